@@ -1,0 +1,40 @@
+"""everstep keeps large training jobs stepping.
+
+A training script needs three names::
+
+    import everstep
+
+    run = everstep.join(tp=2, pp=2)
+    state = run.checkpoint(model=model, optimizer=optimizer, data=sampler)
+    for step in run.steps(total, state):
+        ...
+        run.report(step, loss=loss, grad_norm=norm, tokens=n)
+
+Importing this package costs milliseconds: torch is imported when first used,
+pydantic, grpc and temporalio never by these names.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+__all__ = ["Checkpoint", "Run", "Topology", "join"]
+
+if TYPE_CHECKING:
+    from everstep.topology import Topology
+    from everstep.training.checkpoint import Checkpoint
+    from everstep.training.run import Run, join
+
+_HOME = {
+    "Checkpoint": "everstep.training.checkpoint",
+    "Run": "everstep.training.run",
+    "Topology": "everstep.topology",
+    "join": "everstep.training.run",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'everstep' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_HOME[name]), name)

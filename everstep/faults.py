@@ -1,0 +1,107 @@
+"""Real faults, injected into ranks and workers by a drill.
+
+A drill writes a *plan*, a JSON list of faults, and names its file in
+``EVERSTEP_FAULTS``. Without that variable nothing here ever runs. Each fault
+fires once, whoever meets it first: before it acts it creates ``<plan>.<id>``
+exclusively, with the time, so that a restarted rank does not meet it again and
+the judge knows that it fired.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from everstep import environment
+
+Fault = Mapping[str, Any]
+
+
+def load_plan() -> tuple[Path, list[dict[str, Any]]] | None:
+    """The plan that the environment names, or None when no drill is on."""
+    name = os.environ.get(environment.FAULTS)
+    if not name:
+        return None
+    path = Path(name)
+    try:
+        return path, json.loads(path.read_text())
+    except FileNotFoundError:
+        return path, []
+
+
+def claim(plan: Path, fault: Fault) -> bool:
+    """Mark a fault as fired; False when it has fired already."""
+    marker = plan.with_name(f"{plan.name}.{fault['id']}")
+    temporary = plan.with_name(f"{plan.name}.{fault['id']}.{os.getpid()}.new")
+    temporary.write_text(json.dumps({"time_ns": time.time_ns(), "pid": os.getpid()}))
+    try:
+        # link() is atomic and refuses an existing name: the marker is never seen empty.
+        os.link(temporary, marker)
+    except FileExistsError:
+        return False
+    finally:
+        temporary.unlink()
+    return True
+
+
+def fired(plan: Path, fault: Fault) -> dict[str, Any] | None:
+    """``{"time_ns": …, "pid": …}`` of a fault that fired, else None."""
+    try:
+        found: dict[str, Any] = json.loads(plan.with_name(f"{plan.name}.{fault['id']}").read_text())
+    except FileNotFoundError:
+        return None
+    return found
+
+
+class RankFaults:
+    """The faults of one rank."""
+
+    def __init__(self, plan: Path, faults: list[dict[str, Any]], rank: int) -> None:
+        self._plan = plan
+        self._mine = [fault for fault in faults if fault.get("rank") == rank]
+
+    @classmethod
+    def from_environment(cls, rank: int) -> RankFaults | None:
+        """The faults planned for a rank, or None when there are none."""
+        loaded = load_plan()
+        if loaded is None:
+            return None
+        found = cls(*loaded, rank)
+        return found if found._mine else None
+
+    def meet(self, point: str, step: int) -> None:
+        """Act out every fault that is due at a point (``step`` or ``save``) of a step."""
+        for fault in self._mine:
+            due = fault.get("point", "step") == point and step >= fault.get("at_step", 0)
+            if due and claim(self._plan, fault):
+                act(fault)
+
+
+def act(fault: Fault) -> None:
+    """Do to this process what the fault says."""
+    match fault["fault"]:
+        case "kill-rank" | "kill-during-save":
+            os.kill(os.getpid(), signal.Signals["SIG" + fault.get("signal", "KILL")])
+        case "stop-rank":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case "exit-rank":
+            os._exit(int(fault["code"]))
+        case "raise":
+            raise exception_named(fault["exception"])(f"injected by a drill: {fault['exception']}")
+        case other:
+            raise ValueError(f"no rank fault is called {other!r}")
+
+
+def exception_named(name: str) -> type[Exception]:
+    """A built-in exception class by name, e.g. ``ValueError``."""
+    import builtins
+
+    found = getattr(builtins, name, None)
+    if not (isinstance(found, type) and issubclass(found, Exception)):
+        raise ValueError(f"{name!r} is not a built-in exception; try ValueError, IndexError or RuntimeError")
+    return found

@@ -1,0 +1,146 @@
+"""What is seen, what is decided and what comes of it.
+
+These models cross Temporal and are stored in histories and in the ledger:
+fields are only added, with defaults.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Symptom(StrEnum):
+    """What an anomaly looks like from outside."""
+
+    CRASH = "crash"
+    """A rank ended by a signal or with an exit code other than 0."""
+    USER_ERROR = "user error"
+    """A rank ended with a Python exception."""
+    EARLY_EXIT = "early exit"
+    """A rank left with code 0 while the job was not over."""
+    STALL = "stall"
+    """No rank completed a step for too long."""
+    LAUNCH_FAILED = "launch failed"
+    """The ranks could not be started."""
+
+
+class Model(BaseModel):
+    """Base of the messages: frozen, tolerant of fields that a newer release added."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Anomaly(Model):
+    """One fault as a watcher reports it to the job."""
+
+    id: str
+    """Id of the observation that it follows from: the correlation id from agent to incident."""
+    generation: int
+    symptom: Symptom
+    headline: str
+    """One line, e.g. ``rank 5 on m2 ended by SIGKILL``."""
+    ranks: list[int] = Field(default_factory=list)
+    machines: list[str] = Field(default_factory=list)
+    seen_ns: int = 0
+    """When the machine saw it, nanoseconds of the wall clock."""
+
+
+class RankExit(Model):
+    """How one rank ended."""
+
+    rank: int
+    machine: str
+    pid: int = 0
+    code: int | None = None
+    signal: int | None = None
+    time_ns: int = 0
+    stopped_by_us: bool = False
+    completed_steps: int = -1
+    exception: str = ""
+    log_tail: str = ""
+
+
+class Held(Model):
+    """A checkpoint that a machine holds: the state of a rank after ``completed_steps`` steps."""
+
+    rank: int
+    machine: str
+    completed_steps: int
+    bytes: int = 0
+    valid: bool = True
+    reason: str = ""
+
+
+class Evidence(Model):
+    """What the machines know once a generation is stopped."""
+
+    generation: int
+    exits: list[RankExit] = Field(default_factory=list)
+    held: list[Held] = Field(default_factory=list)
+    unreachable: list[str] = Field(default_factory=list)
+
+
+class Failure(Model):
+    """A failure of the job, as kept for the decision about the next one."""
+
+    generation: int
+    step: int
+    """Completed steps when it failed; -1: unknown."""
+    symptom: Symptom
+    cause: str
+    """Signature of the cause, equal for equal causes, e.g. ``SIGKILL`` or ``ValueError``."""
+    time_ns: int = 0
+
+
+class Stage(Model):
+    """One stage of an incident."""
+
+    name: str
+    seconds: float
+    found: str = ""
+
+
+class Launched(Model):
+    """A generation was started."""
+
+    generation: int
+    resume_step: int
+    """Completed steps of the restored state; 0: from the beginning; -1: the script restores by itself."""
+    started_ns: int
+    forked_ns: int = 0
+    """When the last rank was forked."""
+
+
+class Confirmation(Model):
+    """Whether all ranks stepped again."""
+
+    generation: int
+    ok: bool
+    reason: str
+    stepped_ns: int = 0
+    """When the last rank completed its first step, nanoseconds of the wall clock."""
+    completed_steps: int = -1
+    parts: dict[str, float] = Field(default_factory=dict)
+    """Seconds from fork to the first step by part: start, rendezvous, restore, step (slowest rank)."""
+
+
+class IncidentReport(Model):
+    """The result of an incident: what a person on call reads. Field order is the order shown."""
+
+    headline: str
+    resolution: str
+    """``reattempt``, ``resumed by operator``, ``abandoned`` or ``stopped``."""
+    cause: str
+    step: int
+    lost_steps: int | None
+    evicted: list[str]
+    stages: list[str]
+    generation: int
+    recovered: bool
+    seconds: float | None
+    """From the fault as seen by the machine to the first step of all ranks."""
+    failures: list[Failure]
+    confirmation: Confirmation | None = None
+    timings: list[Stage] = Field(default_factory=list)

@@ -1,0 +1,20 @@
+"""Machines as the control plane knows them."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Machine(BaseModel):
+    """One machine and where its agent listens."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    address: str
+    """``host:port`` of the agent's gRPC server."""
+
+    @property
+    def host(self) -> str:
+        """The host part of the address."""
+        return self.address.rsplit(":", 1)[0]

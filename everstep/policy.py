@@ -1,0 +1,51 @@
+"""Every number that decides how a job is recovered, with its source.
+
+A choice that the papers leave open is marked *ours*.
+"""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class RecoveryPolicy(BaseModel):
+    """How often, how fast and how patiently a job is brought back."""
+
+    model_config = ConfigDict(frozen=True)
+
+    max_attempts: int = Field(3, ge=1, description="Reattempts of one incident before it is parked (ours).")
+    max_failures_at_step: int = Field(
+        3, ge=1, description="Failures of the job at one and the same step before it is parked (ours)."
+    )
+    max_failures_without_progress: int = Field(
+        5, ge=1, description="Failures in a row, each before steady progress, before the job is parked (ours)."
+    )
+    steady_steps: int = Field(
+        100, ge=1, description="Steps without a failure after which the failure count starts again (ours)."
+    )
+    backoff_initial_s: float = Field(
+        1.0, ge=0, description="Wait before the second reattempt, seconds; the first one does not wait (ours)."
+    )
+    backoff_factor: float = Field(2.0, ge=1, description="Growth of the wait from one reattempt to the next (ours).")
+    backoff_max_s: float = Field(60.0, ge=0, description="Longest wait between reattempts, seconds (ours).")
+    confirm_timeout_s: float = Field(
+        600.0, gt=0, description="Within it all ranks must complete a step after a restart, seconds (ours)."
+    )
+    confirm_alive_s: float = Field(
+        10.0, gt=0, description="A script that shows no steps counts as recovered when it lived that long, s (ours)."
+    )
+    stall_factor: float = Field(
+        10.0, gt=1, description="Job-wide stall after this many median step times without any step (ours)."
+    )
+    stall_floor_s: float = Field(
+        600.0, gt=0, description="A stall is at least this long, seconds (hang threshold of ByteRobust, section 4.1)."
+    )
+    exit_grace_s: float = Field(
+        60.0, ge=0, description="After a rank left with code 0 the others have this long to follow, seconds (ours)."
+    )
+    stop_grace_s: float = Field(
+        5.0, ge=0, description="Between SIGTERM and SIGKILL when an operator stops a job, seconds (ours)."
+    )
+    parked_timeout_h: float = Field(
+        24.0 * 7, gt=0, description="A parked job is abandoned after this long without an operator, hours (ours)."
+    )

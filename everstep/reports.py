@@ -1,0 +1,198 @@
+"""The step reports of one rank: a mapped file that the rank writes and the agent reads.
+
+Writing is a few packed stores into mapped memory: no system call, no lock, and
+nothing to wait for, whether an agent reads, is stopped or is dead. The file is
+created by the agent, one per rank and generation.
+
+Layout, little endian::
+
+    0     magic 8s · version u32 · generation u32 · rank u32 · pid u32 · capacity u64
+    64    published u64 · attached u32 · finished u32 · completed_steps i64 · optimizer_steps u64
+    128   milestones 5 x i64 (forked, script_entered, joined, restored, first_step), ns
+    256   ring of ``capacity`` records of 64 bytes:
+          sequence u64 · step i64 · time_ns i64 · loss f64 · grad_norm f64 · tokens i64
+
+A record is valid when its sequence is what its place says: the writer stores
+the record first and ``published`` last; a reader that was lapped drops what the
+writer has overwritten meanwhile.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from everstep.errors import EverstepError
+
+MAGIC = b"EVSTRPT1"
+VERSION = 1
+RING = 256
+RECORD_BYTES = 64
+DEFAULT_CAPACITY = 4096
+
+_HEAD = struct.Struct("<8sIIIIQ")
+_PUBLISHED = struct.Struct("<Q")
+_STATE = struct.Struct("<QIIqQ")
+_U32 = struct.Struct("<I")
+_I64 = struct.Struct("<q")
+_U64 = struct.Struct("<Q")
+_MILESTONES = struct.Struct("<5q")
+_RECORD = struct.Struct("<Qqqddq")
+_AT_STATE, _AT_ATTACHED, _AT_FINISHED, _AT_COMPLETED, _AT_OPTIMIZER, _AT_MILESTONES = 64, 72, 76, 80, 88, 128
+
+Milestone = Literal["forked", "script_entered", "joined", "restored", "first_step"]
+MILESTONES: tuple[Milestone, ...] = ("forked", "script_entered", "joined", "restored", "first_step")
+_MILESTONE_AT = {name: _AT_MILESTONES + 8 * i for i, name in enumerate(MILESTONES)}
+
+
+class Record(NamedTuple):
+    """One report of one step."""
+
+    step: int
+    time_ns: int
+    loss: float
+    grad_norm: float
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Where a rank stands."""
+
+    generation: int
+    rank: int
+    pid: int
+    published: int
+    attached: bool
+    finished: bool
+    completed_steps: int
+    """Steps completed and saved since the job's beginning; -1: the script does not report."""
+    optimizer_steps: int
+    milestones: dict[str, int]
+    newest: Record | None
+
+
+class ReportFile:
+    """One rank's mapped report file."""
+
+    def __init__(self, path: Path, mapped: mmap.mmap) -> None:
+        self.path = path
+        self._map = mapped
+        magic, version, self.generation, self.rank, _, self.capacity = _HEAD.unpack_from(mapped, 0)
+        if magic != MAGIC or version != VERSION or len(mapped) < RING + self.capacity * RECORD_BYTES:
+            raise EverstepError(f"{path} is not a report file of version {VERSION}: delete it and start the rank again")
+        self._published: int = _PUBLISHED.unpack_from(mapped, _AT_STATE)[0]
+
+    @classmethod
+    def create(cls, path: Path, *, rank: int, generation: int, capacity: int = DEFAULT_CAPACITY) -> ReportFile:
+        """Create the file, all of it allocated, so that no later write can fail."""
+        size = RING + capacity * RECORD_BYTES
+        temporary = path.with_name(path.name + ".new")
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+            mapped = mmap.mmap(descriptor, size)
+        finally:
+            os.close(descriptor)
+        _HEAD.pack_into(mapped, 0, MAGIC, VERSION, generation, rank, 0, capacity)
+        _STATE.pack_into(mapped, _AT_STATE, 0, 0, 0, -1, 0)
+        temporary.rename(path)
+        return cls(path, mapped)
+
+    @classmethod
+    def open(cls, path: Path) -> ReportFile:
+        """Open an existing file, for the rank to write or the agent to read."""
+        descriptor = os.open(path, os.O_RDWR)
+        try:
+            if os.fstat(descriptor).st_size < RING:
+                raise EverstepError(
+                    f"{path} is shorter than a report file's header: delete it and start the rank again"
+                )
+            return cls(path, mmap.mmap(descriptor, 0))
+        finally:
+            os.close(descriptor)
+
+    def close(self) -> None:
+        """Unmap the file."""
+        self._map.close()
+
+    # The writer: the rank.
+
+    def report(self, step: int, loss: float, grad_norm: float, tokens: int) -> None:
+        """Publish one record; never blocks."""
+        sequence = self._published
+        at = RING + sequence % self.capacity * RECORD_BYTES
+        _RECORD.pack_into(self._map, at, sequence, step, time.time_ns(), loss, grad_norm, tokens)
+        self._published = sequence + 1
+        _PUBLISHED.pack_into(self._map, _AT_STATE, sequence + 1)
+
+    def set_pid(self, pid: int) -> None:
+        """Say which process this rank is."""
+        _U32.pack_into(self._map, 20, pid)
+
+    def attach(self) -> None:
+        """Say that the script uses everstep."""
+        _U32.pack_into(self._map, _AT_ATTACHED, 1)
+        self.mark("joined")
+
+    def finish(self) -> None:
+        """Say that the training loop ran to its end."""
+        _U32.pack_into(self._map, _AT_FINISHED, 1)
+
+    def complete(self, completed_steps: int) -> None:
+        """Say how many steps are completed and saved."""
+        _I64.pack_into(self._map, _AT_COMPLETED, completed_steps)
+
+    def count_optimizer_step(self) -> int:
+        """Count one ``optimizer.step()``; returns the count of this process."""
+        count: int = _U64.unpack_from(self._map, _AT_OPTIMIZER)[0] + 1
+        _U64.pack_into(self._map, _AT_OPTIMIZER, count)
+        return count
+
+    def mark(self, milestone: Milestone) -> None:
+        """Note when the rank got to a milestone; only the first time counts."""
+        at = _MILESTONE_AT[milestone]
+        if not _I64.unpack_from(self._map, at)[0]:
+            _I64.pack_into(self._map, at, time.time_ns())
+
+    # The reader: the agent.
+
+    def snapshot(self) -> Snapshot:
+        """Where the rank stands now."""
+        _, _, generation, rank, pid, _ = _HEAD.unpack_from(self._map, 0)
+        published, attached, finished, completed, optimizer_steps = _STATE.unpack_from(self._map, _AT_STATE)
+        milestones = dict(zip(MILESTONES, _MILESTONES.unpack_from(self._map, _AT_MILESTONES), strict=True))
+        newest = self.records(published - 1)[1] if published else []
+        return Snapshot(
+            generation=generation,
+            rank=rank,
+            pid=pid,
+            published=published,
+            attached=bool(attached),
+            finished=bool(finished),
+            completed_steps=completed,
+            optimizer_steps=optimizer_steps,
+            milestones=milestones,
+            newest=newest[-1] if newest else None,
+        )
+
+    def records(self, start: int) -> tuple[int, list[Record]]:
+        """Records from sequence ``start`` on.
+
+        Returns:
+            The sequence to ask for next, and the records, oldest first. What
+            the ring no longer holds is left out.
+        """
+        published: int = _PUBLISHED.unpack_from(self._map, _AT_STATE)[0]
+        found: list[Record] = []
+        for sequence in range(max(start, published - self.capacity, 0), published):
+            at = RING + sequence % self.capacity * RECORD_BYTES
+            stored, *fields = _RECORD.unpack_from(self._map, at)
+            if stored == sequence:
+                found.append(Record(*fields))
+        return published, found
