@@ -1,0 +1,66 @@
+"""What describes a running local cluster: one JSON file under its home."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pydantic import BaseModel, Field
+
+from everstep.errors import ClusterError
+from everstep.machine import Machine
+
+
+def everstep_home() -> Path:
+    """Where local clusters keep their state: ``EVERSTEP_HOME`` or the user's state folder."""
+    if home := os.environ.get("EVERSTEP_HOME"):
+        return Path(home)
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "everstep"
+
+
+class ClusterFile(BaseModel):
+    """A local cluster: its addresses, folders and machines."""
+
+    name: str
+    home: Path
+    """Folder of this cluster: ``<everstep home>/clusters/<name>``."""
+    shm: Path
+    """Folder in /dev/shm that holds all its shared memory."""
+    temporal_address: str
+    namespace: str = "everstep"
+    ui_url: str
+    ledger_url: str
+    machines: list[Machine]
+    """All machines, the standbys last."""
+    standbys: int = Field(0, ge=0)
+    workers: int = Field(2, ge=1)
+
+    @classmethod
+    def path_of(cls, name: str) -> Path:
+        """Where the description of a cluster lies."""
+        return everstep_home() / "clusters" / name / "cluster.json"
+
+    @classmethod
+    def load(cls, name: str) -> ClusterFile:
+        """Read the description of a cluster.
+
+        Raises:
+            ClusterError: there is no such cluster, or its file is damaged.
+        """
+        path = cls.path_of(name)
+        try:
+            return cls.model_validate_json(path.read_text())
+        except FileNotFoundError:
+            raise ClusterError(
+                f"no cluster {name!r} is up ({path} does not exist): start it with 'everstep up'"
+            ) from None
+        except ValueError as error:
+            raise ClusterError(f"{path} is damaged ({error}): run 'everstep down' and 'everstep up'") from error
+
+    def save(self) -> None:
+        """Write the description atomically."""
+        path = self.path_of(self.name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".new")
+        temporary.write_text(self.model_dump_json(indent=2))
+        temporary.rename(path)

@@ -1,0 +1,64 @@
+"""The state of a job, as its workflow keeps it and answers it to the query ``state``."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from everstep.incident import Anomaly, Failure, Model
+from everstep.job import JobSpec
+from everstep.machine import Machine
+
+JobStatus = Literal["starting", "running", "recovering", "parked", "stopping", "finished", "failed", "stopped"]
+
+TASK_QUEUE = "everstep"
+
+
+def job_workflow_id(job: str) -> str:
+    """Id of a job's workflow."""
+    return f"job/{job}"
+
+
+def incident_workflow_id(job: str, number: int) -> str:
+    """Id of an incident's workflow; numbers start at 1."""
+    return f"incident/{job}/{number:04d}"
+
+
+class IncidentSummary(Model):
+    """One line about an incident."""
+
+    id: str
+    number: int
+    headline: str
+    resolution: str = ""
+    """Empty while the incident is open."""
+    recovered: bool = False
+    step: int = -1
+    lost_steps: int | None = None
+    seconds: float | None = None
+    opened_ns: int = 0
+    stage: str = ""
+
+
+class JobState(Model):
+    """Everything that a job's workflow carries across continue-as-new."""
+
+    model_config = Model.model_config | {"frozen": False}
+
+    spec: JobSpec
+    machines: list[Machine]
+    generation: int = 0
+    """Newest generation launched; 0: none yet."""
+    status: JobStatus = "starting"
+    incidents: list[IncidentSummary] = Field(default_factory=list, description="The last 20, oldest first.")
+    incident_count: int = 0
+    failures: list[Failure] = Field(default_factory=list, description="For the next decision, bounded.")
+    pending: list[Anomaly] = Field(default_factory=list)
+    started_ns: int = 0
+    unproductive_s: float = 0.0
+    """Seconds without progress: launches, recoveries and lost steps (section 4.2 of ByteRobust defines ETTR)."""
+    rejected: list[str] = Field(default_factory=list, description="Messages that made no sense, the last 10.")
+    stop_requested: str = ""
+    outcome: str = ""
+    """Why the job ended; empty while it runs."""
