@@ -52,7 +52,7 @@ class ClusterFile(BaseModel):
             return cls.model_validate_json(path.read_text())
         except FileNotFoundError:
             raise ClusterError(
-                f"no cluster {name!r} is up ({path} does not exist): start it with 'everstep up'"
+                f"no cluster {name!r} is up (no {path}): start it with 'everstep up'"
             ) from None
         except ValueError as error:
             raise ClusterError(f"{path} is damaged ({error}): run 'everstep down' and 'everstep up'") from error
