@@ -1,0 +1,61 @@
+# everstep. `make demo` and `make test` are all one needs; `make help` lists the rest.
+# Needed on the machine: Python 3.11 or newer with venv, make; Go only where no Temporal server can be found or downloaded.
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+
+# The newest Python that torch is published for and that this machine has; `make PYTHON=…` decides otherwise.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
+	  $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+BIN := .venv/bin
+UV := $(shell command -v uv 2>/dev/null || echo .tools/uv/bin/uv)
+STAMP := .venv/.everstep-installed
+
+.PHONY: help setup temporal demo test lint types check-stubs stubs bench sweep lock clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-12s %s\n", $$1, $$2 }'
+
+setup: ## make the environment in .venv (idempotent; quick when nothing changed)
+	@PYTHON='$(PYTHON)' UV='$(UV)' STAMP='$(STAMP)' sh deploy/setup.sh
+
+temporal: setup ## find, download or build the Temporal server
+	@$(BIN)/python -P -m console.local.temporal_server
+
+demo: temporal ## a training job that crashes and goes on, with a summary at the end
+	@$(BIN)/everstep demo
+
+lint: setup ## ruff: rules and format
+	@echo 'ruff check, ruff format --check'
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: setup ## mypy, strict
+	@echo 'mypy --strict'
+	@$(BIN)/mypy
+
+check-stubs: setup ## are the gRPC stubs in agent/v1 those of proto/?
+	@echo 'stubs against proto/'
+	@out=$$(mktemp -d) && sh deploy/stubs.sh $$out && for f in $$out/agent/v1/*; do \
+	  cmp -s $$f agent/v1/$${f##*/} || { echo "agent/v1/$${f##*/} is stale: run make stubs"; exit 1; }; done; rm -rf $$out
+
+test: lint types check-stubs temporal ## everything that CI runs
+	@$(BIN)/python -P -m pytest
+
+stubs: setup ## generate the gRPC stubs in agent/v1 from proto/
+	@sh deploy/stubs.sh
+
+bench: temporal ## the benchmarks, quick
+	@for b in benchmarks/[a-z]*.py; do echo "$$b --quick"; $(BIN)/python -P $$b --quick || exit 1; done
+
+sweep: temporal ## kill the worker at every event of an incident's history in turn (long)
+	@$(BIN)/everstep sweep
+
+lock: setup ## resolve the dependencies of pyproject.toml anew into requirements.lock
+	@$(UV) pip compile --quiet --universal --upgrade --no-header --no-emit-index-url --generate-hashes \
+	  --extra dev --extra postgresql pyproject.toml -o requirements.lock
+
+clean: ## remove the environment and all caches of this checkout (not the Temporal binary, not clusters)
+	rm -rf .venv .tools .mypy_cache .ruff_cache .pytest_cache .hypothesis dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
