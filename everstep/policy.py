@@ -20,6 +20,9 @@ class RecoveryPolicy(BaseModel):
     max_failures_without_progress: int = Field(
         5, ge=1, description="Failures in a row, each before steady progress, before the job is parked (ours)."
     )
+    max_lost_steps: int = Field(
+        1000, ge=0, description="Without a common checkpoint the job begins again only if it loses no more (ours)."
+    )
     steady_steps: int = Field(
         100, ge=1, description="Steps without a failure after which the failure count starts again (ours)."
     )

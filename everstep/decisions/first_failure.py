@@ -1,0 +1,89 @@
+"""Which rank failed first, and why.
+
+When one rank dies, its peers follow within milliseconds with broken
+connections. They are victims: the cause is the earliest end that is not such a
+consequence.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+
+from everstep.incident import Failure, RankExit, Symptom
+
+# What a rank says when a peer went away: gloo ("Connection closed by peer [127.0.0.1]:4213"), torch's TCPStore
+# ("failed to recv, got 0 bytes. Connection was likely closed") and NCCL ("ncclRemoteError").
+PEER_WENT_AWAY = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Connection was likely closed",
+    "Connection refused",
+    "Broken pipe",
+    "ncclRemoteError",
+)
+
+
+def is_victim(end: RankExit) -> bool:
+    """Whether a rank ended because another one went away."""
+    return any(phrase in end.exception or phrase in end.log_tail[-2000:] for phrase in PEER_WENT_AWAY)
+
+
+def first_failure(ends: Sequence[RankExit]) -> RankExit | None:
+    """The end that explains the others; None when no rank ended by itself.
+
+    A rank that left with code 0 although others were still at work counts too:
+    it may be the reason why they failed.
+    """
+    own = [end for end in ends if not end.stopped_by_us and (end.code is not None or end.signal or end.time_ns)]
+    candidates = [end for end in own if not is_victim(end)] or own
+    return min(candidates, key=lambda end: (end.time_ns, end.rank), default=None)
+
+
+def cause_of(end: RankExit) -> str:
+    """Signature of an end, the same for the same cause: ``SIGKILL``, ``ValueError`` or ``exit code 3``."""
+    if end.signal:
+        return signal_name(end.signal)
+    if end.exception:
+        return end.exception.split(":", 1)[0].strip() or "exception"
+    if end.code is None:
+        return "exit status unknown"
+    return f"exit code {end.code}"
+
+
+def symptom_of(end: RankExit) -> Symptom:
+    """What an end looks like from outside."""
+    if end.signal:
+        return Symptom.CRASH
+    if end.exception:
+        return Symptom.USER_ERROR
+    if end.code == 0:
+        return Symptom.EARLY_EXIT
+    return Symptom.CRASH
+
+
+def headline_of(end: RankExit) -> str:
+    """One line for a person: ``rank 5 on m2 ended by SIGKILL``."""
+    where = f"rank {end.rank} on {end.machine}"
+    if end.signal:
+        return f"{where} ended by {signal_name(end.signal)}"
+    if end.exception:
+        return f"{where} raised {end.exception[:120]}"
+    if end.code is None:
+        return f"{where} ended, its exit status is unknown"
+    if end.code == 0:
+        return f"{where} left with code 0 before the job was over"
+    return f"{where} ended with exit code {end.code}"
+
+
+def failure_of(end: RankExit, *, generation: int, step: int) -> Failure:
+    """The failure as it is kept for later decisions."""
+    return Failure(generation=generation, step=step, symptom=symptom_of(end), cause=cause_of(end), time_ns=end.time_ns)
+
+
+def signal_name(number: int) -> str:
+    """``SIGKILL`` for 9; ``signal 77`` for a number without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,133 @@
+"""Whether a failed job is tried again or parked for an operator.
+
+ByteRobust assumes a transient fault when nothing points at a machine and
+restarts the job as it is (section 4.1, "reattempt"). How often is not stated:
+the limits are ours, in :class:`~everstep.policy.RecoveryPolicy`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from everstep.incident import Evidence, Failure
+from everstep.policy import RecoveryPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the decision looks at."""
+
+    failure: Failure
+    """The failure at hand."""
+    history: tuple[Failure, ...]
+    """Earlier failures since the last steady progress, oldest first, the one at hand not included."""
+    attempts: int
+    """Reattempts of this incident so far."""
+    evidence: Evidence
+    restore_step: int
+    """Where a restart would go on; -1: the script restores by itself."""
+    world_size: int
+    resume_step: int = 0
+    """Where the failed generation had begun."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to do and why."""
+
+    action: Literal["reattempt", "park"]
+    reason: str
+    delay_s: float = 0.0
+
+
+Rule = Callable[[Facts, RecoveryPolicy], str | None]
+
+
+def machine_silent(facts: Facts, policy: RecoveryPolicy) -> str | None:
+    """A machine that does not answer cannot take part in a restart at full width."""
+    silent = facts.evidence.unreachable
+    return f"{', '.join(silent)} does not answer: bring its agent back" if silent else None
+
+
+def broken_from_the_start(facts: Facts, policy: RecoveryPolicy) -> str | None:
+    """Every rank raised the same exception before its first step: trying again cannot help."""
+    raised = {end.exception for end in facts.evidence.exits if end.exception and not end.stopped_by_us}
+    ranks = {end.rank for end in facts.evidence.exits if end.exception and not end.stopped_by_us}
+    if len(raised) == 1 and len(ranks) == facts.world_size and facts.failure.step <= max(facts.resume_step, 0):
+        return f"every rank raised {raised.pop()[:120]} before its first step: mend the script"
+    return None
+
+
+def same_step_again(facts: Facts, policy: RecoveryPolicy) -> str | None:
+    """The job fails at one step again and again."""
+    if facts.failure.step < 0:
+        return None
+    count = 1 + sum(1 for failure in facts.history if failure.step == facts.failure.step)
+    if count >= policy.max_failures_at_step:
+        return f"failed {count} times at step {facts.failure.step} ({facts.failure.cause})"
+    return None
+
+
+def no_progress(facts: Facts, policy: RecoveryPolicy) -> str | None:
+    """Failure follows failure without steady progress in between."""
+    count = 1 + len(facts.history)
+    if count >= policy.max_failures_without_progress:
+        return f"{count} failures without {policy.steady_steps} steady steps in between"
+    return None
+
+
+def attempts_exhausted(facts: Facts, policy: RecoveryPolicy) -> str | None:
+    """This incident was reattempted often enough."""
+    if facts.attempts >= policy.max_attempts:
+        return f"{facts.attempts} reattempts did not bring the job back"
+    return None
+
+
+def too_much_to_lose(facts: Facts, policy: RecoveryPolicy) -> str | None:
+    """No common checkpoint is left and many steps would be lost."""
+    lost = facts.failure.step - max(facts.restore_step, 0)
+    if facts.restore_step == 0 and lost > policy.max_lost_steps:
+        return f"no checkpoint that all ranks hold: a restart would lose {lost} steps"
+    return None
+
+
+PARK_WHEN: tuple[Rule, ...] = (
+    machine_silent,
+    broken_from_the_start,
+    same_step_again,
+    no_progress,
+    attempts_exhausted,
+    too_much_to_lose,
+)
+"""The policy: the first rule that gives a reason parks the job."""
+
+
+def decide_reattempt(facts: Facts, policy: RecoveryPolicy) -> Decision:
+    """Reattempt, after a wait that grows from failure to failure, or park."""
+    for rule in PARK_WHEN:
+        if reason := rule(facts, policy):
+            return Decision("park", reason)
+    before = max(facts.attempts, len(facts.history))
+    return Decision("reattempt", f"{facts.failure.cause}: assume a transient fault", delay_s=backoff_s(before, policy))
+
+
+def backoff_s(failures_before: int, policy: RecoveryPolicy) -> float:
+    """Seconds to wait before a reattempt: none the first time, then growing to a limit."""
+    if failures_before == 0:
+        return 0.0
+    # Compare exponents first: a long history must not overflow a float.
+    wait = policy.backoff_initial_s
+    for _ in range(failures_before - 1):
+        wait *= policy.backoff_factor
+        if wait >= policy.backoff_max_s:
+            return policy.backoff_max_s
+    return min(wait, policy.backoff_max_s)
+
+
+def steady(failures: Sequence[Failure], *, step: int, policy: RecoveryPolicy) -> list[Failure]:
+    """Failures that still count at ``step``: none after steady progress since the last one."""
+    if failures and step >= 0 and step - max(failures[-1].step, 0) >= policy.steady_steps:
+        return []
+    return list(failures)
