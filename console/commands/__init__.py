@@ -1,0 +1,1 @@
+"""The commands of ``everstep``, one module for each part."""

@@ -1,0 +1,1 @@
+"""The local cluster: Temporal, workers and one agent per machine as processes of this computer."""

@@ -1,0 +1,50 @@
+"""Long steps say that they go on: a clock on a terminal, a line every 10 s in a pipe."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+Progress = Callable[[str], None]
+"""Takes one line about the step that begins or goes on."""
+
+LINE_INTERVAL_S = 10.0
+CLOCK_INTERVAL_S = 0.2
+
+
+@contextmanager
+def waiting(progress: Progress, step: str, detail: Callable[[], str] = lambda: "") -> Iterator[None]:
+    """Name a step and show, while it runs, that it goes on.
+
+    Args:
+        progress: takes the lines.
+        step: what is done, e.g. ``"building the Temporal server"``.
+        detail: called now and then; how far it is, e.g. ``"812 packages"``.
+    """
+    progress(step)
+    done = threading.Event()
+    clock = threading.Thread(target=_tick, args=(progress, step, detail, done), daemon=True)
+    clock.start()
+    try:
+        yield
+    finally:
+        done.set()
+        clock.join()
+
+
+def _tick(progress: Progress, step: str, detail: Callable[[], str], done: threading.Event) -> None:
+    began = time.monotonic()
+    terminal = sys.stderr.isatty()
+    while not done.wait(CLOCK_INTERVAL_S if terminal else LINE_INTERVAL_S):
+        so_far = f"{time.monotonic() - began:.0f} s" + (f", {found}" if (found := detail()) else "")
+        if terminal:
+            sys.stderr.write(f"\r\x1b[2K  … {step}: {so_far}")
+            sys.stderr.flush()
+        else:
+            progress(f"still {step}: {so_far}")
+    if terminal:
+        sys.stderr.write("\r\x1b[2K")
+        sys.stderr.flush()
