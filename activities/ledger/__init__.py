@@ -1,0 +1,33 @@
+"""The ledger: what happened to every job, for good.
+
+Temporal keeps histories for days; the ledger keeps jobs, incidents and
+intervals for ever, in SQLite or PostgreSQL::
+
+    ledger = Ledger.open("sqlite:////var/lib/everstep/ledger.db")     # synchronous, for the command line
+    await ledger.call(Ledger.job_ended, "gpt", ended_ns=now, outcome="finished")   # from an async activity
+
+Every write may be repeated and may overlap with its own repetition: a value
+once written stays.
+"""
+
+from activities.ledger.database import LedgerUrl
+from activities.ledger.ledger import Ledger
+from activities.ledger.records import (
+    GenerationRecord,
+    IncidentEventRecord,
+    IncidentRecord,
+    JobRecord,
+    MachineEventRecord,
+    NumbersUsed,
+)
+
+__all__ = [
+    "GenerationRecord",
+    "IncidentEventRecord",
+    "IncidentRecord",
+    "JobRecord",
+    "Ledger",
+    "LedgerUrl",
+    "MachineEventRecord",
+    "NumbersUsed",
+]

@@ -1,0 +1,167 @@
+"""Connections to the ledger's database, its transactions and its errors."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+
+from everstep.errors import LedgerError
+
+BUSY_TIMEOUT_S = 15.0
+"""How long a writer waits for another one, seconds (ours)."""
+CONNECT_TIMEOUT_S = 5
+"""How long a connection to PostgreSQL may take, seconds (ours)."""
+POOL_SIZE = 4
+_LOCK_CLASS = 0x45565354  # "EVST": keeps our advisory locks apart from those of others.
+_WRITE = "everstep_write"
+
+
+class LedgerUrl:
+    """Where a ledger lives: ``sqlite:///FILE`` or ``postgresql://USER@HOST/DATABASE``.
+
+    Raises:
+        LedgerError: the URL is neither.
+    """
+
+    def __init__(self, text: str) -> None:
+        try:
+            url = make_url(text)
+        except ArgumentError:
+            url = URL.create("")
+        match url.get_backend_name():
+            case "sqlite" if url.database and url.database != ":memory:":
+                self.url = url.set(drivername="sqlite")
+            case "postgresql":
+                self.url = url.set(drivername="postgresql+psycopg")
+            case _:
+                raise LedgerError(
+                    f"{text!r} is not the URL of a ledger: use sqlite:////absolute/path/ledger.db "
+                    "or postgresql+psycopg://user@host/database"
+                )
+
+    def __str__(self) -> str:
+        return self.url.render_as_string(hide_password=True)
+
+    @property
+    def file(self) -> Path | None:
+        """The database file, None for PostgreSQL."""
+        return Path(self.url.database or "") if self.url.get_backend_name() == "sqlite" else None
+
+
+def connect(url: LedgerUrl) -> Engine:
+    """An engine for a ledger; SQLite in WAL mode, so that readers never wait for a writer."""
+    with explained(url):
+        if url.file is None:
+            return create_engine(
+                url.url,
+                pool_size=POOL_SIZE,
+                max_overflow=0,
+                pool_pre_ping=True,
+                connect_args={"connect_timeout": CONNECT_TIMEOUT_S},
+            )
+        # isolation_level None: the driver begins no transactions of its own, we begin them (below).
+        engine = create_engine(
+            url.url,
+            pool_size=POOL_SIZE,
+            max_overflow=0,
+            connect_args={"isolation_level": None, "timeout": BUSY_TIMEOUT_S},
+        )
+        event.listen(engine, "connect", _prepare_sqlite)
+        event.listen(engine, "begin", _begin_sqlite)
+        _switch_to_wal(engine)
+        return engine
+
+
+def _prepare_sqlite(connection: Any, _record: Any) -> None:
+    connection.execute("PRAGMA foreign_keys=ON")
+    # With WAL a kill loses nothing that was committed; a power cut may lose the last moments, never the file.
+    connection.execute("PRAGMA synchronous=NORMAL")
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    # IMMEDIATE takes the write lock first and waits for it; upgrading a read lock later would fail at once.
+    writes = connection.get_execution_options().get(_WRITE, False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def _switch_to_wal(engine: Engine) -> None:
+    deadline = time.monotonic() + BUSY_TIMEOUT_S
+    while True:
+        raw = engine.raw_connection()
+        try:
+            # The switch asks for the whole file and does not always wait for it.
+            raw.cursor().execute("PRAGMA journal_mode=WAL")
+            return
+        except Exception as error:
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise LedgerError(f"the ledger {engine.url.database}: {error}; {_advice(str(error))}") from error
+            time.sleep(0.02)
+        finally:
+            raw.close()
+
+
+@contextmanager
+def reading(engine: Engine, url: LedgerUrl) -> Iterator[Connection]:
+    """A transaction that only reads."""
+    with explained(url), engine.connect() as connection, connection.begin():
+        yield connection
+
+
+@contextmanager
+def writing(engine: Engine, url: LedgerUrl, lock: str) -> Iterator[Connection]:
+    """A transaction that writes, alone among the writers with the same lock name.
+
+    SQLite has one writer at a time anyway; PostgreSQL takes an advisory lock
+    that ends with the transaction. So looking a row up and then writing by it
+    is safe on both.
+    """
+    with explained(url), engine.connect().execution_options(**{_WRITE: True}) as connection, connection.begin():
+        if connection.dialect.name == "postgresql":
+            connection.execute(
+                text("SELECT pg_advisory_xact_lock(:class, hashtext(:name))"), {"class": _LOCK_CLASS, "name": lock}
+            )
+        yield connection
+
+
+@contextmanager
+def explained(url: LedgerUrl) -> Iterator[None]:
+    """Turn an error of the database into one that says what to do."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise LedgerError(
+            f"the ledger {url} needs {error.name}, which is not installed: pip install 'everstep[postgresql]'"
+        ) from error
+    except NoSuchModuleError as error:
+        raise LedgerError(f"the ledger {url} cannot be opened: {error}") from error
+    except SQLAlchemyError as error:
+        reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
+        raise LedgerError(f"the ledger {url}: {reason}; {_advice(reason)}") from error
+
+
+_ADVICE = (
+    (("malformed", "not a database"), "it is damaged: move it away (a new one is made) or restore a backup"),
+    (("unable to open", "readonly", "permission"), "check that the folder exists and may be written"),
+    (("locked",), "another process holds it: try again, or see who has the file open"),
+    (("full",), "free some disk space"),
+    (
+        ("refused", "timeout", "resolve", "closed the connection"),
+        "check that PostgreSQL runs and that the URL is right",
+    ),
+    (("authentication", "role"), "check user and password in the URL"),
+    (("database",), "check the database's name, or create it with createdb"),
+)
+
+
+def _advice(reason: str) -> str:
+    for words, advice in _ADVICE:
+        if any(word in reason.lower() for word in words):
+            return advice
+    return "look at the database's own log"

@@ -1,0 +1,73 @@
+"""Bring a ledger's tables up to what this release expects."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, Engine, inspect
+
+from activities.ledger.database import LedgerUrl, reading, writing
+from activities.ledger.tables import LedgerTable
+from everstep.errors import LedgerError
+
+VERSION_TABLE = "everstep_ledger_version"
+"""Not alembic's default name: a PostgreSQL database may hold other programs' tables too."""
+
+_ALEMBIC = threading.Lock()  # alembic keeps its context in module globals
+
+
+def migrate(engine: Engine, url: LedgerUrl, to: str = "head") -> None:
+    """Upgrade to a revision, in one transaction that holds the writers' lock.
+
+    Two workers that start at once come one after the other; the second finds
+    nothing to do. A kill in the middle leaves the ledger as it was.
+
+    Raises:
+        LedgerError: the ledger is damaged, newer than this release, or not a ledger.
+    """
+    config = configuration()
+    head = ScriptDirectory.from_config(config).get_current_head()
+    with reading(engine, url) as connection:
+        current = _checked_revision(connection, url, config)
+    if to == "head" and current == head:
+        return
+    with _ALEMBIC, writing(engine, url, "migrate") as connection:
+        _checked_revision(connection, url, config)
+        config.attributes["connection"] = connection
+        command.upgrade(config, to)
+
+
+def configuration() -> Config:
+    """Alembic's configuration, without a file."""
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    return config
+
+
+def _checked_revision(connection: Connection, url: LedgerUrl, config: Config) -> str | None:
+    if connection.dialect.name == "sqlite":
+        found = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar_one()
+        if found != "ok":
+            raise LedgerError(
+                f"the ledger {url} is damaged ({found}): move it away (a new one is made) or restore a backup"
+            )
+    current = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE}).get_current_revision()
+    scripts = ScriptDirectory.from_config(config)
+    if current is None:
+        foreign = sorted(set(inspect(connection).get_table_names()) & set(LedgerTable.metadata.tables))
+        if foreign:
+            raise LedgerError(
+                f"{url} is not a ledger, yet holds tables named {', '.join(foreign)}: use a database of its own"
+            )
+    elif current not in {script.revision for script in scripts.walk_revisions()}:
+        raise LedgerError(
+            f"the ledger {url} is at revision {current}, which this release does not know (it knows up to "
+            f"{scripts.get_current_head()}): a newer everstep wrote it; upgrade everstep or use another ledger"
+        )
+    return current

@@ -1,0 +1,122 @@
+"""What the ledger answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from everstep.incident import Evidence, IncidentReport
+
+
+class Record(BaseModel):
+    """Base of the answers. Times are nanoseconds of the wall clock, None where not known (yet)."""
+
+    model_config = ConfigDict(frozen=True, from_attributes=True)
+
+
+class NumbersUsed(Record):
+    """The highest numbers that runs of this name have used before, 0 when none.
+
+    A job that counts on from here never uses the id of an incident or the
+    number of a generation twice.
+    """
+
+    incidents: int = 0
+    generations: int = 0
+
+
+class JobRecord(Record):
+    """One run of a job."""
+
+    run: int
+    name: str
+    started_ns: int
+    """0: not known."""
+    ended_ns: int | None = None
+    outcome: str | None = None
+    """Why the run ended; None while it runs."""
+    spec: dict[str, Any] | None = None
+
+
+class GenerationRecord(Record):
+    """One launch of a job at full width."""
+
+    generation: int
+    resume_step: int | None = None
+    launched_ns: int | None = None
+    forked_ns: int | None = None
+    stepped_ns: int | None = None
+    """When the last rank completed its first step; for a script that shows no steps: when it counted as alive."""
+    reason: str | None = None
+
+
+class IncidentEventRecord(Record):
+    """One thing that was seen, decided or done."""
+
+    position: int
+    time_ns: int
+    stage: str
+    text: str
+
+
+class IncidentRecord(Record):
+    """An incident; its events come with ``Ledger.incident`` only."""
+
+    id: str
+    """Workflow id, ``incident/<job>/<number>``."""
+    job: str
+    run: int
+    number: int
+    correlation_id: str | None = None
+    symptom: str | None = None
+    headline: str | None = None
+    anomaly: dict[str, Any] | None = None
+    evidence: dict[str, Any] | None = None
+    seen_ns: int | None = None
+    """When the machine saw the fault."""
+    opened_ns: int | None = None
+    closed_ns: int | None = None
+    resolution: str | None = None
+    cause: str | None = None
+    step: int | None = None
+    lost_steps: int | None = None
+    seconds: float | None = None
+    """From the fault to the first step of all ranks."""
+    evicted: list[str] = Field(default_factory=list)
+    recovered: bool | None = None
+    """None while the incident is open."""
+    report: dict[str, Any] | None = None
+    events: list[IncidentEventRecord] = Field(default_factory=list)
+
+    @property
+    def fault_ns(self) -> int | None:
+        """The moment that times in a report count from: the fault, or else the opening."""
+        return self.seen_ns or self.opened_ns
+
+    def parsed_report(self) -> IncidentReport | None:
+        """The report as a model, or None when there is none or this release cannot read it."""
+        try:
+            return None if self.report is None else IncidentReport.model_validate(self.report)
+        except ValidationError:
+            return None
+
+    def parsed_evidence(self) -> Evidence | None:
+        """The evidence as a model, or None when there is none or this release cannot read it."""
+        try:
+            return None if self.evidence is None else Evidence.model_validate(self.evidence)
+        except ValidationError:
+            return None
+
+
+class MachineEventRecord(Record):
+    """One observation of an agent."""
+
+    observation: str
+    """Its id, ``<machine>-<sequence>``."""
+    machine: str
+    job: str
+    """Empty: it belongs to no job."""
+    time_ns: int
+    kind: str
+    text: str

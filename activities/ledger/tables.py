@@ -1,0 +1,144 @@
+"""The tables of the ledger.
+
+A job's name may be used again, so its rows hang on a *run* of the job. Columns
+that are learned later are NULL until then. Times are nanoseconds of the wall
+clock.
+
+Changing a table needs a new file in ``migrations/versions``; a test compares both.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Float,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    UniqueConstraint,
+)
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+_NAMES = {
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+    "pk": "pk_%(table_name)s",
+}
+
+
+class LedgerTable(DeclarativeBase):
+    """Base of the tables."""
+
+    metadata = MetaData(naming_convention=_NAMES)
+    type_annotation_map: ClassVar[dict[Any, Any]] = {
+        dict[str, Any]: JSON(none_as_null=True),
+        list[str]: JSON(none_as_null=True),
+        int: BigInteger,
+        float: Float,
+        str: String,
+    }
+
+
+class Jobs(LedgerTable):
+    """One row per run of a job."""
+
+    __tablename__ = "jobs"
+    __table_args__ = (UniqueConstraint("name", "started_ns"),)
+
+    # Integer, not BigInteger: SQLite numbers rows by itself in an INTEGER column only.
+    run: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=True)
+    name: Mapped[str]
+    started_ns: Mapped[int]
+    """0: another row of this run arrived first, the start is not known yet."""
+    ended_ns: Mapped[int | None]
+    outcome: Mapped[str | None]
+    spec: Mapped[dict[str, Any] | None]
+
+
+class Generations(LedgerTable):
+    """One row per launch of a job at full width."""
+
+    __tablename__ = "generations"
+
+    run: Mapped[int] = mapped_column(ForeignKey("jobs.run"), primary_key=True)
+    generation: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    resume_step: Mapped[int | None]
+    launched_ns: Mapped[int | None]
+    forked_ns: Mapped[int | None]
+    stepped_ns: Mapped[int | None]
+    reason: Mapped[str | None]
+
+
+class Incidents(LedgerTable):
+    """One row per incident; its number is unique within a run."""
+
+    __tablename__ = "incidents"
+    __table_args__ = (Index(None, "id"), Index(None, "opened_ns"))
+
+    run: Mapped[int] = mapped_column(ForeignKey("jobs.run"), primary_key=True)
+    number: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    id: Mapped[str]
+    """Workflow id, ``incident/<job>/<number>``."""
+    correlation_id: Mapped[str | None]
+    symptom: Mapped[str | None]
+    headline: Mapped[str | None]
+    anomaly: Mapped[dict[str, Any] | None]
+    evidence: Mapped[dict[str, Any] | None]
+    seen_ns: Mapped[int | None]
+    opened_ns: Mapped[int | None]
+    closed_ns: Mapped[int | None]
+    resolution: Mapped[str | None]
+    cause: Mapped[str | None]
+    step: Mapped[int | None]
+    lost_steps: Mapped[int | None]
+    seconds: Mapped[float | None]
+    evicted: Mapped[list[str] | None]
+    recovered: Mapped[bool | None]
+    report: Mapped[dict[str, Any] | None]
+
+
+class IncidentEvents(LedgerTable):
+    """What was seen, decided and done in an incident, in order of position."""
+
+    __tablename__ = "incident_events"
+    __table_args__ = (ForeignKeyConstraint(["run", "number"], ["incidents.run", "incidents.number"]),)
+
+    run: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    number: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    position: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    time_ns: Mapped[int]
+    stage: Mapped[str]
+    text: Mapped[str]
+
+
+class MachineEvents(LedgerTable):
+    """What the agents observed. The time is part of the key: a rebuilt agent numbers from 1 again."""
+
+    __tablename__ = "machine_events"
+    __table_args__ = (Index(None, "job", "time_ns"),)
+
+    observation: Mapped[str] = mapped_column(String, primary_key=True)
+    time_ns: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    machine: Mapped[str]
+    job: Mapped[str]
+    kind: Mapped[str]
+    text: Mapped[str]
+
+
+class Intervals(LedgerTable):
+    """How a run spent its time; an end of NULL means: still going on."""
+
+    __tablename__ = "intervals"
+
+    run: Mapped[int] = mapped_column(ForeignKey("jobs.run"), primary_key=True)
+    kind: Mapped[str] = mapped_column(String, primary_key=True)
+    start_ns: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    end_ns: Mapped[int | None]
+    cause: Mapped[str | None]
