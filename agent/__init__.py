@@ -1,0 +1,1 @@
+"""The node agent: starts, watches and stops the ranks of one machine."""

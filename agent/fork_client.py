@@ -1,0 +1,290 @@
+"""The agent's side of the fork server: start it, find it again, talk to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import itertools
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+import everstep
+from agent.processes import is_alive, kill_session, start_ticks
+from everstep.errors import AgentError, Fenced
+
+Message = dict[str, Any]
+PROGRAM = Path(__file__).with_name("fork_server.py")
+START_TIMEOUT_S = 120.0
+"""A fork server that cannot fork after this long is given up (ours; imports take 1-4 s)."""
+REQUEST_TIMEOUT_S = 30.0
+LINE_LIMIT = 1 << 26
+
+logger = structlog.get_logger()
+
+
+class ForkServerLost(AgentError):
+    """The fork server died while it was needed."""
+
+
+def inherited_environment() -> dict[str, str]:
+    """The agent's environment without what is meant for the agent alone."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("EVERSTEP_")}
+
+
+def label_of(python: str, env: Mapping[str, str]) -> str:
+    """Equal for fork servers that can stand in for one another."""
+    text = json.dumps([python or sys.executable, sorted(env.items())])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class ForkServer:
+    """One fork server process and the connection to it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.pid = 0
+        self.start_ticks = 0
+        self.job = ""
+        self.label = ""
+        self.seconds = 0.0
+        self.table: Message = {}
+        self.lost = False
+        self.on_exit: Callable[[Message], None] = lambda _: None
+        self.on_lost: Callable[[], None] = lambda: None
+        self._writer: asyncio.StreamWriter | None = None
+        self._waiting: dict[int, asyncio.Future[Message]] = {}
+        self._numbers = itertools.count(1)
+        self._reading: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def start(cls, folder: Path, python: str, env: Mapping[str, str]) -> ForkServer:
+        """Start a fork server and wait until it can fork.
+
+        Raises:
+            AgentError: the interpreter does not start, or its imports fail.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        server = cls(folder / f"{uuid.uuid4().hex[:12]}.sock")
+        label = label_of(python, env)
+        began = time.monotonic()
+        listener = socket.socket(socket.AF_UNIX)
+        with _short_name(server.path) as name:
+            listener.bind(name)
+        listener.listen(16)
+        log = server.path.with_suffix(".log")
+        arguments = [
+            *(python or sys.executable, "-P", str(PROGRAM), "--socket-fd", str(listener.fileno())),
+            *("--socket-path", str(server.path), "--label", label),
+            *("--everstep", str(Path(everstep.__file__).resolve().parent.parent)),
+        ]
+        try:
+            with log.open("ab") as output:
+                process = subprocess.Popen(
+                    arguments,
+                    env=inherited_environment() | dict(env),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    pass_fds=[listener.fileno()],
+                    start_new_session=True,
+                    cwd="/",
+                )
+        except OSError as error:
+            server.forget()
+            raise AgentError(f"the interpreter {arguments[0]} cannot be started: {error}") from error
+        finally:
+            listener.close()
+        process.returncode = 0  # the reaper collects it; Popen need not ask again
+        server.pid, server.start_ticks = process.pid, start_ticks(process.pid)
+        try:
+            await server.connect(START_TIMEOUT_S)
+        except (OSError, AgentError, TimeoutError) as error:
+            kill_session(server.pid)
+            said = log.read_text(errors="replace").strip().splitlines()[-1:] or [str(error)]
+            server.forget()
+            raise AgentError(f"the fork server with {arguments[0]} did not start: {said[0]}") from error
+        server.seconds = time.monotonic() - began
+        return server
+
+    async def connect(self, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
+        """Connect and learn the table; exits are told from then on."""
+        connection = socket.socket(socket.AF_UNIX)
+        connection.setblocking(False)
+        try:
+            with _short_name(self.path) as name:
+                connection.connect(name)
+        except OSError:
+            connection.close()
+            raise
+        reader, self._writer = await asyncio.open_unix_connection(sock=connection, limit=LINE_LIMIT)
+        self._reading = asyncio.create_task(self._read(reader))
+        self.table = await self.request("subscribe", timeout_s=timeout_s)
+        self.pid, self.job, self.label = self.table["pid"], self.table["job"], self.table["label"]
+        self.start_ticks = start_ticks(self.pid)
+
+    async def request(self, op: str, *, timeout_s: float = REQUEST_TIMEOUT_S, **arguments: Any) -> Message:
+        """Send a request and wait for its reply.
+
+        Raises:
+            Fenced: the generation was stopped, or a newer one was launched.
+            ForkServerLost: the fork server died before it answered.
+            AgentError: it refused for another reason, or did not answer in time.
+        """
+        if self.lost or self._writer is None:
+            raise ForkServerLost(f"the fork server {self.pid} is dead")
+        number = next(self._numbers)
+        waiting: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = waiting
+        try:
+            self._writer.write(json.dumps({"id": number, "op": op, **arguments}).encode() + b"\n")
+            async with asyncio.timeout(timeout_s):
+                reply = await waiting
+        except TimeoutError as error:
+            raise AgentError(f"the fork server {self.pid} did not answer {op!r} within {timeout_s:g} s") from error
+        finally:
+            self._waiting.pop(number, None)
+        if reply["ok"]:
+            return reply
+        kind = Fenced if reply["error"] == "fenced" else AgentError
+        raise kind(reply["message"])
+
+    async def end(self) -> None:
+        """End the server and all that it forked."""
+        self.on_lost = lambda: None
+        with contextlib.suppress(AgentError):
+            await self.request("end", timeout_s=15.0)
+        if is_alive(self.pid, self.start_ticks):
+            await asyncio.sleep(0.05)
+        if is_alive(self.pid, self.start_ticks):
+            kill_session(self.pid)
+        await self.disconnect()
+        self.forget()
+
+    async def disconnect(self) -> None:
+        """Leave the server running, without us."""
+        self.on_lost = lambda: None
+        self.lost = True
+        if self._reading:
+            self._reading.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._reading
+        if self._writer:
+            self._writer.close()
+            with contextlib.suppress(OSError):
+                await self._writer.wait_closed()
+
+    def forget(self) -> None:
+        """Remove the socket's name and the log: a server that lives ends by itself."""
+        self.path.unlink(missing_ok=True)
+        self.path.with_suffix(".log").unlink(missing_ok=True)
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        try:
+            while line := await reader.readline():
+                self._receive(json.loads(line))
+        except OSError:
+            pass
+        self.lost = True
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(ForkServerLost(f"the fork server {self.pid} died"))
+        self.on_lost()
+
+    def _receive(self, message: Message) -> None:
+        if message.get("event") == "exit":
+            self.on_exit(message)
+        elif (waiting := self._waiting.get(message["id"])) and not waiting.done():
+            waiting.set_result(message)
+
+
+class ForkServers:
+    """All fork servers of this machine: one per job, and a warm one for the next job."""
+
+    def __init__(self, folder: Path, *, prewarm: bool) -> None:
+        self.folder = folder
+        self.prewarm = prewarm
+        self._warm: asyncio.Task[ForkServer] | None = None
+        self._warm_label = label_of("", {})
+
+    async def adopt(self) -> dict[str, ForkServer]:
+        """Find the fork servers that an earlier agent left, by job; end those that belong to nobody."""
+        found: dict[str, ForkServer] = {}
+        for path in sorted(self.folder.glob("*.sock")):
+            server = ForkServer(path)
+            try:
+                await server.connect()
+            except (OSError, AgentError):
+                server.forget()
+                continue
+            if server.job and server.job not in found:
+                found[server.job] = server
+            elif self.prewarm and self._warm is None and server.label == self._warm_label:
+                self._warm = asyncio.create_task(_done(server))
+            else:
+                await server.end()
+        return found
+
+    def warm_up(self) -> None:
+        """Start the fork server that the next job takes over, in the background."""
+        if self.prewarm and self._warm is None:
+            self._warm = asyncio.create_task(ForkServer.start(self.folder, "", {}))
+            self._warm.add_done_callback(self._warmed)
+
+    def _warmed(self, task: asyncio.Task[ForkServer]) -> None:
+        if not task.cancelled() and (error := task.exception()):
+            logger.error("no warm fork server", reason=str(error))
+            self._warm = None
+
+    async def take(self, job: str, python: str, env: Mapping[str, str]) -> ForkServer:
+        """A fork server for a job: the warm one where it fits, else a new one."""
+        server: ForkServer | None = None
+        if self._warm and label_of(python, env) == self._warm_label:
+            task, self._warm = self._warm, None
+            with contextlib.suppress(AgentError):
+                server = await asyncio.shield(task)
+            if server and server.lost:
+                server.forget()
+                server = None
+        if server is None:
+            server = await ForkServer.start(self.folder, python, env)
+        server.table = await server.request("assign", job=job)
+        server.job = job
+        return server
+
+    async def close(self, *, end_warm: bool) -> None:
+        """Let go of the warm server, or end it."""
+        task, self._warm = self._warm, None
+        if task is None:
+            return
+        if end_warm and task.done() and not task.cancelled() and not task.exception():
+            await task.result().end()
+            return
+        if task.done() and not task.cancelled() and not task.exception():
+            await task.result().disconnect()
+        else:
+            task.cancel()
+
+
+async def _done(server: ForkServer) -> ForkServer:
+    return server
+
+
+@contextlib.contextmanager
+def _short_name(path: Path) -> Any:
+    """A name for a unix socket that fits into the kernel's 108 bytes, however deep its folder is."""
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)

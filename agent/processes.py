@@ -1,0 +1,150 @@
+"""Processes of this machine: who lives, who ended how, and killing a whole session."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+PR_SET_CHILD_SUBREAPER = 36
+REMEMBERED_ENDS = 1024
+STATUS_PATIENCE_S = 0.2
+"""How long to wait for the exit status of a process that is seen to be gone (ours)."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a process ended; ``unknown`` when its parent died first."""
+
+    kind: Literal["code", "signal", "unknown"]
+    value: int
+    time_ns: int
+
+
+def start_ticks(pid: int) -> int:
+    """Start time of a process, clock ticks since boot; 0 when there is no such process."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return int(fields[19])
+
+
+def is_alive(pid: int, ticks: int) -> bool:
+    """Whether the process that started at ``ticks`` still runs (a zombie does not)."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return False
+    return int(fields[19]) == ticks and fields[0] not in "ZX"
+
+
+def session_of(leader: int) -> list[int]:
+    """The processes of a session, its leader included."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError):
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                if int(fields[3]) == leader and fields[0] not in "ZX":
+                    found.append(int(entry.name))
+    return found
+
+
+def kill_session(leader: int) -> None:
+    """SIGKILL a session leader and all that it started in its session."""
+    for _ in range(20):  # what forks meanwhile is met in the next round
+        members = session_of(leader)
+        if not members:
+            return
+        for pid in members:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def maps(pid: int, path: Path) -> bool:
+    """Whether a process has a file mapped."""
+    try:
+        return str(path) in Path(f"/proc/{pid}/maps").read_text()
+    except OSError:
+        return False
+
+
+class Reaper:
+    """Makes this process the parent of last resort, and remembers how its children ended."""
+
+    def __init__(self) -> None:
+        self._ends: OrderedDict[int, End] = OrderedDict()
+
+    def install(self) -> None:
+        """Become a subreaper and reap on SIGCHLD; needs the running loop."""
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self.reap)
+
+    def reap(self) -> None:
+        """Collect every child that ended."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            code = os.waitstatus_to_exitcode(status)
+            self._ends[pid] = End("signal" if code < 0 else "code", abs(code), time.time_ns())
+            if len(self._ends) > REMEMBERED_ENDS:
+                self._ends.popitem(last=False)
+
+    async def end_of(self, pid: int) -> End:
+        """How a process that is gone ended, if it was our child."""
+        deadline = time.monotonic() + STATUS_PATIENCE_S
+        while time.monotonic() < deadline:
+            self.reap()
+            if end := self._ends.pop(pid, None):
+                return end
+            await asyncio.sleep(0.01)
+        return End("unknown", 0, time.time_ns())
+
+
+class Watch:
+    """Calls back once, within milliseconds, when a process ends."""
+
+    def __init__(self, pid: int, ended: Callable[[], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._ended = ended
+        try:
+            self._descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._descriptor = -1
+            self._loop.call_soon(ended)
+            return
+        self._loop.add_reader(self._descriptor, self._ready)
+
+    def _ready(self) -> None:
+        self.close()
+        self._ended()
+
+    def close(self) -> None:
+        """Watch no longer."""
+        if self._descriptor >= 0:
+            self._loop.remove_reader(self._descriptor)
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+async def wait_gone(pid: int, ticks: int, timeout_s: float) -> bool:
+    """Wait until a process is gone; False when it is not within the time."""
+    deadline = time.monotonic() + timeout_s
+    while is_alive(pid, ticks):
+        if time.monotonic() > deadline:
+            return False
+        await asyncio.sleep(0.005)
+    return True

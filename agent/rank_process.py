@@ -1,0 +1,202 @@
+"""What a forked rank does before, around and after the user's script.
+
+Loaded by the fork server from this file, under a private name, so that no
+training script can take it for a module of its own. It runs in the child:
+torchrun's environment, a session of its own, its output in log files, the
+script as ``__main__``, and an end that runs ``atexit`` and flushes but skips
+the interpreter's finalisation.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import importlib
+import importlib.machinery
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import types
+from pathlib import Path
+from typing import Any, NoReturn
+
+Message = dict[str, Any]
+
+PR_SET_PDEATHSIG = 1
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def run_rank(server: int, rank: int, generation: int, row: Message, request: Message) -> NoReturn:
+    """Become one rank: torchrun's environment, a session of its own, then the user's script."""
+    code = 1
+    try:
+        _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != server:
+            os._exit(1)  # it died before this rank could ask to die with it
+        os.setsid()
+        _reset_signals()
+        Path("/proc/self/comm").write_text(f"everstep r{rank}")
+        _redirect(row["stdout"], row["stderr"])
+        os.environ.clear()
+        os.environ.update(request["env"] | row["env"])
+        report = _open_report(row["report"])
+        # From here on an agent finds the rank through its report file, whoever has died. Before,
+        # it must not outlive the server, or nobody would know of it.
+        _libc.prctl(PR_SET_PDEATHSIG, 0)
+        os.chdir(request["cwd"])
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        print(generation_marker(rank, generation), f"pid {os.getpid()}, {stamp}", file=sys.stderr)
+        _fit_torch()
+        _watch_optimizer(rank, report)
+        _fit_path(request["script"])
+        report.mark("script_entered")
+        become_main(request["script"], request["args"])
+        code = 0
+    except SystemExit as error:
+        code = _exit_code(error)
+    except BaseException as error:
+        trace = error.__traceback__
+        while trace and trace.tb_frame.f_code.co_filename == __file__:
+            trace = trace.tb_next
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+    finally:
+        _leave(code)
+
+
+def generation_marker(rank: int, generation: int) -> str:
+    """The line in a rank's stderr that begins a generation, up to its variable part."""
+    return f"--- everstep: rank {rank}, generation {generation},"
+
+
+def become_main(script: str, args: list[str]) -> None:
+    """Run a script as ``__main__``, and leave it there: runpy takes it away when the script returns."""
+    main = types.ModuleType("__main__")
+    main.__file__ = script
+    main.__loader__ = importlib.machinery.SourceFileLoader("__main__", script)
+    main.__dict__.update(__builtins__=__builtins__, __cached__=None)
+    sys.modules["__main__"] = main
+    sys.argv[:] = [script, *args]
+    exec(compile(Path(script).read_bytes(), script, "exec", dont_inherit=True), main.__dict__)
+
+
+def run_store(listener: socket.socket, host: str, port: int, generation: int) -> NoReturn:
+    """Become the rendezvous store of one generation, until killed."""
+    try:
+        os.setsid()
+        _reset_signals()
+        Path("/proc/self/comm").write_text(f"everstep s{generation}")
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+        store = TCPStore(host, port, None, True, master_listen_fd=listener.detach(), wait_for_workers=False)
+        while store:
+            signal.pause()
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+    finally:
+        os._exit(1)
+
+
+def _reset_signals() -> None:
+    for number in range(1, 32):
+        if number not in (signal.SIGKILL, signal.SIGSTOP) and signal.getsignal(number) is not None:
+            signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def _redirect(stdout: str, stderr: str) -> None:
+    append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    for number, path, flags in ((0, os.devnull, os.O_RDONLY), (1, stdout, append), (2, stderr, append)):
+        opened = os.open(path, flags, 0o640)
+        if opened != number:
+            os.dup2(opened, number)
+            os.close(opened)
+    for name, number, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
+        errors = "backslashreplace" if number == 2 else "strict"
+        stream = open(number, mode, buffering=1 if number else -1, closefd=False, errors=errors)  # noqa: SIM115
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
+def _open_report(path: str) -> Any:
+    from everstep.reports import ReportFile
+
+    report = ReportFile.open(Path(path))
+    report.mark("forked")
+    report.set_pid(os.getpid())
+    return report
+
+
+def _fit_torch() -> None:
+    """What torch and numpy read at import or share with the server, taken from this rank's own environment."""
+    import numpy.random
+    import torch
+    import torch.distributed
+
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    torch.set_num_threads(int(threads) if threads.isdecimal() and int(threads) else 1)
+    torch.distributed.set_debug_level_from_env()  # type: ignore[attr-defined]
+    if os.environ.get("TORCH_LOGS"):
+        torch._logging._internal._init_logs()
+    # Unlike Python's own generator these do not notice a fork: all ranks would draw the same numbers.
+    torch.default_generator.seed()
+    numpy.random.seed()
+
+
+def _fit_path(script: str) -> None:
+    extra = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    sys.path[0:0] = [os.path.dirname(script), *(entry for entry in extra if entry not in sys.path)]  # noqa: PTH120
+    sys.path_importer_cache.clear()
+    importlib.invalidate_caches()
+
+
+def _watch_optimizer(rank: int, report: Any) -> None:
+    """Count optimizer steps, so that a script that knows nothing of everstep shows progress too."""
+    from torch.optim.optimizer import (
+        register_optimizer_step_post_hook,
+        register_optimizer_step_pre_hook,
+    )
+
+    from everstep.faults import RankFaults
+
+    def after(*_: object) -> None:
+        if report.count_optimizer_step() == 1 and not report.snapshot().attached:
+            report.mark("first_step")
+
+    register_optimizer_step_post_hook(after)
+    faults = RankFaults.from_environment(rank)
+    if faults is None:
+        return
+
+    def before(*_: object) -> None:
+        now = report.snapshot()
+        if not now.attached:  # else the training library meets the faults, at the true step
+            faults.meet("step", now.optimizer_steps)
+
+    register_optimizer_step_pre_hook(before)
+
+
+def _exit_code(error: SystemExit) -> int:
+    if error.code is None:
+        return 0
+    if isinstance(error.code, int):
+        return error.code
+    print(error.code, file=sys.stderr)
+    return 1
+
+
+def _leave(code: int) -> NoReturn:
+    """End as Python would, without its finalisation: that costs 0.4 s and prints false leak reports."""
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        _libc.fflush(None)
+    finally:
+        os._exit(code & 0xFF)
