@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -99,9 +100,9 @@ def _switch_to_wal(engine: Engine) -> None:
             # The switch asks for the whole file and does not always wait for it.
             raw.cursor().execute("PRAGMA journal_mode=WAL")
             return
-        except Exception as error:
+        except sqlite3.OperationalError as error:
             if "locked" not in str(error) or time.monotonic() > deadline:
-                raise LedgerError(f"the ledger {engine.url.database}: {error}; {_advice(str(error))}") from error
+                raise
             time.sleep(0.02)
         finally:
             raw.close()
@@ -141,7 +142,7 @@ def explained(url: LedgerUrl) -> Iterator[None]:
         ) from error
     except NoSuchModuleError as error:
         raise LedgerError(f"the ledger {url} cannot be opened: {error}") from error
-    except SQLAlchemyError as error:
+    except (SQLAlchemyError, sqlite3.Error) as error:
         reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
         raise LedgerError(f"the ledger {url}: {reason}; {_advice(reason)}") from error
 

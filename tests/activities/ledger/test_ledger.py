@@ -1,0 +1,205 @@
+"""What is written is read again, once, whatever comes twice, late or broken."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import pytest
+
+from activities.ledger import Ledger, MachineEventRecord
+from everstep.errors import LedgerError
+from everstep.incident import Anomaly, Confirmation, Evidence, Failure, IncidentReport, RankExit, Symptom
+from everstep.job import JobSpec
+
+S = 10**9
+ID = "incident/gpt/0001"
+
+
+def spec(name: str = "gpt") -> JobSpec:
+    return JobSpec(name=name, script="/srv/train.py", machines=4, ranks_per_machine=2, tp=2, pp=2)
+
+
+def anomaly(observation: str = "m2-7", seen_ns: int = 100 * S) -> Anomaly:
+    return Anomaly(
+        id=observation,
+        generation=1,
+        symptom=Symptom.CRASH,
+        headline="rank 5 on m2 ended by SIGKILL",
+        ranks=[5],
+        machines=["m2"],
+        seen_ns=seen_ns,
+    )
+
+
+def report(**changes: object) -> IncidentReport:
+    failure = Failure(generation=1, step=20, symptom=Symptom.CRASH, cause="SIGKILL", time_ns=100 * S)
+    told = IncidentReport(
+        headline="Recovered in 0.4 s: restarted, lost 0 steps",
+        resolution="reattempt",
+        cause="SIGKILL",
+        step=20,
+        lost_steps=0,
+        evicted=["m2"],
+        stages=["stop, 0.1 s"],
+        generation=2,
+        recovered=True,
+        seconds=0.4,
+        failures=[failure],
+    )
+    return told.model_copy(update=changes)
+
+
+def test_an_incident_reads_back_as_it_was_written(ledger: Ledger) -> None:
+    evidence = Evidence(
+        generation=1, exits=[RankExit(rank=5, machine="m2", signal=9, exception="ValueError: Köln", log_tail="a\x00b")]
+    )
+    ledger.job_started(spec(), started_ns=1 * S)
+    ledger.incident_opened(ID, anomaly(), opened_ns=101 * S)
+    ledger.incident_event(ID, 2, time_ns=103 * S, stage="decide", text="reattempt: first failure")
+    ledger.incident_event(ID, 1, time_ns=102 * S, stage="evidence", text="8 ranks stopped")
+    assert ledger.incident(ID).recovered is None  # type: ignore[union-attr]
+    ledger.incident_closed(ID, report(), closed_ns=104 * S)
+    ledger.incident_evidence(ID, evidence)
+    ledger.incident_evidence(ID, Evidence(generation=2))
+    found = ledger.incident(ID)
+    assert found is not None
+    assert (found.job, found.number, found.correlation_id, found.symptom) == ("gpt", 1, "m2-7", "crash")
+    assert (found.seen_ns, found.opened_ns, found.closed_ns) == (100 * S, 101 * S, 104 * S)
+    assert (found.resolution, found.cause, found.step, found.lost_steps) == ("reattempt", "SIGKILL", 20, 0)
+    assert (found.seconds, found.evicted, found.recovered) == (0.4, ["m2"], True)
+    assert found.parsed_report() == report()
+    assert [(event.position, event.stage) for event in found.events] == [(1, "evidence"), (2, "decide")]
+    assert found.parsed_evidence() == evidence
+
+
+@pytest.mark.parametrize("text", ["NUL \x00 byte", "half a pair \ud800", "Köln 火"])
+def test_output_of_ranks_may_hold_anything(ledger: Ledger, text: str) -> None:
+    ledger.incident_event(ID, 1, time_ns=1, stage="evidence", text=text)
+    ledger.incident_closed(ID, report(cause=text.replace("\ud800", "")), closed_ns=2)
+    found = ledger.incident(ID)
+    assert found is not None
+    assert found.events[0].text.startswith(text[:4])
+    assert found.report is not None
+
+
+def test_numbers_that_json_does_not_have_are_kept_out(ledger: Ledger) -> None:
+    confirmation = Confirmation(generation=2, ok=True, reason="", parts={"start": math.nan})
+    ledger.incident_closed(ID, report(confirmation=confirmation), closed_ns=2)
+    found = ledger.incident(ID)
+    assert found is not None and found.report is not None
+    assert found.report["confirmation"]["parts"] == {"start": None}
+    assert found.parsed_report() is None
+
+
+def test_a_second_attempt_changes_nothing(ledger: Ledger) -> None:
+    def write(shift: int) -> None:
+        ledger.job_started(spec(), started_ns=1 * S)
+        ledger.generation_launched("gpt", 1, resume_step=0, launched_ns=2 * S + shift, forked_ns=3 * S, reason="start")
+        ledger.generation_stepped("gpt", 1, stepped_ns=4 * S + shift)
+        ledger.incident_opened(ID, anomaly(), opened_ns=101 * S + shift)
+        ledger.incident_event(ID, 1, time_ns=102 * S + shift, stage="evidence", text=f"attempt {shift}")
+        ledger.incident_closed(ID, report(seconds=0.4 + shift), closed_ns=104 * S + shift)
+        ledger.machine_event(
+            MachineEventRecord(
+                observation="m2-7", machine="m2", job="gpt", time_ns=100 * S, kind="exit", text=f"{shift}"
+            )
+        )
+        ledger.interval("gpt", start_ns=1 * S, end_ns=2 * S + shift, kind="launch", cause=f"{shift}")
+        ledger.job_ended("gpt", ended_ns=200 * S + shift, outcome=f"finished {shift}")
+
+    def everything() -> object:
+        return (
+            ledger.jobs(),
+            ledger.generations("gpt"),
+            ledger.incidents(),
+            ledger.incident(ID),
+            ledger.machine_events(),
+            ledger.intervals("gpt"),
+        )
+
+    write(0)
+    first = everything()
+    write(1)
+    assert everything() == first
+
+
+def test_an_interval_that_goes_on_gets_its_end_later(ledger: Ledger) -> None:
+    ledger.job_started(spec(), started_ns=1)
+    ledger.interval("gpt", start_ns=10 * S, end_ns=None, kind="parked", cause="no standby left")
+    ledger.interval("gpt", start_ns=10 * S, end_ns=20 * S, kind="parked")
+    (only,) = ledger.intervals("gpt")
+    assert (only.start_ns, only.end_ns, only.kind, only.cause) == (10 * S, 20 * S, "parked", "no standby left")
+
+
+def test_rows_whose_beginning_was_lost_are_kept(ledger: Ledger) -> None:
+    ledger.incident_closed("incident/gpt/0003", report(), closed_ns=104 * S)
+    ledger.generation_stepped("gpt", 2, stepped_ns=4 * S)
+    used = ledger.job_started(spec(), started_ns=1 * S)
+    (job,) = ledger.jobs()
+    assert (job.started_ns, used.incidents) == (1 * S, 0)
+    assert [incident.id for incident in ledger.incidents("gpt")] == ["incident/gpt/0003"]
+    assert [generation.generation for generation in ledger.generations("gpt")] == [2]
+
+
+def test_a_name_used_again_keeps_the_earlier_run_apart(ledger: Ledger) -> None:
+    ledger.job_started(spec(), started_ns=1 * S)
+    ledger.generation_launched("gpt", 4, resume_step=0, launched_ns=2 * S)
+    ledger.incident_opened("incident/gpt/0002", anomaly(), opened_ns=101 * S)
+    ledger.job_ended("gpt", ended_ns=200 * S, outcome="stopped")
+    used = ledger.job_started(spec(), started_ns=300 * S)
+    assert (used.incidents, used.generations) == (2, 4)
+    assert ledger.job_started(spec(), started_ns=300 * S) == used
+    ledger.incident_opened("incident/gpt/0002", anomaly("m1-1", 400 * S), opened_ns=401 * S)
+    assert [(i.run, i.correlation_id) for i in ledger.incidents("gpt")] == [(2, "m1-1"), (1, "m2-7")]
+    newest = ledger.incident("incident/gpt/0002")
+    assert newest is not None and newest.correlation_id == "m1-1"
+    assert ledger.generations("gpt") == []
+    assert [job.outcome for job in ledger.jobs()] == [None, "stopped"]
+
+
+def test_ettr_counts_launches_incidents_and_what_was_noted(ledger: Ledger) -> None:
+    ledger.job_started(spec(), started_ns=1000 * S)
+    ledger.generation_launched("gpt", 1, resume_step=0, launched_ns=1000 * S)
+    ledger.generation_stepped("gpt", 1, stepped_ns=1010 * S)
+    ledger.incident_opened(ID, anomaly(seen_ns=1100 * S), opened_ns=1101 * S)
+    open_ = ledger.ettr("gpt", now_ns=1105 * S)
+    assert open_ is not None
+    assert open_.seconds["recovery"] == 5
+    ledger.incident_closed(ID, report(), closed_ns=1120 * S)
+    ledger.interval("gpt", start_ns=1095 * S, end_ns=1100 * S, kind="lost steps", cause=ID)
+    ledger.job_ended("gpt", ended_ns=1200 * S, outcome="finished")
+    whole = ledger.ettr("gpt", now_ns=9999 * S)
+    assert whole is not None
+    assert whole.seconds == {"productive": 165, "lost steps": 5, "launch": 10, "recovery": 20, "parked": 0}
+    assert whole.ratio == pytest.approx(165 / 200)
+    last = ledger.ettr("gpt", now_ns=1200 * S, window_s=100.0)
+    assert last is not None and last.ratio == pytest.approx(0.8)
+    assert ledger.ettr("nobody", now_ns=1) is None
+
+
+def test_many_machine_events_in_one_go(ledger: Ledger) -> None:
+    events = [
+        MachineEventRecord(observation=f"m{i}-1", machine=f"m{i}", job="gpt", time_ns=i, kind="exit", text="")
+        for i in range(1200)
+    ]
+    ledger.machine_events_seen(events)
+    ledger.machine_events_seen(events[::-1])
+    ledger.machine_events_seen([])
+    assert ledger.machine_events("gpt") == events
+    assert ledger.machine_events("gpt", limit=2) == events[-2:]
+    assert ledger.machine_events("other") == []
+
+
+async def test_calls_from_async_code_do_not_block_the_loop(ledger: Ledger) -> None:
+    writes = [ledger.call(Ledger.incident_event, ID, i % 5, time_ns=i, stage="decide", text=str(i)) for i in range(40)]
+    await asyncio.gather(*writes)
+    found = await ledger.call(Ledger.incident, ID)
+    assert found is not None
+    assert [event.position for event in found.events] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("id", ["gpt/1", "incident/gpt", "incident/gpt/x", "incident/a/b/0001"])
+def test_an_id_that_is_none_is_refused(ledger: Ledger, id: str) -> None:
+    with pytest.raises(LedgerError, match="incident/gpt/0001"):
+        ledger.incident_event(id, 1, time_ns=1, stage="", text="")

@@ -1,0 +1,176 @@
+"""Opening: new, old, newer, damaged, foreign, unreachable, and by many at once."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import create_engine, text
+
+from activities.ledger import Ledger
+from activities.ledger.database import LedgerUrl, connect
+from activities.ledger.migrate import VERSION_TABLE, configuration, migrate
+from activities.ledger.tables import LedgerTable
+from everstep.errors import LedgerError
+
+REVISIONS = [script.revision for script in ScriptDirectory.from_config(configuration()).walk_revisions()]
+
+SAMPLES = {
+    "0001": [
+        "INSERT INTO jobs (run, name, started_ns, spec) VALUES (1, 'gpt', 5, '{\"tp\": 2}')",
+        "INSERT INTO incidents (run, number, id, headline) VALUES (1, 7, 'incident/gpt/0007', 'rank 5 ended')",
+        "INSERT INTO incident_events VALUES (1, 7, 1, 9, 'decide', 'reattempt')",
+    ],
+}
+"""Rows as each revision knew them; a new revision needs its own."""
+
+WRITER = """
+import sys
+from activities.ledger import Ledger
+from everstep.incident import Anomaly, Symptom
+from everstep.job import JobSpec
+url, me = sys.argv[1:]
+print("ready", flush=True)
+sys.stdin.readline()
+with Ledger.open(url) as ledger:
+    for i in range(15):
+        ledger.job_started(JobSpec(name="gpt", script="/x.py"), started_ns=1)
+        anomaly = Anomaly(id=f"m{i}", generation=1, symptom=Symptom.CRASH, headline="h", seen_ns=i + 1)
+        ledger.incident_opened(f"incident/gpt/{i + 1}", anomaly, opened_ns=i + 1)
+        ledger.incident_event(f"incident/gpt/{i + 1}", 1, time_ns=i, stage="seen", text=me)
+        ledger.generation_stepped(f"lost-{i}", 1, stepped_ns=1)
+"""
+
+
+def test_two_processes_open_and_write_the_same_rows_at_once(url: str) -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WRITER, url, str(i)],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for i in range(2)
+    ]
+    for writer in writers:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "ready\n"
+    for writer in writers:
+        assert writer.stdin is not None
+        writer.stdin.write("go\n")
+        writer.stdin.flush()
+    for writer in writers:
+        _, errors = writer.communicate(timeout=100)
+        assert writer.returncode == 0, errors
+    with Ledger.open(url) as ledger:
+        assert sorted(incident.number for incident in ledger.incidents("gpt")) == list(range(1, 16))
+        assert len(ledger.jobs()) == 1 + 15
+        found = ledger.incident("incident/gpt/0015")
+        assert found is not None
+        assert len(found.events) == 1
+
+
+def test_tables_and_migrations_agree(ledger: Ledger) -> None:
+    engine = create_engine(ledger.url.url)
+    try:
+        with engine.connect() as connection:
+            context = MigrationContext.configure(
+                connection, opts={"version_table": VERSION_TABLE, "compare_type": True, "target_metadata": None}
+            )
+            assert compare_metadata(context, LedgerTable.metadata) == []
+    finally:
+        engine.dispose()
+
+
+@pytest.mark.parametrize("revision", REVISIONS)
+def test_every_revision_goes_to_head_with_its_rows(url: str, revision: str) -> None:
+    assert revision in SAMPLES, f"add rows of revision {revision} to SAMPLES"
+    where = LedgerUrl(url)
+    engine = connect(where)
+    try:
+        migrate(engine, where, to=revision)
+        with engine.begin() as connection:
+            for row in SAMPLES[revision]:
+                connection.execute(text(row.replace(":", r"\:")))
+    finally:
+        engine.dispose()
+    with Ledger.open(url) as ledger:
+        found = ledger.incident("incident/gpt/0007")
+        assert found is not None
+        assert (found.headline, [event.text for event in found.events]) == ("rank 5 ended", ["reattempt"])
+        assert ledger.jobs()[0].spec == {"tp": 2}
+
+
+def test_a_newer_ledger_is_left_alone(url: str) -> None:
+    Ledger.open(url).close()
+    engine = create_engine(LedgerUrl(url).url)
+    with engine.begin() as connection:
+        connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '9999'"))
+    engine.dispose()
+    with pytest.raises(LedgerError, match=r"revision 9999.*newer everstep.*upgrade"):
+        Ledger.open(url)
+
+
+def test_a_database_of_another_program_is_left_alone(url: str) -> None:
+    engine = create_engine(LedgerUrl(url).url)
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE jobs (id INTEGER)"))
+    engine.dispose()
+    with pytest.raises(LedgerError, match=r"not a ledger.*jobs"):
+        Ledger.open(url)
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    garbage = tmp_path / "garbage.db"
+    garbage.write_bytes(b"this is no database at all" * 100)
+    with pytest.raises(LedgerError, match=r"garbage\.db.*damaged"):
+        Ledger.open(f"sqlite:///{garbage}")
+    torn = tmp_path / "torn.db"
+    with Ledger.open(f"sqlite:///{torn}") as ledger:
+        for i in range(200):
+            ledger.incident_event(f"incident/gpt/{i}", 1, time_ns=i, stage="x", text="y" * 500)
+    with sqlite3.connect(torn) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    connection.close()
+    whole = torn.read_bytes()
+    torn.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(LedgerError, match=r"torn\.db.*damaged"):
+        Ledger.open(f"sqlite:///{torn}")
+
+
+def test_a_reader_makes_no_ledger(tmp_path: Path) -> None:
+    with pytest.raises(LedgerError, match="there is no ledger"):
+        Ledger.open(f"sqlite:///{tmp_path}/none.db", create=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("url", ["", "ledger.db", "sqlite://", "sqlite:///:memory:", "mysql://x/y", "postgres:"])
+def test_a_wrong_url_is_explained(url: str) -> None:
+    with pytest.raises(LedgerError, match="sqlite:////absolute"):
+        Ledger.open(url)
+
+
+def test_a_server_that_does_not_answer_is_explained() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+        with pytest.raises(LedgerError, match="check that PostgreSQL runs") as caught:
+            Ledger.open(f"postgresql://me:secret@127.0.0.1:{port}/x")
+    assert "secret" not in str(caught.value)
+
+
+def test_a_folder_that_cannot_be_made_is_explained(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(LedgerError, match="cannot be made"):
+        Ledger.open(f"sqlite:///{tmp_path}/file/ledger.db")
