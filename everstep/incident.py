@@ -144,3 +144,5 @@ class IncidentReport(Model):
     failures: list[Failure]
     confirmation: Confirmation | None = None
     timings: list[Stage] = Field(default_factory=list)
+    resume_step: int = -1
+    """Where the newest generation began; -1: the script restores by itself."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from everstep.incident import Anomaly, Failure, Model
 from everstep.job import JobSpec
@@ -41,15 +41,17 @@ class IncidentSummary(Model):
     stage: str = ""
 
 
-class JobState(Model):
-    """Everything that a job's workflow carries across continue-as-new."""
+class JobState(BaseModel):
+    """Everything that a job's workflow carries across continue-as-new; the workflow changes it in place."""
 
-    model_config = Model.model_config | {"frozen": False}
+    model_config = ConfigDict(extra="ignore")
 
     spec: JobSpec
     machines: list[Machine]
     generation: int = 0
     """Newest generation launched; 0: none yet."""
+    resume_step: int = -1
+    """Where the newest generation began; -1: the script restores by itself."""
     status: JobStatus = "starting"
     incidents: list[IncidentSummary] = Field(default_factory=list, description="The last 20, oldest first.")
     incident_count: int = 0

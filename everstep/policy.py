@@ -26,6 +26,9 @@ class RecoveryPolicy(BaseModel):
     steady_steps: int = Field(
         100, ge=1, description="Steps without a failure after which the failure count starts again (ours)."
     )
+    steady_s: float = Field(
+        3600.0, gt=0, description="Time without a failure after which the count starts again, seconds (ours)."
+    )
     backoff_initial_s: float = Field(
         1.0, ge=0, description="Wait before the second reattempt, seconds; the first one does not wait (ours)."
     )

@@ -126,8 +126,14 @@ def backoff_s(failures_before: int, policy: RecoveryPolicy) -> float:
     return min(wait, policy.backoff_max_s)
 
 
-def steady(failures: Sequence[Failure], *, step: int, policy: RecoveryPolicy) -> list[Failure]:
-    """Failures that still count at ``step``: none after steady progress since the last one."""
-    if failures and step >= 0 and step - max(failures[-1].step, 0) >= policy.steady_steps:
+def steady(failures: Sequence[Failure], *, step: int, now_ns: int, policy: RecoveryPolicy) -> list[Failure]:
+    """Failures that still count: none after enough steps, or enough time, without one.
+
+    Time counts for scripts that show no steps.
+    """
+    if not failures:
         return []
-    return list(failures)
+    last = failures[-1]
+    enough_steps = step >= 0 and step - max(last.step, 0) >= policy.steady_steps
+    enough_time = last.time_ns > 0 and now_ns - last.time_ns >= policy.steady_s * 1e9
+    return [] if enough_steps or enough_time else list(failures)

@@ -1,0 +1,94 @@
+"""Watching a restarted generation until it steps again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from activities.heartbeat import now_ns
+from activities.messages import ConfirmInput
+from agent.client import AgentPool
+from agent.v1 import agent_pb2 as pb
+from everstep.decisions.confirm import RankState, judge_confirmation
+from everstep.errors import AgentError
+from everstep.incident import Confirmation
+from everstep.machine import Machine
+
+INTERVAL_S = 0.01
+RECONNECT_S = 0.1
+
+
+async def confirm_steps(agents: AgentPool, given: ConfirmInput) -> Confirmation:
+    """Follow every machine's progress and judge it at each change.
+
+    A silent agent is asked again until the time is up: its ranks may well be
+    stepping.
+    """
+    world_size = given.spec.topology().world_size
+    policy = given.spec.policy
+    generation = given.launched.generation
+    shown: dict[int, RankState] = {}
+    changed = asyncio.Event()
+
+    async def follow(machine: Machine) -> None:
+        request = pb.ProgressRequest(job=given.spec.name, interval_s=INTERVAL_S)
+        while True:
+            try:
+                async for reply in agents.get(machine.address).progress(request):
+                    shown.update((rank.rank, rank) for rank in states_of(reply.ranks, generation))
+                    changed.set()
+            except AgentError:
+                pass
+            await asyncio.sleep(RECONNECT_S)
+
+    followers = [asyncio.create_task(follow(machine)) for machine in given.machines]
+    deadline_ns = now_ns() + int(policy.confirm_timeout_s * 1e9)
+    try:
+        while now_ns() < deadline_ns:
+            verdict = judge_confirmation(
+                generation,
+                list(shown.values()),
+                world_size=world_size,
+                shows_steps=given.launched.resume_step >= 0,
+                now_ns=now_ns(),
+                policy=policy,
+            )
+            if verdict is not None:
+                return verdict
+            changed.clear()
+            try:
+                async with asyncio.timeout(1.0):
+                    await changed.wait()
+            except TimeoutError:
+                continue
+    finally:
+        for follower in followers:
+            follower.cancel()
+        await asyncio.gather(*followers, return_exceptions=True)
+    waiting = sorted(set(range(world_size)) - {rank.rank for rank in shown.values() if rank.stepped})
+    return Confirmation(
+        generation=generation,
+        ok=False,
+        reason=f"rank {', '.join(map(str, waiting[:8]))} completed no step within {policy.confirm_timeout_s:.0f} s",
+    )
+
+
+def states_of(ranks: Iterable[pb.RankProgress], generation: int) -> list[RankState]:
+    """The ranks of one generation, as the decision takes them."""
+    return [
+        RankState(
+            rank=rank.rank,
+            alive=rank.alive,
+            attached=rank.attached,
+            finished=rank.finished,
+            completed_steps=rank.completed_steps,
+            optimizer_steps=rank.optimizer_steps,
+            forked_ns=rank.milestones.forked,
+            script_ns=rank.milestones.script_entered,
+            joined_ns=rank.milestones.joined,
+            restored_ns=rank.milestones.restored,
+            first_step_ns=rank.milestones.first_step,
+        )
+        for rank in ranks
+        if rank.generation == generation
+    ]

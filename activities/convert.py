@@ -1,0 +1,116 @@
+"""Between the agents' messages and the vocabulary."""
+
+from __future__ import annotations
+
+from agent.v1 import agent_pb2 as pb
+from everstep import environment
+from everstep.decisions.watch import Seen
+from everstep.incident import Evidence, Held, RankExit
+from everstep.job import JobSpec
+
+
+def evidence_of(generation: int, replies: dict[str, pb.StopReply], unreachable: list[str]) -> Evidence:
+    """What the machines answered to a stop."""
+    exits = [
+        RankExit(
+            rank=rank.rank,
+            machine=machine,
+            pid=rank.pid,
+            code=code_of(rank.exit),
+            signal=signal_of(rank.exit),
+            time_ns=rank.exit.time_ns,
+            stopped_by_us=rank.stopped_by_us,
+            completed_steps=rank.completed_steps,
+            exception=rank.exception,
+            log_tail=rank.log_tail,
+        )
+        for machine, reply in replies.items()
+        for rank in reply.ranks
+    ]
+    held = [
+        Held(
+            rank=one.rank,
+            machine=machine,
+            completed_steps=one.completed_steps,
+            bytes=one.bytes,
+            valid=one.valid,
+            reason=one.reason,
+        )
+        for machine, reply in replies.items()
+        for one in reply.checkpoints
+    ]
+    return Evidence(
+        generation=generation,
+        exits=sorted(exits, key=lambda end: end.rank),
+        held=sorted(held, key=lambda one: (one.rank, one.completed_steps)),
+        unreachable=sorted(unreachable),
+    )
+
+
+def seen_of(observation: pb.Observation) -> Seen:
+    """A rank's end as a watcher judges it."""
+    exited = observation.rank_exited
+    end = RankExit(
+        rank=exited.rank,
+        machine=observation.machine,
+        pid=exited.pid,
+        code=code_of(exited.exit),
+        signal=signal_of(exited.exit),
+        time_ns=exited.exit.time_ns or observation.time_ns,
+        completed_steps=exited.completed_steps,
+        exception=exited.exception,
+    )
+    return Seen(id=observation.id, end=end, attached=exited.attached, finished=exited.finished)
+
+
+def code_of(end: pb.Exit) -> int | None:
+    """Exit code, or None when the rank ended otherwise or nobody knows."""
+    return end.value if end.kind == pb.Exit.CODE else None
+
+
+def signal_of(end: pb.Exit) -> int | None:
+    """Signal number, or None when no signal ended the rank."""
+    return end.value if end.kind == pb.Exit.SIGNAL else None
+
+
+def shared_environment(spec: JobSpec, host: str, port: int, generation: int) -> dict[str, str]:
+    """Environment that all ranks of a job share: the user's, torchrun's and the topology."""
+    topology = spec.topology()
+    return {
+        "OMP_NUM_THREADS": "1",
+        **spec.env,
+        "MASTER_ADDR": host,
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(topology.world_size),
+        "LOCAL_WORLD_SIZE": str(topology.ranks_per_machine),
+        "GROUP_WORLD_SIZE": str(topology.machines),
+        "ROLE_WORLD_SIZE": str(topology.world_size),
+        "ROLE_NAME": "default",
+        "TORCHELASTIC_RUN_ID": spec.name,
+        "TORCHELASTIC_RESTART_COUNT": str(generation - 1),
+        "TORCHELASTIC_MAX_RESTARTS": str(spec.policy.max_attempts),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        environment.TOPOLOGY: ",".join(
+            map(
+                str,
+                (topology.machines, topology.ranks_per_machine, topology.tp, topology.pp, "-".join(topology.order)),
+            )
+        ),
+    }
+
+
+def rank_launches(spec: JobSpec, machine: int) -> list[pb.RankLaunch]:
+    """The ranks of one machine, each with torchrun's variables of its own."""
+    return [
+        pb.RankLaunch(
+            rank=rank,
+            local_rank=local,
+            env={
+                "RANK": str(rank),
+                "LOCAL_RANK": str(local),
+                "GROUP_RANK": str(machine),
+                "ROLE_RANK": str(rank),
+            },
+        )
+        for local, rank in enumerate(spec.topology().ranks(machine))
+    ]

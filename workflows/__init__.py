@@ -1,0 +1,1 @@
+"""Workflows: deterministic and thin. They order the steps; what to do is decided in ``everstep.decisions``."""

@@ -1,0 +1,60 @@
+"""Search attributes: what the Web UI lists and filters by.
+
+An unregistered attribute fails a workflow task for ever, and one over 2,048
+bytes makes the server terminate the workflow: every write goes through
+:func:`search_attributes`, which cuts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes
+
+JOB_NAME = SearchAttributeKey.for_keyword("JobName")
+STAGE = SearchAttributeKey.for_keyword("Stage")
+SYMPTOM = SearchAttributeKey.for_keyword("Symptom")
+VERDICT = SearchAttributeKey.for_keyword("Verdict")
+SEVERITY = SearchAttributeKey.for_keyword("Severity")
+EVICTED = SearchAttributeKey.for_keyword_list("Evicted")
+LOST_STEPS = SearchAttributeKey.for_int("LostSteps")
+
+ALL: tuple[SearchAttributeKey[Any], ...] = (JOB_NAME, STAGE, SYMPTOM, VERDICT, SEVERITY, EVICTED, LOST_STEPS)
+
+KEYWORD_CHARACTERS = 200
+LIST_BYTES = 1800
+
+
+def cut_keyword(value: str) -> str:
+    """A keyword within its limit, the cut shown."""
+    return value if len(value) <= KEYWORD_CHARACTERS else value[: KEYWORD_CHARACTERS - 2] + " …"
+
+
+def cut_list(values: list[str]) -> list[str]:
+    """A keyword list within its limit, the rest counted: ``["m1", "m2", "+973 more"]``."""
+    kept: list[str] = []
+    size = 0
+    for i, value in enumerate(map(cut_keyword, values)):
+        size += len(value.encode()) + 3
+        if size > LIST_BYTES:
+            return [*kept, f"+{len(values) - i} more"]
+        kept.append(value)
+    return kept
+
+
+def search_attributes(values: dict[SearchAttributeKey[Any], Any]) -> TypedSearchAttributes:
+    """Attributes for a start, each cut to its limit."""
+    return TypedSearchAttributes([SearchAttributePair(key, _cut(value)) for key, value in values.items()])
+
+
+def updates(values: dict[SearchAttributeKey[Any], Any]) -> list[Any]:
+    """Attributes for an upsert, each cut to its limit."""
+    return [key.value_set(_cut(value)) for key, value in values.items()]
+
+
+def _cut(value: Any) -> Any:
+    if isinstance(value, str):
+        return cut_keyword(value)
+    if isinstance(value, list):
+        return cut_list(value)
+    return value

@@ -1,0 +1,366 @@
+"""The job: an entity that lives as long as its training does.
+
+It launches the first generation, takes the watchers' reports, opens one
+incident after the other, and carries its whole state across continue-as-new.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+from temporalio import workflow
+from temporalio.exceptions import ActivityError, ChildWorkflowError
+
+with workflow.unsafe.imports_passed_through():
+    from activities import messages
+    from activities.ledger.records import NumbersUsed
+    from activities.messages import ConfirmInput, LaunchInput, PrepareInput, RecordInput, ReleaseInput, StopInput
+    from everstep.decisions.reattempt import steady
+    from everstep.decisions.restore import NOTHING_HELD
+    from everstep.incident import Anomaly, Confirmation, Evidence, IncidentReport, Launched, Symptom
+    from everstep.job_state import IncidentSummary, JobState, incident_workflow_id
+    from workflows import attributes, page
+    from workflows.incident import IncidentWorkflow
+    from workflows.messages import IncidentInput, JobResult
+    from workflows.operator import read_request
+    from workflows.options import TASK_TIMEOUT, on_ledger, on_ranks
+
+INCIDENTS_KEPT = 20
+FAILURES_KEPT = 50
+REJECTED_KEPT = 10
+
+
+@workflow.defn(name="Job")
+class JobWorkflow:
+    """One training job."""
+
+    @workflow.init
+    def __init__(self, state: JobState) -> None:
+        self.state = state
+        self.finished_generation = 0
+        self.records: list[workflow.ActivityHandle[NumbersUsed]] = []
+
+    # What watchers and operators say.
+
+    @workflow.update(name="report", description="A watcher reports an anomaly")
+    def report(self, anomaly: Anomaly) -> str:
+        """Take an anomaly; a repeated or outdated one changes nothing."""
+        known = {pending.generation for pending in self.state.pending}
+        if anomaly.generation < self.state.generation or anomaly.generation in known:
+            return f"generation {anomaly.generation} is dealt with"
+        # Kept even while an incident is open: it may be about a generation that the incident launched.
+        self.state.pending.append(anomaly)
+        return f"taken for generation {anomaly.generation}"
+
+    @workflow.update(name="finished", description="A watcher reports that all ranks ended with success")
+    def finished(self, generation: int) -> str:
+        """Take the end of the training."""
+        self.finished_generation = max(self.finished_generation, generation)
+        return f"taken for generation {generation}"
+
+    @workflow.signal(name="stop", description='Stop the job for good. {"operator": "you", "note": "why"}')
+    def stop(self, request: Any) -> None:
+        """Ask for an orderly end."""
+        read = read_request(request)
+        if isinstance(read, str):
+            self.state.rejected = [*self.state.rejected, f"stop: {read}"][-REJECTED_KEPT:]
+            self._show()
+        else:
+            self.state.stop_requested = read.operator + (f" ({read.note})" if read.note else "")
+
+    @workflow.signal(name="incident_stage", description="Sent by the job's own incidents")
+    def incident_stage(self, number: int, stage: str) -> None:
+        """Note that an incident was parked or resumed."""
+        for one in self.state.incidents:
+            if one.number == number and not one.resolution:
+                self.state.status = "parked" if stage == "parked" else "recovering"
+                self._replace(one.model_copy(update={"stage": stage}))
+        self._show()
+
+    @workflow.query(name="state", description="Everything that the job knows of itself")
+    def current_state(self) -> JobState:
+        """The job's state."""
+        return self.state
+
+    # The entity's life.
+
+    @workflow.run
+    async def run(self, state: JobState) -> JobResult:
+        """Live until the training is over, stopped or given up."""
+        self._show()
+        try:
+            return await asyncio.create_task(self._live(), name="job flow")
+        except asyncio.CancelledError:
+            self.state.stop_requested = "cancellation"
+            return await asyncio.shield(self._stopped())
+
+    async def _live(self) -> JobResult:
+        if self.state.generation == 0:
+            await self._start()
+        while True:
+            await workflow.wait_condition(lambda: self._next_event() != "" or self._should_continue_as_new())
+            match self._next_event():
+                case "stop":
+                    return await self._stopped()
+                case "finished":
+                    return await self._end("finished", f"finished after {self.state.incident_count} incidents")
+                case "anomaly":
+                    report = await self._handle(self._take_anomaly())
+                    if not report.recovered:
+                        if self.state.stop_requested:
+                            return await self._stopped()
+                        return await self._end("failed", report.headline)
+                case _:
+                    # No await may stand between this check and the end of the run: a report would be lost.
+                    await workflow.wait_condition(workflow.all_handlers_finished)
+                    if self._next_event() == "":
+                        workflow.continue_as_new(self.state, task_timeout=TASK_TIMEOUT)
+
+    def _next_event(self) -> str:
+        self.state.pending = [one for one in self.state.pending if one.generation >= self.state.generation]
+        if self.state.stop_requested:
+            return "stop"
+        if any(one.generation == self.state.generation for one in self.state.pending):
+            return "anomaly"
+        if self.finished_generation >= self.state.generation > 0:
+            return "finished"
+        return ""
+
+    def _should_continue_as_new(self) -> bool:
+        info = workflow.info()
+        return info.is_continue_as_new_suggested() or info.is_target_worker_deployment_version_changed()
+
+    def _take_anomaly(self) -> Anomaly:
+        found = next(one for one in self.state.pending if one.generation == self.state.generation)
+        self.state.pending.remove(found)
+        return found
+
+    async def _start(self) -> None:
+        """Launch the first generation; a failure is an anomaly like any other."""
+        state, spec = self.state, self.state.spec
+        state.started_ns = workflow.time_ns()
+        try:
+            used = await self._record(started_ns=state.started_ns)
+            # Count on from earlier runs of the same name: an agent never meets a generation twice.
+            state.generation, state.incident_count = used.generations, used.incidents
+        except ActivityError:
+            workflow.logger.warning("the ledger did not answer; the job starts without it")
+        state.generation += 1
+        try:
+            await workflow.execute_activity(
+                messages.PREPARE,
+                PrepareInput(spec=spec, machines=state.machines),
+                result_type=float,
+                summary=page.summary(f"fork servers on {len(state.machines)} machines"),
+                **on_ranks(timedelta(minutes=5)),
+            )
+            launched = await workflow.execute_activity(
+                messages.LAUNCH,
+                LaunchInput(spec=spec, machines=state.machines, generation=state.generation, resume_step=NOTHING_HELD),
+                result_type=Launched,
+                summary=page.summary(
+                    f"generation {state.generation}, {spec.topology().world_size} ranks, from the beginning"
+                ),
+                **on_ranks(timedelta(minutes=3)),
+            )
+        except ActivityError as error:
+            state.pending.append(
+                Anomaly(
+                    id=f"launch-{spec.name}-{state.generation}",
+                    generation=state.generation,
+                    symptom=Symptom.LAUNCH_FAILED,
+                    headline=str(error.cause or error)[:200],
+                    seen_ns=workflow.time_ns(),
+                )
+            )
+        else:
+            await self._first_step(launched)
+
+    async def _first_step(self, launched: Launched) -> None:
+        """Wait for the first step, but not longer than until something else happens."""
+        patience = timedelta(seconds=self.state.spec.policy.confirm_timeout_s + 30)
+        confirmed = workflow.start_activity(
+            messages.CONFIRM,
+            ConfirmInput(spec=self.state.spec, machines=self.state.machines, launched=launched),
+            result_type=Confirmation,
+            summary=f"generation {launched.generation}: every rank completes a step",
+            **on_ranks(patience),
+        )
+        event = asyncio.create_task(workflow.wait_condition(lambda: self._next_event() != ""))
+        await workflow.wait([confirmed, event], return_when=asyncio.FIRST_COMPLETED)
+        event.cancel()
+        if not confirmed.done():
+            confirmed.cancel()
+            return
+        if confirmed.exception() is None and confirmed.result().ok:
+            self.state.status = "running"
+            self.state.unproductive_s = (confirmed.result().stepped_ns - self.state.started_ns) / 1e9
+        self._show()
+        confirmation = confirmed.result() if confirmed.exception() is None else None
+        self.records.append(self._record(launched=launched, confirmation=confirmation))
+
+    async def _handle(self, anomaly: Anomaly) -> IncidentReport:
+        """One incident, as a child of its own."""
+        state = self.state
+        state.incident_count += 1
+        number = state.incident_count
+        incident_id = incident_workflow_id(state.spec.name, number)
+        state.status = "recovering"
+        state.incidents = [
+            *state.incidents,
+            IncidentSummary(id=incident_id, number=number, headline=anomaly.headline, opened_ns=anomaly.seen_ns),
+        ][-INCIDENTS_KEPT:]
+        self._show()
+        given = IncidentInput(
+            job=state.spec.name,
+            number=number,
+            anomaly=anomaly,
+            generation=state.generation,
+            resume_step=state.resume_step,
+            spec=state.spec,
+            machines=state.machines,
+            history=state.failures,
+            opened_ns=workflow.time_ns(),
+        )
+        child = await workflow.start_child_workflow(
+            IncidentWorkflow.run,
+            given,
+            id=incident_id,
+            task_timeout=TASK_TIMEOUT,
+            static_summary=page.incident_title(number, anomaly),
+            search_attributes=attributes.search_attributes(
+                {
+                    attributes.JOB_NAME: state.spec.name,
+                    attributes.SYMPTOM: str(anomaly.symptom),
+                    attributes.STAGE: "open",
+                    attributes.SEVERITY: "info",
+                }
+            ),
+        )
+        stopper = asyncio.create_task(self._abandon_on_stop(child))
+        try:
+            report = await child
+        except ChildWorkflowError as error:
+            report = _lost_incident(anomaly, state.generation, str(error.cause or error))
+        finally:
+            stopper.cancel()
+        self._learn(number, report)
+        return report
+
+    async def _abandon_on_stop(self, child: workflow.ChildWorkflowHandle[Any, Any]) -> None:
+        await workflow.wait_condition(lambda: self.state.stop_requested != "")
+        await child.signal("abandon", {"operator": self.state.stop_requested, "note": "the job is stopped"})
+
+    def _learn(self, number: int, report: IncidentReport) -> None:
+        state = self.state
+        state.generation = report.generation
+        state.status = "running" if report.recovered else "failed"
+        state.unproductive_s += report.seconds or 0.0
+        if report.failures:
+            first = report.failures[0]
+            still = steady(state.failures, step=first.step, now_ns=first.time_ns, policy=state.spec.policy)
+            state.failures = [*still, *report.failures][-FAILURES_KEPT:]
+        state.resume_step = report.resume_step
+        one = next(one for one in state.incidents if one.number == number)
+        self._replace(
+            one.model_copy(
+                update={
+                    "headline": report.headline,
+                    "resolution": report.resolution,
+                    "recovered": report.recovered,
+                    "step": report.step,
+                    "lost_steps": report.lost_steps,
+                    "seconds": report.seconds,
+                    "stage": "",
+                }
+            )
+        )
+        self._show()
+
+    async def _stopped(self) -> JobResult:
+        self.state.status = "stopping"
+        self._show()
+        await workflow.execute_activity(
+            messages.STOP,
+            StopInput(
+                job=self.state.spec.name,
+                generation=self.state.generation,
+                machines=self.state.machines,
+                grace_s=self.state.spec.policy.stop_grace_s,
+                patience_s=5.0,
+            ),
+            result_type=Evidence,
+            summary=page.summary(f"stop asked for by {self.state.stop_requested}"),
+            **on_ranks(timedelta(minutes=2)),
+        )
+        return await self._end("stopped", f"stopped by {self.state.stop_requested}")
+
+    async def _end(self, status: str, outcome: str) -> JobResult:
+        """Give everything back and close the books."""
+        state = self.state
+        state.status, state.outcome = status, outcome  # type: ignore[assignment]  # one of JobStatus
+        self._show()
+        await asyncio.gather(
+            workflow.execute_activity(
+                messages.RELEASE,
+                ReleaseInput(job=state.spec.name, machines=state.machines),
+                result_type=int,
+                summary="fork servers and shared memory",
+                **on_ranks(timedelta(minutes=1)),
+            ),
+            self._record(),
+            *self.records,
+            return_exceptions=True,
+        )
+        await workflow.wait_condition(workflow.all_handlers_finished)
+        return JobResult(
+            headline=f"{state.spec.name} {outcome}",
+            outcome=status,
+            generations=state.generation,
+            incidents=[one.headline for one in state.incidents],
+        )
+
+    def _record(
+        self, *, started_ns: int = 0, launched: Launched | None = None, confirmation: Confirmation | None = None
+    ) -> workflow.ActivityHandle[NumbersUsed]:
+        state = self.state
+        given = RecordInput(
+            spec=state.spec,
+            time_ns=workflow.time_ns(),
+            started_ns=started_ns,
+            launched=launched,
+            confirmation=confirmation,
+            outcome=state.outcome,
+        )
+        label = state.outcome or (f"generation {launched.generation}" if launched else "started")
+        return workflow.start_activity(
+            messages.RECORD, given, result_type=NumbersUsed, summary=page.summary(label), **on_ledger()
+        )
+
+    def _replace(self, summary: IncidentSummary) -> None:
+        self.state.incidents = [summary if one.number == summary.number else one for one in self.state.incidents]
+
+    def _show(self) -> None:
+        workflow.set_current_details(page.job_page(self.state, workflow.info().namespace))
+        workflow.upsert_search_attributes(
+            attributes.updates({attributes.JOB_NAME: self.state.spec.name, attributes.STAGE: self.state.status})
+        )
+
+
+def _lost_incident(anomaly: Anomaly, generation: int, why: str) -> IncidentReport:
+    """The report of an incident that was ended from outside, e.g. terminated in the Web UI."""
+    return IncidentReport(
+        headline=f"Incident ended from outside ({why}): {anomaly.headline}",
+        resolution="abandoned",
+        cause=str(anomaly.symptom),
+        step=-1,
+        lost_steps=None,
+        evicted=[],
+        stages=[],
+        generation=generation,
+        recovered=False,
+        seconds=None,
+        failures=[],
+    )
