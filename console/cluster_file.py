@@ -22,6 +22,8 @@ class ClusterFile(BaseModel):
     """A local cluster: its addresses, folders and machines."""
 
     name: str
+    id: str = ""
+    """Marks all its processes (``EVERSTEP_CLUSTER``) and its shared memory; unique on this computer."""
     home: Path
     """Folder of this cluster: ``<everstep home>/clusters/<name>``."""
     shm: Path
@@ -36,9 +38,14 @@ class ClusterFile(BaseModel):
     workers: int = Field(2, ge=1)
 
     @classmethod
+    def home_of(cls, name: str) -> Path:
+        """The folder of a cluster."""
+        return everstep_home() / "clusters" / name
+
+    @classmethod
     def path_of(cls, name: str) -> Path:
         """Where the description of a cluster lies."""
-        return everstep_home() / "clusters" / name / "cluster.json"
+        return cls.home_of(name) / "cluster.json"
 
     @classmethod
     def load(cls, name: str) -> ClusterFile:
@@ -51,9 +58,7 @@ class ClusterFile(BaseModel):
         try:
             return cls.model_validate_json(path.read_text())
         except FileNotFoundError:
-            raise ClusterError(
-                f"no cluster {name!r} is up (no {path}): start it with 'everstep up'"
-            ) from None
+            raise ClusterError(f"no cluster {name!r} is up (no {path}): start it with 'everstep up'") from None
         except ValueError as error:
             raise ClusterError(f"{path} is damaged ({error}): run 'everstep down' and 'everstep up'") from error
 

@@ -1,0 +1,323 @@
+"""Bring a local cluster up and down.
+
+A cluster is one Temporal server, some workers and one agent per machine, all
+processes of this computer under a detached supervisor. Its files lie in
+``<everstep home>/clusters/<name>``, its shared memory in
+``/dev/shm/everstep/<id>``.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from console.cluster_file import ClusterFile, everstep_home
+from console.local import ports, procfs, readiness, stopping
+from console.local.plan import Plan, ProcessPlan, State
+from console.local.temporal_server import TemporalChoice, find, start_command
+from console.local.waiting import Progress
+from everstep import environment
+from everstep.errors import ClusterError
+from everstep.job import JOB_NAME
+from everstep.machine import Machine
+
+SHM_ROOT = Path("/dev/shm/everstep")
+BASE_ADDRESS = "127.0.0.11"
+"""Loopback address of the first machine; the next machines have the next ones."""
+TEMPORAL_PORT, UI_PORT = 7233, 8233
+"""Taken when free: Temporal's own."""
+STOP_LIMIT_S = 60.0
+
+
+def worker_command() -> list[str]:
+    """How a worker is started. ``-P``: no file of the user's hides a module."""
+    return [sys.executable, "-P", "-m", "console.main", "worker"]
+
+
+def agent_command(machine: Machine, state: Path, shm: Path) -> list[str]:
+    """How the agent of a machine is started."""
+    command = [sys.executable, "-P", "-m", "console.main", "agent", "--machine", machine.name]
+    return [*command, "--listen", machine.address, "--state-dir", str(state), "--shm-dir", str(shm), "--prewarm"]
+
+
+@dataclass(frozen=True)
+class Commands:
+    """The programs that a cluster runs; tests put others in their place."""
+
+    worker: Callable[[], list[str]] = worker_command
+    agent: Callable[[Machine, Path, Path], list[str]] = agent_command
+
+
+def up(
+    name: str = "default",
+    *,
+    machines: int = 4,
+    standbys: int = 1,
+    workers: int = 2,
+    progress: Progress = lambda _: None,
+    base_address: str = BASE_ADDRESS,
+    commands: Commands | None = None,
+) -> ClusterFile:
+    """Bring a cluster up, or grow a running one; returns when everything answers.
+
+    Args:
+        name: of the cluster: up to 30 of a-z, 0-9 and '-'.
+        machines: agents for jobs; a running cluster never shrinks.
+        standbys: agents beside them, for replacement.
+        workers: worker processes.
+        progress: takes a line for each step.
+        base_address: loopback address of the first machine of a new cluster.
+        commands: programs to run in place of everstep's own.
+
+    Raises:
+        ClusterError: no Temporal server, a port is taken, or a process does not come up.
+    """
+    if not JOB_NAME.fullmatch(name):
+        raise ClusterError(f"{name!r} is not a cluster name: use up to 30 of a-z, 0-9 and '-'")
+    home = ClusterFile.home_of(name)
+    (home / "logs").mkdir(parents=True, exist_ok=True)
+    commands = commands or Commands()
+    with _lock(home):
+        choice = _temporal(home, progress)
+        cluster = _describe(name, choice, machines=machines, standbys=standbys, workers=workers, base=base_address)
+        for path in stopping.remove_stale(SHM_ROOT, name):
+            progress(f"removed {path}, left behind by a cluster that died")
+        plan = _plan(cluster, choice, commands)
+        _check_ports(cluster, choice)
+        plan.save(home)
+        cluster.save()
+        _start_supervisor(cluster, progress)
+        _wait(cluster, choice, progress)
+    return cluster
+
+
+def _temporal(home: Path, progress: Progress) -> TemporalChoice:
+    """The server of a running cluster stays what it is; else look for one."""
+    with suppress(OSError, ValueError):
+        plan = Plan.load(home)
+        embedded = [Path(entry.argv[0]) for entry in plan.processes if entry.kind == "temporal"]
+        if embedded and procfs.of_cluster(plan.cluster_id):
+            return TemporalChoice("running", binary=embedded[0])
+    return find(progress)
+
+
+def _describe(
+    name: str, choice: TemporalChoice, *, machines: int, standbys: int, workers: int, base: str
+) -> ClusterFile:
+    """The description of the cluster as it shall be, with the addresses that it had before."""
+    home = ClusterFile.home_of(name).resolve()
+    before = _earlier(home)
+    identifier = f"{name}-{hashlib.sha256(os.fsencode(home)).hexdigest()[:8]}"
+    if before and procfs.of_cluster(identifier):
+        machines = max(machines, len(before.machines) - before.standbys)
+        standbys, workers = max(standbys, before.standbys), max(workers, before.workers)
+    known = {machine.name: machine for machine in before.machines} if before else {}
+    all_machines = []
+    for index in range(machines + standbys):
+        host = ports.machine_host(base, index)
+        machine = known.get(f"m{index}") or Machine(name=f"m{index}", address=f"{host}:{ports.choose(host)}")
+        all_machines.append(machine)
+    if choice.address:
+        address, namespace, ui_url = choice.address, choice.namespace, os.environ.get("EVERSTEP_UI_URL", "")
+    elif before and before.ui_url and before.temporal_address.startswith("127.0.0.1:"):
+        address, namespace, ui_url = before.temporal_address, before.namespace, before.ui_url
+    else:
+        address = f"127.0.0.1:{ports.choose('127.0.0.1', TEMPORAL_PORT)}"
+        namespace, ui_url = "everstep", f"http://127.0.0.1:{ports.choose('127.0.0.1', UI_PORT)}"
+    return ClusterFile(
+        name=name,
+        id=identifier,
+        home=home,
+        shm=SHM_ROOT / identifier,
+        temporal_address=address,
+        namespace=namespace,
+        ui_url=ui_url,
+        ledger_url=f"sqlite:///{home / 'ledger.db'}",
+        machines=all_machines,
+        standbys=standbys,
+        workers=workers,
+    )
+
+
+def _earlier(home: Path) -> ClusterFile | None:
+    """The description of this cluster when it was up last, or is still."""
+    for path in (home / "cluster.json", home / "last.json"):
+        with suppress(OSError, ValueError):
+            return ClusterFile.model_validate_json(path.read_text())
+    return None
+
+
+def _plan(cluster: ClusterFile, choice: TemporalChoice, commands: Commands) -> Plan:
+    processes = []
+    env = {
+        environment.CLUSTER: cluster.id,
+        "EVERSTEP_HOME": str(everstep_home().resolve()),
+        "EVERSTEP_CLUSTER_NAME": cluster.name,
+        "EVERSTEP_LEDGER_URL": cluster.ledger_url,
+        "TEMPORAL_ADDRESS": cluster.temporal_address,
+        "TEMPORAL_NAMESPACE": cluster.namespace,
+    }
+    if choice.binary:
+        command = start_command(
+            choice.binary,
+            port=_port(cluster.temporal_address),
+            ui_port=_port(cluster.ui_url),
+            database=cluster.home / "temporal.db",
+            namespace=cluster.namespace,
+        )
+        processes.append(ProcessPlan("temporal", "temporal", command))
+    for machine in cluster.machines:
+        state, shm = cluster.home / "machines" / machine.name, cluster.shm / machine.name
+        state.mkdir(parents=True, exist_ok=True)
+        argv = commands.agent(machine, state, shm)
+        # All ranks are on this computer: gloo needs no look-up of the host's name.
+        processes.append(ProcessPlan(f"agent-{machine.name}", "agent", argv, env | {"GLOO_SOCKET_IFNAME": "lo"}))
+    processes += [ProcessPlan(f"worker-{n}", "worker", commands.worker(), env) for n in range(cluster.workers)]
+    return Plan(cluster.id, str(cluster.shm), processes)
+
+
+def _port(address: str) -> int:
+    return int(address.rsplit(":", 1)[1])
+
+
+def _check_ports(cluster: ClusterFile, choice: TemporalChoice) -> None:
+    """Every port of a process that does not run yet must be free."""
+    running = processes(cluster)
+    wanted = {f"agent-{machine.name}": machine.address for machine in cluster.machines}
+    if choice.binary:
+        wanted |= {"temporal": cluster.temporal_address, "temporal's Web UI": cluster.ui_url.removeprefix("http://")}
+    for name, address in wanted.items():
+        if name.split("'")[0] in running:
+            continue
+        host, port = address.rsplit(":", 1)
+        if not ports.is_free(host, int(port)):
+            raise ClusterError(
+                f"{address} is taken by another process, and {name} of cluster {cluster.name!r} listens there: stop "
+                f"that process (ss -ltnp 'sport = :{port}'), or remove {cluster.home / 'last.json'} for new addresses"
+            )
+
+
+def _start_supervisor(cluster: ClusterFile, progress: Progress) -> None:
+    if running := supervisor_of(cluster.home):
+        procfs.send(running, signal.SIGHUP)
+        return
+    progress("starting the supervisor")
+    with (cluster.home / "logs" / "supervisor.log").open("ab") as log:
+        started = subprocess.run(
+            [sys.executable, "-P", "-m", "console.local.supervisor", str(cluster.home)],
+            env=os.environ | {environment.CLUSTER: cluster.id},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            check=False,
+        )
+    if started.returncode:
+        last = readiness.last_line(cluster.home / "logs" / "supervisor.log")
+        raise ClusterError(f"the supervisor did not start: {log.name} ends with {last!r}")
+
+
+def _wait(cluster: ClusterFile, choice: TemporalChoice, progress: Progress) -> None:
+    """Wait for every process in turn; they start at the same time."""
+    progress(f"waiting for Temporal at {cluster.temporal_address}")
+    temporal = ["temporal"] if choice.binary else []
+    readiness.run_async(readiness.temporal_ready(choice, cluster, temporal))
+    progress(f"waiting for {len(cluster.machines)} agents: {', '.join(m.name for m in cluster.machines)}")
+    for machine in cluster.machines:
+        readiness.agent_serves(cluster, machine.name, machine.address)
+    progress(f"waiting for {cluster.workers} workers")
+    names = [f"worker-{number}" for number in range(cluster.workers)]
+    readiness.run_async(readiness.workers_poll(choice, cluster, names))
+
+
+def down(name: str = "default", *, progress: Progress = lambda _: None, purge: bool = False) -> bool:
+    """Stop a cluster wholly: workers, agents, fork servers and ranks, Temporal, shared memory.
+
+    Args:
+        name: of the cluster.
+        progress: takes a line for each step.
+        purge: remove its folder as well: history, ledger and logs.
+
+    Returns:
+        Whether anything of it was there.
+
+    Raises:
+        ClusterError: a process cannot be stopped.
+    """
+    home = ClusterFile.home_of(name).resolve()
+    if not home.exists():
+        return False
+    with _lock(home):
+        before = _earlier(home)
+        was_up = (home / "cluster.json").exists()
+        if before:
+            was_up = _stop(before, progress) or was_up
+            before_path = home / "cluster.json"
+            if before_path.exists():
+                before_path.rename(home / "last.json")
+    if purge:
+        shutil.rmtree(home, ignore_errors=True)
+    return was_up
+
+
+def _stop(cluster: ClusterFile, progress: Progress) -> bool:
+    running = supervisor_of(cluster.home)
+    if not running and not procfs.of_cluster(cluster.id):
+        stopping.remove_shared_memory(cluster.shm)
+        return False
+    if running:
+        procfs.send(running, signal.SIGTERM)
+        said = "running"
+
+        def gone() -> bool:
+            nonlocal said
+            phase = State.load(cluster.home).phase
+            if phase not in (said, "running"):
+                said = phase
+                progress(phase)
+            return not procfs.alive(running)
+
+        if not readiness.holds(gone, STOP_LIMIT_S):
+            progress("the supervisor does not end: it is killed")
+            procfs.send(running, signal.SIGKILL)
+            procfs.wait_gone([running], 5.0)
+    if procfs.of_cluster(cluster.id):  # its supervisor was dead: do its work
+        stopping.stop_all(State.load(cluster.home), cluster.id, progress)
+    (cluster.home / "state.json").unlink(missing_ok=True)
+    stopping.remove_shared_memory(cluster.shm)
+    if left := procfs.of_cluster(cluster.id):
+        raise ClusterError(f"processes of cluster {cluster.name!r} cannot be stopped: pids {sorted(left)}")
+    return True
+
+
+def supervisor_of(home: Path) -> procfs.Process | None:
+    """The living supervisor of a cluster's folder, or None."""
+    supervisor = State.load(home).supervisor
+    return supervisor if supervisor.pid and procfs.alive(supervisor) else None
+
+
+def processes(cluster: ClusterFile) -> dict[str, int]:
+    """Name → pid of the cluster's own processes that live: ``temporal``, ``worker-0``, ``agent-m0``, …"""
+    state = State.load(cluster.home)
+    return {name: running.pid for name, running in state.processes.items() if procfs.alive(running.process)}
+
+
+def restart_counts(cluster: ClusterFile) -> dict[str, int]:
+    """Name → how often the supervisor started it again since the cluster came up."""
+    return {name: running.restarts for name, running in State.load(cluster.home).processes.items()}
+
+
+@contextmanager
+def _lock(home: Path) -> Iterator[None]:
+    """One ``up`` or ``down`` at a time."""
+    with (home / "up.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

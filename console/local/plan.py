@@ -1,0 +1,108 @@
+"""The two files through which ``everstep up`` and the supervisor talk.
+
+``plan.json`` says which processes shall run; ``up`` writes it. ``state.json``
+says which do; the supervisor writes it at every change, and reads it after its
+own restart to adopt what runs.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from console.local.procfs import Process
+
+Kind = Literal["temporal", "worker", "agent"]
+
+STOP_ORDER: tuple[Kind, ...] = ("worker", "agent", "temporal")
+"""Workers first, so that nothing is decided about the agents that go away."""
+
+
+@dataclass(frozen=True)
+class ProcessPlan:
+    """A process that shall run."""
+
+    name: str
+    kind: Kind
+    argv: list[str]
+    env: dict[str, str] = field(default_factory=dict)
+    """Beside the supervisor's own environment."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All processes of a cluster, in the order in which they are started."""
+
+    cluster_id: str
+    shm: str
+    processes: list[ProcessPlan]
+
+    def save(self, home: Path) -> None:
+        """Write ``plan.json`` atomically."""
+        write_atomically(home / "plan.json", json.dumps(asdict(self), indent=1))
+
+    @classmethod
+    def load(cls, home: Path) -> Plan:
+        """Read ``plan.json``.
+
+        Raises:
+            OSError: there is none.
+            ValueError: it is damaged.
+        """
+        data = json.loads((home / "plan.json").read_text())
+        return cls(data["cluster_id"], data["shm"], [ProcessPlan(**entry) for entry in data["processes"]])
+
+
+@dataclass
+class Running:
+    """A process that was started."""
+
+    pid: int
+    start: int
+    kind: Kind
+    restarts: int = 0
+    """How often it was started again since the cluster came up."""
+
+    @property
+    def process(self) -> Process:
+        """Its identity."""
+        return Process(self.pid, self.start)
+
+
+@dataclass
+class State:
+    """What the supervisor last saw."""
+
+    supervisor_pid: int = 0
+    supervisor_start: int = 0
+    phase: str = "running"
+    """``"running"``, or what is being stopped."""
+    processes: dict[str, Running] = field(default_factory=dict)
+
+    @property
+    def supervisor(self) -> Process:
+        """The supervisor's identity."""
+        return Process(self.supervisor_pid, self.supervisor_start)
+
+    def save(self, home: Path) -> None:
+        """Write ``state.json`` atomically."""
+        write_atomically(home / "state.json", json.dumps(asdict(self), indent=1))
+
+    @classmethod
+    def load(cls, home: Path) -> State:
+        """Read ``state.json``; empty when there is none or it is damaged."""
+        try:
+            data = json.loads((home / "state.json").read_text())
+            data["processes"] = {name: Running(**entry) for name, entry in data["processes"].items()}
+            return cls(**data)
+        except (OSError, ValueError, TypeError, KeyError):
+            return cls()
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file; a reader sees the old text or the new one."""
+    fresh = path.with_name(path.name + ".new")
+    fresh.write_text(text)
+    fresh.rename(path)

@@ -1,0 +1,132 @@
+"""Processes as /proc shows them: identity, and which belong to a cluster.
+
+A process id alone is reused by the kernel; with its start time it names one
+process for good. A process belongs to a cluster when the environment that it
+was started with has ``EVERSTEP_CLUSTER=<id>``: forked ranks show their fork
+server's, so they are found as well, and so is what they started.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from everstep import environment
+
+_PARENT, _STATE, _START = 1, 0, 19  # fields of /proc/<pid>/stat after the name
+
+
+class Process(NamedTuple):
+    """One process for good: its id and its start time in clock ticks since boot."""
+
+    pid: int
+    start: int
+
+
+def _stat(pid: int) -> list[str] | None:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    return text.rpartition(")")[2].split()
+
+
+def identify(pid: int) -> Process | None:
+    """The process with this id now, or None when there is none or only a zombie."""
+    fields = _stat(pid)
+    if fields is None or fields[_STATE] in "ZX":
+        return None
+    return Process(pid, int(fields[_START]))
+
+
+def alive(process: Process) -> bool:
+    """Whether this very process still runs (a zombie does not)."""
+    return identify(process.pid) == process
+
+
+def _pids() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+
+
+def cluster_ids() -> dict[str, set[int]]:
+    """Cluster id → pids of its live processes, by the environment they were started with."""
+    key = f"{environment.CLUSTER}=".encode()
+    found: dict[str, set[int]] = {}
+    for pid in _pids():
+        try:
+            block = Path(f"/proc/{pid}/environ").read_bytes()
+        except OSError:  # gone meanwhile, or another user's
+            continue
+        for entry in block.split(b"\0"):
+            if entry.startswith(key):
+                found.setdefault(os.fsdecode(entry[len(key) :]), set()).add(pid)
+                break
+    return found
+
+
+def of_cluster(cluster_id: str) -> set[int]:
+    """Pids of a cluster's processes and of everything they started.
+
+    The caller itself and its ancestors are never among them.
+    """
+    found = cluster_ids().get(cluster_id, set())
+    parents = {pid: int(fields[_PARENT]) for pid in _pids() if (fields := _stat(pid)) and fields[_STATE] not in "ZX"}
+    found &= parents.keys()
+    while more := {pid for pid, parent in parents.items() if parent in found and pid not in found}:
+        found |= more
+    pid = os.getpid()
+    while pid:
+        found.discard(pid)
+        pid = parents.get(pid, 0)
+    return found
+
+
+def find_command(cluster_id: str, argv: list[str]) -> Process | None:
+    """A session leader of the cluster that runs exactly this command line, or None."""
+    wanted = b"\0".join(map(os.fsencode, argv)) + b"\0"
+    for pid in cluster_ids().get(cluster_id, ()):
+        with suppress(OSError):
+            if os.getsid(pid) == pid and Path(f"/proc/{pid}/cmdline").read_bytes() == wanted:
+                return identify(pid)
+    return None
+
+
+def send(process: Process, number: int) -> None:
+    """Signal this very process; nothing happens when it is gone."""
+    with suppress(ProcessLookupError):
+        descriptor = os.pidfd_open(process.pid)
+        try:
+            if alive(process):  # the pidfd holds the identity from here on
+                signal.pidfd_send_signal(descriptor, number)
+        finally:
+            os.close(descriptor)
+
+
+def wait_gone(processes: Iterable[Process], seconds: float) -> set[Process]:
+    """Wait until the processes are gone.
+
+    Returns:
+        Those that still run after so many seconds.
+    """
+    deadline = time.monotonic() + seconds
+    left = {process for process in processes if alive(process)}
+    while left and (remaining := deadline - time.monotonic()) > 0:
+        descriptors = []
+        for process in left:
+            with suppress(OSError):
+                descriptors.append(os.pidfd_open(process.pid))
+        poll = select.poll()
+        for descriptor in descriptors:
+            poll.register(descriptor, select.POLLIN)
+        if descriptors:
+            poll.poll(min(remaining, 0.5) * 1000)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        left = {process for process in left if alive(process)}
+    return left

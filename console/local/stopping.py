@@ -1,0 +1,75 @@
+"""Stop a cluster: workers, agents, fork servers and ranks, Temporal; nothing is left, nobody else is touched."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from console.local import procfs
+from console.local.plan import STOP_ORDER, Kind, State
+
+GRACE_S: dict[Kind, float] = {"worker": 3.0, "agent": 3.0, "temporal": 5.0}
+"""How long a process may take after SIGTERM before SIGKILL (ours)."""
+ROUNDS = 20
+"""A process that forks while we kill is found in the next round."""
+
+
+def stop_all(state: State, cluster_id: str, say: Callable[[str], None]) -> None:
+    """Stop every process of a cluster, in order.
+
+    Args:
+        state: the processes that were started.
+        cluster_id: marks all others of this cluster.
+        say: called with what is stopped now.
+    """
+    for kind in STOP_ORDER:
+        if kind == "temporal":  # ranks and fork servers are gone before it: their agents may still report to nobody
+            say("stopping fork servers and ranks")
+            spared = {entry.pid for entry in state.processes.values() if entry.kind == "temporal"}
+            spared.add(state.supervisor_pid)
+            kill_all(cluster_id, spared)
+        processes = [entry.process for entry in state.processes.values() if entry.kind == kind]
+        if any(map(procfs.alive, processes)):
+            say(f"stopping {kind}s" if kind != "temporal" else "stopping Temporal")
+        for process in processes:
+            procfs.send(process, signal.SIGTERM)
+        for process in procfs.wait_gone(processes, GRACE_S[kind]):
+            procfs.send(process, signal.SIGKILL)
+        procfs.wait_gone(processes, 5.0)
+    kill_all(cluster_id, {state.supervisor_pid})
+
+
+def kill_all(cluster_id: str, spared: set[int]) -> None:
+    """SIGKILL every process of a cluster but the spared ones and the caller's own ancestors."""
+    for _ in range(ROUNDS):
+        found = {process for pid in procfs.of_cluster(cluster_id) - spared if (process := procfs.identify(pid))}
+        if not found:
+            return
+        for process in found:
+            procfs.send(process, signal.SIGKILL)
+        procfs.wait_gone(found, 1.0)
+
+
+def remove_shared_memory(shm: Path) -> None:
+    """Give back the shared memory of a cluster."""
+    shutil.rmtree(shm, ignore_errors=True)
+
+
+def remove_stale(root: Path, name: str) -> list[Path]:
+    """Remove shared memory of clusters of this name of which no process lives.
+
+    Args:
+        root: folder of all clusters' shared memory.
+        name: of the cluster; its ids are ``<name>-<8 hexadecimal digits>``.
+
+    Returns:
+        The folders that were removed.
+    """
+    living = procfs.cluster_ids()
+    pattern = f"{name}-" + "[0-9a-f]" * 8
+    stale = [path for path in root.glob(pattern) if path.is_dir() and path.name not in living]
+    for path in stale:
+        remove_shared_memory(path)
+    return stale
