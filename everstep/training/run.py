@@ -1,0 +1,262 @@
+"""A rank's part in a job: where it stands in the mesh, its loop over steps, its reports.
+
+Outside everstep (``EVERSTEP_REPORT_FILE`` is not set) all of it works and
+nothing is kept: the same script runs under torchrun and plain python.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from everstep import environment
+from everstep.errors import ConfigError, TopologyError
+from everstep.faults import RankFaults
+from everstep.reports import ReportFile
+from everstep.topology import Axis, Coordinate, Topology
+from everstep.training.checkpoint import Checkpoint, Stateful
+from everstep.training.scalars import Held, on_device
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.distributed.device_mesh import DeviceMesh
+
+DEFAULT_ORDER: tuple[Axis, ...] = ("pp", "dp", "tp")
+
+
+def join(*, tp: int | None = None, pp: int | None = None, order: Sequence[Axis] | None = None) -> Run:
+    """Join the job that this rank belongs to. Call it once, early in the script.
+
+    Args:
+        tp: Tensor-parallel size; None: what the job was started with, outside everstep 1.
+        pp: Pipeline-parallel size, likewise. The data-parallel size follows.
+        order: Axes of the mesh, the last one varies fastest; None: the job's,
+            outside everstep pp-dp-tp.
+
+    Raises:
+        TopologyError: the sizes do not multiply, or are not those of the job.
+        ConfigError: an environment variable of torchrun or everstep makes no sense.
+    """
+    report_file = os.environ.get(environment.REPORT_FILE)
+    topology = _topology(tp, pp, tuple(order) if order is not None else None)
+    reports = None
+    if report_file:
+        reports = ReportFile.open(Path(report_file))
+        reports.attach()
+    return Run(topology, _number("RANK", 0), reports)
+
+
+class Run:
+    """This rank's handle on its job; made by ``join``."""
+
+    def __init__(self, topology: Topology, rank: int, reports: ReportFile | None) -> None:
+        self.topology = topology
+        self.rank = rank
+        self.world_size = topology.world_size
+        self.local_rank = _number("LOCAL_RANK", rank % topology.ranks_per_machine)
+        self.coordinate: Coordinate = topology.coordinate(rank)
+        self.resumed_from: int | None = None
+        """Completed steps of the state that the loop went on from; None before the loop and on a fresh start."""
+        self._reports = reports
+        self._step: int | None = None
+        self._entered = False
+        self._held: list[Held] = []
+        self._faults = RankFaults.from_environment(rank) if reports is not None else None
+        if self._faults is not None:
+            self._install_fault_hook()
+
+    @property
+    def active(self) -> bool:
+        """Whether everstep runs this rank."""
+        return self._reports is not None
+
+    def mesh_shape(self) -> tuple[int, ...]:
+        """Sizes of the mesh in the topology's order, as ``init_device_mesh`` takes them."""
+        return self.topology.mesh_shape()
+
+    def device_mesh(self, device_type: str) -> DeviceMesh:
+        """The job's device mesh, its axes named ``pp``, ``dp`` and ``tp``; a collective call of all ranks."""
+        from torch.distributed.device_mesh import init_device_mesh
+
+        return init_device_mesh(device_type, self.mesh_shape(), mesh_dim_names=tuple(self.topology.order))
+
+    def checkpoint(self, **things: Stateful) -> Checkpoint:
+        """Name what makes up the state of training; give the result to ``steps``.
+
+        Args:
+            things: Anything with ``state_dict`` and ``load_state_dict``: model,
+                optimizer, scheduler, sampler. They are loaded in this order.
+                Random number generators are included without being named.
+
+        Raises:
+            ConfigError: something has no ``state_dict``, or a number in the environment makes no sense.
+            CheckpointError: the checkpoint file cannot be opened.
+        """
+        name = os.environ.get(environment.CHECKPOINT_FILE)
+        if not self.active or not name:
+            return Checkpoint(things, None)
+        from everstep.slots import SlotFile
+
+        file = SlotFile(
+            Path(name),
+            slots=_number(environment.CHECKPOINT_SLOTS, 2),
+            generation=_number(environment.GENERATION, 0),
+        )
+        return Checkpoint(things, file, faults=self._faults)
+
+    def steps(
+        self,
+        total: int,
+        state: Checkpoint | None = None,
+        *,
+        start: int = 0,
+        warm_up: Callable[[], object] | None = None,
+    ) -> Iterator[int]:
+        """The steps of training: ``for step in run.steps(total, state)``. Enter it once.
+
+        At entry the state is restored at the step that all ranks agreed on;
+        after each body it is saved. The state is that *between* steps: a body
+        that was cut short is run again.
+
+        Every step needs something that makes all ranks wait for each other
+        (an all-reduce of the loss or of the gradient norm will do): with two
+        slots a rank may be at most one step ahead of another.
+
+        Args:
+            total: Number of steps of the whole job.
+            state: From ``checkpoint``. None: nothing is saved or restored, the
+                steps are counted only.
+            start: First step when nothing is restored, for a script that
+                restores its own checkpoints.
+            warm_up: Runs one forward and backward pass without an optimizer
+                step. Called twice before a state is restored, its gradients
+                dropped, so that what torch sets up in its first iterations
+                (DDP's buckets) is as it was in the run that is continued.
+
+        Raises:
+            CheckpointError: the agreed state cannot be restored, or a state cannot be saved.
+        """
+        if self._entered:
+            raise ConfigError("run.steps() was entered twice: use one loop and count its steps over all epochs")
+        self._entered = True
+        first = self._restore(state, start, warm_up)
+        reports = self._reports
+        for step in range(first, total):
+            self._step = step
+            yield step
+            if self._faults is not None:
+                self._faults.meet("step", step)
+            if reports is None:
+                continue
+            if state is not None:
+                state.save(step + 1)
+            if self._held:
+                self._publish_held(wait=False)
+            reports.complete(step + 1)
+            if step == first:
+                reports.mark("first_step")
+        self.finish()
+
+    def report(self, step: int, *, loss: float | Tensor, grad_norm: float | Tensor = math.nan, tokens: int = 0) -> None:
+        """Report how a step went: a store into mapped memory, which never blocks.
+
+        Args:
+            step: As ``steps`` gave it.
+            loss: A number or a tensor of one element. One on a GPU is not waited
+                for: it is copied aside and published when it has arrived.
+            grad_norm: Norm of the gradient, likewise; NaN: not known.
+            tokens: Tokens that this rank trained on in this step.
+        """
+        if self._faults is not None:
+            self._faults.meet("step", step)
+        if self._reports is None:
+            return
+        if on_device(loss) or on_device(grad_norm):
+            self._publish_held(wait=True)
+            self._held.append(Held(step, loss, grad_norm, tokens))
+        else:
+            self._reports.report(step, float(loss), float(grad_norm), tokens)
+
+    def finish(self) -> None:
+        """Say that training is over; ``steps`` does at its end, a script that breaks out of the loop should."""
+        self._step = None
+        if self._reports is not None:
+            self._publish_held(wait=True)
+            self._reports.finish()
+
+    def _restore(self, state: Checkpoint | None, start: int, warm_up: Callable[[], object] | None) -> int:
+        """Restore the agreed state; returns the first step to run."""
+        if self._reports is None:
+            return start
+        first = start
+        if state is not None and state.active:
+            agreed = _number(environment.RESUME_STEP, 0)
+            if agreed > 0:
+                if warm_up is not None:
+                    for _ in range(2):
+                        warm_up()
+                    state.drop_gradients()
+                state.restore(agreed)
+                first = self.resumed_from = agreed
+            else:
+                state.discard()
+        self._reports.complete(first)
+        self._reports.mark("restored")
+        return first
+
+    def _publish_held(self, *, wait: bool) -> None:
+        assert self._reports is not None
+        while self._held and (wait or self._held[0].arrived()):
+            self._reports.report(*self._held.pop(0).values())
+
+    def _install_fault_hook(self) -> None:
+        """Meet the faults of a drill where it hurts: between backward and the optimizer's step."""
+        from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+        def meet(*_: Any) -> None:
+            if self._step is not None and self._faults is not None:
+                self._faults.meet("step", self._step)
+
+        register_optimizer_step_pre_hook(meet)
+
+
+def _topology(tp: int | None, pp: int | None, order: tuple[Axis, ...] | None) -> Topology:
+    """The job's topology, from everstep's environment or else torchrun's."""
+    given = os.environ.get(environment.TOPOLOGY)
+    if not given:
+        world = _number("WORLD_SIZE", 1)
+        local = _number("LOCAL_WORLD_SIZE", world)
+        if local < 1 or world % local:
+            local = 1  # machines of unequal size: which ranks share one is not known
+        return Topology(world // local, local, 1 if tp is None else tp, 1 if pp is None else pp, order or DEFAULT_ORDER)
+    try:
+        *sizes, axes = given.split(",")
+        machines, ranks, job_tp, job_pp = map(int, sizes)
+        job = Topology(machines, ranks, job_tp, job_pp, tuple(axes.split("-")))  # type: ignore[arg-type]
+    except ValueError:
+        raise ConfigError(
+            f"{environment.TOPOLOGY} is {given!r}; it must read like 4,2,2,2,pp-dp-tp "
+            "(machines, ranks per machine, tp, pp, order)"
+        ) from None
+    wanted = (job.tp if tp is None else tp, job.pp if pp is None else pp, job.order if order is None else order)
+    if wanted != (job.tp, job.pp, job.order):
+        raise TopologyError(
+            f"the script joins with tp={wanted[0]} pp={wanted[1]} order={'-'.join(wanted[2])}, but the job was started "
+            f"with tp={job.tp} pp={job.pp} order={'-'.join(job.order)}: start the job with the script's sizes, or call "
+            "everstep.join() without sizes to take the job's"
+        )
+    return job
+
+
+def _number(name: str, default: int) -> int:
+    """An integer from the environment."""
+    value = os.environ.get(name)
+    if not value:
+        return default
+    try:
+        return int(value)
+    except ValueError:
+        raise ConfigError(f"{name} is {value!r}; it must be a whole number") from None
