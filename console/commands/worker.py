@@ -1,0 +1,37 @@
+"""``everstep worker``."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Annotated
+
+import typer
+
+from everstep.errors import ConfigError
+
+
+def worker(
+    ledger: Annotated[
+        str, typer.Option(envvar="EVERSTEP_LEDGER_URL", help="sqlite:////path/ledger.db or postgresql+psycopg://…")
+    ] = "",
+    log_format: Annotated[
+        str, typer.Option(envvar="EVERSTEP_LOG_FORMAT", help="text or json; default: text on a terminal")
+    ] = "",
+) -> None:
+    """Run a worker: workflows, activities and a watcher. Stateless: run two or more, kill any of them.
+
+    Temporal's address, namespace and TLS come from Temporal's own settings:
+    TEMPORAL_ADDRESS, TEMPORAL_NAMESPACE, TEMPORAL_TLS_…, or its profile file.
+
+    Example: TEMPORAL_ADDRESS=temporal:7233 everstep worker --ledger postgresql+psycopg://everstep@db/everstep
+    """
+    from console.drill.worker_faults import interceptors
+    from console.log_setup import configure
+    from console.worker import run_worker
+
+    if not ledger:
+        raise ConfigError("no ledger: give --ledger or set EVERSTEP_LEDGER_URL, e.g. sqlite:////var/lib/everstep/l.db")
+    configure("worker", json=log_format == "json" if log_format else None)
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    asyncio.run(run_worker(ledger_url=ledger, interceptors=interceptors()))

@@ -1,0 +1,43 @@
+"""Registers our search attributes with a Temporal server that does not have them yet."""
+
+from __future__ import annotations
+
+import structlog
+from temporalio.api.enums.v1 import IndexedValueType
+from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSearchAttributesRequest
+from temporalio.client import Client
+from temporalio.service import RPCError, RPCStatusCode
+
+from workflows import attributes
+
+log = structlog.get_logger("worker")
+
+
+async def register(client: Client) -> None:
+    """Add what is missing; a server that does not allow it has to be prepared by its operator, and we say how."""
+    try:
+        listed = await client.operator_service.list_search_attributes(
+            ListSearchAttributesRequest(namespace=client.namespace)
+        )
+        missing = [key for key in attributes.ALL if key.name not in listed.custom_attributes]
+        if missing:
+            await client.operator_service.add_search_attributes(
+                AddSearchAttributesRequest(
+                    namespace=client.namespace,
+                    search_attributes={key.name: key.indexed_value_type for key in missing},
+                )
+            )
+    except RPCError as error:
+        if error.status is RPCStatusCode.ALREADY_EXISTS:
+            return
+        wanted = " ".join(f"--name {key.name} --type {_type_name(key.indexed_value_type)}" for key in attributes.ALL)
+        log.error(
+            "search attributes could not be registered; workflows stand still until they are",
+            error=str(error),
+            command=f"temporal operator search-attribute create {wanted}",
+        )
+
+
+def _type_name(value: IndexedValueType.ValueType) -> str:
+    """``KeywordList`` for INDEXED_VALUE_TYPE_KEYWORD_LIST, as the temporal command takes it."""
+    return IndexedValueType.Name(value).removeprefix("INDEXED_VALUE_TYPE_").title().replace("_", "")

@@ -1,0 +1,165 @@
+"""The worker process: workflows, activities and a watcher, put together.
+
+It keeps no state of its own and may be killed at any moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Sequence
+from datetime import timedelta
+
+import structlog
+from temporalio.client import Client
+from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.envconfig import ClientConfig
+from temporalio.worker import Interceptor, Worker
+from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
+
+from activities.ledger import Ledger, MachineEventRecord
+from activities.ranks import RankActivities
+from activities.records import RecordActivities
+from activities.watcher import Watcher
+from agent.client import AgentPool
+from agent.v1 import agent_pb2 as pb
+from console.search_attributes import register
+from everstep.errors import ClusterError
+from everstep.job_state import TASK_QUEUE
+from workflows.incident import IncidentWorkflow
+from workflows.job import JobWorkflow
+from workflows.options import HEARTBEAT_THROTTLE, STICKY_TIMEOUT
+
+log = structlog.get_logger("worker")
+
+OUR_MODULES = ("everstep", "activities", "agent", "workflows", "structlog")
+DEFAULT_ADDRESS = "localhost:7233"
+
+
+async def connect() -> Client:
+    """Connect to Temporal as the user configured it: its own environment variables and profile file.
+
+    Raises:
+        ClusterError: it does not answer.
+    """
+    config = ClientConfig.load_client_connect_config()
+    address = config.get("target_host") or DEFAULT_ADDRESS
+    config["target_host"] = address
+    try:
+        return await Client.connect(**config, data_converter=pydantic_data_converter)
+    except RuntimeError as error:
+        raise ClusterError(
+            f"Temporal does not answer at {address} ({error}): start one with 'everstep up', or set TEMPORAL_ADDRESS"
+        ) from error
+
+
+def sandbox() -> SandboxedWorkflowRunner:
+    """The workflow sandbox, with our pure modules passed through."""
+    return SandboxedWorkflowRunner(restrictions=SandboxRestrictions.default.with_passthrough_modules(*OUR_MODULES))
+
+
+def build(
+    client: Client,
+    *,
+    agents: AgentPool,
+    ledger: Ledger,
+    watcher: Watcher | None,
+    task_queue: str = TASK_QUEUE,
+    interceptors: Sequence[Interceptor] = (),
+    max_cached_workflows: int = 1000,
+) -> Worker:
+    """A worker with everything that everstep runs on Temporal."""
+    ranks = RankActivities(agents, watcher)
+    records = RecordActivities(ledger)
+    return Worker(
+        client,
+        task_queue=task_queue,
+        workflows=[JobWorkflow, IncidentWorkflow],
+        activities=[
+            ranks.prepare,
+            ranks.stop,
+            ranks.launch,
+            ranks.confirm,
+            ranks.release,
+            records.decide,
+            records.record,
+        ],
+        workflow_runner=sandbox(),
+        interceptors=list(interceptors),
+        max_cached_workflows=max_cached_workflows,
+        sticky_queue_schedule_to_start_timeout=STICKY_TIMEOUT,
+        max_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,
+        default_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,
+        graceful_shutdown_timeout=timedelta(seconds=2),
+    )
+
+
+async def run_worker(*, ledger_url: str, interceptors: Sequence[Interceptor] = ()) -> None:
+    """Run until SIGTERM or SIGINT."""
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    client = await connect()
+    await register(client)
+    ledger = await asyncio.to_thread(Ledger.open, ledger_url)
+    agents = AgentPool()
+    events = EventWriter(ledger)
+    watcher = Watcher(client, agents, events.take)
+    worker = build(client, agents=agents, ledger=ledger, watcher=watcher, interceptors=interceptors)
+    log.info("worker is up", pid=os.getpid(), namespace=client.namespace, ledger=str(ledger.url))
+    async with worker, asyncio.TaskGroup() as group:
+        watching = group.create_task(watcher.run())
+        writing = group.create_task(events.run())
+        await stopped.wait()
+        watching.cancel()
+        writing.cancel()
+    await agents.close()
+
+
+class EventWriter:
+    """Writes what happens to machines (an agent back, a fork server dead) into the ledger, off the watcher's path."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._queue: asyncio.Queue[MachineEventRecord] = asyncio.Queue(maxsize=10_000)
+
+    def take(self, observation: pb.Observation) -> None:
+        """Take an observation; when the ledger is away for too long the newest are dropped, and it says so."""
+        kind = observation.WhichOneof("what") or "unknown"
+        event = MachineEventRecord(
+            observation=observation.id,
+            machine=observation.machine,
+            job=observation.job or None,
+            time_ns=observation.time_ns,
+            kind=kind,
+            text=event_text(observation),
+        )
+        try:
+            self._queue.put_nowait(event)
+        except asyncio.QueueFull:
+            log.warning("machine event dropped: the ledger takes none", observation=observation.id)
+
+    async def run(self) -> None:
+        """Write until cancelled; a ledger that is away is tried again."""
+        while True:
+            event = await self._queue.get()
+            while True:
+                try:
+                    await self._ledger.call(Ledger.machine_event, event)
+                    break
+                except Exception as error:
+                    log.warning("the ledger did not take a machine event yet", error=str(error))
+                    await asyncio.sleep(1.0)
+
+
+def event_text(observation: pb.Observation) -> str:
+    """One line about a machine event."""
+    match observation.WhichOneof("what"):
+        case "agent_started":
+            started = observation.agent_started
+            return f"agent started (pid {started.pid}), adopted {started.adopted_ranks} ranks"
+        case "fork_server_died":
+            return f"fork server (pid {observation.fork_server_died.pid}) died; its ranks live on"
+        case other:
+            return str(other)
