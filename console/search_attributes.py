@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import structlog
 from temporalio.api.enums.v1 import IndexedValueType
 from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSearchAttributesRequest
 from temporalio.client import Client
+from temporalio.common import SearchAttributeKey
 from temporalio.service import RPCError, RPCStatusCode
 
 from workflows import attributes
@@ -24,13 +27,13 @@ async def register(client: Client) -> None:
             await client.operator_service.add_search_attributes(
                 AddSearchAttributesRequest(
                     namespace=client.namespace,
-                    search_attributes={key.name: key.indexed_value_type for key in missing},
+                    search_attributes={key.name: wire_type(key) for key in missing},
                 )
             )
     except RPCError as error:
         if error.status is RPCStatusCode.ALREADY_EXISTS:
             return
-        wanted = " ".join(f"--name {key.name} --type {_type_name(key.indexed_value_type)}" for key in attributes.ALL)
+        wanted = " ".join(f"--name {key.name} --type {type_name(key)}" for key in attributes.ALL)
         log.error(
             "search attributes could not be registered; workflows stand still until they are",
             error=str(error),
@@ -38,6 +41,11 @@ async def register(client: Client) -> None:
         )
 
 
-def _type_name(value: IndexedValueType.ValueType) -> str:
+def wire_type(key: SearchAttributeKey[Any]) -> IndexedValueType.ValueType:
+    """The attribute's type as the operator API takes it; the SDK's enum has the same numbers."""
+    return cast("IndexedValueType.ValueType", int(key.indexed_value_type))
+
+
+def type_name(key: SearchAttributeKey[Any]) -> str:
     """``KeywordList`` for INDEXED_VALUE_TYPE_KEYWORD_LIST, as the temporal command takes it."""
-    return IndexedValueType.Name(value).removeprefix("INDEXED_VALUE_TYPE_").title().replace("_", "")
+    return IndexedValueType.Name(wire_type(key)).removeprefix("INDEXED_VALUE_TYPE_").title().replace("_", "")
