@@ -1,0 +1,68 @@
+"""Which rank failed first."""
+
+from everstep.decisions.first_failure import cause_of, failure_of, first_failure, headline_of, is_victim, symptom_of
+from everstep.incident import RankExit, Symptom
+
+
+def end(rank: int, time_ns: int, **fields: object) -> RankExit:
+    return RankExit.model_validate({"rank": rank, "machine": f"m{rank // 2}", "time_ns": time_ns, **fields})
+
+
+GLOO = "RuntimeError: [../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.12]:4213"
+
+
+def test_a_victim_that_ended_earlier_is_not_the_cause() -> None:
+    ends = [end(0, 10, code=1, exception=GLOO), end(5, 20, signal=9), end(1, 30, code=1, exception=GLOO)]
+
+    assert first_failure(ends) == ends[1]
+
+
+def test_among_victims_alone_the_earliest_is_named() -> None:
+    ends = [end(3, 20, code=1, exception=GLOO), end(2, 10, code=1, exception=GLOO)]
+
+    assert first_failure(ends) == ends[1]
+
+
+def test_ranks_that_the_stop_killed_explain_nothing() -> None:
+    assert first_failure([end(0, 10, signal=9, stopped_by_us=True)]) is None
+
+
+def test_a_rank_that_left_early_with_success_explains_the_victims() -> None:
+    ends = [end(4, 10, code=0), end(5, 11, code=1, exception=GLOO)]
+
+    found = first_failure(ends)
+
+    assert found == ends[0]
+    assert symptom_of(ends[0]) is Symptom.EARLY_EXIT
+
+
+def test_the_cause_is_the_same_for_the_same_cause() -> None:
+    assert cause_of(end(1, 5, signal=9)) == cause_of(end(7, 9, signal=9)) == "SIGKILL"
+    assert cause_of(end(1, 5, code=1, exception="ValueError: bad 1")) == "ValueError"
+    assert cause_of(end(1, 5, code=3)) == "exit code 3"
+    assert cause_of(end(1, 5)) == "exit status unknown"
+
+
+def test_a_headline_says_who_where_and_what() -> None:
+    assert headline_of(end(5, 1, signal=9)) == "rank 5 on m2 ended by SIGKILL"
+    assert headline_of(end(5, 1, code=1, exception="ValueError: x")) == "rank 5 on m2 raised ValueError: x"
+    assert headline_of(end(5, 1, code=0)) == "rank 5 on m2 left with code 0 before the job was over"
+    assert headline_of(end(5, 1, code=7)) == "rank 5 on m2 ended with exit code 7"
+    assert headline_of(end(5, 1, signal=77)) == "rank 5 on m2 ended by signal 77"
+
+
+def test_a_user_exception_is_no_crash() -> None:
+    failure = failure_of(end(2, 99, code=1, exception="IndexError: out of range"), generation=4, step=17)
+
+    assert (failure.symptom, failure.cause, failure.step, failure.generation, failure.time_ns) == (
+        Symptom.USER_ERROR,
+        "IndexError",
+        17,
+        4,
+        99,
+    )
+
+
+def test_a_peer_that_went_away_shows_in_the_log_too() -> None:
+    assert is_victim(end(1, 1, code=1, log_tail="…\n[rank1]: " + GLOO))
+    assert not is_victim(end(1, 1, code=1, exception="ValueError: Connection"))

@@ -1,0 +1,114 @@
+"""Reattempt or park."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from everstep.decisions.reattempt import Facts, backoff_s, decide_reattempt, steady
+from everstep.incident import Evidence, Failure, RankExit, Symptom
+from everstep.policy import RecoveryPolicy
+
+POLICY = RecoveryPolicy()
+
+
+def failure(step: int, cause: str = "SIGKILL", time_ns: int = 0) -> Failure:
+    return Failure(generation=1, step=step, symptom=Symptom.CRASH, cause=cause, time_ns=time_ns)
+
+
+def facts(**fields: object) -> Facts:
+    given = {
+        "failure": failure(20),
+        "history": (),
+        "attempts": 0,
+        "evidence": Evidence(generation=1),
+        "restore_step": 20,
+        "world_size": 2,
+    }
+    return Facts(**(given | fields))  # type: ignore[arg-type]
+
+
+def test_a_first_crash_is_reattempted_at_once() -> None:
+    decision = decide_reattempt(facts(), POLICY)
+
+    assert (decision.action, decision.delay_s) == ("reattempt", 0.0)
+
+
+def test_a_silent_machine_parks_the_job_and_is_named() -> None:
+    decision = decide_reattempt(facts(evidence=Evidence(generation=1, unreachable=["m3"])), POLICY)
+
+    assert decision.action == "park"
+    assert "m3 does not answer" in decision.reason
+
+
+def raised(rank: int, exception: str) -> RankExit:
+    return RankExit(rank=rank, machine="m0", code=1, exception=exception)
+
+
+def test_a_script_that_fails_at_import_on_every_rank_is_not_tried_again() -> None:
+    ends = [
+        raised(0, "ModuleNotFoundError: No module named 'modle'"),
+        raised(1, "ModuleNotFoundError: No module named 'modle'"),
+    ]
+    decision = decide_reattempt(facts(failure=failure(-1), evidence=Evidence(generation=1, exits=ends)), POLICY)
+
+    assert decision.action == "park"
+    assert "No module named 'modle'" in decision.reason
+
+
+def test_an_exception_on_one_rank_alone_is_reattempted() -> None:
+    ends = [raised(0, "ValueError: once"), RankExit(rank=1, machine="m0", signal=9, stopped_by_us=True)]
+    decision = decide_reattempt(facts(failure=failure(0), evidence=Evidence(generation=1, exits=ends)), POLICY)
+
+    assert decision.action == "reattempt"
+
+
+def test_the_same_step_again_and_again_parks() -> None:
+    history = (failure(20), failure(20))
+
+    assert decide_reattempt(facts(history=history[:1]), POLICY).action == "reattempt"
+    assert decide_reattempt(facts(history=history), POLICY).action == "park"
+
+
+def test_failures_at_different_steps_park_only_without_progress() -> None:
+    history = tuple(failure(step) for step in (1, 2, 3, 4))
+
+    assert decide_reattempt(facts(history=history[:3]), POLICY).action == "reattempt"
+    assert decide_reattempt(facts(history=history), POLICY).action == "park"
+
+
+def test_losing_too_many_steps_needs_an_operator() -> None:
+    far = facts(failure=failure(5000), restore_step=0)
+
+    assert decide_reattempt(far, POLICY).action == "park"
+    assert decide_reattempt(facts(failure=failure(5000), restore_step=4999), POLICY).action == "reattempt"
+
+
+@given(st.integers(0, 10_000))
+def test_the_wait_grows_and_is_bounded(failures_before: int) -> None:
+    wait = backoff_s(failures_before, POLICY)
+
+    assert 0 <= wait <= POLICY.backoff_max_s
+    assert backoff_s(failures_before + 1, POLICY) >= wait
+
+
+@given(st.lists(st.integers(-1, 300), max_size=60))
+def test_no_sequence_of_failures_is_reattempted_for_ever(steps: list[int]) -> None:
+    """However a job fails, it parks before its failures in a row exceed the limit."""
+    history: list[Failure] = []
+    in_a_row = 0
+    for step in steps:
+        now = failure(step)
+        history = steady(history, step=step, now_ns=0, policy=POLICY)
+        in_a_row = len(history)
+        if decide_reattempt(facts(failure=now, history=tuple(history)), POLICY).action == "park":
+            history = []
+        else:
+            history.append(now)
+    assert in_a_row < POLICY.max_failures_without_progress
+
+
+def test_steady_progress_or_time_forgives() -> None:
+    old = [failure(20, time_ns=1)]
+
+    assert steady(old, step=119, now_ns=2, policy=POLICY) == old
+    assert steady(old, step=120, now_ns=2, policy=POLICY) == []
+    assert steady(old, step=-1, now_ns=int(POLICY.steady_s * 1e9) + 2, policy=POLICY) == []

@@ -1,0 +1,80 @@
+"""What a watcher concludes."""
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from everstep.decisions.watch import Finished, Seen, StallRule, judge_exits
+from everstep.incident import Anomaly, RankExit, Symptom
+from everstep.policy import RecoveryPolicy
+
+POLICY = RecoveryPolicy(stall_floor_s=5, stall_factor=10, exit_grace_s=60)
+SECOND = 1_000_000_000
+
+
+def seen(rank: int, *, attached: bool = True, finished: bool = False, time_s: float = 1, **end: object) -> Seen:
+    fields = {"rank": rank, "machine": "m0", "time_ns": int(time_s * SECOND), **end}
+    return Seen(id=f"m0-{rank}", end=RankExit.model_validate(fields), attached=attached, finished=finished)
+
+
+def judge(*ends: Seen, world_size: int = 2, now_s: float = 2) -> Anomaly | Finished | None:
+    return judge_exits(3, ends, world_size=world_size, now_ns=int(now_s * SECOND), policy=POLICY)
+
+
+def test_a_killed_rank_is_an_anomaly_at_once_with_its_observation() -> None:
+    verdict = judge(seen(1, signal=9))
+
+    assert isinstance(verdict, Anomaly)
+    assert (verdict.id, verdict.symptom, verdict.ranks, verdict.generation) == ("m0-1", Symptom.CRASH, [1], 3)
+
+
+def test_a_script_that_leaves_before_its_loop_ends_is_an_anomaly_at_once() -> None:
+    verdict = judge(seen(1, code=0))
+
+    assert isinstance(verdict, Anomaly)
+    assert verdict.symptom is Symptom.EARLY_EXIT
+
+
+def test_a_plain_script_that_leaves_gives_the_others_time() -> None:
+    first = seen(1, attached=False, code=0)
+
+    assert judge(first, now_s=60) is None
+    late = judge(first, now_s=62)
+    assert isinstance(late, Anomaly)
+    assert late.symptom is Symptom.EARLY_EXIT
+
+
+def test_all_ranks_with_success_finish_the_job() -> None:
+    assert judge(seen(0, finished=True, code=0), seen(1, attached=False, code=0)) == Finished(3)
+
+
+def test_a_finished_rank_whose_status_got_lost_still_counts() -> None:
+    assert judge(seen(0, finished=True), seen(1, finished=True, code=0)) == Finished(3)
+
+
+def test_an_unknown_end_before_the_loops_end_is_an_anomaly() -> None:
+    verdict = judge(seen(0))
+
+    assert isinstance(verdict, Anomaly)
+    assert "unknown" in verdict.headline
+
+
+@given(st.randoms(use_true_random=False), st.integers(1, 8))
+def test_the_order_in_which_ends_are_heard_does_not_matter(shuffle: random.Random, world: int) -> None:
+    ends = [seen(rank, finished=rank % 2 == 0, code=rank % 2, time_s=rank + 1) for rank in range(world)]
+    shuffled = list(ends)
+    shuffle.shuffle(shuffled)
+
+    assert judge(*shuffled, world_size=world) == judge(*ends, world_size=world)
+
+
+def test_a_stall_is_suspected_only_after_the_first_step_and_the_limit() -> None:
+    rule = StallRule(POLICY)
+
+    assert rule.observe(0, 0) is None
+    assert rule.observe(0, 100 * SECOND) is None
+    for step in range(1, 5):
+        assert rule.observe(step * 8, (100 + step) * SECOND) is None
+    assert rule.observe(32, 113 * SECOND) is None
+    assert rule.observe(32, 115 * SECOND) == 11.0
