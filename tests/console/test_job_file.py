@@ -1,0 +1,184 @@
+"""Job files: what is right is read, what is wrong is told, all of it at once."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from console.job_file import load_job
+from everstep.errors import ConfigError
+
+GOOD = 'script = "train.py"\nmachines = 4\nranks_per_machine = 2\ntp = 2\npp = 2\n'
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text("print('hello')\n")
+    return tmp_path
+
+
+def job_file(folder: Path, text: str, name: str = "gpt-small.toml") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def told(path: Path | None, overrides: dict[str, Any] | None = None, environment: dict[str, str] | None = None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_job(path, overrides, environment or {})
+    return str(caught.value)
+
+
+def test_a_file_is_read(folder: Path) -> None:
+    text = (
+        GOOD
+        + 'args = ["--steps", "300"]\norder = "dp-pp-tp"\nenv = {OMP_NUM_THREADS = "1"}\n[policy]\nmax_attempts = 7\n'
+    )
+    spec = load_job(job_file(folder, text), environment={})
+    assert (spec.name, spec.script, spec.args) == ("gpt-small", str(folder / "train.py"), ["--steps", "300"])
+    assert (spec.topology().dp, spec.order) == (2, ("dp", "pp", "tp"))
+    assert (spec.env, spec.policy.max_attempts) == ({"OMP_NUM_THREADS": "1"}, 7)
+
+
+def test_option_before_environment_before_file(folder: Path) -> None:
+    path = job_file(folder, GOOD + "[policy]\nmax_attempts = 7\nbackoff_factor = 3\n")
+    environment = {
+        "EVERSTEP_JOB_TP": "4",
+        "EVERSTEP_JOB_PP": "1",
+        "EVERSTEP_JOB_ARGS": "--text 'a b'",
+        "EVERSTEP_JOB_POLICY_MAX_ATTEMPTS": "8",
+        "EVERSTEP_JOB": "not ours",
+    }
+    spec = load_job(path, {"tp": 1, "name": None, "policy": {"max_attempts": None}}, environment)
+    assert (spec.tp, spec.pp, spec.machines, spec.name) == (1, 1, 4, "gpt-small")
+    assert (spec.args, spec.policy.max_attempts, spec.policy.backoff_factor) == (["--text", "a b"], 8, 3.0)
+
+
+def test_paths_follow_where_they_were_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = folder / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "other.py").touch()
+    monkeypatch.chdir(elsewhere)
+    path = job_file(folder, GOOD + 'cwd = "elsewhere"\n')
+    assert load_job(path, environment={}).script == str(folder / "train.py")
+    assert load_job(path, environment={}).cwd == str(elsewhere)
+    assert load_job(path, {"script": Path("other.py")}, {}).script == str(elsewhere / "other.py")
+
+
+def test_names_without_a_name(folder: Path) -> None:
+    script = folder / "My Long Training_Script v2 of the year.py"
+    script.touch()
+    names = {load_job(None, {"script": str(script)}, {}).name for _ in range(5)}
+    assert all(name.startswith("my-long-training-script-v") and len(name) <= 30 for name in names)
+    assert len(names) > 1
+    assert load_job(job_file(folder, GOOD, "Größe 7.toml"), environment={}).name == "gr-e-7"
+
+
+def test_everything_wrong_is_told_at_once(folder: Path) -> None:
+    message = told(
+        job_file(
+            folder,
+            'name = "Bad Name"\nscript = "trian.py"\nmachnes = 4\nstall_factor = 3\nargs = ["--steps", 300]\n'
+            "env = {A = 1}\ncheckpoint_slots = 99\ntp = 3\nmachines = 4\n"
+            '[policy]\nmax_atempts = 3\nmachines = 2\nbackoff_factor = 0.5\nstall_floor_s = "x"\n',
+        )
+    )
+    lines = message.splitlines()
+    assert lines[0] == f"the job file {folder}/gpt-small.toml has {len(lines) - 1} problems:"
+    for expected in (
+        "unknown key 'machnes' in gpt-small.toml: did you mean 'machines'?",
+        "unknown key 'stall_factor' in gpt-small.toml: it belongs under [policy]",
+        "unknown key 'policy.max_atempts' in gpt-small.toml: did you mean 'policy.max_attempts'?",
+        "unknown key 'policy.machines' in gpt-small.toml: it belongs above [policy], at the top",
+        f"script in gpt-small.toml: there is no file {folder}/trian.py; did you mean train.py?",
+        "name = 'Bad Name' in gpt-small.toml: 'Bad Name' is not a job name: "
+        "use up to 30 of a-z, 0-9 and '-', e.g. 'gpt-small'",
+        "args[1] = 300 in gpt-small.toml: expected text: put it in quotes",
+        "env.A = 1 in gpt-small.toml: expected text: put it in quotes",
+        "checkpoint_slots = 99 in gpt-small.toml: expected at most 8",
+        "policy.backoff_factor = 0.5 in gpt-small.toml: expected at least 1.0",
+        "policy.stall_floor_s = 'x' in gpt-small.toml: expected a number",
+        "4 machines x 1 ranks = 4 ranks cannot be split into tp 3 x pp 1: 4 is not a multiple of 3 (gpt-small.toml)",
+    ):
+        assert f"  - {expected}" in lines
+    assert len(lines) == 13
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ('machines = "4"', "machines = '4' in job.toml: expected a whole number"),
+        ("machines = 2.5", "machines = 2.5 in job.toml: expected a whole number"),
+        ("machines = true", "machines = True in job.toml: expected a whole number"),
+        ("machines = 0", "machines = 0 in job.toml: expected at least 1"),
+        ("machines = 2024-01-01", "machines = datetime.date(2024, 1, 1) in job.toml: expected a whole number"),
+        ("name = 3", "name = 3 in job.toml: expected text: put it in quotes"),
+        ('args = "--steps 3"', "args = '--steps 3' in job.toml: expected a list"),
+        ("env = 3", "env = 3 in job.toml: expected a table"),
+        ("policy = 3", "policy = 3 in job.toml: expected a table"),
+        ('order = "pp-dp"', "order is pp-dp; it must name tp, pp and dp once each"),
+        ('order = "xx-dp-tp"', "order[0] = 'xx' in job.toml: expected 'tp', 'pp' or 'dp'"),
+        ('python = "/no/such/python"', "/no/such/python is not a program"),
+        ('cwd = "train.py"', "there is no folder"),
+        ("tp = 2", "1 machines x 1 ranks = 1 ranks cannot be split into tp 2"),
+    ],
+)
+def test_a_wrong_value_is_named(folder: Path, line: str, expected: str) -> None:
+    message = told(job_file(folder, f'script = "train.py"\n{line}\n', "job.toml"))
+    assert expected in message
+    assert message.startswith(f"the job file {folder}/job.toml has a problem:\n  - ")
+
+
+def test_options_and_environment_are_named_too(folder: Path) -> None:
+    environment = {"EVERSTEP_JOB_TP": "many", "EVERSTEP_JOB_TPP": "1"}
+    message = told(job_file(folder, GOOD), {"ranks_per_machine": 0}, environment)
+    assert "tp = 'many' from EVERSTEP_JOB_TP: expected a whole number" in message
+    assert "unknown key 'tpp' from EVERSTEP_JOB_TPP: did you mean 'tp'?" in message
+    assert "ranks_per_machine = 0 from option --ranks-per-machine: expected at least 1" in message
+
+
+def test_a_script_is_looked_at(folder: Path) -> None:
+    assert "script is missing" in told(None)
+    assert "is a folder" in told(None, {"script": str(folder)})
+    assert "there is no file" in told(None, {"script": str(folder / "nowhere" / "x.py")})
+    broken = folder / "broken.py"
+    broken.write_text("import os\ndef f(:\n  pass\n")
+    message = told(None, {"script": str(broken)})
+    assert f"{broken}, line 2, is not Python: invalid syntax\n      def f(:\n" in message
+    broken.write_bytes(b"\x7fELF\x00\x01\xff")
+    assert "is not Python" in told(None, {"script": str(broken)})
+    broken.write_text("x = '\\d'\nimport not_installed_here\n")
+    assert load_job(None, {"script": str(broken)}, {}).script == str(broken)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"script = ", "is not TOML: Invalid value (at end of document)"),
+        (b"import torch\n", "is not TOML"),
+        (b"\xff\xfe", "is not UTF-8 text (byte 0)"),
+    ],
+)
+def test_a_file_that_is_no_job_file(folder: Path, content: bytes, expected: str) -> None:
+    path = folder / "job.toml"
+    path.write_bytes(content)
+    assert expected in told(path)
+
+
+def test_no_file_and_a_folder(folder: Path) -> None:
+    assert "there is no job file" in told(folder / "none.toml")
+    assert "is a folder" in told(folder)
+
+
+def test_the_example_in_the_docs_is_a_job_file(folder: Path) -> None:
+    import console.job_file
+
+    example = (console.job_file.__doc__ or "").split("::\n", 1)[1]
+    text = "\n".join(line.strip() for line in example.splitlines())
+    assert (
+        load_job(job_file(folder, text), environment={}).policy.max_attempts
+        == tomllib.loads(text)["policy"]["max_attempts"]
+    )
