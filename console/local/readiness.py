@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from console.cluster_file import ClusterFile
 from console.local.plan import State
-from console.local.temporal_server import SEARCH_ATTRIBUTES, TemporalChoice
+from console.local.temporal_server import TemporalChoice
 from everstep.errors import ClusterError
 from everstep.job_state import TASK_QUEUE
 
@@ -113,12 +113,14 @@ async def temporal_ready(choice: TemporalChoice, cluster: ClusterFile, names: li
     from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
     from temporalio.service import RPCError, RPCStatusCode
 
+    from console import search_attributes
+
     watch = DeathWatch(cluster.home, names, f"Temporal at {cluster.temporal_address} is")
     while True:
         try:
             client = await connect(choice, cluster.temporal_address, cluster.namespace)
             await client.workflow_service.describe_namespace(DescribeNamespaceRequest(namespace=cluster.namespace))
-            await _register_attributes(client, cluster.namespace)
+            await search_attributes.register(client)
             return
         except RPCError as error:
             if choice.address and error.status == RPCStatusCode.NOT_FOUND:
@@ -133,22 +135,6 @@ async def temporal_ready(choice: TemporalChoice, cluster: ClusterFile, names: li
             reason = str(error)
         watch.check(reason)
         await asyncio.sleep(POLL_S)
-
-
-async def _register_attributes(client: Client, namespace: str) -> None:
-    from temporalio.api.enums.v1 import IndexedValueType
-    from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSearchAttributesRequest
-
-    kinds = {
-        "Keyword": IndexedValueType.INDEXED_VALUE_TYPE_KEYWORD,
-        "KeywordList": IndexedValueType.INDEXED_VALUE_TYPE_KEYWORD_LIST,
-        "Int": IndexedValueType.INDEXED_VALUE_TYPE_INT,
-    }
-    known = await client.operator_service.list_search_attributes(ListSearchAttributesRequest(namespace=namespace))
-    missing = {name: kinds[kind] for name, kind in SEARCH_ATTRIBUTES.items() if name not in known.custom_attributes}
-    if missing:
-        request = AddSearchAttributesRequest(namespace=namespace, search_attributes=missing)
-        await client.operator_service.add_search_attributes(request)
 
 
 async def workers_poll(choice: TemporalChoice, cluster: ClusterFile, names: list[str]) -> None:

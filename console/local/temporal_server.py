@@ -16,17 +16,6 @@ from console.local import temporal_binary
 from console.local.waiting import Progress
 from everstep.errors import ClusterError, EverstepError
 
-SEARCH_ATTRIBUTES = {
-    "Stage": "Keyword",
-    "Symptom": "Keyword",
-    "Verdict": "Keyword",
-    "JobName": "Keyword",
-    "Severity": "Keyword",
-    "Evicted": "KeywordList",
-    "LostSteps": "Int",
-}
-"""Name and type of every search attribute of the workflows."""
-
 DYNAMIC_CONFIG = {
     # Without it each activity costs 100 ms after the first few: queues are read at most 20 times a second.
     "history.transferProcessorMaxPollRPS": "500",
@@ -89,6 +78,9 @@ def find(progress: Progress) -> TemporalChoice:
 
 def start_command(binary: Path, *, port: int, ui_port: int, database: Path, namespace: str) -> list[str]:
     """The command line of the embedded server with all settings, on loopback."""
+    from console.search_attributes import type_name
+    from workflows import attributes
+
     command = [str(binary), "server", "start-dev", "--ip", "127.0.0.1"]
     command += ["--port", str(port), "--ui-port", str(ui_port), "--ui-disable-news-fetch"]
     command += ["--db-filename", str(database), "--namespace", namespace, "--log-level", "warn"]
@@ -96,8 +88,8 @@ def start_command(binary: Path, *, port: int, ui_port: int, database: Path, name
         command += ["--sqlite-pragma", f"{name}={value}"]
     for name, value in DYNAMIC_CONFIG.items():
         command += ["--dynamic-config-value", f"{name}={value}"]
-    for name, kind in SEARCH_ATTRIBUTES.items():
-        command += ["--search-attribute", f"{name}={kind}"]
+    for key in attributes.ALL:
+        command += ["--search-attribute", f"{key.name}={type_name(key)}"]
     return command
 
 

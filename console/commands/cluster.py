@@ -1,0 +1,119 @@
+"""``everstep up``, ``everstep down`` and ``everstep doctor``: the local cluster."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+
+Name = Annotated[str, typer.Option("--cluster", metavar="NAME", help="Name of the cluster.")]
+
+
+def _say(line: str) -> None:
+    print(f"  {line}", file=sys.stderr, flush=True)
+
+
+def up(
+    machines: Annotated[int, typer.Option(min=1, max=200, help="Machines for jobs.")] = 4,
+    standbys: Annotated[int, typer.Option(min=0, max=50, help="Machines beside them, for replacement.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, max=16, help="Worker processes; two survive the death of one.")] = 2,
+    cluster: Name = "default",
+    as_json: Annotated[bool, typer.Option("--json", help="Print addresses and folders as JSON.")] = False,
+) -> None:
+    """Start a local cluster: Temporal with its Web UI, workers, and one agent per machine.
+
+    Everything runs detached, below a supervisor that starts again what dies.
+    Idempotent: a running cluster stays as it is, and grows when more is asked
+    for. Addresses, history and ledger are kept until `everstep down --purge`.
+
+    Temporal is the server that you configured (TEMPORAL_ADDRESS or Temporal's
+    profile file), else `temporal` on PATH, else a copy that is downloaded or
+    built once.
+
+    Examples:
+
+        everstep up
+
+        everstep up --machines 8 --standbys 2
+
+        EVERSTEP_HOME=/scratch/me everstep up --cluster try --json
+
+    Exit codes: 0 everything answers; 1 something does not (its log is named); 2 wrong usage.
+    """
+    from console.local import cluster as local
+
+    running = local.up(cluster, machines=machines, standbys=standbys, workers=workers, progress=_say)
+    if as_json:
+        print(running.model_dump_json(indent=2))
+        return
+    active = len(running.machines) - running.standbys
+    print(f"cluster {cluster} is up: {active} machines, {running.standbys} standbys, {running.workers} workers")
+    print(f"  Temporal  {running.temporal_address}, namespace {running.namespace}")
+    if running.ui_url:
+        print(f"  Web UI    {running.ui_url}/namespaces/{running.namespace}/workflows")
+    print(f"  logs      {running.home / 'logs'}")
+    option = "" if cluster == "default" else f" --cluster {cluster}"
+    print(f"Next: everstep run{option} --help; everstep down{option} ends it.")
+
+
+def down(
+    cluster: Name = "default",
+    purge: Annotated[bool, typer.Option("--purge", help="Remove history, ledger and logs as well.")] = False,
+) -> None:
+    """Stop a local cluster: workers, agents, all ranks, Temporal; give back the shared memory.
+
+    Only processes of this cluster are touched. History, ledger and logs stay,
+    and so do the addresses, for the next `everstep up`.
+
+    Examples:
+
+        everstep down
+
+        everstep down --cluster try --purge
+
+    Exit codes: 0 nothing of it runs any more (also when nothing ran); 1 a process cannot be stopped.
+    """
+    from console.local import cluster as local
+
+    stopped = local.down(cluster, progress=_say, purge=purge)
+    print(f"cluster {cluster} is down" if stopped else f"cluster {cluster} was not up")
+
+
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as a JSON list.")] = False,
+) -> None:
+    """Say what everstep needs on this machine, what is missing and how to get it.
+
+    Looks at Python, torch, Temporal, shared memory, pidfd, addresses and ports,
+    disk, Go, py-spy and PostgreSQL. Changes nothing.
+
+    Examples:
+
+        everstep doctor
+
+        everstep doctor --json
+
+    Exit codes: 0 all that is needed is there; 1 something needed is missing.
+    """
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from console.local.doctor import examine
+
+    findings = examine()
+    missing = [finding.name for finding in findings if finding.status == "missing"]
+    if as_json:
+        print(json.dumps([finding.model_dump() for finding in findings], indent=2))
+        raise typer.Exit(1 if missing else 0)
+    table = Table(box=None, pad_edge=False, show_header=False)
+    colors = {"ok": "green", "missing": "red", "optional": "yellow"}
+    for finding in findings:
+        remedy = "" if finding.status == "ok" else f"\n[bold]→[/bold] {escape(finding.remedy)}"
+        color = colors[finding.status]
+        table.add_row(f"[{color}]{finding.status}[/{color}]", finding.name, escape(finding.found) + remedy)
+    Console(soft_wrap=not sys.stdout.isatty()).print(table)
+    print(f"missing: {', '.join(missing)}" if missing else "everything that is needed is there")
+    raise typer.Exit(1 if missing else 0)

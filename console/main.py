@@ -1,0 +1,142 @@
+"""The command ``everstep``. Each command lies in a module of its own and is imported when it is used."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from everstep.errors import ConfigError, EverstepError, TopologyError
+
+COMMANDS: dict[str, tuple[str, str, str]] = {
+    # command: (module below console.commands, panel in the help, one line)
+    "demo": ("demo", "Start here", "A training job crashes, goes on, and is compared bit for bit."),
+    "up": ("cluster", "Local cluster", "Start a local cluster: Temporal, workers, one agent per machine."),
+    "down": ("cluster", "Local cluster", "Stop it, and every process of its jobs."),
+    "doctor": ("cluster", "Local cluster", "What everstep needs on this machine, what is missing, how to get it."),
+    "run": ("run", "Jobs", "Run a training job and follow it; Ctrl-C detaches."),
+    "status": ("jobs", "Jobs", "Where jobs stand."),
+    "logs": ("jobs", "Jobs", "The output of a job's ranks."),
+    "stop": ("jobs", "Jobs", "End a job."),
+    "resume": ("jobs", "Jobs", "Let a parked job try again."),
+    "abandon": ("jobs", "Jobs", "Give a parked job up."),
+    "incidents": ("incidents", "Jobs", "What went wrong, and what was done."),
+    "incident": ("incidents", "Jobs", "One incident: seen, decided, done, with times."),
+    "drill": ("drill", "Game days", "Inject a real fault and judge the recovery."),
+    "sweep": ("sweep", "Game days", "Kill the worker at every event of an incident in turn."),
+    "worker": ("worker", "Deployment", "Run a worker: workflows, activities, watcher."),
+    "agent": ("agent", "Deployment", "Run the agent of one machine."),
+}
+"""Every command. A line here costs nothing until the command is used."""
+
+EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+
+
+class LazyCommand(TyperCommand):
+    """Stands for a command in the help; becomes the real one when it is used."""
+
+    def make_context(self, info_name: Any, args: Any, parent: Any = None, **extra: Any) -> Any:
+        """Hand over to the real command."""
+        return load(self.name or "").make_context(info_name, args, parent, **extra)
+
+
+class LazyGroup(TyperGroup):
+    """All commands of the table whose module exists."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names, in the table's order."""
+        return [name for name, (module, _, _) in COMMANDS.items() if importlib.util.find_spec(_path(module))]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """What stands for one command, or None."""
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        _, panel, line = COMMANDS[cmd_name]
+        return LazyCommand(cmd_name, help=line, rich_help_panel=panel)
+
+
+def _path(module: str) -> str:
+    return f"console.commands.{module}"
+
+
+def load(name: str) -> Any:
+    """Import one command: the function of its name in its module, or the module's typer app."""
+    module = importlib.import_module(_path(COMMANDS[name][0]))
+    found = getattr(module, name, None)
+    if callable(found) and not isinstance(found, typer.Typer):
+        single = typer.Typer(add_completion=False)
+        single.command(name)(found)
+        return typer.main.get_command(single)
+    command = typer.main.get_command(found if isinstance(found, typer.Typer) else module.app)
+    return getattr(command, "commands", {}).get(name, command)
+
+
+app = typer.Typer(
+    cls=LazyGroup,
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"everstep {importlib.metadata.version('everstep')}")
+        raise typer.Exit
+
+
+@app.callback()
+def everstep(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Keep large training jobs stepping.
+
+    Start with `everstep demo`, or with `everstep up` and `everstep run`. Every
+    command has `--help` with examples.
+
+    Exit codes: 0 done; 1 it failed (the message says why and what to do);
+    2 wrong usage or a wrong job file; 3 this machine cannot do it.
+    """
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    try:
+        app(arguments)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else EXIT_FAILED
+    except EverstepError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_USAGE if isinstance(error, ConfigError | TopologyError) else EXIT_FAILED
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:  # e.g. `everstep logs | head`
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123 - for the flush below
+        return EXIT_FAILED
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+        return EXIT_FAILED
+    return 0
+
+
+def main() -> None:
+    """Entry of the console script."""
+    code = run()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # A plain exit crashes in about half of the runs that used Temporal's client: its runtime's threads outlive Python.
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()
