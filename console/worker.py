@@ -16,7 +16,6 @@ from temporalio.client import Client
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.envconfig import ClientConfig
 from temporalio.worker import Interceptor, Worker
-from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
 from activities.ledger import Ledger, MachineEventRecord
 from activities.ranks import RankActivities
@@ -27,13 +26,11 @@ from agent.v1 import agent_pb2 as pb
 from console.search_attributes import register
 from everstep.errors import ClusterError
 from everstep.job_state import TASK_QUEUE
-from workflows.incident import IncidentWorkflow
-from workflows.job import JobWorkflow
 from workflows.options import HEARTBEAT_THROTTLE, STICKY_TIMEOUT
+from workflows.registry import WORKFLOWS, sandbox
 
 log = structlog.get_logger("worker")
 
-OUR_MODULES = ("everstep", "activities", "agent", "workflows", "structlog")
 DEFAULT_ADDRESS = "localhost:7233"
 
 
@@ -54,11 +51,6 @@ async def connect() -> Client:
         ) from error
 
 
-def sandbox() -> SandboxedWorkflowRunner:
-    """The workflow sandbox, with our pure modules passed through."""
-    return SandboxedWorkflowRunner(restrictions=SandboxRestrictions.default.with_passthrough_modules(*OUR_MODULES))
-
-
 def build(
     client: Client,
     *,
@@ -75,7 +67,7 @@ def build(
     return Worker(
         client,
         task_queue=task_queue,
-        workflows=[JobWorkflow, IncidentWorkflow],
+        workflows=list(WORKFLOWS),
         activities=[
             ranks.prepare,
             ranks.stop,

@@ -1,0 +1,189 @@
+"""A job and its incidents, on a real server, replayed from the start at every task."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import Any
+
+from temporalio.client import WorkflowUpdateFailedError
+from temporalio.service import RPCError
+
+from activities.ledger.records import NumbersUsed
+from activities.messages import ConfirmInput, StopInput
+from everstep.incident import Anomaly, Confirmation, Evidence, Held, RankExit, Symptom
+from everstep.job_state import incident_workflow_id
+from workflows.job import JobWorkflow
+
+
+def anomaly(generation: int = 1) -> Anomaly:
+    return Anomaly(
+        id=f"m1-{generation}",
+        generation=generation,
+        symptom=Symptom.CRASH,
+        headline="rank 1 on m1 ended by SIGKILL",
+        seen_ns=time.time_ns(),
+    )
+
+
+def failed(given: ConfirmInput) -> Confirmation:
+    return Confirmation(generation=given.launched.generation, ok=False, reason="rank 1 ended before its first step")
+
+
+async def test_a_job_launches_waits_for_its_end_and_gives_everything_back(jobs: Any) -> None:
+    handle = await jobs.start()
+    await jobs.until(handle, lambda state: state.status == "running")
+    await handle.execute_update(JobWorkflow.finished, 1)
+
+    result = await handle.result()
+
+    assert result.outcome == "finished"
+    assert jobs.cluster.calls == ["prepare", "launch 1 from -1", "confirm 1", "release"]
+
+
+async def test_a_crash_is_one_incident_and_one_restart(jobs: Any) -> None:
+    handle = await jobs.start()
+    await jobs.until(handle, lambda state: state.status == "running")
+    answers = await asyncio.gather(
+        *(handle.execute_update(JobWorkflow.report, anomaly(), id=id) for id in ("report-1", "report-1", "other"))
+    )
+    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+
+    assert len(set(answers)) == 2  # the repeated id is answered once for both, the other one learns that it is late
+    assert [one.resolution for one in state.incidents] == ["reattempt"]
+    assert state.incidents[0].lost_steps == 0
+    assert [call for call in jobs.cluster.calls if "launch" in call] == ["launch 1 from -1", "launch 2 from 20"]
+    assert "deal" in await handle.execute_update(JobWorkflow.report, anomaly(1))  # an old generation changes nothing
+    assert [note.stage for note in jobs.cluster.notes] == ["decide", "closed"]
+    await handle.signal(JobWorkflow.stop, {"operator": "test"})
+    assert (await handle.result()).outcome == "stopped"
+
+
+async def test_a_fault_of_a_generation_that_an_incident_launched_is_not_lost(jobs: Any) -> None:
+    """The next generation may fail before the job knows that the incident is over."""
+    handle = await jobs.start()
+    await jobs.until(handle, lambda state: state.status == "running")
+    await handle.execute_update(JobWorkflow.report, anomaly(2))
+    await handle.execute_update(JobWorkflow.report, anomaly(1))
+
+    state = await jobs.until(handle, lambda state: state.generation == 3 and state.status == "running")
+
+    assert len(state.incidents) == 2
+    assert state.pending == []
+
+
+async def test_the_same_step_again_and_again_parks_and_an_operator_decides(jobs: Any) -> None:
+    jobs.cluster.confirmation = failed
+    handle = await jobs.start(max_failures_at_step=3, max_attempts=10)
+    await handle.execute_update(JobWorkflow.report, anomaly())
+    state = await jobs.until(handle, lambda state: state.status == "parked")
+    incident = jobs.client.get_workflow_handle(incident_workflow_id(state.spec.name, 1))
+
+    assert jobs.cluster.notes[-1].text.startswith("park: failed 3 times at step 20")
+    launches = [call for call in jobs.cluster.calls if "launch" in call]
+    assert launches == ["launch 1 from -1", "launch 2 from 20", "launch 3 from 20"]
+
+    await incident.signal("resume", "nonsense")
+    await incident.signal("resume", {"operatr": "me"})
+    await asyncio.sleep(0.3)
+    assert (await handle.query(JobWorkflow.current_state)).status == "parked"
+
+    await incident.signal("resume", {"operator": "ada", "note": "mended the data"})
+    jobs.cluster.confirmation = type(jobs.cluster).confirmation
+    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 4)
+    assert state.incidents[0].resolution == "resumed by operator"
+    assert "ada (mended the data)" in " ".join((await incident.result())["stages"])
+
+
+async def test_an_abandoned_job_leaves_nothing_running(jobs: Any) -> None:
+    jobs.cluster.confirmation = failed
+    handle = await jobs.start(max_attempts=1)
+    await handle.execute_update(JobWorkflow.report, anomaly())
+    state = await jobs.until(handle, lambda state: state.status == "parked")
+    await jobs.client.get_workflow_handle(incident_workflow_id(state.spec.name, 1)).signal(
+        "abandon", {"operator": "ada"}
+    )
+
+    result = await handle.result()
+
+    assert result.outcome == "failed"
+    assert "Abandoned by ada" in result.headline
+    assert jobs.cluster.calls[-2:] == ["stop 2", "release"]
+
+
+async def test_a_silent_machine_parks_and_the_job_goes_on_when_it_is_back(jobs: Any) -> None:
+    silent = ["m1"]
+
+    def evidence(given: StopInput) -> Evidence:
+        return Evidence(
+            generation=given.generation,
+            exits=[RankExit(rank=1, machine="m1", signal=9, time_ns=1, completed_steps=7)],
+            held=[Held(rank=rank, machine=f"m{rank}", completed_steps=7) for rank in (0, 1)],
+            unreachable=list(silent),
+        )
+
+    jobs.cluster.evidence = evidence
+    handle = await jobs.start()
+    await handle.execute_update(JobWorkflow.report, anomaly())
+    state = await jobs.until(handle, lambda state: state.status == "parked")
+    assert "m1 does not answer" in jobs.cluster.notes[-1].text
+    silent.clear()
+    await jobs.client.get_workflow_handle(incident_workflow_id(state.spec.name, 1)).signal(
+        "resume", {"operator": "ada"}
+    )
+
+    await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+
+
+async def test_stopping_a_job_ends_its_open_incident_too(jobs: Any) -> None:
+    jobs.cluster.confirmation = failed
+    handle = await jobs.start(max_attempts=1)
+    await handle.execute_update(JobWorkflow.report, anomaly())
+    await jobs.until(handle, lambda state: state.status == "parked")
+    await handle.signal(JobWorkflow.stop, ["nonsense"])
+    await handle.signal(JobWorkflow.stop, {"operator": "ada"})
+
+    assert (await handle.result()).outcome == "stopped"
+    state = await handle.query(JobWorkflow.current_state)
+    assert "nonsense" in state.rejected[0]
+
+
+async def test_a_cancelled_job_stops_its_ranks(jobs: Any) -> None:
+    handle = await jobs.start()
+    await jobs.until(handle, lambda state: state.status == "running")
+    await handle.cancel()
+
+    assert (await handle.result()).outcome == "stopped"
+    assert jobs.cluster.calls[-2:] == ["stop 1", "release"]
+
+
+async def test_a_used_name_counts_on(jobs: Any) -> None:
+    jobs.cluster.used = NumbersUsed(incidents=4, generations=9)
+    handle = await jobs.start()
+    await jobs.until(handle, lambda state: state.status == "running")
+    await handle.execute_update(JobWorkflow.report, anomaly(10))
+
+    state = await jobs.until(handle, lambda state: state.generation == 11)
+
+    assert state.incidents[0].number == 5
+
+
+async def test_a_job_carries_everything_across_continue_as_new(jobs: Any) -> None:
+    """Many incidents make a long history; state, numbers and pending reports survive the new run."""
+    handle = await jobs.start(max_failures_without_progress=1000, max_failures_at_step=1000)
+    await jobs.until(handle, lambda state: state.status == "running")
+    first_run = (await handle.describe()).run_id
+    latest = jobs.client.get_workflow_handle_for(JobWorkflow.run, handle.id)
+    generation = 1
+    while (await latest.describe()).run_id == first_run:
+        # As watchers do: an update that meets the end of a run is sent again to the next one.
+        with contextlib.suppress(WorkflowUpdateFailedError, RPCError):
+            await latest.execute_update(JobWorkflow.report, anomaly(generation), id=f"report-{generation}")
+            generation += 1
+        await jobs.until(latest, lambda state, g=generation: state.generation == g and state.status == "running")
+
+    state = await latest.query(JobWorkflow.current_state)
+
+    assert state.generation == generation
+    assert state.incident_count == generation - 1
