@@ -21,6 +21,7 @@ import structlog
 
 import everstep
 from agent.processes import is_alive, kill_session, start_ticks
+from everstep import environment
 from everstep.errors import AgentError, Fenced
 
 Message = dict[str, Any]
@@ -38,8 +39,12 @@ class ForkServerLost(AgentError):
 
 
 def inherited_environment() -> dict[str, str]:
-    """The agent's environment without what is meant for the agent alone."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("EVERSTEP_")}
+    """The agent's environment without what is meant for the agent alone.
+
+    The cluster's name stays: ``everstep down`` finds by it what belongs to a cluster.
+    """
+    kept = environment.CLUSTER
+    return {name: value for name, value in os.environ.items() if name == kept or not name.startswith("EVERSTEP_")}
 
 
 def label_of(python: str, env: Mapping[str, str]) -> str:
@@ -74,22 +79,35 @@ class ForkServer:
         Raises:
             AgentError: the interpreter does not start, or its imports fail.
         """
+        began = time.monotonic()
+        server = cls._spawn(folder, python or sys.executable, env)
+        log = server.path.with_suffix(".log")
+        try:
+            await server.connect(START_TIMEOUT_S)
+        except (OSError, AgentError, TimeoutError) as error:
+            kill_session(server.pid)
+            said = log.read_text(errors="replace").strip().splitlines()[-1:] or [str(error)]
+            server.forget()
+            interpreter = python or sys.executable
+            raise AgentError(f"the fork server with {interpreter} did not start: {said[0]}") from error
+        server.seconds = time.monotonic() - began
+        return server
+
+    @classmethod
+    def _spawn(cls, folder: Path, python: str, env: Mapping[str, str]) -> ForkServer:
         folder.mkdir(parents=True, exist_ok=True)
         server = cls(folder / f"{uuid.uuid4().hex[:12]}.sock")
-        label = label_of(python, env)
-        began = time.monotonic()
         listener = socket.socket(socket.AF_UNIX)
         with _short_name(server.path) as name:
             listener.bind(name)
         listener.listen(16)
-        log = server.path.with_suffix(".log")
         arguments = [
-            *(python or sys.executable, "-P", str(PROGRAM), "--socket-fd", str(listener.fileno())),
-            *("--socket-path", str(server.path), "--label", label),
+            *(python, "-P", str(PROGRAM), "--socket-fd", str(listener.fileno())),
+            *("--socket-path", str(server.path), "--label", label_of(python, env)),
             *("--everstep", str(Path(everstep.__file__).resolve().parent.parent)),
         ]
         try:
-            with log.open("ab") as output:
+            with server.path.with_suffix(".log").open("ab") as output:
                 process = subprocess.Popen(
                     arguments,
                     env=inherited_environment() | dict(env),
@@ -102,19 +120,11 @@ class ForkServer:
                 )
         except OSError as error:
             server.forget()
-            raise AgentError(f"the interpreter {arguments[0]} cannot be started: {error}") from error
+            raise AgentError(f"the interpreter {python} cannot be started: {error}") from error
         finally:
             listener.close()
         process.returncode = 0  # the reaper collects it; Popen need not ask again
         server.pid, server.start_ticks = process.pid, start_ticks(process.pid)
-        try:
-            await server.connect(START_TIMEOUT_S)
-        except (OSError, AgentError, TimeoutError) as error:
-            kill_session(server.pid)
-            said = log.read_text(errors="replace").strip().splitlines()[-1:] or [str(error)]
-            server.forget()
-            raise AgentError(f"the fork server with {arguments[0]} did not start: {said[0]}") from error
-        server.seconds = time.monotonic() - began
         return server
 
     async def connect(self, timeout_s: float = REQUEST_TIMEOUT_S) -> None:

@@ -1,0 +1,173 @@
+"""Talk to node agents: one method per rpc, gRPC's errors as everstep's.
+
+Security comes from the environment unless given: ``EVERSTEP_AGENT_CA_FILE``
+(turns TLS on), ``EVERSTEP_AGENT_TOKEN_FILE``, and for client certificates
+``EVERSTEP_AGENT_CERT_FILE`` with ``EVERSTEP_AGENT_KEY_FILE``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+
+from agent.security import ClientSecurity
+from agent.v1 import agent_pb2 as pb
+from agent.v1 import agent_pb2_grpc
+from everstep.errors import AgentError, AgentUnreachable, ConfigError, Fenced
+
+OPTIONS: list[tuple[str, Any]] = [
+    # A restarted agent is reached again within half a second; gRPC's default waits up to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    # A machine that vanished without a word is noticed by an open stream.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_receive_message_length", 64 << 20),
+    # Agents are reached directly; a proxy for the internet must not stand between.
+    ("grpc.enable_http_proxy", 0),
+]
+
+Request = TypeVar("Request")
+Reply = TypeVar("Reply")
+
+
+class AgentClient:
+    """One agent. Every method may raise what :func:`translate` names.
+
+    Args:
+        address: ``host:port`` of the agent.
+        security: CA, token and certificate; by default from the environment.
+    """
+
+    def __init__(self, address: str, security: ClientSecurity | None = None) -> None:
+        self.address = address
+        security = security or ClientSecurity.from_environment()
+        credentials = security.credentials()
+        if credentials:
+            self.channel = grpc.aio.secure_channel(address, credentials, options=OPTIONS)
+        else:
+            self.channel = grpc.aio.insecure_channel(address, options=OPTIONS)
+        self._metadata = security.metadata()
+        self._stub = agent_pb2_grpc.AgentStub(self.channel)
+
+    async def describe(self, *, timeout_s: float | None = 5.0) -> pb.DescribeReply:
+        """What the machine is and what runs on it."""
+        return await self._call(self._stub.Describe, pb.DescribeRequest(), timeout_s)
+
+    async def prepare(self, request: pb.PrepareRequest, *, timeout_s: float | None = None) -> pb.PrepareReply:
+        """Start the job's fork server and wait for it."""
+        return await self._call(self._stub.Prepare, request, timeout_s)
+
+    async def start_store(self, request: pb.StartStoreRequest, *, timeout_s: float | None = None) -> pb.StartStoreReply:
+        """Start the rendezvous store of a generation."""
+        return await self._call(self._stub.StartStore, request, timeout_s)
+
+    async def launch(self, request: pb.LaunchRequest, *, timeout_s: float | None = None) -> pb.LaunchReply:
+        """Start this machine's ranks of a generation."""
+        return await self._call(self._stub.Launch, request, timeout_s)
+
+    async def stop(self, request: pb.StopRequest, *, timeout_s: float | None = None) -> pb.StopReply:
+        """Kill and fence generations; returns evidence and checkpoints."""
+        return await self._call(self._stub.Stop, request, timeout_s)
+
+    async def release(self, request: pb.ReleaseRequest, *, timeout_s: float | None = None) -> pb.ReleaseReply:
+        """End the job on the machine."""
+        return await self._call(self._stub.Release, request, timeout_s)
+
+    async def acknowledge(
+        self, request: pb.AcknowledgeRequest, *, timeout_s: float | None = 5.0
+    ) -> pb.AcknowledgeReply:
+        """Say which observations need not be kept."""
+        return await self._call(self._stub.Acknowledge, request, timeout_s)
+
+    def observe(self, request: pb.ObserveRequest) -> AsyncIterator[pb.Observation]:
+        """Observations after a number, then live; endless."""
+        return self._stream(self._stub.Observe, request)
+
+    def progress(self, request: pb.ProgressRequest) -> AsyncIterator[pb.ProgressReply]:
+        """Where each rank stands, on change and once a second; endless."""
+        return self._stream(self._stub.Progress, request)
+
+    def steps(self, request: pb.StepsRequest) -> AsyncIterator[pb.StepsReply]:
+        """Step records kept for a job."""
+        return self._stream(self._stub.Steps, request)
+
+    def read_log(self, request: pb.ReadLogRequest) -> AsyncIterator[pb.LogChunk]:
+        """Captured output of one rank."""
+        return self._stream(self._stub.ReadLog, request)
+
+    async def close(self) -> None:
+        """Close the connection; streams end."""
+        await self.channel.close(None)
+
+    async def __aenter__(self) -> AgentClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _call(
+        self, method: grpc.aio.UnaryUnaryMultiCallable[Request, Reply], request: Request, timeout_s: float | None
+    ) -> Reply:
+        try:
+            return await method(request, timeout=timeout_s, metadata=self._metadata)
+        except grpc.aio.AioRpcError as error:
+            raise translate(self.address, error) from error
+
+    async def _stream(
+        self, method: grpc.aio.UnaryStreamMultiCallable[Request, Reply], request: Request
+    ) -> AsyncIterator[Reply]:
+        call = method(request, metadata=self._metadata)
+        try:
+            async for reply in call:
+                yield reply
+        except grpc.aio.AioRpcError as error:
+            raise translate(self.address, error) from error
+        finally:
+            call.cancel()
+
+
+def translate(address: str, error: grpc.aio.AioRpcError) -> Exception:
+    """The error of everstep that a gRPC status stands for.
+
+    AgentUnreachable: it did not answer (in time). Fenced: the generation was
+    stopped. ConfigError: the request can never be carried out. AgentError: all else.
+    """
+    said = error.details() or error.code().name
+    match error.code():
+        case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.DEADLINE_EXCEEDED | grpc.StatusCode.CANCELLED:
+            return AgentUnreachable(f"the agent at {address} did not answer: {said}")
+        case grpc.StatusCode.FAILED_PRECONDITION:
+            return Fenced(said)
+        case grpc.StatusCode.INVALID_ARGUMENT:
+            return ConfigError(said)
+        case _:
+            return AgentError(f"the agent at {address} refused: {said}")
+
+
+class AgentPool:
+    """Clients by address, each made once."""
+
+    def __init__(self, security: ClientSecurity | None = None) -> None:
+        self._security = security
+        self._clients: dict[str, AgentClient] = {}
+
+    def get(self, address: str) -> AgentClient:
+        """The client of an address."""
+        if address not in self._clients:
+            self._clients[address] = AgentClient(address, self._security)
+        return self._clients[address]
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for client in self._clients.values():
+            await client.close()
+        self._clients.clear()

@@ -1,0 +1,137 @@
+"""The captured output of ranks: rotation by size, reading, and the traceback in it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TypeAlias
+
+from agent.v1 import agent_pb2 as pb
+
+Stream: TypeAlias = "pb.ReadLogRequest.Stream.ValueType"
+
+TAIL_BYTES = 4096
+SEARCHED_BYTES = 256 * 1024
+"""How far back a traceback is looked for (ours)."""
+CHUNK = 64 * 1024
+POLL_S = 0.1
+
+_PREFIX = re.compile(r"^\[rank\d+\]: ?")
+"""torch.distributed's excepthook puts it before every line."""
+_HEADER = "Traceback (most recent call last):"
+_RAISED = re.compile(r"[A-Za-z_][\w.]*(: .*)?$")
+_NAMED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Warning)(: .*)?$")
+_MARKER = re.compile(rb"^--- everstep: rank \d+, generation (\d+),.*\n?", re.MULTILINE)
+
+
+def rotate(path: Path, max_bytes: int, backups: int) -> bool:
+    """Move the contents of a full log to ``<name>.1`` … and empty it.
+
+    The rank keeps the file open for appending, so the file itself stays.
+    What is written between the last copy and the cut is lost: microseconds.
+    """
+    try:
+        if path.stat().st_size <= max_bytes:
+            return False
+    except FileNotFoundError:
+        return False
+    for number in range(backups - 1, 0, -1):
+        with contextlib.suppress(FileNotFoundError):
+            _backup(path, number).rename(_backup(path, number + 1))
+    with path.open("rb") as source, _backup(path, 1).open("wb") as target:
+        shutil.copyfileobj(source, target)
+        while rest := source.read(CHUNK):
+            target.write(rest)
+        os.truncate(path, 0)
+    return True
+
+
+def _backup(path: Path, number: int) -> Path:
+    return path.with_name(f"{path.name}.{number}")
+
+
+def kept_files(path: Path) -> list[Path]:
+    """A log with its backups, oldest first."""
+    backups = sorted(path.parent.glob(f"{path.name}.*"), key=lambda p: -int(p.suffix[1:]))
+    return [*backups, path] if path.exists() else backups
+
+
+def tail(path: Path, size: int) -> bytes:
+    """The last bytes of a log, backups included."""
+    found = b""
+    for part in reversed(kept_files(path)):
+        with contextlib.suppress(FileNotFoundError), part.open("rb") as file:
+            length = file.seek(0, os.SEEK_END)
+            file.seek(max(0, length - (size - len(found))))
+            found = file.read() + found
+        if len(found) >= size:
+            break
+    return found[-size:] if size else b""
+
+
+def of_generation(text: bytes, generation: int) -> bytes:
+    """The part of a stderr that one generation wrote."""
+    marks = list(_MARKER.finditer(text))
+    for number, mark in enumerate(marks):
+        if int(mark[1]) == generation:
+            end = marks[number + 1].start() if number + 1 < len(marks) else len(text)
+            return text[mark.end() : end]
+    # The mark was rotated away or is further back: all of it, if nothing says otherwise.
+    return b"" if marks else text
+
+
+def exception_in(text: bytes) -> str:
+    """The line that names the exception of the last traceback, e.g. ``ValueError: bad``; else empty."""
+    lines = [_PREFIX.sub("", line) for line in text.decode(errors="replace").splitlines()]
+    headers = [number for number, line in enumerate(lines) if line.strip() == _HEADER]
+    if headers:
+        raised = (line for line in lines[headers[-1] + 1 :] if _RAISED.match(line))
+    else:
+        # Python prints no header when there is no frame to show: a script that is missing or is not Python.
+        raised = (line for line in reversed(lines) if _NAMED.match(line))
+    return next(raised, "")[:500]
+
+
+async def read_log(
+    files: dict[pb.ReadLogRequest.Stream.ValueType, Path], tail_bytes: int, follow: bool
+) -> AsyncIterator[pb.LogChunk]:
+    """The logs by stream, from the beginning or the tail; then, with ``follow``, what is added."""
+    offsets: dict[Stream, int] = {}
+    for stream, path in files.items():
+        size = path.stat().st_size if path.exists() else 0
+        offsets[stream] = size
+        older = sum(p.stat().st_size for p in kept_files(path) if p != path)
+        wanted = min(tail_bytes or older + size, older + size)
+        data = await asyncio.to_thread(tail, path, wanted)
+        for at in range(0, len(data), CHUNK):
+            yield pb.LogChunk(data=data[at : at + CHUNK], stream=stream)
+    while follow:
+        await asyncio.sleep(POLL_S)
+        for stream, path in files.items():
+            for data in _added(path, offsets, stream):
+                yield pb.LogChunk(data=data, stream=stream)
+
+
+def _added(path: Path, offsets: dict[Stream, int], stream: Stream) -> list[bytes]:
+    found = []
+    with contextlib.suppress(FileNotFoundError):
+        if path.stat().st_size < offsets[stream]:  # rotated meanwhile: the rest lies in the backup
+            found.append(_from(_backup(path, 1), offsets[stream]))
+            offsets[stream] = 0
+        found.append(_from(path, offsets[stream]))
+        offsets[stream] += len(found[-1])
+    return [data[at : at + CHUNK] for data in found for at in range(0, len(data), CHUNK)]
+
+
+def _from(path: Path, offset: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            return file.read()
+    except FileNotFoundError:
+        return b""

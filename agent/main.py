@@ -1,0 +1,164 @@
+"""The agent's process: options, start, orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc.aio
+import structlog
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from agent import logs
+from agent.fork_client import ForkServers
+from agent.observations import ObservationLog
+from agent.processes import Reaper
+from agent.requests import RequestMemory
+from agent.runner import Host
+from agent.security import ServerSecurity
+from agent.service import AgentService
+from agent.v1 import agent_pb2_grpc
+from everstep.errors import ConfigError
+
+SERVICE = "everstep.agent.v1.Agent"
+DRAIN_S = 0.2
+"""Step records are copied out of the mapped files this often; their ring holds 4096 (ours)."""
+ROTATE_S = 1.0
+OPTIONS = [
+    ("grpc.so_reuseport", 0),  # a taken port must be an error, not a second listener
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+]
+
+logger = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class AgentOptions:
+    """How an agent is started."""
+
+    machine: str
+    listen: str
+    """``host:port``; the rendezvous stores listen on the same host."""
+    state_dir: Path
+    shm_dir: Path
+    prewarm: bool = False
+    """Have a fork server ready before the first job asks."""
+    security: ServerSecurity = field(default_factory=ServerSecurity)
+    log_bytes: int = 64 << 20
+    """A rank's log is rotated beyond this size."""
+    log_backups: int = 3
+
+    @property
+    def host(self) -> str:
+        """The host part of ``listen``.
+
+        Raises:
+            ConfigError: it is not ``host:port``.
+        """
+        host, colon, port = self.listen.rpartition(":")
+        if not colon or not host or not port.isdecimal():
+            raise ConfigError(f"--listen is {self.listen!r}; it must be host:port, e.g. 127.0.0.1:7070")
+        return host
+
+
+async def serve(options: AgentOptions) -> None:
+    """Serve until SIGTERM or SIGINT; ranks and fork servers live on.
+
+    Raises:
+        ConfigError: an option is wrong, the port is taken, or another agent has the state folder.
+    """
+    options.security.check(options.host)
+    credentials, interceptors = options.security.credentials(), options.security.interceptors()
+    structlog.contextvars.bind_contextvars(machine=options.machine)
+    options.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    options.shm_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with _only_agent(options.state_dir):
+        server = grpc.aio.server(interceptors=interceptors, options=OPTIONS)
+        try:
+            if credentials:
+                server.add_secure_port(options.listen, credentials)
+            else:
+                server.add_insecure_port(options.listen)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"the agent cannot listen on {options.listen}: the port is taken or the address is not of this machine"
+            ) from error
+        await _run(options, server)
+
+
+async def _run(options: AgentOptions, server: grpc.aio.Server) -> None:
+    ended = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    reaper = Reaper()
+    reaper.install()
+    host = Host(
+        machine=options.machine,
+        address=options.host,
+        state_dir=options.state_dir,
+        shm_dir=options.shm_dir,
+        log=ObservationLog(options.state_dir / "observations.jsonl", options.machine),
+        reaper=reaper,
+        fork_servers=ForkServers(options.state_dir / "fork-servers", prewarm=options.prewarm),
+    )
+    service = AgentService(host, RequestMemory(options.state_dir / "requests.jsonl"))
+    adopted = await service.recover()
+    host.fork_servers.warm_up()
+    agent_pb2_grpc.add_AgentServicer_to_server(service, server)
+    checks = health.aio.HealthServicer()  # type: ignore[attr-defined]
+    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+    for name in ("", SERVICE):
+        await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
+    await server.start()
+    logger.info("agent serves", listen=options.listen, pid=os.getpid(), adopted=adopted)
+    host.spawn(_drain(service))
+    host.spawn(_rotate(service, options))
+    await ended.wait()
+    logger.info("agent ends; its ranks live on")
+    await server.stop(0.2)
+    for task in list(host.tasks):
+        task.cancel()
+    for runner in service.runners.values():
+        await runner.detach()
+    await host.fork_servers.close(end_warm=True)
+    service.memory.close()
+    host.log.close()
+
+
+async def _drain(service: AgentService) -> None:
+    while True:
+        await asyncio.sleep(DRAIN_S)
+        for runner in service.runners.values():
+            if runner.record.living():
+                runner.drain()
+
+
+async def _rotate(service: AgentService, options: AgentOptions) -> None:
+    while True:
+        await asyncio.sleep(ROTATE_S)
+        for runner in list(service.runners.values()):
+            for suffix in ("out", "err"):
+                for path in (runner.folder / "logs").glob(f"rank-*.{suffix}"):
+                    if await asyncio.to_thread(logs.rotate, path, options.log_bytes, options.log_backups):
+                        logger.info("rotated a log", path=str(path))
+
+
+@contextlib.contextmanager
+def _only_agent(folder: Path) -> Iterator[None]:
+    """Hold the state folder: two agents on one would write over each other."""
+    with (folder / "agent.lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"another agent uses {folder}: stop it, or give this one a --state-dir of its own"
+            ) from None
+        yield

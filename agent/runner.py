@@ -1,0 +1,453 @@
+"""One job on this machine: its fork server, its ranks, its store, and what is known of them.
+
+The fork server's table is the truth about what was forked; the job's record is
+what survives when the fork server dies. Both are reconciled when an agent
+starts and when a fork server is lost, so that no rank is ever started twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import time
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from agent import logs
+from agent.fork_client import ForkServer, ForkServerLost, ForkServers, inherited_environment
+from agent.observations import ObservationLog
+from agent.processes import End, Reaper, Watch, is_alive, kill_session, maps, start_ticks, wait_gone
+from agent.records import EndRecord, JobRecord, RankRecord, StoreRecord
+from agent.steps import Reports, StepArchive
+from agent.v1 import agent_pb2 as pb
+from everstep import environment
+from everstep.errors import AgentError, ConfigError, Fenced
+from everstep.reports import Snapshot
+
+PUSH_PATIENCE_S = 2.0
+"""A rank that is gone is reported by its fork server within this time, or without it (ours)."""
+KILL_PATIENCE_S = 10.0
+
+logger = structlog.get_logger()
+
+
+@dataclass
+class Host:
+    """What all jobs of a machine share."""
+
+    machine: str
+    address: str
+    """The host on which stores listen."""
+    state_dir: Path
+    shm_dir: Path
+    log: ObservationLog
+    reaper: Reaper
+    fork_servers: ForkServers
+    tasks: set[asyncio.Task[Any]] = field(default_factory=set)
+
+    def spawn(self, work: Awaitable[Any]) -> None:
+        """Run something in the background; a failure is logged."""
+        task = asyncio.ensure_future(work)
+        self.tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self.tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            logger.error("background work failed", error=str(error), exc_info=error)
+
+
+class JobRunner:
+    """Carries out the commands for one job and watches its ranks."""
+
+    def __init__(self, host: Host, record: JobRecord) -> None:
+        self.host = host
+        self.record = record
+        self.lock = asyncio.Lock()
+        self.folder = host.state_dir / "jobs" / record.job
+        self.shm = host.shm_dir / record.job
+        (self.folder / "logs").mkdir(parents=True, exist_ok=True)
+        self.archive = StepArchive(self.folder)
+        self.reports = Reports(self.shm)
+        self.server: ForkServer | None = None
+        self._starting: asyncio.Task[ForkServer] | None = None
+        self._watches: dict[int, Watch] = {}
+        self._log = logger.bind(job=record.job)
+
+    # The fork server.
+
+    async def ensure_server(self) -> ForkServer:
+        """The job's fork server; starts one when there is none."""
+        if self.server and not self.server.lost:
+            return self.server
+        if self._starting is None:
+            self._starting = asyncio.create_task(self._start_server())
+        starting = self._starting
+        try:
+            return await asyncio.shield(starting)
+        finally:
+            if starting.done() and self._starting is starting:
+                self._starting = None
+
+    async def _start_server(self) -> ForkServer:
+        server = await self.host.fork_servers.take(self.record.job, self.record.python, self.record.env)
+        self.attach(server)
+        self.save()
+        self._log.info("fork server is ready", pid=server.pid, seconds=round(server.seconds, 2))
+        return server
+
+    def attach(self, server: ForkServer) -> None:
+        """Take a fork server as this job's, with all that it has forked."""
+        self.server = server
+        server.on_exit = self._exit_pushed
+        server.on_lost = lambda: self.host.spawn(self._server_lost(server))
+        self.record.fork_server_pid, self.record.fork_server_ticks = server.pid, server.start_ticks
+        self.take_over(server.table)
+        if server.lost:
+            server.on_lost()
+
+    def take_over(self, table: Mapping[str, Any]) -> None:
+        """Bring the record up to the fork server's table."""
+        for row in table["ranks"]:
+            self._recorded(row)
+            if row["exit"]:
+                self._exit_pushed(row)
+        for row in table["stores"]:
+            if row["exit"] is None:
+                self._store_recorded(row)
+        self.record.generation = max([self.record.generation, *(r.generation for r in self.record.ranks)])
+
+    async def _server_lost(self, server: ForkServer) -> None:
+        """The fork server died; its ranks live on, and we are their parent if it was our child."""
+        end = await self.host.reaper.end_of(server.pid)
+        server.forget()
+        self._log.warning("the fork server died; ranks live on", pid=server.pid, how=end.kind, value=end.value)
+        died = pb.ForkServerDied(pid=server.pid, exit=to_exit(end))
+        self.host.log.append(job=self.record.job, generation=self.record.generation, fork_server_died=died)
+        if self.record.released:
+            return
+        self.find_orphans()
+        try:
+            await self.ensure_server()
+        except AgentError as error:
+            self._log.error("no new fork server yet", reason=str(error))
+
+    def find_orphans(self) -> None:
+        """Record ranks that a dead fork server forked and nobody was told of: their report files name them."""
+        for path in self.shm.glob("report-*"):
+            _, rank, generation = path.name.split("-")
+            if self.record.find(int(generation), int(rank)):
+                continue
+            report = self.reports.get(int(rank), int(generation))
+            found = report.snapshot() if report else None
+            if found and found.pid and maps(found.pid, path):
+                row = {
+                    "rank": int(rank),
+                    "generation": int(generation),
+                    "pid": found.pid,
+                    "start_ticks": start_ticks(found.pid),
+                    "forked_ns": found.milestones["forked"],
+                }
+                self._recorded(row)
+        self.save()
+
+    # Ranks.
+
+    def _recorded(self, row: Mapping[str, Any]) -> RankRecord:
+        found = self.record.find(row["generation"], row["rank"])
+        if found is None:
+            fields = ("rank", "generation", "pid", "start_ticks", "forked_ns")
+            found = RankRecord(**{name: row[name] for name in fields})
+            self.record.ranks.append(found)
+        if found.end is None and found.pid not in self._watches and not row.get("exit"):
+            self.watch(found)
+        return found
+
+    def watch(self, rank: RankRecord) -> None:
+        """Notice the end of a rank whatever becomes of its fork server."""
+
+        def ended() -> None:
+            self._watches.pop(rank.pid, None)
+            self.host.spawn(self._gone(rank))
+
+        self._watches[rank.pid] = Watch(rank.pid, ended)
+
+    async def _gone(self, rank: RankRecord) -> None:
+        deadline = time.monotonic() + PUSH_PATIENCE_S
+        while self.server and not self.server.lost and time.monotonic() < deadline:
+            if rank.end:
+                return
+            await asyncio.sleep(0.01)
+        if rank.end:
+            return
+        end = await self.host.reaper.end_of(rank.pid)
+        kill_session(rank.pid)
+        self._ended(rank, end)
+
+    def _exit_pushed(self, row: Mapping[str, Any]) -> None:
+        if row["rank"] < 0:
+            return
+        rank = self._recorded(row)
+        rank.stopped = rank.stopped or row["stopped"]
+        self._ended(rank, End(**row["exit"]))
+
+    def _ended(self, rank: RankRecord, end: End) -> None:
+        """Note the end of a rank, once, and tell it unless it was ours."""
+        if rank.end:
+            return
+        if watch := self._watches.pop(rank.pid, None):
+            watch.close()
+        rank.end = EndRecord(kind=end.kind, value=end.value, time_ns=end.time_ns)
+        rank.exception = logs.exception_in(self._stderr(rank))
+        now = self.snapshot(rank)
+        told = not rank.stopped
+        # First the record, with the number that the observation is going to have: an agent that is
+        # killed between the two lines below tells it again from the record, and never twice.
+        rank.sequence = self.host.log.last + 1 if told else 0
+        self.save()
+        if told:
+            self._tell(rank, now)
+
+    def _tell(self, rank: RankRecord, now: Snapshot | None) -> None:
+        assert rank.end
+        exited = pb.RankExited(
+            rank=rank.rank,
+            pid=rank.pid,
+            exit=to_exit(rank.end),
+            attached=bool(now and now.attached),
+            finished=bool(now and now.finished),
+            completed_steps=now.completed_steps if now else -1,
+            exception=rank.exception,
+        )
+        self.host.log.append(job=self.record.job, generation=rank.generation, rank_exited=exited)
+
+    def retell(self, last_told: int) -> None:
+        """Tell what a killed agent had recorded but not told; ``last_told`` is the newest number in the log."""
+        for rank in self.record.ranks:
+            if rank.end and rank.sequence > last_told:
+                rank.sequence = self.host.log.last + 1
+                self._tell(rank, self.snapshot(rank))
+        self.save()
+
+    def snapshot(self, rank: RankRecord) -> Snapshot | None:
+        """Where a rank stands; its step records are kept first."""
+        report = self.reports.get(rank.rank, rank.generation)
+        if report is None:
+            return None
+        with contextlib.suppress(OSError):
+            self.archive.drain(report)
+        return report.snapshot()
+
+    def _stderr(self, rank: RankRecord) -> bytes:
+        return logs.of_generation(logs.tail(self.log_path(rank.rank, "err"), logs.SEARCHED_BYTES), rank.generation)
+
+    def log_path(self, rank: int, suffix: str) -> Path:
+        """Where the output of a rank is captured; suffix ``out`` or ``err``."""
+        return self.folder / "logs" / f"rank-{rank}.{suffix}"
+
+    # Commands.
+
+    async def start_store(self, generation: int) -> StoreRecord:
+        """Start the rendezvous store of a generation, or return it."""
+        self._check_fence(generation)
+        for _ in range(3):
+            server = await self.ensure_server()
+            try:
+                row = await server.request(
+                    "store", generation=generation, fenced=self.record.fenced, host=self.host.address
+                )
+            except ForkServerLost:
+                continue
+            store = self._store_recorded(row)
+            self.save()
+            return store
+        raise AgentError("the fork server died again and again; see the agent's log")
+
+    def _store_recorded(self, row: Mapping[str, Any]) -> StoreRecord:
+        store = StoreRecord(**{name: row[name] for name in ("generation", "pid", "start_ticks", "port")})
+        if store not in self.record.stores:
+            self.record.stores.append(store)
+        return store
+
+    async def launch(self, request: pb.LaunchRequest) -> list[RankRecord]:
+        """Start the ranks of a generation that do not run yet; returns all of them."""
+        check_launch(request)
+        generation = request.generation
+        self._check_fence(generation)
+        if generation < self.record.generation:
+            raise Fenced(f"generation {generation} is older than {self.record.generation}, which was launched already")
+        for _ in range(3):
+            server = await self.ensure_server()
+            self.find_orphans()
+            alive = [rank for rank in self.record.living() if rank.generation < generation]
+            if alive:
+                raise AgentError(
+                    f"rank {alive[0].rank} of generation {alive[0].generation} still lives (pid {alive[0].pid}): "
+                    f"stop generation {generation - 1} first"
+                )
+            missing = [rank for rank in request.ranks if not self.record.find(generation, rank.rank)]
+            try:
+                if missing:
+                    reply = await server.request("fork", **self._fork_arguments(request, missing))
+                    for row in reply["ranks"]:
+                        self._recorded(row)
+                break
+            except ForkServerLost:
+                self.find_orphans()  # what it managed to fork counts; only the rest is forked again
+        else:
+            raise AgentError("the fork server died again and again; see the agent's log")
+        self.record.generation = generation
+        self.record.prune()
+        self.save()
+        self.reports.remove_before(generation - 1)
+        self._log.info("launched", generation=generation, ranks=[rank.rank for rank in request.ranks])
+        wanted = {rank.rank for rank in request.ranks}
+        return [rank for rank in self.record.of(generation) if rank.rank in wanted]
+
+    def _fork_arguments(self, request: pb.LaunchRequest, ranks: list[pb.RankLaunch]) -> dict[str, Any]:
+        shared = {
+            "OMP_NUM_THREADS": "1",  # as torchrun does
+            **inherited_environment(),
+            **dict(self.record.env),
+            **dict(request.env),
+            environment.JOB: request.job,
+            environment.MACHINE: self.host.machine,
+            environment.GENERATION: str(request.generation),
+            environment.RESUME_STEP: str(request.resume_step),
+            environment.CHECKPOINT_SLOTS: str(request.checkpoint_slots),
+        }
+        rows = []
+        for rank in ranks:
+            report = self.reports.prepare(rank.rank, request.generation)
+            own = {
+                **dict(rank.env),
+                environment.REPORT_FILE: str(report),
+                environment.CHECKPOINT_FILE: str(self.shm / f"checkpoint-{rank.rank}"),
+            }
+            files = {stream: str(self.log_path(rank.rank, stream[3:])) for stream in ("stdout", "stderr")}
+            rows.append({"rank": rank.rank, "env": own, "report": str(report), **files})
+        return {
+            "generation": request.generation,
+            "fenced": self.record.fenced,
+            "script": request.script,
+            "args": list(request.args),
+            "cwd": request.cwd or str(Path(request.script).parent),
+            "env": shared,
+            "ranks": rows,
+        }
+
+    async def stop(self, generation: int, grace_s: float) -> list[RankRecord]:
+        """Kill and fence every generation up to one; returns the ranks of the newest of them."""
+        self.record.fenced = max(self.record.fenced, generation)
+        self.save()  # the fence holds from here on, whoever dies
+        if self.server and not self.server.lost:
+            with contextlib.suppress(ForkServerLost):
+                reply = await self.server.request(
+                    "kill", generation=generation, grace_s=grace_s, timeout_s=grace_s + 2 * KILL_PATIENCE_S
+                )
+                self.take_over(reply)
+                if reply["left"]:
+                    raise AgentError(f"processes {reply['left']} cannot be killed; look at their state in /proc")
+        self.find_orphans()
+        await self._kill_orphans(generation, grace_s)
+        self.save()
+        older = [rank.generation for rank in self.record.ranks if rank.generation <= generation]
+        return self.record.of(max(older)) if older else []
+
+    async def _kill_orphans(self, generation: int, grace_s: float) -> None:
+        """Kill what a dead fork server left."""
+        ranks = [rank for rank in self.record.living() if rank.generation <= generation]
+        for rank in ranks:
+            rank.stopped = is_alive(rank.pid, rank.start_ticks)
+        await asyncio.gather(*(self._kill(rank.pid, rank.start_ticks, grace_s) for rank in ranks))
+        for rank in ranks:
+            self._ended(rank, await self.host.reaper.end_of(rank.pid))
+        for store in [store for store in self.record.stores if store.generation <= generation]:
+            await self._kill(store.pid, store.start_ticks, 0.0)
+            self.record.stores.remove(store)
+
+    async def _kill(self, pid: int, ticks: int, grace_s: float) -> None:
+        if grace_s > 0 and is_alive(pid, ticks):
+            signal_process(pid, signal.SIGTERM)
+            await wait_gone(pid, ticks, grace_s)
+        if is_alive(pid, ticks) or start_ticks(pid) in (0, ticks):  # never another process of the same number
+            kill_session(pid)
+        if not await wait_gone(pid, ticks, KILL_PATIENCE_S):
+            raise AgentError(f"process {pid} cannot be killed; look at its state in /proc")
+
+    async def release(self) -> int:
+        """End the job here: fork server and shared memory; returns the bytes given back."""
+        newest = max([self.record.generation, *(store.generation for store in self.record.stores), 0])
+        self.record.released = True
+        await self.stop(max(newest, self.record.fenced), 0.0)
+        if self._starting:
+            with contextlib.suppress(AgentError):
+                await asyncio.shield(self._starting)
+        if self.server:
+            await self.server.end()
+            self.server = None
+        self.record.fork_server_pid = self.record.fork_server_ticks = 0
+        self.reports.close()
+        freed = sum(path.stat().st_blocks * 512 for path in self.shm.rglob("*") if path.is_file())
+        await asyncio.to_thread(shutil.rmtree, self.shm, ignore_errors=True)
+        self.save()
+        return freed
+
+    async def detach(self) -> None:
+        """The agent ends, the job goes on."""
+        for watch in self._watches.values():
+            watch.close()
+        if self.server:
+            await self.server.disconnect()
+
+    def drain(self) -> None:
+        """Keep the step records of the newest generation."""
+        for rank in self.record.of(self.record.generation):
+            self.snapshot(rank)
+
+    def save(self) -> None:
+        """Write the record."""
+        self.record.save(self.folder)
+
+    def _check_fence(self, generation: int) -> None:
+        if generation < 1:
+            raise ConfigError(f"generation is {generation}; generations start at 1")
+        if generation <= self.record.fenced:
+            raise Fenced(
+                f"generation {generation} of {self.record.job} was stopped: "
+                f"everything up to {self.record.fenced} is fenced"
+            )
+
+
+def check_launch(request: pb.LaunchRequest) -> None:
+    """Refuse what cannot run, before anything is forked.
+
+    Raises:
+        ConfigError: no ranks, a rank twice, or a script or folder that is not there.
+    """
+    ranks = [rank.rank for rank in request.ranks]
+    if not ranks or len(set(ranks)) != len(ranks) or min(ranks) < 0:
+        raise ConfigError(f"ranks are {ranks}; each must be named once, from 0 on, and there must be one at least")
+    if not Path(request.script).is_absolute() or not Path(request.script).is_file():
+        raise ConfigError(f"script {request.script} is not a file on this machine; give the absolute path of one")
+    if request.cwd and not Path(request.cwd).is_dir():
+        raise ConfigError(f"cwd {request.cwd} is not a folder on this machine")
+
+
+def to_exit(end: End | EndRecord) -> pb.Exit:
+    """An end as the schema says it."""
+    kinds = {"code": pb.Exit.CODE, "signal": pb.Exit.SIGNAL, "unknown": pb.Exit.UNKNOWN}
+    return pb.Exit(kind=kinds[end.kind], value=end.value, time_ns=end.time_ns)
+
+
+def signal_process(pid: int, number: int) -> None:
+    """Send a signal to a process that may be gone."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)

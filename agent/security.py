@@ -1,0 +1,152 @@
+"""TLS and the bearer token between the control plane and an agent.
+
+Off on loopback unless configured; beyond loopback both are required. Tokens
+and keys are given by file paths, never by value.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+
+from everstep.errors import ConfigError
+
+TOKEN_FILE = "EVERSTEP_AGENT_TOKEN_FILE"
+CA_FILE = "EVERSTEP_AGENT_CA_FILE"
+CERT_FILE = "EVERSTEP_AGENT_CERT_FILE"
+KEY_FILE = "EVERSTEP_AGENT_KEY_FILE"
+
+HEALTH = "/grpc.health.v1.Health/"
+"""Health checks need no token: a load balancer or a kubelet has none."""
+
+if TYPE_CHECKING:  # gRPC's classes take type arguments in its stubs only
+    Handler = grpc.RpcMethodHandler[Any, Any]
+    Interceptor = grpc.aio.ServerInterceptor[Any, Any]
+else:
+    Handler, Interceptor = grpc.RpcMethodHandler, grpc.aio.ServerInterceptor
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address can be reached from this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def read_secret(path: Path, what: str) -> bytes:
+    """Contents of a file that must exist and not be empty.
+
+    Raises:
+        ConfigError: it cannot be read, or is empty.
+    """
+    try:
+        found = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"the {what} {path} cannot be read: {error.strerror}") from error
+    if not found.strip():
+        raise ConfigError(f"the {what} {path} is empty")
+    return found
+
+
+@dataclass(frozen=True)
+class ServerSecurity:
+    """What an agent asks of its callers."""
+
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    token_file: Path | None = None
+    tls_client_ca: Path | None = None
+    """With it callers must show a certificate that this authority signed."""
+
+    def check(self, host: str) -> None:
+        """Refuse what would leave a machine open.
+
+        Raises:
+            ConfigError: a half-given pair, or a listen address beyond loopback without TLS and token.
+        """
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ConfigError("--tls-cert and --tls-key belong together: give both or neither")
+        if self.tls_client_ca and not self.tls_cert:
+            raise ConfigError("--tls-client-ca needs --tls-cert and --tls-key")
+        if not is_loopback(host) and not (self.tls_cert and self.token_file):
+            raise ConfigError(
+                f"refusing to listen on {host}: whoever reaches an agent can run programs on its machine. "
+                "Give --tls-cert, --tls-key and --token-file, or listen on a loopback address such as 127.0.0.1"
+            )
+
+    def credentials(self) -> grpc.ServerCredentials | None:
+        """Credentials of the gRPC server; None without TLS."""
+        if not (self.tls_cert and self.tls_key):
+            return None
+        pair = (read_secret(self.tls_key, "TLS key"), read_secret(self.tls_cert, "TLS certificate"))
+        authority = read_secret(self.tls_client_ca, "client CA") if self.tls_client_ca else None
+        return grpc.ssl_server_credentials([pair], authority, require_client_auth=authority is not None)
+
+    def interceptors(self) -> list[Interceptor]:
+        """What checks the token of every call."""
+        return [TokenCheck(read_secret(self.token_file, "token file").strip())] if self.token_file else []
+
+
+class TokenCheck(Interceptor):
+    """Lets a call pass that carries ``authorization: Bearer <token>``."""
+
+    def __init__(self, token: bytes) -> None:
+        self._expected = b"Bearer " + token
+
+        async def refuse(_: object, context: grpc.aio.ServicerContext[object, object]) -> object:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, f"no valid token; name its file in {TOKEN_FILE}")
+
+        self._refusal = grpc.unary_unary_rpc_method_handler(refuse)
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler:
+        """Check one call."""
+        given = dict(handler_call_details.invocation_metadata or ()).get("authorization", "")
+        given_bytes = given.encode() if isinstance(given, str) else given
+        if handler_call_details.method.startswith(HEALTH) or hmac.compare_digest(given_bytes, self._expected):
+            return await continuation(handler_call_details)
+        return self._refusal
+
+
+@dataclass(frozen=True)
+class ClientSecurity:
+    """What a caller shows an agent."""
+
+    ca_file: Path | None = None
+    token_file: Path | None = None
+    cert_file: Path | None = None
+    key_file: Path | None = None
+
+    @classmethod
+    def from_environment(cls) -> ClientSecurity:
+        """As the variables ``EVERSTEP_AGENT_*_FILE`` say."""
+        names = (CA_FILE, TOKEN_FILE, CERT_FILE, KEY_FILE)
+        return cls(*(Path(os.environ[name]) if os.environ.get(name) else None for name in names))
+
+    def credentials(self) -> grpc.ChannelCredentials | None:
+        """Credentials of a channel; None without TLS."""
+        if self.ca_file is None:
+            return None
+        key = read_secret(self.key_file, "client key") if self.key_file else None
+        cert = read_secret(self.cert_file, "client certificate") if self.cert_file else None
+        return grpc.ssl_channel_credentials(read_secret(self.ca_file, "CA file"), key, cert)
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """What goes with every call."""
+        if self.token_file is None:
+            return ()
+        return (("authorization", "Bearer " + read_secret(self.token_file, "token file").decode().strip()),)

@@ -1,0 +1,51 @@
+"""``everstep agent``: the process that runs on every machine."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def agent(  # noqa: PLR0917
+    machine: Annotated[str, typer.Option(help="Name of this machine, unique in the cluster.")],
+    listen: Annotated[str, typer.Option(help="host:port to listen on; rendezvous stores use the same host.")],
+    state_dir: Annotated[Path, typer.Option(help="Folder for observations, job records, step records and logs.")],
+    shm_dir: Annotated[Path, typer.Option(help="Folder in /dev/shm for reports and checkpoints, this machine's own.")],
+    prewarm: Annotated[bool, typer.Option("--prewarm", help="Have a fork server ready for the first job.")] = False,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate (PEM); turns TLS on.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Private key of the certificate (PEM).")] = None,
+    tls_client_ca: Annotated[Path | None, typer.Option(help="Ask callers for certificates of this authority.")] = None,
+    token_file: Annotated[Path | None, typer.Option(help="File with the token that every call must carry.")] = None,
+    log_mib: Annotated[int, typer.Option(help="Rotate a rank's log beyond this size, MiB.", min=1)] = 64,
+    log_backups: Annotated[int, typer.Option(help="Rotated logs to keep.", min=1)] = 3,
+) -> None:
+    """Run the node agent of one machine, in the foreground, until SIGTERM.
+
+    The ranks that it started live on when it ends or is killed; the next agent
+    with the same --state-dir takes them over. Beyond loopback, TLS and a token
+    are required.
+    """
+    # Here, so that the other commands need not wait for gRPC.
+    from agent.main import AgentOptions, serve
+    from agent.security import ServerSecurity
+    from everstep.errors import ConfigError
+
+    security = ServerSecurity(tls_cert=tls_cert, tls_key=tls_key, token_file=token_file, tls_client_ca=tls_client_ca)
+    options = AgentOptions(
+        machine=machine,
+        listen=listen,
+        state_dir=state_dir.resolve(),
+        shm_dir=shm_dir.resolve(),
+        prewarm=prewarm,
+        security=security,
+        log_bytes=log_mib << 20,
+        log_backups=log_backups,
+    )
+    try:
+        asyncio.run(serve(options))
+    except ConfigError as error:
+        typer.echo(f"everstep agent: {error}", err=True)
+        raise typer.Exit(2) from None

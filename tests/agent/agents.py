@@ -1,0 +1,179 @@
+"""A real agent process on loopback, for the tests of this folder."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+from agent.client import AgentClient
+from agent.security import ClientSecurity
+from agent.v1 import agent_pb2 as pb
+from everstep.errors import AgentUnreachable
+
+HOST = "127.0.0.21"
+
+
+def free_port(host: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+class RunningAgent:
+    """One agent process; it can be killed and started again on the same folders."""
+
+    def __init__(self, folder: Path, *options: str, security: ClientSecurity | None = None) -> None:
+        self.folder = folder
+        self.state = folder / "state"
+        self.shm = Path("/dev/shm") / f"everstep-test-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self.address = f"{HOST}:{free_port(HOST)}"
+        self.options = options
+        self.security = security or ClientSecurity()
+        self.process: subprocess.Popen[bytes] | None = None
+        self.client = AgentClient(self.address, self.security)
+
+    def command(self) -> list[str]:
+        code = "import typer; from console.commands.agent import agent; typer.run(agent)"
+        paths = ["--state-dir", str(self.state), "--shm-dir", str(self.shm)]
+        return [sys.executable, "-P", "-c", code, "--machine", "m1", "--listen", self.address, *paths, *self.options]
+
+    async def start(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "agent.log").open("ab") as output:
+            self.process = subprocess.Popen(self.command(), stdout=output, stderr=output)
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                await self.client.describe(timeout_s=2)
+                return
+            except AgentUnreachable:
+                if time.monotonic() > deadline or self.process.poll() is not None:
+                    raise RuntimeError((self.folder / "agent.log").read_text()) from None
+                await asyncio.sleep(0.05)
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        assert self.process
+        self.process.send_signal(number)
+        self.process.wait(20)
+        self.process = None
+
+    async def close(self) -> None:
+        if self.process:
+            with contextlib.suppress(Exception):
+                for job in (await self.client.describe()).jobs:
+                    await self.client.release(pb.ReleaseRequest(job=job.job), timeout_s=30)
+        if self.process:
+            self.kill(signal.SIGTERM)
+        await self.client.close()
+        if self.shm.exists():
+            self.shm.rmdir()  # fails when something leaked
+
+
+class Job:
+    """A job on a running agent, with a script of one line or more."""
+
+    def __init__(self, agent: RunningAgent, script: str, *, ranks: int = 2, args: tuple[str, ...] = ()) -> None:
+        self.agent = agent
+        self.name = f"job-{uuid.uuid4().hex[:8]}"
+        self.path = agent.folder / f"{self.name}.py"
+        self.path.write_text(script)
+        self.ranks = ranks
+        self.args = args
+
+    async def prepare(self) -> pb.PrepareReply:
+        return await self.agent.client.prepare(pb.PrepareRequest(request_id="prepare", job=self.name), timeout_s=60)
+
+    def launch_request(self, generation: int = 1, request_id: str = "") -> pb.LaunchRequest:
+        ranks = [
+            pb.RankLaunch(rank=rank, local_rank=rank, env={"RANK": str(rank), "LOCAL_RANK": str(rank)})
+            for rank in range(self.ranks)
+        ]
+        return pb.LaunchRequest(
+            request_id=request_id or f"launch-{generation}",
+            job=self.name,
+            generation=generation,
+            ranks=ranks,
+            script=str(self.path),
+            args=self.args,
+            checkpoint_slots=2,
+        )
+
+    async def launch(self, generation: int = 1, request_id: str = "") -> pb.LaunchReply:
+        return await self.agent.client.launch(self.launch_request(generation, request_id), timeout_s=60)
+
+    async def stop(self, generation: int = 1, request_id: str = "", grace_s: float = 0.0) -> pb.StopReply:
+        request = pb.StopRequest(
+            request_id=request_id or f"stop-{generation}", job=self.name, generation=generation, grace_s=grace_s
+        )
+        return await self.agent.client.stop(request, timeout_s=60)
+
+    async def release(self) -> pb.ReleaseReply:
+        request = pb.ReleaseRequest(request_id="release", job=self.name)
+        return await self.agent.client.release(request, timeout_s=60)
+
+    async def observe(self, count: int, kind: str, after: int = 0) -> list[pb.Observation]:
+        """The first observations of a kind, waited for."""
+        found: list[pb.Observation] = []
+        async with asyncio.timeout(30):
+            stream = self.agent.client.observe(pb.ObserveRequest(after_sequence=after, job=self.name))
+            async for seen in stream:
+                if seen.WhichOneof("what") == kind:
+                    found.append(seen)
+                if len(found) == count:
+                    break
+        return found
+
+    async def exits(self, count: int) -> list[pb.Observation]:
+        return await self.observe(count, "rank_exited")
+
+    async def progress(self, ready: Callable[[pb.ProgressReply], bool]) -> pb.ProgressReply:
+        """The first progress reply that is as wanted."""
+        async with asyncio.timeout(30):
+            async for reply in self.agent.client.progress(pb.ProgressRequest(job=self.name, interval_s=0.02)):
+                if ready(reply):
+                    return reply
+        raise AssertionError
+
+    async def entered(self) -> pb.ProgressReply:
+        """All ranks are in the script."""
+        return await self.progress(
+            lambda reply: (
+                len(reply.ranks) == self.ranks and all(rank.milestones.script_entered for rank in reply.ranks)
+            )
+        )
+
+    async def log(self, rank: int, stream: int = 0, tail: int = 0) -> bytes:
+        request = pb.ReadLogRequest(job=self.name, rank=rank, stream=stream, tail_bytes=tail)  # type: ignore[arg-type]
+        return b"".join([chunk.data async for chunk in self.agent.client.read_log(request)])
+
+
+@contextlib.asynccontextmanager
+async def running_agent(folder: Path, *options: str, security: ClientSecurity | None = None) -> AsyncIterator[RunningAgent]:
+    agent = RunningAgent(folder, *options, security=security)
+    try:
+        await agent.start()
+        yield agent
+    finally:
+        await agent.close()
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; a zombie counts as alive, since nobody collected it."""
+    return Path(f"/proc/{pid}").exists()
+
+
+async def until(condition: Callable[[], bool], what: str, timeout_s: float = 20.0) -> None:
+    """Wait until something holds."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {timeout_s:g} s in vain: {what}"
+        await asyncio.sleep(0.02)
