@@ -21,7 +21,7 @@ from activities.heartbeat import heartbeating, now_ns, request_id
 from activities.messages import ConfirmInput, LaunchInput, PrepareInput, ReleaseInput, StopInput
 from agent.client import AgentClient, AgentPool
 from agent.v1 import agent_pb2 as pb
-from everstep.errors import AgentError, AgentUnreachable
+from everstep.errors import AgentUnreachable, EverstepError
 from everstep.incident import Confirmation, Evidence, Launched
 from everstep.job import JobSpec
 from everstep.machine import Machine
@@ -171,7 +171,7 @@ class RankActivities:
                         activity.logger.warning("agent is silent", extra={"machine": machine.name, "error": str(error)})
                         return None
                     await asyncio.sleep(RETRY_S)
-                except AgentError as error:
+                except EverstepError as error:
                     raise ApplicationError(
                         f"{machine.name}: {error}", type=type(error).__name__, non_retryable=True
                     ) from error

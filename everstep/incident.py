@@ -80,6 +80,8 @@ class Evidence(Model):
     exits: list[RankExit] = Field(default_factory=list)
     held: list[Held] = Field(default_factory=list)
     unreachable: list[str] = Field(default_factory=list)
+    problem: str = ""
+    """Why the machines could not be asked at all."""
 
 
 class Failure(Model):

@@ -7,6 +7,7 @@ parked. One incident per fault; the job's workflow starts it as its child.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -124,7 +125,7 @@ class IncidentWorkflow:
                     await self._park(decision.reason)
                     # The machines may have changed while the job was parked: look again.
                     evidence = await self._stop()
-                    if evidence.unreachable:
+                    if evidence.unreachable or evidence.problem:
                         continue
                     restore = choose_restore(evidence.held, world_size)
                 self._count_lost(failure, restore)
@@ -137,15 +138,19 @@ class IncidentWorkflow:
 
     async def _stop(self) -> Evidence:
         began = self._enter("stop")
-        evidence: Evidence = await self._unless_abandoned(
-            workflow.start_activity(
-                messages.STOP,
-                StopInput(job=self.given.job, generation=self.generation, machines=self.given.machines),
-                result_type=Evidence,
-                summary=page.summary(f"generation {self.generation} on {len(self.given.machines)} machines"),
-                **on_ranks(timedelta(minutes=2)),
+        try:
+            evidence: Evidence = await self._unless_abandoned(
+                workflow.start_activity(
+                    messages.STOP,
+                    StopInput(job=self.given.job, generation=self.generation, machines=self.given.machines),
+                    result_type=Evidence,
+                    summary=page.summary(f"generation {self.generation} on {len(self.given.machines)} machines"),
+                    **on_ranks(timedelta(minutes=2)),
+                )
             )
-        )
+        except ActivityError as error:
+            # Not knowing is no reason to go on: the job is parked, and asked again when an operator says so.
+            evidence = Evidence(generation=self.generation, problem=str(error.cause or error)[:300])
         end = first_failure(evidence.exits)
         self._leave(began, "stop", headline_of(end) if end else "no rank ended by itself")
         return evidence
@@ -276,14 +281,14 @@ class IncidentWorkflow:
         )
         self._enter("abandoned", report.headline)
         # The ranks must not live on without an owner; a launch may have been under way.
-        evidence = StopInput(job=self.given.job, generation=self.generation, machines=self.given.machines)
-        await workflow.execute_activity(
-            messages.STOP,
-            evidence,
-            result_type=Evidence,
-            summary=page.summary(f"generation {self.generation}: leave nothing running"),
-            **on_ranks(timedelta(minutes=2)),
-        )
+        with contextlib.suppress(ActivityError):  # the job's release ends what this could not
+            await workflow.execute_activity(
+                messages.STOP,
+                StopInput(job=self.given.job, generation=self.generation, machines=self.given.machines),
+                result_type=Evidence,
+                summary=page.summary(f"generation {self.generation}: leave nothing running"),
+                **on_ranks(timedelta(minutes=2)),
+            )
         return await self._close(report)
 
     def _report(

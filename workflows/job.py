@@ -7,6 +7,7 @@ incident after the other, and carries its whole state across continue-as-new.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from datetime import timedelta
 from typing import Any
 
@@ -282,19 +283,20 @@ class JobWorkflow:
     async def _stopped(self) -> JobResult:
         self.state.status = "stopping"
         self._show()
-        await workflow.execute_activity(
-            messages.STOP,
-            StopInput(
-                job=self.state.spec.name,
-                generation=self.state.generation,
-                machines=self.state.machines,
-                grace_s=self.state.spec.policy.stop_grace_s,
-                patience_s=5.0,
-            ),
-            result_type=Evidence,
-            summary=page.summary(f"stop asked for by {self.state.stop_requested}"),
-            **on_ranks(timedelta(minutes=2)),
-        )
+        with contextlib.suppress(ActivityError):  # the release ends what this could not
+            await workflow.execute_activity(
+                messages.STOP,
+                StopInput(
+                    job=self.state.spec.name,
+                    generation=self.state.generation,
+                    machines=self.state.machines,
+                    grace_s=self.state.spec.policy.stop_grace_s,
+                    patience_s=5.0,
+                ),
+                result_type=Evidence,
+                summary=page.summary(f"stop asked for by {self.state.stop_requested}"),
+                **on_ranks(timedelta(minutes=2)),
+            )
         return await self._end("stopped", f"stopped by {self.state.stop_requested}")
 
     async def _end(self, status: str, outcome: str) -> JobResult:

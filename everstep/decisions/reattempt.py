@@ -47,6 +47,8 @@ Rule = Callable[[Facts, RecoveryPolicy], str | None]
 
 def machine_silent(facts: Facts, policy: RecoveryPolicy) -> str | None:
     """A machine that does not answer cannot take part in a restart at full width."""
+    if facts.evidence.problem:
+        return f"the machines could not be stopped: {facts.evidence.problem}"
     silent = facts.evidence.unreachable
     return f"{', '.join(silent)} does not answer: bring its agent back" if silent else None
 
