@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import BaseModel, Field
 
 from everstep.errors import ClusterError
+from everstep.job import JOB_NAME
 from everstep.machine import Machine
 
 
@@ -39,7 +40,13 @@ class ClusterFile(BaseModel):
 
     @classmethod
     def home_of(cls, name: str) -> Path:
-        """The folder of a cluster."""
+        """The folder of a cluster.
+
+        Raises:
+            ClusterError: the name is none.
+        """
+        if not JOB_NAME.fullmatch(name):
+            raise ClusterError(f"{name!r} is not a cluster name: use up to 30 of a-z, 0-9 and '-'")
         return everstep_home() / "clusters" / name
 
     @classmethod

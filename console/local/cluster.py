@@ -27,7 +27,6 @@ from console.local.temporal_server import TemporalChoice, find, start_command
 from console.local.waiting import Progress
 from everstep import environment
 from everstep.errors import ClusterError
-from everstep.job import JOB_NAME
 from everstep.machine import Machine
 
 SHM_ROOT = Path("/dev/shm/everstep")
@@ -79,10 +78,8 @@ def up(
         commands: programs to run in place of everstep's own.
 
     Raises:
-        ClusterError: no Temporal server, a port is taken, or a process does not come up.
+        ClusterError: the name is none, there is no Temporal server, a port is taken, or a process does not come up.
     """
-    if not JOB_NAME.fullmatch(name):
-        raise ClusterError(f"{name!r} is not a cluster name: use up to 30 of a-z, 0-9 and '-'")
     home = ClusterFile.home_of(name)
     (home / "logs").mkdir(parents=True, exist_ok=True)
     commands = commands or Commands()
@@ -250,7 +247,7 @@ def down(name: str = "default", *, progress: Progress = lambda _: None, purge: b
         Whether anything of it was there.
 
     Raises:
-        ClusterError: a process cannot be stopped.
+        ClusterError: the name is none, or a process cannot be stopped.
     """
     home = ClusterFile.home_of(name).resolve()
     if not home.exists():

@@ -1,0 +1,128 @@
+"""A cluster comes up, grows, survives kills, and goes down without a trace; the server is real."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from console.cluster_file import ClusterFile
+from console.local import cluster as local
+from console.local import procfs
+from console.local.readiness import holds
+from everstep.errors import ClusterError
+
+NAME = "trial"
+PATIENCE_S = 60.0
+
+
+def test_up_is_idempotent_grows_and_down_leaves_nothing(home: Path, commands: local.Commands) -> None:
+    said: list[str] = []
+    cluster = local.up(NAME, machines=1, standbys=1, workers=1, progress=said.append, commands=commands)
+    first = local.processes(cluster)
+    assert set(first) == {"temporal", "agent-m0", "agent-m1", "worker-0"}
+    assert said[0].startswith("Temporal: ")
+    assert ClusterFile.load(NAME) == cluster
+
+    assert local.up(NAME, machines=1, standbys=1, workers=1, commands=commands) == cluster
+    assert local.processes(cluster) == first
+
+    grown = local.up(NAME, machines=2, standbys=1, workers=2, commands=commands)
+    assert grown.machines[:2] == cluster.machines
+    second = local.processes(grown)
+    assert first.items() <= second.items()
+    assert set(second) - set(first) == {"agent-m2", "worker-1"}
+    assert local.up(NAME, machines=1, standbys=0, workers=1, commands=commands) == grown  # never shrinks
+
+    assert local.down(NAME)
+    assert not procfs.of_cluster(cluster.id)
+    assert not any(procfs.identify(pid) for pid in second.values())
+    assert not cluster.shm.exists()
+    with pytest.raises(ClusterError, match="everstep up"):
+        ClusterFile.load(NAME)
+    assert not local.down(NAME)
+
+    again = local.up(NAME, machines=2, standbys=1, workers=2, commands=commands)
+    assert again == grown  # the addresses are kept
+    local.down(NAME, purge=True)
+    assert not cluster.home.exists()
+
+
+def test_everything_that_is_killed_comes_back_and_works(home: Path, commands: local.Commands) -> None:
+    cluster = local.up(NAME, machines=1, standbys=0, workers=2, commands=commands)
+    before = local.processes(cluster)
+    for pid in before.values():
+        os.kill(pid, signal.SIGKILL)
+    assert holds(lambda: all(count >= 1 for count in local.restart_counts(cluster).values()), PATIENCE_S)
+    local.up(NAME, machines=1, standbys=0, workers=2, commands=commands)  # waits until all answer
+    after = local.processes(cluster)
+    assert set(after) == set(before)
+    assert not set(after.values()) & set(before.values())
+
+
+def test_a_cluster_whose_supervisor_was_killed_is_adopted_or_stopped(home: Path, commands: local.Commands) -> None:
+    cluster = local.up(NAME, machines=1, standbys=0, workers=1, commands=commands)
+    before = local.processes(cluster)
+    for action in ("adopt", "stop"):
+        supervisor = local.supervisor_of(cluster.home)
+        assert supervisor
+        procfs.send(supervisor, signal.SIGKILL)
+        assert not procfs.wait_gone([supervisor], PATIENCE_S)
+        if action == "adopt":
+            local.up(NAME, machines=1, standbys=0, workers=1, commands=commands)
+            assert local.processes(cluster) == before
+    assert local.down(NAME)
+    assert not procfs.of_cluster(cluster.id)
+    assert not cluster.shm.exists()
+
+
+def test_a_taken_port_is_named(home: Path, commands: local.Commands) -> None:
+    cluster = local.up(NAME, machines=1, standbys=0, workers=1, commands=commands)
+    local.down(NAME)
+    host, port = cluster.machines[0].address.split(":")
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind((host, int(port)))
+        taken.listen()
+        with pytest.raises(ClusterError, match=rf"{host}:{port} is taken .* agent-m0"):
+            local.up(NAME, machines=1, standbys=0, workers=1, commands=commands)
+
+
+def test_a_process_that_dies_is_named_with_its_logs_last_line(home: Path, commands: local.Commands) -> None:
+    broken = replace(commands, agent=lambda *_: ["/bin/sh", "-c", "echo no such card >&2; exit 1"])
+    with pytest.raises(ClusterError, match=r"agent-m0 dies as soon as it starts: .*agent-m0.log ends with 'no such"):
+        local.up(NAME, machines=1, standbys=0, workers=1, commands=broken)
+
+
+def test_shared_memory_of_dead_clusters_of_the_same_name_is_removed(home: Path, commands: local.Commands) -> None:
+    dead, other = local.SHM_ROOT / f"{NAME}-0123abcd", local.SHM_ROOT / f"{NAME}x-0123abcd"
+    for path in (dead, other):
+        (path / "m0").mkdir(parents=True, exist_ok=True)
+    try:
+        said: list[str] = []
+        local.up(NAME, machines=1, standbys=0, workers=1, progress=said.append, commands=commands)
+        assert not dead.exists()
+        assert other.exists()
+        assert any(str(dead) in line for line in said)
+    finally:
+        (other / "m0").rmdir()
+        other.rmdir()
+
+
+def test_a_configured_server_that_does_not_answer_is_named_at_once(
+    home: Path, commands: local.Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEMPORAL_ADDRESS", "127.0.0.1:9")
+    with pytest.raises(ClusterError, match="configured Temporal server does not answer"):
+        local.up(NAME, machines=1, standbys=0, workers=1, commands=commands)
+
+
+def test_a_nonsense_name_is_refused(home: Path) -> None:
+    with pytest.raises(ClusterError, match="not a cluster name"):
+        local.up("../elsewhere")
+    with pytest.raises(ClusterError, match="not a cluster name"):
+        local.down("../elsewhere")

@@ -1,0 +1,138 @@
+"""The house rules that no type checker sees."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+LAYERS = ("everstep", "agent", "activities", "workflows", "console")
+"""Imports go to the left only."""
+STANDARD_LIBRARY_ONLY = ("reports", "environment", "faults", "topology")
+"""Modules of everstep that every rank imports."""
+HEAVY = ("torch", "numpy", "pydantic", "grpc", "temporalio", "google.protobuf", "sqlalchemy", "typer", "rich")
+REGISTRIES = ("pypi|.org", "files.pythonhosted|.org", "proxy.golang|.org", "sum.golang|.org", "registry.npmjs|.org")
+"""Hosts that no file may name; split, so that this file does not name them either."""
+
+
+def sources(layer: str) -> list[Path]:
+    return sorted(path for path in (ROOT / layer).rglob("*.py") if path.parent != ROOT / "agent" / "v1")
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and full name of each module that a file imports, also inside functions."""
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: a relative import"
+            yield node.lineno, node.module or ""
+
+
+def tracked() -> list[Path]:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("not a git checkout: what belongs to the project is not known")
+    return [path for name in listed.stdout.split("\0") if name and (path := ROOT / name).is_file()]
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_imports_go_down_only(layer: str) -> None:
+    above = LAYERS[LAYERS.index(layer) + 1 :]
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for path in sources(layer)
+        for line, name in imports(path)
+        if name.split(".")[0] in above
+    ]
+    assert sources(layer)
+    assert not wrong
+
+
+@pytest.mark.parametrize("name", STANDARD_LIBRARY_ONLY)
+def test_what_every_rank_imports_needs_the_standard_library_only(name: str) -> None:
+    allowed = sys.stdlib_module_names | {"everstep"}
+    wrong = [module for _, module in imports(ROOT / "everstep" / f"{name}.py") if module.split(".")[0] not in allowed]
+    assert not wrong
+
+
+def test_importing_everstep_imports_nothing_heavy() -> None:
+    program = f"import sys, everstep; print(*[name for name in {HEAVY} if name in sys.modules])"
+    shown = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == ""
+
+
+def test_the_help_imports_nothing_heavy() -> None:
+    heavy = [name for name in HEAVY if name not in ("typer", "rich")]
+    program = (
+        "import sys, contextlib, io, console.main\n"
+        "with contextlib.redirect_stdout(io.StringIO()): assert console.main.run(['--help']) == 0\n"
+        f"print(*[name for name in {heavy} if name in sys.modules])"
+    )
+    shown = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == ""
+
+
+def test_no_dependency_owns_one_of_our_names() -> None:
+    """A distribution with a top-level ``agent`` or ``console`` would hide ours, or be hidden."""
+    owners = importlib.metadata.packages_distributions()
+    foreign = {layer: [name for name in owners.get(layer, []) if name != "everstep"] for layer in LAYERS}
+    assert not {layer: names for layer, names in foreign.items() if names}
+
+
+def test_every_layer_is_packaged() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert tuple(project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]) == LAYERS
+
+
+def test_the_grpc_stubs_are_those_of_the_schema(tmp_path: Path) -> None:
+    made = subprocess.run(["sh", ROOT / "deploy/stubs.sh", tmp_path], capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr
+    fresh = {path.relative_to(tmp_path): path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
+    assert len(fresh) == 4
+    stale = [str(path) for path, text in fresh.items() if (ROOT / path).read_text() != text]
+    assert not stale, "run `make stubs`"
+
+
+def test_proto_holds_schemas_only() -> None:
+    """A package named ``proto`` would break the distribution proto-plus."""
+    assert not list((ROOT / "proto").rglob("*.py"))
+
+
+def test_tests_are_no_packages() -> None:
+    assert not list((ROOT / "tests").rglob("__init__.py"))
+
+
+def test_no_file_names_a_registry() -> None:
+    hosts = [host.replace("|", "").encode() for host in REGISTRIES]
+    wrong = [f"{path}: {host!r}" for path in tracked() for host in hosts if host in path.read_bytes()]
+    assert not wrong
+
+
+def test_the_lock_pins_every_requirement_with_hashes() -> None:
+    lines = (ROOT / "requirements.lock").read_text().splitlines()
+    pins = [line for line in lines if line and not line.startswith((" ", "#"))]
+    assert pins
+    assert all("==" in line and line.endswith("\\") for line in pins)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    names = {line.split("==")[0].split("[")[0].lower() for line in pins}
+    missing = [name for name in wanted if _plain(name) not in names]
+    assert not missing, "run `make lock`"
+
+
+def _plain(requirement: str) -> str:
+    for mark in "[<>=;! ":
+        requirement = requirement.split(mark, maxsplit=1)[0]
+    return requirement.lower()
+
+
+def test_ci_runs_the_readmes_command() -> None:
+    assert "\nexec make test\n" in (ROOT / ".ci/run").read_text()
