@@ -15,7 +15,7 @@ import structlog
 from temporalio.client import Client
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.envconfig import ClientConfig
-from temporalio.worker import Interceptor, Worker
+from temporalio.worker import Plugin, Worker
 
 from activities.ledger import Ledger, MachineEventRecord
 from activities.ranks import RankActivities
@@ -58,7 +58,7 @@ def build(
     ledger: Ledger,
     watcher: Watcher | None,
     task_queue: str = TASK_QUEUE,
-    interceptors: Sequence[Interceptor] = (),
+    plugins: Sequence[Plugin] = (),
     max_cached_workflows: int = 1000,
 ) -> Worker:
     """A worker with everything that everstep runs on Temporal."""
@@ -78,7 +78,7 @@ def build(
             records.record,
         ],
         workflow_runner=sandbox(),
-        interceptors=list(interceptors),
+        plugins=list(plugins),
         max_cached_workflows=max_cached_workflows,
         sticky_queue_schedule_to_start_timeout=STICKY_TIMEOUT,
         max_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,
@@ -87,7 +87,7 @@ def build(
     )
 
 
-async def run_worker(*, ledger_url: str, interceptors: Sequence[Interceptor] = ()) -> None:
+async def run_worker(*, ledger_url: str, plugins: Sequence[Plugin] = ()) -> None:
     """Run until SIGTERM or SIGINT."""
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -98,7 +98,7 @@ async def run_worker(*, ledger_url: str, interceptors: Sequence[Interceptor] = (
     agents = AgentPool()
     events = EventWriter(ledger)
     watcher = Watcher(client, agents, events.take)
-    worker = build(client, agents=agents, ledger=ledger, watcher=watcher, interceptors=interceptors)
+    worker = build(client, agents=agents, ledger=ledger, watcher=watcher, plugins=plugins)
     log.info("worker is up", pid=os.getpid(), namespace=client.namespace, ledger=str(ledger.url))
     async with worker, asyncio.TaskGroup() as group:
         watching = group.create_task(watcher.run())

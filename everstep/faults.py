@@ -20,6 +20,8 @@ from typing import Any
 from everstep import environment
 
 Fault = Mapping[str, Any]
+TOGETHER_S = 5.0
+"""A rank waits so long for the others whose faults act together with its own (ours)."""
 
 
 def load_plan() -> tuple[Path, list[dict[str, Any]]] | None:
@@ -34,11 +36,11 @@ def load_plan() -> tuple[Path, list[dict[str, Any]]] | None:
         return path, []
 
 
-def claim(plan: Path, fault: Fault) -> bool:
-    """Mark a fault as fired; False when it has fired already."""
+def claim(plan: Path, fault: Fault, **details: Any) -> bool:
+    """Mark a fault as fired, with details for the judge; False when it has fired already."""
     marker = plan.with_name(f"{plan.name}.{fault['id']}")
     temporary = plan.with_name(f"{plan.name}.{fault['id']}.{os.getpid()}.new")
-    temporary.write_text(json.dumps({"time_ns": time.time_ns(), "pid": os.getpid()}))
+    temporary.write_text(json.dumps({"time_ns": time.time_ns(), "pid": os.getpid(), **details}))
     try:
         # link() is atomic and refuses an existing name: the marker is never seen empty.
         os.link(temporary, marker)
@@ -78,8 +80,21 @@ class RankFaults:
         """Act out every fault that is due at a point (``step`` or ``save``) of a step."""
         for fault in self._mine:
             due = fault.get("point", "step") == point and step >= fault.get("at_step", 0)
-            if due and claim(self._plan, fault):
-                act(fault)
+            if due and fired(self._plan, fault) is None:
+                self._await_others(fault)
+                if claim(self._plan, fault):
+                    act(fault)
+
+    def _await_others(self, fault: Fault) -> None:
+        """Faults that name each other in ``together`` act at once, when the last of their ranks has come."""
+        together = fault.get("together", ())
+        here = [self._plan.with_name(f"{self._plan.name}.{one}.here") for one in together]
+        if not here:
+            return
+        self._plan.with_name(f"{self._plan.name}.{fault['id']}.here").touch()
+        deadline = time.monotonic() + TOGETHER_S
+        while not all(path.exists() for path in here) and time.monotonic() < deadline:
+            time.sleep(0.001)
 
 
 def act(fault: Fault) -> None:

@@ -26,7 +26,7 @@ def worker(
 
     Example: TEMPORAL_ADDRESS=temporal:7233 everstep worker --ledger postgresql+psycopg://everstep@db/everstep
     """
-    from console.drill.worker_faults import interceptors
+    from console.drill import worker_faults
     from console.log_setup import configure
     from console.worker import run_worker
 
@@ -34,4 +34,4 @@ def worker(
         raise ConfigError("no ledger: give --ledger or set EVERSTEP_LEDGER_URL, e.g. sqlite:////var/lib/everstep/l.db")
     configure("worker", json=log_format == "json" if log_format else None)
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    asyncio.run(run_worker(ledger_url=ledger, interceptors=interceptors()))
+    asyncio.run(run_worker(ledger_url=ledger, plugins=worker_faults.plugins()))

@@ -1,0 +1,102 @@
+"""The vocabulary of faults: what exists, what each does, and what cannot be injected yet."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+
+from everstep.errors import ConfigError, EverstepError
+
+
+class CannotInject(EverstepError):
+    """A fault that is known but cannot be injected here; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class FaultKind:
+    """One fault of the vocabulary."""
+
+    name: str
+    options: str
+    summary: str
+    """What really happens, one line."""
+    not_built: str = ""
+    """Why it cannot be injected yet; empty: it can."""
+
+
+_HANGS = "needs the detection of hangs, which is not part of this release"
+_MACHINES = "needs standbys and eviction, which are not part of this release"
+_DEVICES = "needs the machine monitor, which is not part of this release"
+_NETWORK = "needs machines in network namespaces, which are not part of this release"
+_LOSSES = "needs the watching of losses, which is not part of this release"
+
+CATALOGUE: tuple[FaultKind, ...] = (
+    FaultKind("kill-rank", "--rank R … [--signal KILL|SEGV|ABRT]", "a rank gets the signal; several at once"),
+    FaultKind("stop-rank", "--rank R", "SIGSTOP: the rank stands still and its peers wait"),
+    FaultKind("exit-rank", "--rank R [--code C]", "os._exit(C) in the middle of a step, 0 included"),
+    FaultKind("raise", "--rank R [--exception NAME]", "a Python exception in user code"),
+    FaultKind("spin", "--rank R", "the GIL is held for ever", _HANGS),
+    FaultKind("deadlock", "--rank R", "a lock is never released", _HANGS),
+    FaultKind("skip-collective", "--rank R", "a collective is not entered", _HANGS),
+    FaultKind("hang-dataloader", "--rank R", "the loader's subprocess hangs", _HANGS),
+    FaultKind("nan", "--rank R | --machine M", "NaN in the loss; bound to a machine it follows the machine", _LOSSES),
+    FaultKind("bitflip", "--machine M [--only-in-job]", "one bit of a gradient flips on that machine", _LOSSES),
+    FaultKind("slow-machine", "--machine M --factor F", "less CPU for the machine's ranks", _HANGS),
+    FaultKind("kill-machine", "--machine M", "SIGKILL of everything of a machine", _MACHINES),
+    FaultKind("kill-group", "--kind tp|pp|dp --index I", "SIGKILL of all machines of a parallel group", _MACHINES),
+    FaultKind("kill-agent", "--machine M [--during launch]", "SIGKILL of a node agent; its ranks live on"),
+    FaultKind("kill-forkserver", "--machine M", "SIGKILL of a job's fork server; its ranks live on"),
+    FaultKind(
+        "kill-worker",
+        "--in-stage STAGE [--during FAULT …] [--moment begin|middle|end]",
+        "SIGKILL of the worker that works on that stage of an incident",
+    ),
+    FaultKind(
+        "kill-temporal",
+        "--in-stage STAGE [--during FAULT …] [--moment begin|middle|end]",
+        "SIGKILL of the Temporal server in that stage of an incident",
+    ),
+    FaultKind("kill-during-save", "--rank R", "SIGKILL in the middle of a checkpoint write"),
+    FaultKind("xid", "--machine M --code N", "the kernel's line about a GPU error", _DEVICES),
+    FaultKind("gpu-lost", "--machine M", "a GPU falls off the bus", _DEVICES),
+    FaultKind("gpu-hot", "--machine M", "a GPU overheats", _DEVICES),
+    FaultKind("nic-down", "--machine M", "a network card goes down", _DEVICES),
+    FaultKind("nic-flap", "--machine M", "a network card goes down and up", _DEVICES),
+    FaultKind("disk-full", "--machine M", "no space is left on the machine's disk", _DEVICES),
+    FaultKind("fs-readonly", "--machine M", "the machine's file system turns read-only", _DEVICES),
+    FaultKind("oom", "--machine M", "a rank is killed for its memory", _DEVICES),
+    FaultKind("cut-link", "--between M1 M2", "no packet passes between two machines", _NETWORK),
+    FaultKind("slow-link", "--between M1 M2", "packets between two machines are late", _NETWORK),
+    FaultKind(
+        "bad-version",
+        "--at-step S | --at-start",
+        "a hot update whose code fails",
+        "needs hot updates, which are not part of this release",
+    ),
+)
+
+RANK_FAULTS = ("kill-rank", "stop-rank", "exit-rank", "raise", "kill-during-save")
+"""Acted out by the rank itself, at a step."""
+MACHINE_FAULTS = ("kill-agent", "kill-forkserver")
+"""Done from outside to a process beside the ranks."""
+CONTROL_FAULTS = ("kill-worker", "kill-temporal")
+"""Done in a stage of the incident that another fault opened."""
+
+_BY_NAME = {kind.name: kind for kind in CATALOGUE}
+
+
+def kind_of(name: str) -> FaultKind:
+    """The fault of a name.
+
+    Raises:
+        ConfigError: there is none.
+        CannotInject: it exists and cannot be injected yet.
+    """
+    kind = _BY_NAME.get(name)
+    if kind is None:
+        near = difflib.get_close_matches(name, _BY_NAME, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "see 'everstep drill --list'"
+        raise ConfigError(f"no fault is called {name!r}: {hint}")
+    if kind.not_built:
+        raise CannotInject(f"{name}: not built yet: {kind.not_built}")
+    return kind

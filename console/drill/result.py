@@ -1,0 +1,46 @@
+"""What a drill found. The keys of the JSON are a contract: more may be added, none changes."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, Field
+
+
+class DrillResult(BaseModel):
+    """One run of a drill; seconds as floats, None where it cannot be known."""
+
+    fault: str
+    ok: bool = False
+    """Fired, and recovered as the fault deserves."""
+    fired: bool = False
+    detected_s: float | None = None
+    """From the fault to the incident opened."""
+    recovered_s: float | None = None
+    """From the fault to the first step that all ranks completed at full width; for a part beside the ranks, until
+    it was back."""
+    resolution: str | None = None
+    """``reattempt``, …, or ``absorbed``: the job went on and lost nothing."""
+    stages: list[tuple[str, float]] = Field(default_factory=list)
+    evicted: list[str] = Field(default_factory=list)
+    over_evicted: list[str] = Field(default_factory=list)
+    steps_lost: int | None = None
+    steps_redone: int | None = None
+    """Steps that the step records show twice; a report that was cut short by the fault counts as well."""
+    losses_match: bool | None = None
+    """None: the script reports no losses."""
+    incidents: list[str] = Field(default_factory=list)
+    links: list[str] = Field(default_factory=list, description="The incidents in Temporal's Web UI.")
+    ettr: float | None = None
+    leaked: list[str] = Field(default_factory=list)
+    duplicates: int = 0
+    """Ranks of which two copies were seen or recorded; must be 0."""
+    generations: int = 0
+    job: str = ""
+    steps: int | None = None
+    """Steps of the job that were compared."""
+    parts: dict[str, float] = Field(default_factory=dict)
+    """Seconds from fork to the first step, by part."""
+    headline: str = ""
+    problems: list[str] = Field(default_factory=list)
+    """Why ``ok`` is false."""
+    cluster: str = ""
+    """Where the cluster was left, with ``--keep``."""
