@@ -1,0 +1,203 @@
+"""``everstep incidents`` and ``everstep incident``: what the ledger knows."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from console.cluster_file import ClusterFile
+from everstep.errors import ClusterError, ConfigError, LedgerError
+from everstep.job_state import incident_workflow_id
+
+if TYPE_CHECKING:
+    from activities.ledger import IncidentRecord, Ledger
+    from console.incident_report import Block
+
+LedgerOption = Annotated[
+    str,
+    typer.Option(
+        "--ledger",
+        metavar="URL",
+        envvar="EVERSTEP_LEDGER_URL",
+        help="sqlite:////path/ledger.db or postgresql+psycopg://user@host/database; default: the cluster's.",
+    ),
+]
+ClusterOption = Annotated[str, typer.Option("--cluster", metavar="NAME", help="Name of the cluster.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+COLUMNS = ("Incident", "When", "Symptom", "Outcome", "Took", "Steps", "What")
+
+
+def incidents(
+    job: Annotated[str, typer.Argument(help="Only incidents of this job.", show_default=False)] = "",
+    limit: Annotated[int, typer.Option(min=1, help="At most this many, the newest.")] = 50,
+    as_json: JsonOption = False,
+    ledger: LedgerOption = "",
+    cluster: ClusterOption = "default",
+) -> None:
+    """List incidents, the newest first: when, what, how it ended, how long it took, steps lost.
+
+    The ledger is read, so the cluster need not be up.
+
+    Examples:
+
+        everstep incidents
+
+        everstep incidents gpt --json
+
+    Exit codes: 0 also when there are none; 1 the ledger cannot be read or does not know the job.
+    """
+    described = _cluster(cluster)
+    with _open(ledger, cluster, described) as opened:
+        found = opened.incidents(job or None, limit=limit)
+        if job and not found:
+            _check_known(opened, job)
+    if as_json:
+        _print_json([_listed(record, described) for record in found])
+        return
+    from console.incident_report import summary_row
+
+    if not found:
+        print(f"no incidents of job {job}" if job else "no incidents")
+        return
+    _print_table(COLUMNS, [summary_row(record) for record in found])
+    if sys.stdout.isatty():
+        print(f"\nMore: everstep incident {found[0].id}")
+
+
+def incident(
+    id: Annotated[
+        str, typer.Argument(help="incident/gpt/0001, or gpt/1, or 1; default: the newest.", show_default=False)
+    ] = "",
+    as_json: JsonOption = False,
+    ledger: LedgerOption = "",
+    cluster: ClusterOption = "default",
+) -> None:
+    """Show one incident: what was seen, decided and done, seconds after the fault, and the evidence.
+
+    Examples:
+
+        everstep incident
+
+        everstep incident gpt/1
+
+        everstep incident incident/gpt/0001 --json
+
+    Exit codes: 0 found; 1 not found, or the ledger cannot be read; 2 not an id.
+    """
+    described = _cluster(cluster)
+    with _open(ledger, cluster, described) as opened:
+        full_id = _full_id(opened, id)
+        record = opened.incident(full_id) if full_id else None
+    if record is None:
+        raise LedgerError(f"the ledger has no incident {id}: 'everstep incidents' lists those it has")
+    if as_json:
+        _print_json(record.model_dump(mode="json") | {"link": _link(record, described)})
+        return
+    from console.incident_report import report_blocks
+
+    _print_blocks(report_blocks(record, _link(record, described)))
+
+
+def _cluster(name: str) -> ClusterFile | None:
+    """A cluster that is up, or was."""
+    with suppress(ClusterError):
+        return ClusterFile.load(name)
+    with suppress(OSError, ValueError):
+        return ClusterFile.model_validate_json((ClusterFile.home_of(name) / "last.json").read_text())
+    return None
+
+
+def _open(url: str, name: str, cluster: ClusterFile | None) -> Ledger:
+    if not url and cluster is None:
+        raise ClusterError(
+            f"there is no cluster {name!r}, so its ledger is not known: start it with 'everstep up', "
+            "or give --ledger or EVERSTEP_LEDGER_URL"
+        )
+    from activities.ledger import Ledger
+
+    return Ledger.open(url or (cluster.ledger_url if cluster else ""), create=False)
+
+
+def _check_known(ledger: Ledger, job: str) -> None:
+    names = sorted({known.name for known in ledger.jobs()})
+    if job not in names:
+        raise LedgerError(f"the ledger knows no job {job!r}; it knows: {', '.join(names) or 'none'}")
+
+
+def _full_id(ledger: Ledger, given: str) -> str | None:
+    found = re.fullmatch(r"(?:(?:incident/)?(?P<job>[a-z0-9-]+)/)?(?P<number>[0-9]+)", given)
+    if found and found["job"]:
+        return incident_workflow_id(found["job"], int(found["number"]))
+    if given and not found:
+        raise ConfigError(f"{given!r} is not an incident: write incident/gpt/0001, gpt/1 or 1")
+    known = ledger.incidents(limit=None if found else 1)
+    if found is None:
+        if not known:
+            raise LedgerError("the ledger has no incidents")
+        return known[0].id
+    fitting = sorted({record.id for record in known if record.number == int(given)})
+    if len(fitting) > 1:
+        raise ConfigError(f"{given} may be {', '.join(fitting[:5])}: name the job too, e.g. {fitting[0]}")
+    return fitting[0] if fitting else None
+
+
+def _link(record: IncidentRecord, cluster: ClusterFile | None) -> str:
+    from console.incident_report import link
+
+    return link(record.id, cluster.ui_url, cluster.namespace) if cluster else ""
+
+
+def _listed(record: IncidentRecord, cluster: ClusterFile | None) -> dict[str, Any]:
+    listed = record.model_dump(mode="json", exclude={"anomaly", "evidence", "report", "events"})
+    return listed | {"link": _link(record, cluster)}
+
+
+def _print_json(value: object) -> None:
+    print(json.dumps(value, indent=2))
+
+
+def _print_table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    if not sys.stdout.isatty():
+        from console.incident_report import aligned
+
+        print("\n".join(aligned(rows)))
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*header, box=None, pad_edge=False, header_style="bold")
+    for column in table.columns[:-1]:
+        column.no_wrap = True
+    for row in rows:
+        style = {"open": "yellow", "abandoned": "red"}.get(row[3], "")
+        table.add_row(*(Text(cell, style=style if cell == row[3] else "") for cell in row))
+    Console().print(table)
+
+
+def _print_blocks(blocks: list[Block]) -> None:
+    from console.incident_report import aligned
+
+    if not sys.stdout.isatty():
+        for number, block in enumerate(blocks):
+            print(("" if number == 0 else "\n") + block.title)
+            print("\n".join(aligned(block.rows, indent="  ")))
+        return
+    from rich.console import Console
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    for number, block in enumerate(blocks):
+        console.print(Text(("" if number == 0 else "\n") + block.title, style="bold"))
+        table = Table(box=None, pad_edge=False, show_header=False)
+        for row in block.rows:
+            table.add_row(*(Text(cell) for cell in row))
+        console.print(Padding(table, (0, 0, 0, 2)))
