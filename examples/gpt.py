@@ -32,7 +32,7 @@ from torch.nn import functional
 import everstep
 
 VOCABULARY = 256
-CORPUS_BYTES = 1 << 20
+CORPUS_BYTES = 1 << 18
 
 
 def options() -> argparse.Namespace:
@@ -78,7 +78,8 @@ class Block(nn.Module):
         heads = self.qkv(self.attention_norm(x)).view(batch, sequence, -1, 3, self.head_dim).permute(3, 0, 2, 1, 4)
         attended = functional.scaled_dot_product_attention(heads[0], heads[1], heads[2], is_causal=True)
         x = x + self.out(attended.transpose(1, 2).reshape(batch, sequence, -1))
-        return x + self.down(functional.gelu(self.up(self.mlp_norm(x))))
+        out: Tensor = x + self.down(functional.gelu(self.up(self.mlp_norm(x))))
+        return out
 
 
 class Stage(nn.Module):
@@ -102,7 +103,7 @@ class Stage(nn.Module):
             x = block(x)
         if self.head is not None and self.norm is not None:
             x = self.head(self.norm(x))
-        return x  # type: ignore[no-any-return]
+        return x
 
 
 class Trainer:
@@ -113,7 +114,8 @@ class Trainer:
         self.world_size, self.topology, self.place = run.world_size, run.topology, run.coordinate
         self.first, self.last = self.place.pp == 0, self.place.pp == run.topology.pp - 1
         self.corpus = read_corpus() if self.first or self.last else torch.empty(0, dtype=torch.uint8)
-        torch.manual_seed(args.seed + self.place.pp)  # the same weights on every rank of a stage
+        # The same weights on every rank of a stage. torch.manual_seed would do as well but costs a restart 5 ms.
+        torch.default_generator.manual_seed(args.seed + self.place.pp)
         self.module = Stage(args, self.place.pp, run.topology.pp)
         self.sharded: set[str] = set()
         mesh = run.device_mesh(device.type) if run.world_size > 1 else None
@@ -270,10 +272,11 @@ def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def read_corpus() -> Tensor:
-    """The first MiB of the standard library's modules, in the order of their names."""
+    """The first quarter of a MiB of the standard library's modules, in the order of their names."""
+    folder = Path(os.__file__).parent
     text = bytearray()
-    for path in sorted(Path(os.__file__).parent.glob("*.py")):
-        text += path.read_bytes()
+    for name in sorted(path.name for path in folder.iterdir() if path.suffix == ".py"):
+        text += (folder / name).read_bytes()
         if len(text) >= CORPUS_BYTES:
             break
     return torch.frombuffer(text, dtype=torch.uint8)

@@ -1,1 +1,1 @@
-"""The training library: what a script imports. Torch is imported when first used."""
+"""The training library: what a script imports. Importing one of its modules imports torch."""

@@ -11,16 +11,15 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
+
+import torch
 
 from everstep.errors import CheckpointError, ConfigError, CorruptCheckpoint, EverstepError
-
-if TYPE_CHECKING:
-    import torch
-
-    from everstep.faults import RankFaults
-    from everstep.slots import SlotFile
-    from everstep.training.codec import Layout
+from everstep.faults import RankFaults
+from everstep.slots import SlotFile
+from everstep.training.codec import Layout, decode, encode
+from everstep.training.rng import RandomState
 
 _RNG = "everstep.rng"
 
@@ -86,9 +85,6 @@ class Checkpoint:
         """
         if self._file is None:
             return
-        from everstep.training.codec import encode
-        from everstep.training.rng import RandomState
-
         tree = {name: thing.state_dict() for name, thing in self._things.items()}
         tree[_RNG] = RandomState().state_dict()
         encoded = encode(tree, self._layout)
@@ -114,9 +110,6 @@ class Checkpoint:
         """
         if self._file is None:
             return
-        from everstep.training.codec import decode
-        from everstep.training.rng import RandomState
-
         payload = self._file.load(completed_steps)
         try:
             tree = decode(payload.structure, payload.tensors, self._meshes())
@@ -143,8 +136,6 @@ class Checkpoint:
 
     def drop_gradients(self) -> None:
         """Forget the gradients of the given models and optimizers."""
-        import torch
-
         for thing in self._things.values():
             if isinstance(thing, torch.nn.Module | torch.optim.Optimizer):
                 thing.zero_grad(set_to_none=True)
@@ -155,8 +146,6 @@ class Checkpoint:
             self._file.close()
 
     def _load(self, name: str, thing: Stateful, state: Any) -> None:
-        import torch
-
         # Module.load_state_dict copies. Others, optimizers first of all, keep the given
         # tensors: given views of the slot, the next step would write into the checkpoint.
         if type(thing).load_state_dict is not torch.nn.Module.load_state_dict:
@@ -174,8 +163,6 @@ class Checkpoint:
         """Device meshes that the given models and optimizers use."""
         if "torch.distributed.tensor" not in sys.modules:
             return {}
-        import torch
-
         from everstep.training.dtensors import meshes_of
 
         tensors: list[torch.Tensor] = []
@@ -189,8 +176,6 @@ class Checkpoint:
     @staticmethod
     def _copy(tensor: torch.Tensor, address: int, nbytes: int) -> None:
         """Copy a tensor that is not contiguous or not on the CPU into the slot."""
-        import torch
-
         if not nbytes:
             return
         raw = (ctypes.c_char * nbytes).from_address(address)
@@ -200,8 +185,6 @@ class Checkpoint:
 
 def _clone(tree: Any) -> Any:
     """The same tree with tensors of its own."""
-    import torch
-
     if isinstance(tree, torch.Tensor):
         return tree.detach().clone()
     if isinstance(tree, dict):

@@ -16,6 +16,7 @@ from everstep import environment
 from everstep.errors import ConfigError, TopologyError
 from everstep.faults import RankFaults
 from everstep.reports import ReportFile
+from everstep.slots import SlotFile
 from everstep.topology import Axis, Coordinate, Topology
 from everstep.training.checkpoint import Checkpoint, Stateful
 from everstep.training.scalars import Held, on_device
@@ -98,8 +99,6 @@ class Run:
         name = os.environ.get(environment.CHECKPOINT_FILE)
         if not self.active or not name:
             return Checkpoint(things, None)
-        from everstep.slots import SlotFile
-
         file = SlotFile(
             Path(name),
             slots=_number(environment.CHECKPOINT_SLOTS, 2),
