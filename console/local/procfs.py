@@ -87,10 +87,10 @@ def of_cluster(cluster_id: str) -> set[int]:
     return found
 
 
-def find_command(cluster_id: str, argv: list[str]) -> Process | None:
-    """A session leader of the cluster that runs exactly this command line, or None."""
+def find_command(cluster_id: str, argv: list[str], known: set[int]) -> Process | None:
+    """A session leader of the cluster that runs exactly this command line and is not among the known pids, or None."""
     wanted = b"\0".join(map(os.fsencode, argv)) + b"\0"
-    for pid in cluster_ids().get(cluster_id, ()):
+    for pid in cluster_ids().get(cluster_id, set()) - known:
         with suppress(OSError):
             if os.getsid(pid) == pid and Path(f"/proc/{pid}/cmdline").read_bytes() == wanted:
                 return identify(pid)

@@ -99,14 +99,16 @@ class Supervisor:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def _adopt(self) -> None:
-        if not any(procfs.alive(running.process) for running in self.state.processes.values()):
+        known = {running.pid for running in self.state.processes.values() if procfs.alive(running.process)}
+        if not known:
             self.state.processes = {}  # of an earlier life: its counts say nothing about this one
         for plan in self.plan.processes:
             running = self.state.processes.get(plan.name)
-            if running is None or not procfs.alive(running.process):
+            if running is None or running.pid not in known:
                 # A supervisor that was killed right after it started something had no time to write it down.
-                if not (found := procfs.find_command(self.plan.cluster_id, plan.argv)):
+                if not (found := procfs.find_command(self.plan.cluster_id, plan.argv, known)):
                     continue
+                known.add(found.pid)
                 running = Running(*found, plan.kind, running.restarts + 1 if running else 0)
                 self.state.processes[plan.name] = running
             self._watch(plan.name, running.pid)

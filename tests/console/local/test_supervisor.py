@@ -121,11 +121,12 @@ def test_a_new_supervisor_adopts_what_runs(trial: Trial) -> None:
 def test_what_was_started_but_never_written_down_is_adopted(trial: Trial) -> None:
     """As when the supervisor is killed between starting a process and noting its pid."""
     plan = worker()
-    trial.plan(plan)
+    trial.plan(plan, worker("worker-1"))  # the same command line: it must not pass for the other
     env = os.environ | {"EVERSTEP_CLUSTER": trial.cluster_id}
     with subprocess.Popen(plan.argv, env=env, start_new_session=True) as process:
         assert trial.start() == 0
         assert trial.pid("worker-0") == process.pid
+        assert trial.pid("worker-1") != process.pid
         trial.stop()
 
 
