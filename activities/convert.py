@@ -114,3 +114,12 @@ def rank_launches(spec: JobSpec, machine: int) -> list[pb.RankLaunch]:
         )
         for local, rank in enumerate(spec.topology().ranks(machine))
     ]
+
+
+READ_AT_IMPORT = ("PYTHON", "LD_", "GLIBC_", "MALLOC_", "ATEN_", "MKL_", "TORCH_LOGS", "TORCH_DEVICE_BACKEND")
+"""Beginnings of the variables that an interpreter or torch reads only once, when it starts."""
+
+
+def import_environment(spec: JobSpec) -> dict[str, str]:
+    """What the fork server itself must have been started with; all else is given to each rank at its fork."""
+    return {name: value for name, value in spec.env.items() if name.startswith(READ_AT_IMPORT)}

@@ -16,7 +16,7 @@ from temporalio.exceptions import ApplicationError
 
 from activities import messages
 from activities.confirm import confirm_steps
-from activities.convert import evidence_of, rank_launches, shared_environment
+from activities.convert import evidence_of, import_environment, rank_launches, shared_environment
 from activities.heartbeat import heartbeating, now_ns, request_id
 from activities.messages import ConfirmInput, LaunchInput, PrepareInput, ReleaseInput, StopInput
 from agent.client import AgentClient, AgentPool
@@ -52,7 +52,7 @@ class RankActivities:
             request_id=request_id(),
             job=given.spec.name,
             python=given.spec.python,
-            env=given.spec.env,
+            env=import_environment(given.spec),
         )
 
         async def one(client: AgentClient) -> float:

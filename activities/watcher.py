@@ -104,12 +104,17 @@ class Watcher:
                 tasks.append(asyncio.create_task(self._follow(job, machine)))
             try:
                 # The judge returns when the job's workflow is over; the streams never do.
-                await tasks[0]
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+                log.info("no longer watching")
+            except Exception:
+                # The next listing begins again: what was not reported yet is still in the agents' logs.
+                log.exception("watching failed; it begins anew")
             finally:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
-            log.info("no longer watching")
 
     async def _observe(self, job: _Watched, machine: Machine) -> None:
         after = 0

@@ -122,7 +122,7 @@ class EventWriter:
         event = MachineEventRecord(
             observation=observation.id,
             machine=observation.machine,
-            job=observation.job or None,
+            job=observation.job,
             time_ns=observation.time_ns,
             kind=kind,
             text=event_text(observation),

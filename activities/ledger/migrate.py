@@ -33,11 +33,12 @@ def migrate(engine: Engine, url: LedgerUrl, to: str = "head") -> None:
     config = configuration()
     head = ScriptDirectory.from_config(config).get_current_head()
     with reading(engine, url) as connection:
-        current = _checked_revision(connection, url, config)
-    if to == "head" and current == head:
-        return
+        _check_file(connection, url)
+        if to == "head" and _revision(connection) == head:
+            return
     with _ALEMBIC, writing(engine, url, "migrate") as connection:
-        _checked_revision(connection, url, config)
+        # Judged under the lock only: without it, another worker's migration may end between two looks.
+        _check_revision(connection, url, config)
         config.attributes["connection"] = connection
         command.upgrade(config, to)
 
@@ -50,14 +51,22 @@ def configuration() -> Config:
     return config
 
 
-def _checked_revision(connection: Connection, url: LedgerUrl, config: Config) -> str | None:
-    if connection.dialect.name == "sqlite":
-        found = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar_one()
-        if found != "ok":
-            raise LedgerError(
-                f"the ledger {url} is damaged ({found}): move it away (a new one is made) or restore a backup"
-            )
-    current = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE}).get_current_revision()
+def _check_file(connection: Connection, url: LedgerUrl) -> None:
+    if connection.dialect.name != "sqlite":
+        return
+    found = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar_one()
+    if found != "ok":
+        raise LedgerError(
+            f"the ledger {url} is damaged ({found}): move it away (a new one is made) or restore a backup"
+        )
+
+
+def _revision(connection: Connection) -> str | None:
+    return MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE}).get_current_revision()
+
+
+def _check_revision(connection: Connection, url: LedgerUrl, config: Config) -> None:
+    current = _revision(connection)
     scripts = ScriptDirectory.from_config(config)
     if current is None:
         foreign = sorted(set(inspect(connection).get_table_names()) & set(LedgerTable.metadata.tables))
@@ -70,4 +79,3 @@ def _checked_revision(connection: Connection, url: LedgerUrl, config: Config) ->
             f"the ledger {url} is at revision {current}, which this release does not know (it knows up to "
             f"{scripts.get_current_head()}): a newer everstep wrote it; upgrade everstep or use another ledger"
         )
-    return current
