@@ -149,7 +149,7 @@ def _exits(evidence: Evidence, fault_ns: int | None) -> list[tuple[str, ...]]:
         rows.append((f"and {len(mine) - EXITS_SHOWN} more", "", "", ""))
     stopped = len(evidence.exits) - len(mine)
     if stopped:
-        rows.append((f"{stopped} other ranks", "", "ran until everstep stopped them", ""))
+        rows.append((f"{stopped} other rank{'s' if stopped > 1 else ''}", "", "ran until everstep stopped them", ""))
     rows += [(f"machine {machine}", "", "did not answer", "") for machine in evidence.unreachable]
     bad = [held for held in evidence.held if not held.valid]
     rows += [

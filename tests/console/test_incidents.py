@@ -148,7 +148,7 @@ def test_a_report_tells_the_story(url: str, capsys: pytest.CaptureFixture[str]) 
         "rank 5 on m2 +0.000 s SIGKILL after 20 steps",
         "rank 3 on m1 +0.050 s exit code 1 after 20 steps",
         "RuntimeError: Connection closed by peer [red]",
-        "1 other ranks ran until everstep stopped them",
+        "1 other rank ran until everstep stopped them",
         "machine m3 did not answer",
         "checkpoint of rank 5 on m2 not valid: checksum does not hold",
         "End of rank 3's error output",

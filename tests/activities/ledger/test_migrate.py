@@ -13,7 +13,7 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import create_engine, text
+from sqlalchemy import create_engine, inspect, text
 
 from activities.ledger import Ledger
 from activities.ledger.database import LedgerUrl, connect
@@ -110,6 +110,23 @@ def test_every_revision_goes_to_head_with_its_rows(url: str, revision: str) -> N
         assert found is not None
         assert (found.headline, [event.text for event in found.events]) == ("rank 5 ended", ["reattempt"])
         assert ledger.jobs()[0].spec == {"tp": 2}
+
+
+def test_a_migration_that_fails_leaves_nothing_behind(url: str) -> None:
+    engine = create_engine(LedgerUrl(url).url)
+    try:
+        with engine.begin() as connection:
+            connection.execute(text("CREATE TABLE theirs (id INTEGER)"))
+            connection.execute(text("CREATE INDEX ix_incidents_id ON theirs (id)"))  # in the way, after some tables
+        with pytest.raises(LedgerError, match="already exists"):
+            Ledger.open(url)
+        assert inspect(engine).get_table_names() == ["theirs"]
+        with engine.begin() as connection:
+            connection.execute(text("DROP INDEX ix_incidents_id"))
+        with Ledger.open(url) as ledger:
+            assert ledger.jobs() == []
+    finally:
+        engine.dispose()
 
 
 def test_a_newer_ledger_is_left_alone(url: str) -> None:
