@@ -5,6 +5,14 @@ set -eu
 
 step() { printf '[setup %s] %s\n' "$1" "$2"; }
 
+still_running() { # uv draws its own bars on a terminal, and says nothing for long in a pipe
+    seconds=0
+    while sleep 10 >/dev/null 2>&1; do
+        seconds=$((seconds + 10))
+        printf '[setup 3/4] still installing (%s s)\n' "$seconds"
+    done
+}
+
 if [ -z "${PYTHON:-}" ]; then
     echo 'everstep needs Python 3.11 or newer with the venv module; none was found on PATH.' >&2
     echo "Install one (Debian: apt-get install python3-venv), or name it: make PYTHON=/path/to/python3.12 $*" >&2
@@ -33,7 +41,17 @@ fi
 
 step 3/4 "packages of requirements.lock (torch with CUDA: about 3 GB to load, 5 GB on disk; half a minute on a fast line)"
 # Compiled now: where PYTHONDONTWRITEBYTECODE is set, every import of torch would else compile it again (3.3 s, not 1.3 s).
+ticker=
+if [ ! -t 2 ]; then
+    still_running &
+    ticker=$!
+    trap 'kill "$ticker" 2>/dev/null || true' EXIT
+fi
 "$UV" pip install --compile-bytecode --python .venv/bin/python -r requirements.lock
+if [ -n "$ticker" ]; then
+    kill "$ticker"
+    trap - EXIT
+fi
 
 step 4/4 "everstep itself, editable"
 "$UV" pip install --quiet --python .venv/bin/python --no-deps -e .
