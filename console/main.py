@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "doctor": ("cluster", "Local cluster", "What everstep needs on this machine, what is missing, how to get it."),
     "run": ("run", "Jobs", "Run a training job and follow it; Ctrl-C detaches."),
     "attach": ("run", "Jobs", "Follow a running job again."),
+    "attach": ("run", "Jobs", "Follow a job that runs already."),
     "status": ("jobs", "Jobs", "Where jobs stand."),
     "logs": ("jobs", "Jobs", "The output of a job's ranks."),
     "stop": ("jobs", "Jobs", "End a job."),

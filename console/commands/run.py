@@ -1,0 +1,215 @@
+"""``everstep run`` and ``everstep attach``: start a training job, follow it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from everstep.errors import ClusterError, ConfigError
+
+if TYPE_CHECKING:
+    from console.control import Control
+    from console.follow.display import Display
+    from everstep.job import JobSpec
+
+Cluster = Annotated[str, typer.Option("--cluster", metavar="NAME", help="Local cluster.", rich_help_panel="Where")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object per line.")]
+
+
+def run(  # noqa: PLR0917 - options of a command
+    what: Annotated[
+        list[str] | None, typer.Argument(metavar="[JOB.toml] [-- SCRIPT ARGS…]", show_default=False)
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the job; default: the job file's.")] = None,
+    machines: Annotated[int | None, typer.Option(help="Number of machines.", rich_help_panel="Sizes")] = None,
+    ranks_per_machine: Annotated[int | None, typer.Option(help="Ranks on each.", rich_help_panel="Sizes")] = None,
+    tp: Annotated[int | None, typer.Option(help="Tensor-parallel size.", rich_help_panel="Sizes")] = None,
+    pp: Annotated[
+        int | None, typer.Option(help="Pipeline-parallel size; data-parallel follows.", rich_help_panel="Sizes")
+    ] = None,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Start the job and return.")] = False,
+    no_up: Annotated[
+        bool, typer.Option("--no-up", help="Fail when no cluster is up.", rich_help_panel="Where")
+    ] = False,
+    cluster: Cluster = "default",
+    as_json: AsJson = False,
+) -> None:
+    """Run a training job and follow it: steps, loss, speed, ETTR, and incidents as they happen.
+
+    The job is a TOML file, a script after `--`, or both: then the script wins.
+    A local cluster is started when none is up. Ctrl-C detaches: the job goes
+    on, and so it does when this command is killed.
+
+    Examples:
+
+        everstep run job.toml
+
+        everstep run --machines 4 --ranks-per-machine 2 --tp 2 --pp 2 -- examples/gpt.py --steps 300
+
+        everstep run job.toml --name gpt-2 --detach
+
+        everstep run job.toml --json | jq 'select(.event == "incident")'
+
+    Exit codes: 0 finished; 1 failed, stopped or abandoned; 2 wrong usage or a
+    wrong job; 3 no cluster or no Temporal; 4 parked, it needs an operator;
+    130 detached, the job runs on.
+    """
+    from console.follow.running import finish
+    from console.job_file import load_job
+
+    path, script = split_arguments(what or [])
+    given: dict[str, Any] = {
+        "name": name,
+        "machines": machines,
+        "ranks_per_machine": ranks_per_machine,
+        "tp": tp,
+        "pp": pp,
+    }
+    if script:
+        given |= {"script": script[0], "args": script[1:]}
+    spec = load_job(path, given)
+    finish(_run(spec, cluster, no_up=no_up, detach=detach, as_json=as_json))
+
+
+def attach(
+    job: Annotated[str, typer.Argument(help="Name of a running job.")],
+    cluster: Cluster = "default",
+    as_json: AsJson = False,
+) -> None:
+    """Follow a job that runs, as `everstep run` does.
+
+    Examples:
+
+        everstep attach gpt
+
+        everstep attach gpt --json
+
+    Exit codes: as of `everstep run`; 2 also when there is no such job.
+    """
+    from console.follow.running import finish
+
+    finish(_attach(job, cluster, as_json=as_json))
+
+
+def split_arguments(words: list[str]) -> tuple[Path | None, list[str]]:
+    """The job file, if there is one, and the script with its arguments.
+
+    Raises:
+        ConfigError: there is neither.
+    """
+    if not words:
+        raise ConfigError(
+            "what shall run? Name a job file, or a script after '--': "
+            "everstep run job.toml, or everstep run --machines 2 -- train.py --steps 300"
+        )
+    if words[0].endswith(".toml"):
+        return Path(words[0]), words[1:]
+    return None, words
+
+
+async def _run(spec: JobSpec, cluster: str, *, no_up: bool, detach: bool, as_json: bool) -> int:
+    from console.follow.display import display_for
+
+    display = display_for(as_json=as_json)
+    async with await _connect(cluster, spec.machines, display, no_up=no_up) as control:
+        chosen = await choose_machines(control, spec)
+        await control.start_job(spec, chosen)
+        _show_start(control, spec, [machine.name for machine in chosen], display)
+        if detach:
+            return 0
+        from console.follow.follower import Follower
+        from everstep.job_state import JobState
+
+        ending = await Follower(control, JobState(spec=spec, machines=chosen), display, attached=False).follow()
+        display.ended(ending)
+        return ending.exit_code
+
+
+async def _attach(job: str, cluster: str, *, as_json: bool) -> int:
+    from console.control import Control
+    from console.follow.display import display_for
+    from console.follow.follower import Follower
+
+    display = display_for(as_json=as_json)
+    async with await Control.connect(cluster) as control:
+        found = await control.run_of(job)
+        if not found.running:
+            raise ConfigError(f"job {job} does not run any more ({found.status}): see 'everstep status {job}'")
+        state = await control.state(job)
+        _show_start(control, state.spec, [machine.name for machine in state.machines], display)
+        ending = await Follower(control, state, display, attached=True).follow()
+        display.ended(ending)
+        return ending.exit_code
+
+
+async def _connect(cluster: str, machines: int, display: Display, *, no_up: bool) -> Control:
+    """A connection; brings a local cluster up when none answers."""
+    from console.control import Control, option_of
+    from console.local import cluster as local
+
+    try:
+        return await Control.connect(cluster)
+    except ClusterError as error:
+        if no_up:
+            raise
+        display.note(f"no cluster {cluster} answers: starting one with {machines} machines (--no-up refuses instead)")
+
+        def say(line: str) -> None:
+            print(f"  {line}", file=sys.stderr, flush=True)
+
+        await asyncio.to_thread(local.up, cluster, machines=machines, progress=say)
+        display.note(f"cluster {cluster} is up; 'everstep down{option_of(cluster)}' ends it")
+        _ = error
+    return await Control.connect(cluster)
+
+
+async def choose_machines(control: Control, spec: JobSpec) -> list[Any]:
+    """Machines for a job, those first that no other running job has.
+
+    Raises:
+        ConfigError: there are fewer than it asks for.
+        ClusterError: this connection knows no machines.
+    """
+    from console.control import option_of
+
+    if control.cluster is None:
+        raise ClusterError(
+            "no local cluster is up, and nothing says which machines a job may have: start one with 'everstep up'"
+        )
+    offered = control.machines
+    if len(offered) < spec.machines:
+        option = option_of(control.cluster.name)
+        raise ConfigError(
+            f"job {spec.name} asks for {spec.machines} machines and cluster {control.cluster.name} has {len(offered)} "
+            f"(standbys apart): grow it with 'everstep up --machines {spec.machines}{option}', or ask for fewer"
+        )
+    used: dict[str, int] = {}
+    for other in await control.jobs():
+        if other.running and other.name != spec.name:
+            for machine in (await control.state(other.name)).machines:
+                used[machine.name] = used.get(machine.name, 0) + 1
+    by_load = sorted(range(len(offered)), key=lambda index: (used.get(offered[index].name, 0), index))
+    return [offered[index] for index in sorted(by_load[: spec.machines])]
+
+
+def _show_start(control: Control, spec: JobSpec, machines: list[str], display: Display) -> None:
+    topology = spec.topology()
+    link = control.link(f"job/{spec.name}")
+    command = " ".join([spec.script, *spec.args])
+    size = f"{topology.world_size} ranks on {', '.join(machines)}: tp {topology.tp}, pp {topology.pp}, dp {topology.dp}"
+    facts = {
+        "machines": machines,
+        "world_size": topology.world_size,
+        "tp": topology.tp,
+        "pp": topology.pp,
+        "dp": topology.dp,
+        "script": spec.script,
+        "args": spec.args,
+        "link": link,
+    }
+    lines = [f"job {spec.name}: {command}", f"  {size}", *([f"  {link}"] if link else [])]
+    display.started(spec.name, facts, lines)

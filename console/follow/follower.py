@@ -1,0 +1,261 @@
+"""Follow one job until it ends, is parked, or the person at the terminal goes away.
+
+Following only looks: whatever becomes of this process, the job is not affected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+
+from temporalio.client import WorkflowFailureError
+from temporalio.service import RPCError, RPCStatusCode
+
+from activities.ledger import Ledger
+from agent.v1 import agent_pb2 as pb
+from console.control import Control, option_of
+from console.follow import text
+from console.follow.display import Display, Ending, Tick
+from console.follow.events import IncidentEvent, IncidentTeller, parts_line
+from console.follow.parked import parked_lines
+from console.follow.progress import JobProgress, ProgressFeed, Rate
+from everstep.errors import AgentError, EverstepError
+from everstep.incident import IncidentReport
+from everstep.job_state import JobState
+from workflows.messages import JobResult
+
+EXIT_FINISHED, EXIT_FAILED, EXIT_PARKED, EXIT_DETACHED = 0, 1, 4, 130
+FRAME_S = 0.1
+"""Between two looks at the ranks, seconds (ours)."""
+CALM_S, BUSY_S = 1.0, 0.2
+"""Between two questions to the workflow, while all is well and while something is amiss, seconds (ours)."""
+LAST_STEPS = 64
+"""How far back the last step of an ended job is looked for (ours)."""
+
+
+class Follower:
+    """Follows one run of a job.
+
+    Args:
+        control: a connection.
+        state: of the job when following begins.
+        display: takes what happens.
+        attached: whether the job ran before: then its closed incidents are no news.
+    """
+
+    def __init__(self, control: Control, state: JobState, display: Display, *, attached: bool) -> None:
+        self._control = control
+        self._state = state
+        self._job = state.spec.name
+        self._topology = state.spec.topology()
+        self._display = display
+        self._teller = IncidentTeller()
+        if attached:
+            self._teller.skip_closed(state)
+        self._steps = Rate()
+        self._step: int | None = None
+        self._loss: float | None = None
+        self._ettr: float | None = None
+        self._silent_plane = False
+
+    async def follow(self) -> Ending:
+        """Follow to the end; shows everything but the ending, which it returns."""
+        left = asyncio.Event()
+        with _leaving(left):
+            async with self._control.feed(self._job, self._state.machines) as feed:
+                result = asyncio.create_task(self._result())
+                asking = asyncio.create_task(self._ask(feed))
+                try:
+                    return await self._watch(feed, result, left)
+                finally:
+                    for task in (result, asking):
+                        task.cancel()
+                    await asyncio.gather(result, asking, return_exceptions=True)
+
+    async def _watch(self, feed: ProgressFeed, result: asyncio.Task[JobResult], left: asyncio.Event) -> Ending:
+        while True:
+            self._display.tick(self._tick(feed.current))
+            await self._tell()
+            if result.done():
+                return await self._ended(result.result())
+            if self._state.status == "parked":
+                return await self._parked()
+            if left.is_set():
+                return self._detached()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(FRAME_S):
+                    await left.wait()
+
+    # What the workflow says.
+
+    async def _ask(self, feed: ProgressFeed) -> None:
+        """Ask the workflow and the ledger again and again; they may be away, the ranks step all the same."""
+        while True:
+            try:
+                self._state = await self._control.state(self._job)
+                await self._ask_ledger()
+                if self._silent_plane:
+                    self._silent_plane = False
+                    self._display.note("Temporal answers again")
+            except EverstepError as error:
+                if not self._silent_plane:
+                    self._silent_plane = True
+                    self._display.note(f"{error}; the ranks are not affected")
+            calm = self._state.status == "running" and feed.current.alive >= self._topology.world_size
+            await asyncio.sleep(CALM_S if calm else BUSY_S)
+
+    async def _ask_ledger(self) -> None:
+        ledger = await self._control.ledger()
+        if ledger is None:
+            return
+        now_ns = time.time_ns()
+        with suppress(EverstepError):
+            found = await ledger.call(Ledger.ettr, self._job, now_ns=now_ns)
+            # Until this run is in the ledger the answer is about an earlier one of the same name.
+            if found and self._state.started_ns and found.wall_s <= (now_ns - self._state.started_ns) / 1e9 + 1:
+                self._ettr = found.ratio
+
+    async def _result(self) -> JobResult:
+        """The job's result, however often Temporal goes away meanwhile."""
+        while True:
+            try:
+                return await self._control.result(self._job)
+            except WorkflowFailureError as error:
+                return JobResult(
+                    headline=f"{self._job} was ended from outside: {error.cause or error}",
+                    outcome="failed",
+                    generations=self._state.generation,
+                    incidents=[],
+                )
+            except RPCError as error:
+                if error.status is RPCStatusCode.NOT_FOUND:
+                    return JobResult(headline=f"{self._job} is gone", outcome="failed", generations=0, incidents=[])
+                await asyncio.sleep(CALM_S)
+
+    # What is shown.
+
+    def _tick(self, progress: JobProgress) -> Tick:
+        if progress.step is not None:
+            self._steps.add(progress.step, progress.time_ns)
+            self._step = progress.step
+        self._loss = progress.loss if progress.loss is not None else self._loss
+        speed = self._steps.per_second
+        return Tick(
+            job=self._job,
+            status=self._state.status,
+            generation=max(progress.generation, self._state.generation),
+            step=self._step,
+            loss=self._loss,
+            steps_per_s=speed,
+            tokens_per_s=None if speed is None else speed * progress.tokens(self._topology) or None,
+            ettr=self._ettr,
+            ranks_alive=progress.alive,
+            ranks=self._topology.world_size,
+            incidents=self._state.incident_count,
+            silent=progress.silent,
+        )
+
+    async def _tell(self) -> None:
+        for event in self._teller.changes(self._state):
+            self._display.incident(event, await self._details(event))
+
+    async def _details(self, event: IncidentEvent) -> list[str]:
+        """Where the time of a recovery went."""
+        if event.kind != "recovered":
+            return []
+        handle = self._control.client.get_workflow_handle(event.incident.id, result_type=IncidentReport)
+        with suppress(RPCError, WorkflowFailureError, TimeoutError):
+            async with asyncio.timeout(CALM_S):
+                report = await handle.result()
+                return [parts_line(report), f"see it: everstep incident {event.incident.id}{self._option}"]
+        return []
+
+    # How it ends.
+
+    async def _ended(self, result: JobResult) -> Ending:
+        with suppress(EverstepError):
+            self._state = await self._control.state(self._job)
+            await self._tell()
+            await self._ask_ledger()
+        await self._last_step()
+        took = (time.time_ns() - self._state.started_ns) / 1e9 if self._state.started_ns else None
+        facts = (
+            f"{text.DASH if self._step is None else self._step} steps, loss {text.loss(self._loss)}, "
+            f"ETTR {text.ratio(self._ettr)}, {text.duration(took)}, {result.generations} generations"
+        )
+        return Ending(
+            outcome=result.outcome,
+            headline=result.headline,
+            details=(facts, *self._places()),
+            exit_code=EXIT_FINISHED if result.outcome == "finished" else EXIT_FAILED,
+        )
+
+    async def _last_step(self) -> None:
+        """The last steps may have been made since the last look."""
+        start = max((self._step or 0) - LAST_STEPS, 0)
+
+        async def one(address: str) -> list[pb.StepRecord]:
+            request = pb.StepsRequest(job=self._job, rank=-1, from_step=start)
+            agent = self._control.agents.get(address)
+            with suppress(AgentError, TimeoutError):
+                async with asyncio.timeout(CALM_S):
+                    return [record async for reply in agent.steps(request) for record in reply.records]
+            return []
+
+        found = await asyncio.gather(*(one(machine.address) for machine in self._state.machines))
+        records = [record for machine in found for record in machine]
+        if records:
+            last = max(record.step for record in records)
+            self._step = max(self._step or 0, last + 1)
+            losses = [one.loss for one in records if one.step == last and one.loss == one.loss]
+            self._loss = losses[0] if losses else self._loss
+
+    async def _parked(self) -> Ending:
+        parked = next((one for one in reversed(self._state.incidents) if not one.resolution), None)
+        return Ending(
+            outcome="parked",
+            headline=f"{self._job} is parked: it needs you. Nothing is lost, no rank runs",
+            details=tuple(await parked_lines(self._control, self._job, parked)) if parked else (),
+            exit_code=EXIT_PARKED,
+        )
+
+    def _detached(self) -> Ending:
+        return Ending(
+            outcome="detached",
+            headline=f"detached; {self._job} is still running",
+            details=(
+                f"everstep attach {self._job}{self._option}     follow it again",
+                f"everstep status {self._job}{self._option}",
+                f"everstep logs {self._job} -f{self._option}",
+                f"everstep stop {self._job}{self._option}",
+            ),
+            exit_code=EXIT_DETACHED,
+        )
+
+    def _places(self) -> list[str]:
+        link = self._control.link(f"job/{self._job}")
+        shown = [link] if link else []
+        if self._state.incident_count:
+            shown.append(f"everstep incidents {self._job}{self._option}")
+        return shown
+
+    @property
+    def _option(self) -> str:
+        return option_of(self._control.cluster.name) if self._control.cluster else ""
+
+
+@contextlib.contextmanager
+def _leaving(left: asyncio.Event) -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the following, not the job."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, left.set)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)

@@ -1,0 +1,94 @@
+"""Why a job is parked, what was found, and what an operator can do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+
+from activities.ledger import IncidentRecord, Ledger
+from console.control import Control, option_of
+from console.follow import text
+from everstep.decisions.first_failure import first_failure, signal_name
+from everstep.errors import EverstepError
+from everstep.incident import Evidence, RankExit
+from everstep.job_state import IncidentSummary
+
+LOG_LINES = 6
+LEDGER_PATIENCE_S = 3.0
+"""Evidence is written beside the recovery, not before it: it may come a moment later."""
+
+
+async def parked_lines(control: Control, job: str, incident: IncidentSummary) -> list[str]:
+    """What a person needs to decide: the reason, the first rank that failed, its log, and the two commands."""
+    why = incident.headline
+    with suppress(EverstepError):
+        why = (await control.stage(incident.id)).found
+    evidence = await _evidence(control, incident.id)
+    cluster = control.cluster.name if control.cluster else "default"
+    link = control.link(incident.id)
+    return [
+        f"why       {why}",
+        *evidence_lines(job, evidence, cluster),
+        f"go on     everstep resume {job}{option_of(cluster)}    tries again with a fresh budget",
+        f"give up   everstep abandon {job}{option_of(cluster)}",
+        *([f"incident  {link}"] if link else [f"incident  {incident.id}"]),
+    ]
+
+
+def evidence_lines(job: str, evidence: Evidence | None, cluster: str = "default") -> list[str]:
+    """The rank that failed first, how, and where its log is."""
+    if evidence is None:
+        return [f"logs      everstep logs {job}{option_of(cluster)}"]
+    lines = [f"no answer {', '.join(evidence.unreachable)}"] if evidence.unreachable else []
+    first = first_failure(evidence.exits)
+    if first is None:
+        return [*lines, f"logs      everstep logs {job}{option_of(cluster)}"]
+    lines.append(f"first     {exit_line(first)}")
+    tail = [line for line in first.log_tail.splitlines() if line.strip()][-LOG_LINES:]
+    lines += [f"          | {line}" for line in tail]
+    return [*lines, f"logs      everstep logs {job} --rank {first.rank}{option_of(cluster)}"]
+
+
+def exit_line(end: RankExit) -> str:
+    """How one rank ended: ``rank 5 on m2, step 20, SIGKILL, 12:00:01.123``."""
+    parts = [f"rank {end.rank} on {end.machine}"]
+    parts += [f"after {end.completed_steps} steps"] if end.completed_steps >= 0 else []
+    parts.append(how(end))
+    parts += [end.exception] if end.exception else []
+    parts += [text.clock(end.time_ns)] if end.time_ns else []
+    return ", ".join(parts)
+
+
+def how(end: RankExit) -> str:
+    """``SIGKILL``, ``exit code 1`` or ``unknown end``."""
+    if end.signal:
+        return signal_name(end.signal)
+    return "unknown end" if end.code is None else f"exit code {end.code}"
+
+
+async def _evidence(control: Control, incident_id: str) -> Evidence | None:
+    ledger = await control.ledger()
+    if ledger is None:
+        return None
+    with suppress(EverstepError, TimeoutError):
+        async with asyncio.timeout(LEDGER_PATIENCE_S):
+            while True:
+                record: IncidentRecord | None = await ledger.call(Ledger.incident, incident_id)
+                if record is not None and (found := record.parsed_evidence()) is not None:
+                    return found
+                await asyncio.sleep(0.1)
+    return None
+
+
+def incident_rows(incidents: Sequence[IncidentSummary], last: int = 5) -> list[tuple[str, str, str, str]]:
+    """The last incidents: number, what, lost steps, seconds."""
+    return [
+        (
+            f"{one.number:04d}",
+            one.headline + ("" if one.resolution else f"  [{one.stage or 'open'}]"),
+            text.DASH if one.lost_steps is None else str(one.lost_steps),
+            text.duration(one.seconds),
+        )
+        for one in incidents[-last:]
+    ]

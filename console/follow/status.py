@@ -1,0 +1,214 @@
+"""Where jobs stand: gathered from Temporal, the agents and the ledger."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from contextlib import suppress
+from datetime import datetime
+
+from pydantic import BaseModel
+
+from activities.ledger import Ledger
+from agent.v1 import agent_pb2 as pb
+from console.control import Control, JobRun
+from console.follow.progress import JobProgress, RankView, merge, views_of
+from everstep.errors import AgentError, ClusterError, EverstepError
+from everstep.job_state import IncidentSummary, JobState
+from everstep.machine import Machine
+
+DESCRIBE_S = 1.5
+"""An agent that needs longer is called silent (ours)."""
+LAST_INCIDENTS = 5
+
+
+class RankStatus(BaseModel):
+    """One rank."""
+
+    rank: int
+    pid: int
+    alive: bool
+    finished: bool
+    completed_steps: int | None
+    loss: float | None
+
+
+class MachineStatus(BaseModel):
+    """One machine of a job."""
+
+    name: str
+    address: str
+    answers: bool
+    ranks: list[RankStatus]
+
+
+class JobReport(BaseModel):
+    """Where one job stands; the JSON of ``everstep status JOB``."""
+
+    name: str
+    status: str
+    """Of the job; of its workflow where no worker answers."""
+    outcome: str
+    started: datetime
+    ended: datetime | None
+    script: str
+    args: list[str]
+    world_size: int
+    tp: int
+    pp: int
+    dp: int
+    generation: int
+    step: int | None
+    loss: float | None
+    ettr: float | None
+    ettr_last_hour: float | None
+    machines: list[MachineStatus]
+    silent: list[str]
+    """Machines whose agent does not answer."""
+    incident_count: int
+    open_incident: IncidentSummary | None
+    incidents: list[IncidentSummary]
+    """The last ones, oldest first."""
+    rejected: list[str]
+    """Signals that made no sense."""
+    link: str
+
+
+class JobLine(BaseModel):
+    """One job in the table; the JSON of ``everstep status``."""
+
+    name: str
+    status: str
+    outcome: str
+    step: int | None
+    loss: float | None
+    generation: int | None
+    machines: int | None
+    ranks: int | None
+    incidents: int | None
+    ettr: float | None
+    started: datetime
+    ended: datetime | None
+
+
+async def job_lines(control: Control) -> list[JobLine]:
+    """All jobs, the running ones first."""
+    runs = await control.jobs()
+    return list(await asyncio.gather(*(_line(control, run) for run in runs)))
+
+
+async def _line(control: Control, run: JobRun) -> JobLine:
+    state: JobState | None = None
+    with suppress(ClusterError):  # without a worker we still know what Temporal lists
+        state = await control.state(run.name)
+    progress = await _last_progress(control, state) if state else None
+    ettr = await _ettr(control, run.name, None)
+    return JobLine(
+        name=run.name,
+        status=state.status if state and run.status in ("running", "completed") else run.status,
+        outcome=state.outcome if state else "",
+        step=progress.step if progress else None,
+        loss=progress.loss if progress else None,
+        generation=state.generation if state else None,
+        machines=state.spec.machines if state else None,
+        ranks=state.spec.topology().world_size if state else None,
+        incidents=state.incident_count if state else None,
+        ettr=ettr,
+        started=run.started,
+        ended=run.closed,
+    )
+
+
+async def job_report(control: Control, job: str) -> JobReport:
+    """One job in full.
+
+    Raises:
+        ConfigError: there is no such job.
+        ClusterError: Temporal or its workers do not answer.
+    """
+    run = await control.run_of(job)
+    state = await control.state(job)
+    described = await describe_all(control, state.machines)
+    progress = _progress(job, described)
+    topology = state.spec.topology()
+    still_open = [one for one in state.incidents if not one.resolution] if run.running else []
+    ended = run.status not in ("running", "completed")
+    return JobReport(
+        name=job,
+        status=run.status if ended else state.status,
+        outcome=state.outcome or (f"{run.status} from outside" if ended else ""),
+        started=run.started,
+        ended=run.closed,
+        script=state.spec.script,
+        args=state.spec.args,
+        world_size=topology.world_size,
+        tp=topology.tp,
+        pp=topology.pp,
+        dp=topology.dp,
+        generation=state.generation,
+        step=progress.step,
+        loss=progress.loss,
+        ettr=await _ettr(control, job, None),
+        ettr_last_hour=await _ettr(control, job, 3600.0) if run.running else None,
+        machines=[_machine(job, machine, described[machine.name]) for machine in state.machines],
+        silent=list(progress.silent),
+        incident_count=state.incident_count,
+        open_incident=still_open[-1] if still_open else None,
+        incidents=state.incidents[-LAST_INCIDENTS:],
+        rejected=state.rejected,
+        link=control.link(f"job/{job}"),
+    )
+
+
+async def describe_all(control: Control, machines: list[Machine]) -> dict[str, pb.DescribeReply | None]:
+    """What every machine says of itself; None for one that does not answer."""
+
+    async def one(machine: Machine) -> pb.DescribeReply | None:
+        with suppress(AgentError):
+            return await control.agents.get(machine.address).describe(timeout_s=DESCRIBE_S)
+        return None
+
+    replies = await asyncio.gather(*(one(machine) for machine in machines))
+    return {machine.name: reply for machine, reply in zip(machines, replies, strict=True)}
+
+
+async def _last_progress(control: Control, state: JobState) -> JobProgress:
+    return _progress(state.spec.name, await describe_all(control, state.machines))
+
+
+def _progress(job: str, described: dict[str, pb.DescribeReply | None]) -> JobProgress:
+    views = [view for name, reply in described.items() for view in _ranks(job, name, reply)]
+    silent = [name for name, reply in described.items() if reply is None]
+    return merge(views, time_ns=time.time_ns(), silent=silent)
+
+
+def _ranks(job: str, machine: str, reply: pb.DescribeReply | None) -> list[RankView]:
+    if reply is None:
+        return []
+    return [view for found in reply.jobs if found.job == job for view in views_of(machine, found.ranks)]
+
+
+def _machine(job: str, machine: Machine, reply: pb.DescribeReply | None) -> MachineStatus:
+    ranks = [
+        RankStatus(
+            rank=view.rank,
+            pid=view.pid,
+            alive=view.alive,
+            finished=view.finished,
+            completed_steps=view.completed_steps if view.completed_steps >= 0 else None,
+            loss=view.loss if math.isfinite(view.loss) else None,
+        )
+        for view in sorted(_ranks(job, machine.name, reply), key=lambda view: view.rank)
+    ]
+    return MachineStatus(name=machine.name, address=machine.address, answers=reply is not None, ranks=ranks)
+
+
+async def _ettr(control: Control, job: str, window_s: float | None) -> float | None:
+    ledger = await control.ledger()
+    if ledger is None:
+        return None
+    with suppress(EverstepError):
+        found = await ledger.call(Ledger.ettr, job, now_ns=time.time_ns(), window_s=window_s)
+        return found.ratio if found else None
+    return None

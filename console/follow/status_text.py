@@ -1,0 +1,97 @@
+"""The status of jobs as a person reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timezone
+
+from rich.table import Table
+from rich.text import Text
+
+from console.follow import text
+from console.follow.parked import incident_rows
+from console.follow.status import JobLine, JobReport, MachineStatus
+
+STYLE = {"running": "green", "finished": "green", "recovering": "yellow", "starting": "yellow", "stopping": "yellow"}
+"""Colour of a status; red for all others."""
+
+
+def jobs_table(lines: Sequence[JobLine]) -> Table:
+    """All jobs, one line each."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("Job", "Status", "Started", "Ran"):
+        table.add_column(name, no_wrap=True)
+    for name in ("Step", "Loss", "Ranks", "Generation", "Incidents", "ETTR"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in lines:
+        table.add_row(
+            one.name,
+            Text(one.status, style=STYLE.get(one.status, "red")),
+            text.moment(one.started),
+            text.duration(_ran(one.started, one.ended)),
+            _number(one.step),
+            text.loss(one.loss),
+            _number(one.ranks),
+            _number(one.generation),
+            _number(one.incidents),
+            text.ratio(one.ettr),
+        )
+    return table
+
+
+def job_facts(report: JobReport) -> list[tuple[str, str]]:
+    """The facts about one job, in reading order."""
+    hour = f" ({text.ratio(report.ettr_last_hour)} in the last hour)" if report.ettr_last_hour is not None else ""
+    facts = [
+        ("status", f"{report.status}{': ' + report.outcome if report.outcome else ''}"),
+        ("script", " ".join([report.script, *report.args])),
+        ("size", f"{report.world_size} ranks: tp {report.tp}, pp {report.pp}, dp {report.dp}"),
+        ("step", f"{_number(report.step)}, loss {text.loss(report.loss)}, generation {report.generation}"),
+        ("ETTR", f"{text.ratio(report.ettr)}{hour}"),
+        ("started", f"{text.moment(report.started)}, ran {text.duration(_ran(report.started, report.ended))}"),
+    ]
+    if report.silent:
+        facts.append(("no answer", f"{', '.join(report.silent)}: the ranks there may well be stepping"))
+    if report.open_incident:
+        one = report.open_incident
+        facts.append(("incident", f"{one.id} is open, {one.stage or 'at work'}: {one.headline}"))
+    facts += [("rejected", line) for line in report.rejected]
+    if report.link:
+        facts.append(("link", report.link))
+    return facts
+
+
+def machine_rows(machines: Sequence[MachineStatus]) -> list[tuple[str, str]]:
+    """Each machine with its ranks and their pids."""
+    return [(machine.name, _ranks(machine)) for machine in machines]
+
+
+def _ranks(machine: MachineStatus) -> str:
+    if not machine.answers:
+        return f"its agent at {machine.address} does not answer"
+    if not machine.ranks:
+        return "no ranks"
+    return ", ".join(
+        f"r{rank.rank} pid {rank.pid}{'' if rank.alive else ' done' if rank.finished else ' dead'}"
+        for rank in machine.ranks
+    )
+
+
+def incidents_table(report: JobReport) -> Table:
+    """The last incidents."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("Incident", no_wrap=True)
+    table.add_column("What")
+    table.add_column("Lost steps", justify="right")
+    table.add_column("Took", justify="right", no_wrap=True)
+    for row in incident_rows(report.incidents):
+        table.add_row(*row)
+    return table
+
+
+def _number(value: int | None) -> str:
+    return text.DASH if value is None else str(value)
+
+
+def _ran(started: datetime, ended: datetime | None) -> float:
+    return ((ended or datetime.now(timezone.utc)) - started).total_seconds()  # noqa: UP017 - as the client gives it

@@ -1,0 +1,63 @@
+"""Numbers and times as people read them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+DASH = "-"
+"""Shown where a value is not known."""
+
+
+def count(value: float | None) -> str:
+    """A count, short: 950, 12.3k, 4.56M."""
+    if value is None:
+        return DASH
+    for limit, divisor, unit in ((1e4, 1, ""), (1e6, 1e3, "k"), (1e9, 1e6, "M"), (1e12, 1e9, "G")):
+        if abs(value) < limit:
+            return f"{value:.0f}" if divisor == 1 else f"{value / divisor:.3g}{unit}"
+    return f"{value / 1e12:.3g}T"
+
+
+def per_second(value: float | None, what: str) -> str:
+    """A speed: ``8.13 step/s``."""
+    if value is None:
+        return f"{DASH} {what}/s"
+    return f"{count(value) if value >= 100 else f'{value:.3g}'} {what}/s"
+
+
+def ratio(value: float | None) -> str:
+    """A ratio from 0 to 1 in percent."""
+    return DASH if value is None else f"{100 * value:.1f} %"
+
+
+def loss(value: float | None) -> str:
+    """A loss, with the digits that change from step to step."""
+    return DASH if value is None else f"{value:.4f}"
+
+
+def duration(seconds: float | None) -> str:
+    """A duration: 0.42 s, 12 s, 3 min 5 s, 2 h 4 min, 3 d 4 h."""
+    if seconds is None:
+        return DASH
+    if seconds < 10:
+        return f"{seconds:.2f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def clock(time_ns: int | None) -> str:
+    """Local time of day with milliseconds; DASH when not known."""
+    if not time_ns:
+        return DASH
+    return datetime.fromtimestamp(time_ns / 1e9).astimezone().strftime("%H:%M:%S.%f")[:-3]
+
+
+def moment(when: datetime | None) -> str:
+    """Local date and time to the second."""
+    return DASH if when is None else when.astimezone().strftime("%Y-%m-%d %H:%M:%S")
