@@ -272,6 +272,20 @@ class ForkServers:
         server.job = job
         return server
 
+    async def give_back(self, server: ForkServer) -> None:
+        """The job of a server is over: keep it as the warm one where it fits, else end it."""
+        if self.prewarm and self._warm is None and server.label == self._warm_label and not server.lost:
+            try:
+                server.table = await server.request("reset")
+            except AgentError as error:
+                logger.warning("a fork server could not be reset", pid=server.pid, reason=str(error))
+            else:
+                server.job, server.seconds = "", 0.0
+                server.on_exit, server.on_lost = lambda _: None, lambda: None
+                self._warm = asyncio.create_task(_done(server))
+                return
+        await server.end()
+
     async def close(self, *, end_warm: bool) -> None:
         """Let go of the warm server, or end it."""
         task, self._warm = self._warm, None

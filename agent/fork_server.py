@@ -23,6 +23,7 @@ fork        generation, fenced, script, args, cwd, env,  ranks: one entry each
             ranks: [{rank, env, report, stdout, stderr}]
 store       generation, fenced, host                     port, pid, start_ticks
 kill        generation, grace_s                          the table, once all of them are reaped
+reset                                                    the table, empty; the server is free again
 end                                                      nothing is left; then the server exits
 =========== ============================================ =======================================
 
@@ -285,6 +286,8 @@ class ForkServer:
             case "assign":
                 self.job = request["job"]
                 return self._table()
+            case "reset":
+                return self._reset()
             case "fork":
                 return {"ranks": self._fork_ranks(request)}
             case "store":
@@ -305,6 +308,16 @@ class ForkServer:
             "ranks": [child.entry() for child in self.ranks.values()],
             "stores": [child.entry() for child in self.stores.values()],
         }
+
+    def _reset(self) -> Message:
+        """Forget a job that is over, its fences included; the next one finds a server like new."""
+        living = [child.pid for child in (*self.ranks.values(), *self.stores.values()) if not child.exit]
+        if living or self.kills:
+            raise Refused("alive", f"processes {living} of {self.job} still live")
+        self.ranks.clear()
+        self.stores.clear()
+        self.job, self.fenced, self.newest = "", 0, 0
+        return self._table()
 
     def _admit(self, request: Message) -> int:
         generation: int = request["generation"]

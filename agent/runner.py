@@ -300,6 +300,7 @@ class JobRunner:
                         self._recorded(row)
                 break
             except ForkServerLost:
+                await wait_gone(server.pid, server.start_ticks, KILL_PATIENCE_S)
                 self.find_orphans()  # what it managed to fork counts; only the rest is forked again
         else:
             raise AgentError("the fork server died again and again; see the agent's log")
@@ -391,7 +392,7 @@ class JobRunner:
             with contextlib.suppress(AgentError):
                 await asyncio.shield(self._starting)
         if self.server:
-            await self.server.end()
+            await self.host.fork_servers.give_back(self.server)
             self.server = None
         self.record.fork_server_pid = self.record.fork_server_ticks = 0
         self.reports.close()

@@ -322,9 +322,9 @@ class AgentService(agent_pb2_grpc.AgentServicer):
                 progress.attached, progress.finished = now.attached, now.finished
                 progress.completed_steps, progress.optimizer_steps = now.completed_steps, now.optimizer_steps
                 progress.milestones.CopyFrom(pb.Milestones(**now.milestones))
+                progress.tokens = runner.archive.tokens(rank.rank, rank.generation)
                 if now.newest:
                     progress.loss, progress.grad_norm = now.newest.loss, now.newest.grad_norm
-                    progress.tokens = now.newest.tokens
             found.append(progress)
         return found
 

@@ -27,6 +27,7 @@ class StepArchive:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._next: dict[int, tuple[int, int]] = {}
+        self._tokens: dict[int, int] = {}
 
     def drain(self, report: ReportFile) -> int:
         """Append what a report file holds and the archive does not; returns the number of records."""
@@ -35,6 +36,7 @@ class StepArchive:
             return 0
         if generation < report.generation:
             start = 0
+            self._tokens[report.rank] = 0
         upto, records = report.records(start)
         if not records:
             return 0
@@ -46,7 +48,13 @@ class StepArchive:
         with self._path(report.rank).open("ab", buffering=0) as file:
             file.write(data)
         self._next[report.rank] = (report.generation, upto)
+        self._tokens[report.rank] += sum(r.tokens for r in records)
         return len(records)
+
+    def tokens(self, rank: int, generation: int) -> int:
+        """Sum of the tokens that a rank reported in a generation."""
+        known, _ = self._position(rank)
+        return self._tokens[rank] if known == generation else 0
 
     def ranks(self) -> list[int]:
         """Ranks with records, ascending."""
@@ -74,7 +82,7 @@ class StepArchive:
     def _position(self, rank: int) -> tuple[int, int]:
         """(generation, next sequence) from which draining goes on."""
         if rank not in self._next:
-            self._next[rank] = (0, 0)
+            self._next[rank], self._tokens[rank] = (0, 0), 0
             with contextlib.suppress(FileNotFoundError), self._path(rank).open("r+b") as file:
                 size = file.seek(0, 2)
                 whole = size - size % _RECORD.size
@@ -83,6 +91,9 @@ class StepArchive:
                     file.seek(whole - _RECORD.size)
                     sequence, generation, *_ = _RECORD.unpack(file.read(_RECORD.size))
                     self._next[rank] = (generation, sequence + 1)
+                    file.seek(0)
+                    rows = _RECORD.iter_unpack(file.read(whole))
+                    self._tokens[rank] = sum(row[7] for row in rows if row[1] == generation)
         return self._next[rank]
 
     def _path(self, rank: int) -> Path:

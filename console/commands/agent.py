@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -21,18 +22,25 @@ def agent(  # noqa: PLR0917
     token_file: Annotated[Path | None, typer.Option(help="File with the token that every call must carry.")] = None,
     log_mib: Annotated[int, typer.Option(help="Rotate a rank's log beyond this size, MiB.", min=1)] = 64,
     log_backups: Annotated[int, typer.Option(help="Rotated logs to keep.", min=1)] = 3,
+    log_format: Annotated[
+        str, typer.Option(envvar="EVERSTEP_LOG_FORMAT", help="text or json; default: text on a terminal")
+    ] = "",
 ) -> None:
     """Run the node agent of one machine, in the foreground, until SIGTERM.
 
     The ranks that it started live on when it ends or is killed; the next agent
     with the same --state-dir takes them over. Beyond loopback, TLS and a token
     are required.
+
+    Example: everstep agent --machine m1 --listen 127.0.0.1:7070 --state-dir /var/lib/everstep --shm-dir /dev/shm/m1
     """
     # Here, so that the other commands need not wait for gRPC.
     from agent.main import AgentOptions, serve
     from agent.security import ServerSecurity
-    from everstep.errors import ConfigError
+    from console.log_setup import configure
 
+    configure("agent", json=log_format == "json" if log_format else None)
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     security = ServerSecurity(tls_cert=tls_cert, tls_key=tls_key, token_file=token_file, tls_client_ca=tls_client_ca)
     options = AgentOptions(
         machine=machine,
@@ -44,8 +52,4 @@ def agent(  # noqa: PLR0917
         log_bytes=log_mib << 20,
         log_backups=log_backups,
     )
-    try:
-        asyncio.run(serve(options))
-    except ConfigError as error:
-        typer.echo(f"everstep agent: {error}", err=True)
-        raise typer.Exit(2) from None
+    asyncio.run(serve(options))

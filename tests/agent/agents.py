@@ -42,14 +42,25 @@ class RunningAgent:
         self.client = AgentClient(self.address, self.security)
 
     def command(self) -> list[str]:
-        code = "import typer; from console.commands.agent import agent; typer.run(agent)"
         paths = ["--state-dir", str(self.state), "--shm-dir", str(self.shm)]
-        return [sys.executable, "-P", "-c", code, "--machine", "m1", "--listen", self.address, *paths, *self.options]
+        return [
+            sys.executable,
+            "-P",
+            "-m",
+            "console.main",
+            "agent",
+            "--machine",
+            "m1",
+            "--listen",
+            self.address,
+            *paths,
+            *self.options,
+        ]
 
     async def start(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / "agent.log").open("ab") as output:
-            self.process = subprocess.Popen(self.command(), stdout=output, stderr=output)
+            self.process = subprocess.Popen(self.command(), stdout=output, stderr=output)  # noqa: ASYNC220
         deadline = time.monotonic() + 30
         while True:
             try:
@@ -146,9 +157,7 @@ class Job:
     async def entered(self) -> pb.ProgressReply:
         """All ranks are in the script."""
         return await self.progress(
-            lambda reply: (
-                len(reply.ranks) == self.ranks and all(rank.milestones.script_entered for rank in reply.ranks)
-            )
+            lambda reply: len(reply.ranks) == self.ranks and all(rank.milestones.script_entered for rank in reply.ranks)
         )
 
     async def log(self, rank: int, stream: int = 0, tail: int = 0) -> bytes:
@@ -157,7 +166,9 @@ class Job:
 
 
 @contextlib.asynccontextmanager
-async def running_agent(folder: Path, *options: str, security: ClientSecurity | None = None) -> AsyncIterator[RunningAgent]:
+async def running_agent(
+    folder: Path, *options: str, security: ClientSecurity | None = None
+) -> AsyncIterator[RunningAgent]:
     agent = RunningAgent(folder, *options, security=security)
     try:
         await agent.start()
