@@ -1,0 +1,111 @@
+"""``everstep drill``: a game day."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+EXIT_NOT_RECOVERED, EXIT_USAGE, EXIT_CANNOT = 1, 2, 3
+
+
+def drill(  # noqa: PLR0917 - one parameter for each option
+    fault: Annotated[str, typer.Argument(help="Which fault; --list names them.", show_default=False)] = "",
+    script: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[-- SCRIPT ARGS…]", help="Default: the example GPT.", show_default=False),
+    ] = None,
+    list_faults: Annotated[bool, typer.Option("--list", help="List all faults, and which are not built yet.")] = False,
+    rank: Annotated[list[int] | None, typer.Option(help="Rank to strike; several at once. Default: the last.")] = None,
+    signal: Annotated[str, typer.Option(help="kill-rank: KILL, SEGV or ABRT.")] = "KILL",
+    code: Annotated[int, typer.Option(min=0, max=255, help="exit-rank: the exit code, 0 included.")] = 1,
+    exception: Annotated[str, typer.Option(help="raise: a built-in exception.")] = "RuntimeError",
+    machine: Annotated[str, typer.Option(help="Machine to strike, m2 or 2.")] = "",
+    at_step: Annotated[int, typer.Option(min=0, help="Step at which the fault strikes.")] = 20,
+    times: Annotated[int, typer.Option(min=1, max=20, help="Strike again at that step after each recovery.")] = 1,
+    in_stage: Annotated[str, typer.Option(help="kill-worker, kill-temporal: stop, decide, reattempt, confirm.")] = "",
+    during: Annotated[str, typer.Option(help="… of the incident that this fault opens; kill-agent: launch.")] = "",
+    moment: Annotated[str, typer.Option(help="… at the begin, in the middle or at the end of its work.")] = "middle",
+    machines: Annotated[int | None, typer.Option(min=1, help="Machines of the job. Default: 4.")] = None,
+    ranks_per_machine: Annotated[int | None, typer.Option(min=1, help="Ranks on each. Default: 2.")] = None,
+    tp: Annotated[int | None, typer.Option(min=1, help="Tensor-parallel size. Default: 2.")] = None,
+    pp: Annotated[int | None, typer.Option(min=1, help="Pipeline-parallel size. Default: 2.")] = None,
+    standbys: Annotated[int, typer.Option(min=0, help="Machines beside those of the job.")] = 1,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps of the example.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A job file; options win.")] = None,
+    repeat: Annotated[int, typer.Option(min=1, help="So many runs on one cluster; then median, p90, maximum.")] = 1,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the cluster up, and say where.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object; with --repeat runs and summary.")] = False,
+) -> None:
+    """Run a job, inject a real fault, judge the recovery.
+
+    The job runs on a local cluster of its own, which is torn down afterwards.
+    The same job then runs without the fault: the losses of all steps must be
+    equal bit for bit. Nothing may be left behind, and no rank may ever have two
+    copies.
+
+    Examples:
+
+        everstep drill kill-rank --rank 5 --at-step 20
+
+        everstep drill kill-rank --rank 1 --rank 6 --repeat 10
+
+        everstep drill kill-worker --in-stage confirm --during kill-rank --rank 3
+
+        everstep drill exit-rank --code 0 --json -- train.py --epochs 1
+
+    Exit codes: 0 fired and recovered as the fault deserves; 1 not; 2 wrong
+    usage; 3 this fault cannot be injected here.
+    """
+    from console.drill import narrate
+    from console.drill.catalogue import CannotInject
+    from console.drill.judge import summary
+    from console.drill.request import DrillRequest
+    from console.drill.runner import run_drills
+    from everstep.errors import ConfigError
+
+    if list_faults:
+        narrate.catalogue(as_json=as_json)
+        return
+    if not fault:
+        raise ConfigError("name a fault; 'everstep drill --list' shows them")
+    try:
+        request = DrillRequest(
+            fault=fault,
+            ranks=rank or [],
+            signal=signal.upper().removeprefix("SIG"),
+            code=code,
+            exception=exception,
+            machine=machine,
+            at_step=at_step,
+            times=times,
+            in_stage=in_stage,
+            during=during,
+            moment=moment,
+            machines=machines,
+            ranks_per_machine=ranks_per_machine,
+            tp=tp,
+            pp=pp,
+            standbys=standbys,
+            steps=steps,
+            config=config,
+            script=script or [],
+        )
+        results = asyncio.run(run_drills(request, repeat=repeat, say=narrate.progress, keep=keep, each=narrate.each))
+    except CannotInject as refused:
+        if as_json:
+            print(json.dumps({"fault": fault, "fired": False, "refused": str(refused)}))
+        print(f"error: {refused}", file=sys.stderr)
+        raise typer.Exit(EXIT_CANNOT) from None
+    if as_json:
+        answer: Any = results[0].model_dump()
+        if repeat > 1:
+            answer = {"fault": fault, "runs": [one.model_dump() for one in results], "summary": summary(results)}
+        print(json.dumps(answer, indent=2))
+    else:
+        narrate.results(results)
+    raise typer.Exit(0 if all(one.ok for one in results) else EXIT_NOT_RECOVERED)

@@ -1,0 +1,138 @@
+"""A local cluster of a drill's own: in a temporary folder, with workers that can be killed on purpose."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from console.control import Control
+from console.drill.copies import Tree
+from console.local import cluster as local
+from console.local import procfs
+from everstep import environment
+from everstep.machine import Machine
+
+Say = Callable[[str], None]
+HOME = "EVERSTEP_HOME"
+
+
+def silent(_: str) -> None:
+    """Say nothing."""
+
+
+class DrillCluster:
+    """A cluster for one drill or several; an async context manager.
+
+    While it is open, ``EVERSTEP_HOME`` of this process names its folder, so
+    that every part of everstep finds it.
+
+    Args:
+        machines: machines for jobs.
+        standbys: machines beside them.
+        workers: worker processes.
+        keep: leave it up at the end.
+        say: takes a line for each step.
+    """
+
+    def __init__(
+        self, *, machines: int = 4, standbys: int = 1, workers: int = 2, keep: bool = False, say: Say = silent
+    ) -> None:
+        self.say = say
+        self.keep = keep
+        self.leaked: list[str] = []
+        """What was left after the cluster went down; known once it did."""
+        self._machines, self._standbys, self._workers = machines, standbys, workers
+        self._before: dict[str, str | None] = {}
+        self._count = 0
+
+    async def __aenter__(self) -> Self:
+        self.folder = Path(tempfile.mkdtemp(prefix="everstep-drill-"))
+        self.name = f"drill-{secrets.token_hex(3)}"
+        self._set(HOME, str(self.folder))
+        self._set(environment.FAULTS, str(self.worker_plan))
+        try:
+            self.file = await asyncio.to_thread(
+                local.up,
+                self.name,
+                machines=self._machines,
+                standbys=self._standbys,
+                workers=self._workers,
+                progress=self.say,
+            )
+            self.control = await Control.connect(self.name)
+        except BaseException:
+            await self._down()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.control.__aexit__(kind, error, trace)
+        if self.keep:
+            self.say(f"the cluster stays up: EVERSTEP_HOME={self.folder} everstep down --cluster {self.name} ends it")
+            self._restore()
+        else:
+            await self._down()
+
+    @property
+    def home(self) -> Path:
+        """Folder of the cluster."""
+        return self.folder / "clusters" / self.name
+
+    @property
+    def worker_plan(self) -> Path:
+        """The plan of the faults that workers meet; rewritten for each drill."""
+        return self.home / "drill-workers.json"
+
+    @property
+    def machines(self) -> list[Machine]:
+        """The machines for jobs."""
+        return self.control.machines
+
+    def processes(self) -> dict[str, int]:
+        """Name → pid of the cluster's own processes that live."""
+        return local.processes(self.file)
+
+    def tree(self) -> Tree:
+        """What may be looked at in /proc: everything below the cluster's supervisor."""
+        supervisor = local.supervisor_of(self.home)
+        return Tree(supervisor.pid if supervisor else 0)
+
+    def next_name(self, what: str) -> str:
+        """A name for a job that this cluster has not had."""
+        self._count += 1
+        return f"{what}-{self._count:02d}"
+
+    async def _down(self) -> None:
+        seen = {found for pid in self.tree().pids() if (found := procfs.identify(pid))}
+        try:
+            await asyncio.to_thread(local.down, self.name, progress=self.say)
+        finally:
+            self._restore()
+        self.leaked = [f"process {one.pid} after the cluster was down" for one in seen if procfs.alive(one)]
+        if hasattr(self, "file"):
+            left = procfs.of_cluster(self.file.id) - {one.pid for one in seen}
+            self.leaked += [f"process {pid} after the cluster was down" for pid in sorted(left)]
+            if self.file.shm.exists():
+                self.leaked += [f"{path} after the cluster was down" for path in self.file.shm.rglob("*")]
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _set(self, name: str, value: str) -> None:
+        self._before[name] = os.environ.get(name)
+        os.environ[name] = value
+
+    def _restore(self) -> None:
+        for name, value in self._before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        self._before.clear()

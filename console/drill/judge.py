@@ -1,0 +1,163 @@
+"""The judge: from facts to a result. A pure function."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from console.drill.catalogue import CONTROL_FAULTS
+from console.drill.facts import Facts
+from console.drill.request import DrillRequest
+from console.drill.result import DrillResult
+from everstep.incident import IncidentReport
+from everstep.job import JobSpec
+
+MAX_LOST = 1
+"""A fault may cost at most the step that was under way, by design of the every-step checkpoint."""
+
+
+def judge(request: DrillRequest, spec: JobSpec, facts: Facts) -> DrillResult:
+    """What came of a drill."""
+    reports = [one.report for one in facts.incidents if one.report]
+    result = DrillResult(
+        fault=request.fault,
+        job=spec.name,
+        fired=bool(facts.marks) and all(facts.marks.values()),
+        incidents=[one.id for one in facts.incidents],
+        evicted=sorted({machine for report in reports for machine in report.evicted}),
+        stages=[(stage.name, stage.seconds) for report in reports for stage in report.timings],
+        steps_redone=facts.records.redone(),
+        steps=facts.records.steps or None,
+        losses_match=None if facts.differences is None else not facts.differences,
+        ettr=None if facts.ettr is None else round(facts.ettr, 4),
+        leaked=facts.leaked,
+        duplicates=facts.duplicates,
+        generations=facts.generations,
+        headline=facts.headline,
+    )
+    _time(request, facts, result, reports)
+    result.problems = [
+        *_not_fired(facts),
+        *(_not_absorbed(facts, result) if request.absorbed else _not_recovered(request, spec, facts, result, reports)),
+        *(facts.differences or [])[:5],
+        *_not_clean(facts),
+    ]
+    result.ok = not result.problems
+    return result
+
+
+def _time(request: DrillRequest, facts: Facts, result: DrillResult, reports: list[IncidentReport]) -> None:
+    """Fill in when it was seen and over, counted from the fault that opened the incident."""
+    times = [mark["time_ns"] for name, mark in facts.marks.items() if mark and _opens(request, name)]
+    fault_ns = min(times, default=None)
+    if request.absorbed:
+        result.resolution = "absorbed" if not facts.incidents else None
+        result.steps_lost = 0 if not facts.incidents else None
+        if facts.absorbed and facts.absorbed.back_ns:
+            result.recovered_s = _seconds(facts.absorbed.killed_ns, facts.absorbed.back_ns)
+    if facts.incidents and fault_ns is not None:
+        result.detected_s = _seconds(fault_ns, facts.incidents[0].opened_ns)
+    if not reports:
+        return
+    last = reports[-1]
+    result.resolution = "parked" if facts.parked else last.resolution
+    known = [report.lost_steps for report in reports if report.lost_steps is not None]
+    result.steps_lost = sum(known) if known else None
+    if last.confirmation and last.recovered:
+        result.parts = last.confirmation.parts
+        if fault_ns is not None:
+            # With several incidents: until the job stepped after the last of them.
+            result.recovered_s = _seconds(fault_ns, last.confirmation.stepped_ns)
+
+
+def _opens(request: DrillRequest, fault_id: str) -> bool:
+    """Whether a fault is the one that the clock starts with."""
+    beside = request.fault in CONTROL_FAULTS or request.during == "launch"
+    return not (beside and fault_id.startswith(request.fault))
+
+
+def _seconds(begin_ns: int, end_ns: int) -> float:
+    return round((end_ns - begin_ns) / 1e9, 4)
+
+
+def _not_fired(facts: Facts) -> list[str]:
+    if not facts.marks:
+        return ["no fault was planned"]
+    return [f"fault {name} did not fire" for name, mark in facts.marks.items() if mark is None]
+
+
+def _not_absorbed(facts: Facts, result: DrillResult) -> list[str]:
+    found = []
+    if facts.outcome != "finished":
+        found.append(f"the job did not finish: {facts.headline or 'not in time'}")
+    if facts.incidents:
+        found.append(f"it opened {len(facts.incidents)} incidents although no rank was hurt")
+    if facts.generations > 1:
+        found.append(f"the job was launched {facts.generations} times")
+    if facts.absorbed is None or facts.absorbed.back_ns is None:
+        found.append("the killed part did not come back in time")
+    elif facts.records.of and not facts.records.stepped_between(facts.absorbed.killed_ns, facts.absorbed.back_ns):
+        found.append("the job did not step while the part was away")
+    if result.steps_redone:
+        found.append(f"{result.steps_redone} steps were done twice")
+    return found
+
+
+def _not_recovered(
+    request: DrillRequest, spec: JobSpec, facts: Facts, result: DrillResult, reports: list[IncidentReport]
+) -> list[str]:
+    if request.times >= spec.policy.max_failures_at_step:
+        # Again and again at one step deserves an operator, not a loop.
+        return [] if facts.parked else [f"{request.times} faults at one step and the job was not parked"]
+    found = []
+    if facts.outcome != "finished":
+        found.append(f"the job did not finish: {facts.headline or 'not in time'}")
+    if len(facts.incidents) != request.times:
+        found.append(f"{request.times} faults opened {len(facts.incidents)} incidents")
+    found += [f"{one.id} is still open" for one in facts.incidents if one.report is None]
+    found += [f"not recovered: {report.headline}" for report in reports if not report.recovered]
+    found += _steps(facts, result, reports)
+    if request.during == "launch" and facts.absorbed:
+        killed_ns = facts.absorbed.killed_ns
+        if not any(begin <= killed_ns <= end for begin, end in facts.launches_ns):
+            found.append("the agent was not killed within the launch")
+    return found
+
+
+def _steps(facts: Facts, result: DrillResult, reports: list[IncidentReport]) -> list[str]:
+    """What the incidents say was lost, against what the step records show."""
+    lost, redone = result.steps_lost, result.steps_redone
+    if lost is None or redone is None:
+        return []
+    found = [
+        f"{report.lost_steps} steps lost" for report in reports if report.lost_steps and report.lost_steps > MAX_LOST
+    ]
+    # The step under way may have been reported and not completed: one more per incident.
+    if facts.records.of and not lost <= redone <= lost + len(reports):
+        found.append(f"the incidents say {lost} steps lost, the step records show {redone} done again")
+    return found
+
+
+def _not_clean(facts: Facts) -> list[str]:
+    found = [f"left behind: {', '.join(facts.leaked[:5])}"] if facts.leaked else []
+    if facts.duplicates:
+        found.append(f"{facts.duplicates} ranks had two copies")
+    return found
+
+
+def summary(results: list[DrillResult]) -> dict[str, Any]:
+    """Median, p90 and maximum of the times of several runs, and how many were right."""
+    import statistics
+
+    found: dict[str, Any] = {"runs": len(results), "ok": sum(result.ok for result in results)}
+    for name in ("detected_s", "recovered_s"):
+        times = sorted(t for result in results if (t := getattr(result, name)) is not None)
+        found[name] = (
+            {
+                "median": round(statistics.median(times), 4),
+                "p90": times[min(len(times) - 1, -(-len(times) * 9 // 10) - 1)],
+                "max": times[-1],
+            }
+            if times
+            else None
+        )
+    return found

@@ -1,0 +1,105 @@
+"""The step records of a job, and whether two runs of it are equal bit for bit."""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from agent.client import AgentPool
+from agent.v1 import agent_pb2 as pb
+from everstep.errors import AgentError
+from everstep.machine import Machine
+
+_MARKER = re.compile(r"^--- everstep: rank (\d+), generation (\d+),", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One report of one step by one rank."""
+
+    step: int
+    generation: int
+    time_ns: int
+    bits: bytes
+    """The loss, all 64 bits."""
+
+
+@dataclass(slots=True)
+class Records:
+    """All reports of a job, by rank, in the order in which they were made."""
+
+    of: dict[int, list[Record]] = field(default_factory=dict)
+
+    @property
+    def steps(self) -> int:
+        """Number of different steps."""
+        return len({record.step for records in self.of.values() for record in records})
+
+    def redone(self) -> int | None:
+        """Most steps that any rank reported more than once; None without reports."""
+        again = [sum(n - 1 for n in Counter(r.step for r in records).values()) for records in self.of.values()]
+        return max(again, default=None)
+
+    def stepped_between(self, begin_ns: int, end_ns: int) -> int:
+        """Fewest steps that any reporting rank reported between two times."""
+        return min(
+            (sum(begin_ns < r.time_ns < end_ns for r in records) for records in self.of.values() if records), default=0
+        )
+
+
+async def collect(agents: AgentPool, job: str, machines: Sequence[Machine]) -> Records:
+    """Ask the agents for all step records of a job."""
+    found = Records()
+    for machine in machines:
+        with suppress(AgentError):
+            async for reply in agents.get(machine.address).steps(pb.StepsRequest(job=job, rank=-1)):
+                found.of.setdefault(reply.rank, []).extend(
+                    Record(r.step, r.generation, r.time_ns, struct.pack("<d", r.loss)) for r in reply.records
+                )
+    return found
+
+
+def differences(reference: Records, run: Records) -> list[str] | None:
+    """Where a run differs from the one without a fault; None when there are no losses to compare.
+
+    Every rank that reports must have every step, with the same bits as the
+    reference, each time that it did the step.
+    """
+    if not any(math.isfinite(struct.unpack("<d", r.bits)[0]) for rs in reference.of.values() for r in rs):
+        return None
+    found = []
+    for rank, expected in sorted(reference.of.items()):
+        right = {record.step: record.bits for record in expected}
+        seen = {record.step for record in run.of.get(rank, [])}
+        if missing := sorted(right.keys() - seen):
+            found.append(f"rank {rank} has no report of step {_some(missing)}")
+        if extra := sorted(seen - right.keys()):
+            found.append(f"rank {rank} reported step {_some(extra)}, which the run without a fault has not")
+        wrong = {r.step for r in run.of.get(rank, []) if r.step in right and r.bits != right[r.step]}
+        if wrong:
+            found.append(f"rank {rank} has another loss at step {_some(sorted(wrong))}")
+    return found
+
+
+async def launches(agents: AgentPool, job: str, machines: Sequence[Machine], ranks: Sequence[Sequence[int]]) -> int:
+    """How many launches of a rank were one too many: each generation of a rank begins its log once."""
+    too_many = 0
+    for machine, here in zip(machines, ranks, strict=False):
+        for rank in here:
+            data = b""
+            with suppress(AgentError):
+                request = pb.ReadLogRequest(job=job, rank=rank, stream=pb.ReadLogRequest.STDERR)
+                async for chunk in agents.get(machine.address).read_log(request):
+                    data += chunk.data
+            begun = Counter(_MARKER.findall(data.decode(errors="replace")))
+            too_many += sum(count - 1 for count in begun.values())
+    return too_many
+
+
+def _some(steps: Sequence[int]) -> str:
+    return ", ".join(map(str, steps[:5])) + (" …" if len(steps) > 5 else "")

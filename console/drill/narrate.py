@@ -1,0 +1,115 @@
+"""What a drill tells a person."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from console.drill.catalogue import CATALOGUE
+from console.drill.judge import summary
+from console.drill.result import DrillResult
+
+
+def console() -> Console:
+    """Standard output: colours on a terminal, whole lines in a pipe."""
+    return Console(soft_wrap=not sys.stdout.isatty(), highlight=False)
+
+
+def progress(line: str) -> None:
+    """One line about the step that begins; on standard error, so that --json stays clean."""
+    print(f"  {line}", file=sys.stderr, flush=True)
+
+
+def each(result: DrillResult) -> None:
+    """One line about a run that is over."""
+    progress(one_line(result))
+
+
+def one_line(result: DrillResult) -> str:
+    """A run in one line."""
+    verdict = "ok" if result.ok else "NOT OK"
+    return (
+        f"{result.job}: {verdict}, detected in {_s(result.detected_s)}, back in {_s(result.recovered_s)}, "
+        f"{_or(result.steps_lost)} steps lost, losses {_losses(result)}"
+    )
+
+
+def catalogue(*, as_json: bool) -> None:
+    """All faults, one line each."""
+    if as_json:
+        rows = [{"fault": k.name, "options": k.options, "what": k.summary, "not_built": k.not_built} for k in CATALOGUE]
+        print(json.dumps(rows, indent=2))
+        return
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for kind in CATALOGUE:
+        note = f" [yellow](not built yet: {kind.not_built})[/yellow]" if kind.not_built else ""
+        style = "dim" if kind.not_built else "bold"
+        table.add_row(f"[{style}]{kind.name}[/{style}]", f"{kind.summary}{note}\n[dim]{escape(kind.options)}[/dim]")
+    console().print(table)
+
+
+def results(runs: list[DrillResult]) -> None:
+    """The report: a single run in full, several as a table with median, p90 and maximum."""
+    out = console()
+    if len(runs) > 1:
+        _runs(out, runs)
+    for run in runs if len(runs) == 1 else [run for run in runs if not run.ok]:
+        _report(out, run)
+
+
+def _report(out: Console, run: DrillResult) -> None:
+    verdict = "[bold green]recovered as it should[/bold green]" if run.ok else "[bold red]not as it should[/bold red]"
+    out.print(f"\n[bold]{run.fault}[/bold] ({run.job}): {verdict}")
+    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 2))
+    table.add_row("fault", "fired" if run.fired else "[red]did not fire[/red]")
+    if run.incidents:
+        table.add_row("detected", f"{_s(run.detected_s)} after the fault: {', '.join(run.incidents)}")
+    back = "the part was back" if run.resolution == "absorbed" else "all ranks had completed a step again"
+    table.add_row("back", f"{_s(run.recovered_s)} after the fault {back} ({run.resolution or 'no resolution'})")
+    if run.stages:
+        table.add_row("stages", ", ".join(f"{name} {_s(seconds)}" for name, seconds in run.stages))
+    if run.parts:
+        table.add_row("first step", ", ".join(f"{name} {_s(seconds)}" for name, seconds in run.parts.items()))
+    table.add_row("steps lost", _or(run.steps_lost))
+    table.add_row("losses", _losses(run) + (f", {run.steps} steps" if run.losses_match is not None else ""))
+    table.add_row("copies", "never two of a rank" if not run.duplicates else f"[red]{run.duplicates}[/red]")
+    table.add_row("left behind", "nothing" if not run.leaked else f"[red]{escape(', '.join(run.leaked[:10]))}[/red]")
+    table.add_row("ETTR", "unknown" if run.ettr is None else f"{run.ettr:.1%} of the job's time was productive")
+    out.print(table)
+    for link in run.links:
+        out.print(f"  {link}")
+    for problem in run.problems:
+        out.print(f"  [red]problem[/red]: {escape(problem)}")
+
+
+def _runs(out: Console, runs: list[DrillResult]) -> None:
+    table = Table(box=None, pad_edge=False)
+    for name in ("run", "verdict", "detected", "back", "lost", "losses"):
+        table.add_column(name)
+    for run in runs:
+        verdict = "ok" if run.ok else "[red]NOT OK[/red]"
+        table.add_row(run.job, verdict, _s(run.detected_s), _s(run.recovered_s), _or(run.steps_lost), _losses(run))
+    out.print(table)
+    told = summary(runs)
+    for name, label in (("detected_s", "detected"), ("recovered_s", "back")):
+        if times := told[name]:
+            out.print(f"{label}: median {times['median']:.3f} s, p90 {times['p90']:.3f} s, max {times['max']:.3f} s")
+    out.print(f"{told['ok']} of {told['runs']} runs as they should")
+
+
+def _s(seconds: float | None) -> str:
+    return "unknown" if seconds is None else f"{seconds:.3f} s" if seconds < 10 else f"{seconds:.1f} s"
+
+
+def _or(value: int | None) -> str:
+    return "unknown" if value is None else str(value)
+
+
+def _losses(run: DrillResult) -> str:
+    if run.losses_match is None:
+        return "not compared"
+    return "equal bit for bit to the job without a fault" if run.losses_match else "DIFFERENT"
