@@ -113,7 +113,7 @@ def _describe(
     """The description of the cluster as it shall be, with the addresses that it had before."""
     home = ClusterFile.home_of(name).resolve()
     before = _earlier(home)
-    identifier = f"{name}-{hashlib.sha256(os.fsencode(home)).hexdigest()[:8]}"
+    identifier = _identifier(home)
     if before and procfs.of_cluster(identifier):
         machines = max(machines, len(before.machines) - before.standbys)
         standbys, workers = max(standbys, before.standbys), max(workers, before.workers)
@@ -143,6 +143,11 @@ def _describe(
         standbys=standbys,
         workers=workers,
     )
+
+
+def _identifier(home: Path) -> str:
+    """The id of the cluster of a folder: the same each time, another one for each folder."""
+    return f"{home.name}-{hashlib.sha256(os.fsencode(home)).hexdigest()[:8]}"
 
 
 def _earlier(home: Path) -> ClusterFile | None:
@@ -250,49 +255,50 @@ def down(name: str = "default", *, progress: Progress = lambda _: None, purge: b
         ClusterError: the name is none, or a process cannot be stopped.
     """
     home = ClusterFile.home_of(name).resolve()
-    if not home.exists():
-        return False
+    if not home.exists():  # removed by hand, perhaps: its processes are found all the same
+        return _stop(home, progress)
     with _lock(home):
-        before = _earlier(home)
-        was_up = (home / "cluster.json").exists()
-        if before:
-            was_up = _stop(before, progress) or was_up
-            before_path = home / "cluster.json"
-            if before_path.exists():
-                before_path.rename(home / "last.json")
+        described = home / "cluster.json"
+        was_up = described.exists()
+        was_up = _stop(home, progress) or was_up
+        if described.exists():
+            described.rename(home / "last.json")
     if purge:
         shutil.rmtree(home, ignore_errors=True)
     return was_up
 
 
-def _stop(cluster: ClusterFile, progress: Progress) -> bool:
-    running = supervisor_of(cluster.home)
-    if not running and not procfs.of_cluster(cluster.id):
-        stopping.remove_shared_memory(cluster.shm)
-        return False
+def _stop(home: Path, progress: Progress) -> bool:
+    """Stop what runs, by the supervisor or in its place; needs none of the cluster's files."""
+    cluster_id, running = _identifier(home), supervisor_of(home)
+    found = bool(running or procfs.of_cluster(cluster_id))
     if running:
         procfs.send(running, signal.SIGTERM)
-        said = "running"
+        _follow_stopping(home, running, progress)
+    if procfs.of_cluster(cluster_id):  # its supervisor was dead: do its work
+        stopping.stop_all(State.load(home), cluster_id, progress)
+    (home / "state.json").unlink(missing_ok=True)
+    stopping.remove_shared_memory(SHM_ROOT / cluster_id)
+    if left := procfs.of_cluster(cluster_id):
+        raise ClusterError(f"processes of cluster {home.name!r} cannot be stopped: pids {sorted(left)}")
+    return found
 
-        def gone() -> bool:
-            nonlocal said
-            phase = State.load(cluster.home).phase
-            if phase not in (said, "running"):
-                said = phase
-                progress(phase)
-            return not procfs.alive(running)
 
-        if not readiness.holds(gone, STOP_LIMIT_S):
-            progress("the supervisor does not end: it is killed")
-            procfs.send(running, signal.SIGKILL)
-            procfs.wait_gone([running], 5.0)
-    if procfs.of_cluster(cluster.id):  # its supervisor was dead: do its work
-        stopping.stop_all(State.load(cluster.home), cluster.id, progress)
-    (cluster.home / "state.json").unlink(missing_ok=True)
-    stopping.remove_shared_memory(cluster.shm)
-    if left := procfs.of_cluster(cluster.id):
-        raise ClusterError(f"processes of cluster {cluster.name!r} cannot be stopped: pids {sorted(left)}")
-    return True
+def _follow_stopping(home: Path, supervisor: procfs.Process, progress: Progress) -> None:
+    said = "running"
+
+    def gone() -> bool:
+        nonlocal said
+        phase = State.load(home).phase
+        if phase not in (said, "running"):
+            said = phase
+            progress(phase)
+        return not procfs.alive(supervisor)
+
+    if not readiness.holds(gone, STOP_LIMIT_S):
+        progress("the supervisor does not end: it is killed")
+        procfs.send(supervisor, signal.SIGKILL)
+        procfs.wait_gone([supervisor], 5.0)
 
 
 def supervisor_of(home: Path) -> procfs.Process | None:

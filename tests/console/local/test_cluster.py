@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 from dataclasses import replace
@@ -75,6 +76,18 @@ def test_a_cluster_whose_supervisor_was_killed_is_adopted_or_stopped(home: Path,
         if action == "adopt":
             local.up(NAME, machines=1, standbys=0, workers=1, commands=commands)
             assert local.processes(cluster) == before
+    assert local.down(NAME)
+    assert not procfs.of_cluster(cluster.id)
+    assert not cluster.shm.exists()
+
+
+@pytest.mark.parametrize("lost", ["cluster.json", "state.json", "the whole folder"])
+def test_down_works_without_the_clusters_files(home: Path, commands: local.Commands, lost: str) -> None:
+    cluster = local.up(NAME, machines=1, standbys=0, workers=1, commands=commands)
+    if lost == "the whole folder":
+        shutil.rmtree(cluster.home)
+    else:
+        (cluster.home / lost).write_text("{ damaged")
     assert local.down(NAME)
     assert not procfs.of_cluster(cluster.id)
     assert not cluster.shm.exists()
