@@ -186,13 +186,19 @@ class ReportFile:
 
         Returns:
             The sequence to ask for next, and the records, oldest first. What
-            the ring no longer holds is left out.
+            the ring no longer holds is left out: it keeps ``capacity`` - 1.
         """
-        published: int = _PUBLISHED.unpack_from(self._map, _AT_STATE)[0]
-        found: list[Record] = []
+        published = self._published_now()
+        found: list[tuple[int, Record]] = []
         for sequence in range(max(start, published - self.capacity, 0), published):
             at = RING + sequence % self.capacity * RECORD_BYTES
             stored, *fields = _RECORD.unpack_from(self._map, at)
             if stored == sequence:
-                found.append(Record(*fields))
-        return published, found
+                found.append((sequence, Record(*fields)))
+        # Meanwhile the writer may have come round: what lies in its next place or before may be half overwritten.
+        safe = self._published_now() - self.capacity
+        return published, [record for sequence, record in found if sequence > safe]
+
+    def _published_now(self) -> int:
+        published: int = _PUBLISHED.unpack_from(self._map, _AT_STATE)[0]
+        return published

@@ -1,0 +1,105 @@
+"""Faults of a drill fire once, for real, and say so."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everstep import environment
+from everstep.faults import RankFaults, fired, load_plan
+
+RANK = """
+import sys
+from everstep.faults import RankFaults
+faults = RankFaults.from_environment(int(sys.argv[1]))
+for step in range(10):
+    if faults is not None:
+        faults.meet("step", step)
+        faults.meet("save", step)
+    print(step, flush=True)
+"""
+
+
+def plan(folder: Path, *faults: dict[str, Any]) -> Path:
+    path = folder / "plan.json"
+    path.write_text(json.dumps([{"id": f"f{index}", **fault} for index, fault in enumerate(faults)]))
+    return path
+
+
+def run_rank(path: Path, rank: int = 1) -> tuple[int, list[int], str]:
+    """(exit code, steps done, stderr) of a real process that meets its faults."""
+    done = subprocess.run(
+        [sys.executable, "-c", RANK, str(rank)],
+        env={environment.FAULTS: str(path), "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, [int(line) for line in done.stdout.split()], done.stderr
+
+
+@pytest.mark.parametrize("name", ["KILL", "SEGV", "ABRT"])
+def test_a_killed_rank_dies_in_its_step_and_only_once(tmp_path: Path, name: str) -> None:
+    path = plan(tmp_path, {"fault": "kill-rank", "rank": 1, "at_step": 4, "signal": name})
+    assert run_rank(path)[:2] == (-signal.Signals["SIG" + name], [0, 1, 2, 3])
+    seen = fired(path, {"id": "f0"})
+    assert seen is not None and seen["time_ns"] > 0
+    assert run_rank(path)[:2] == (0, list(range(10)))
+    assert fired(path, {"id": "f0"}) == seen
+
+
+def test_other_ranks_are_left_alone(tmp_path: Path) -> None:
+    path = plan(tmp_path, {"fault": "kill-rank", "rank": 1, "at_step": 4})
+    assert run_rank(path, rank=2)[:2] == (0, list(range(10)))
+    assert fired(path, {"id": "f0"}) is None
+
+
+def test_a_kill_during_save_waits_for_the_save(tmp_path: Path) -> None:
+    path = plan(tmp_path, {"fault": "kill-during-save", "rank": 1, "at_step": 2})
+    assert run_rank(path)[:2] == (-signal.SIGKILL, [0, 1])
+
+
+def test_exit_and_exception(tmp_path: Path) -> None:
+    path = plan(
+        tmp_path,
+        {"fault": "raise", "rank": 1, "at_step": 1, "exception": "IndexError"},
+        {"fault": "exit-rank", "rank": 2, "at_step": 2, "code": 0},
+    )
+    code, steps, stderr = run_rank(path, 1)
+    assert (code, steps) == (1, [0])
+    assert "IndexError: injected by a drill: IndexError" in stderr
+    assert run_rank(path, 2)[:2] == (0, [0, 1])
+
+
+def test_many_claimants_one_winner(tmp_path: Path) -> None:
+    path = plan(tmp_path, {"fault": "kill-rank", "rank": 1, "at_step": 4})
+    with ThreadPoolExecutor(6) as all_at_once:
+        codes = sorted(code for code, *_ in all_at_once.map(run_rank, [path] * 6))
+    assert codes == [-signal.SIGKILL, 0, 0, 0, 0, 0]
+    assert {file.name for file in tmp_path.iterdir()} >= {"plan.json", "plan.json.f0"}
+
+
+def test_without_a_plan_nothing_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(environment.FAULTS, raising=False)
+    assert load_plan() is None
+    assert RankFaults.from_environment(0) is None
+    monkeypatch.setenv(environment.FAULTS, str(tmp_path / "gone"))
+    assert RankFaults.from_environment(0) is None
+
+
+def test_an_unknown_fault_and_an_unknown_exception_are_named(tmp_path: Path) -> None:
+    for fault, message in (
+        ({"fault": "melt", "rank": 0}, "no rank fault is called 'melt'"),
+        ({"fault": "raise", "rank": 0, "exception": "NoSuchError"}, "'NoSuchError' is not a built-in exception"),
+    ):
+        path = plan(tmp_path, fault)
+        (tmp_path / "plan.json.f0").unlink(missing_ok=True)
+        with pytest.raises(ValueError, match=message):
+            RankFaults(path, json.loads(path.read_text()), 0).meet("step", 0)
