@@ -12,7 +12,7 @@ from activities import messages
 from activities.heartbeat import heartbeating
 from activities.ledger import Ledger, NumbersUsed
 from activities.messages import DecideInput, RecordInput
-from everstep.incident import Confirmation, Launched
+from everstep.incident import Confirmation, IncidentReport, Launched
 
 
 class RecordActivities:
@@ -49,6 +49,17 @@ def _write_conclusion(ledger: Ledger, given: DecideInput) -> None:
         confirmation = given.report.confirmation
         closed_ns = confirmation.stepped_ns if confirmation else given.time_ns
         ledger.incident_closed(given.incident, given.report, closed_ns=closed_ns)
+        _write_lost_steps(ledger, given.job, given.incident, given.report)
+
+
+def _write_lost_steps(ledger: Ledger, job: str, incident: str, report: IncidentReport) -> None:
+    """The time in which lost steps are done again: at most as many times the first step's time."""
+    confirmation = report.confirmation
+    if confirmation is None or not report.lost_steps:
+        return
+    again_s = report.lost_steps * confirmation.parts.get("next step", 0.0)
+    end_ns = confirmation.stepped_ns + int(again_s * 1e9)
+    ledger.interval(job, start_ns=confirmation.stepped_ns, end_ns=end_ns, kind="lost steps", cause=incident)
 
 
 def _write_job(ledger: Ledger, given: RecordInput) -> NumbersUsed:

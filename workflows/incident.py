@@ -177,13 +177,15 @@ class IncidentWorkflow:
             resume_step=self.resume_step,
         )
         decision = decide_reattempt(facts, self.given.spec.policy)
-        self._enter("decide")
+        began = self._enter("decide")
         if decision.action == "park":
-            self._note("decide", f"park: {decision.reason}", evidence)
+            text = f"park: {decision.reason}"
         else:
             wait = f", after {decision.delay_s:.0f} s" if decision.delay_s else ""
             origin = f"step {restore.step}" if restore.step >= 0 else "the script's own checkpoint"
-            self._note("decide", f"reattempt from {origin}{wait}: {decision.reason} ({restore.reason})", evidence)
+            text = f"reattempt from {origin}{wait}: {decision.reason} ({restore.reason})"
+        self._leave(began, "decide", text)
+        self._note("decide", text, evidence)
         return decision
 
     def _count_lost(self, failure: Failure, restore: Restore) -> None:
@@ -264,7 +266,7 @@ class IncidentWorkflow:
     async def _recovered(self, confirmation: Confirmation) -> IncidentReport:
         parked_ns = sum(end - begin for begin, end in self.parked)
         seconds = max(confirmation.stepped_ns - self.given.anomaly.seen_ns - parked_ns, 0) / 1e9
-        lost = "" if self.lost_steps is None else f", lost {self.lost_steps} steps"
+        lost = "" if self.lost_steps is None else f", lost {page.count(self.lost_steps, 'step')}"
         resolution = "resumed by operator" if self.resumed_by else "reattempt"
         report = self._report(
             headline=f"Recovered in {seconds:.2f} s by {resolution}{lost}: {self.headline}",

@@ -106,7 +106,9 @@ class JobWorkflow:
                 case "stop":
                     return await self._stopped()
                 case "finished":
-                    return await self._end("finished", f"finished after {self.state.incident_count} incidents")
+                    return await self._end(
+                        "finished", f"finished after {page.count(len(self.state.incidents), 'incident')}"
+                    )
                 case "anomaly":
                     report = await self._handle(self._take_anomaly())
                     if not report.recovered:

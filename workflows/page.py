@@ -19,6 +19,11 @@ def summary(text: str) -> str:
     return line if len(line) <= SUMMARY_CHARACTERS else line[: SUMMARY_CHARACTERS - 2] + " …"
 
 
+def count(number: int, noun: str) -> str:
+    """``1 step``, ``2 steps``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def incident_title(number: int, anomaly: Anomaly) -> str:
     """Title of an incident, as the job's timeline shows it."""
     return summary(f"{number:04d} {anomaly.symptom}: {anomaly.headline}")

@@ -295,6 +295,12 @@ class Ledger:
                 return None
             end_ns = now_ns if found.ended_ns is None else min(now_ns, found.ended_ns)
             spans = _intervals(connection, _newest_run(job))
+            stepped_ns = connection.scalar(
+                select(func.min(Generations.stepped_ns)).where(Generations.run == _newest_run(job))
+            )
+        if stepped_ns or found.ended_ns is None:
+            # Before its first step a job is not productive: that includes what precedes the launch, e.g. fork servers.
+            spans.append(Interval(found.started_ns, stepped_ns, "launch", "start"))
         return ettr(spans, start_ns=found.started_ns, now_ns=end_ns, window_s=window_s)
 
     def _reading(self) -> AbstractContextManager[Connection]:
