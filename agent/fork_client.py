@@ -197,7 +197,8 @@ class ForkServer:
     def forget(self) -> None:
         """Remove the socket's name and the log: a server that lives ends by itself."""
         self.path.unlink(missing_ok=True)
-        self.path.with_suffix(".log").unlink(missing_ok=True)
+        for suffix in (".log", ".ready"):
+            self.path.with_suffix(suffix).unlink(missing_ok=True)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         try:
@@ -232,6 +233,13 @@ class ForkServers:
         found: dict[str, ForkServer] = {}
         for path in sorted(self.folder.glob("*.sock")):
             server = ForkServer(path)
+            if not path.with_suffix(".ready").exists():
+                # It still imports, so it has forked nothing; nothing waits for it but the next job.
+                if self.prewarm and self._warm is None:
+                    self._warm = asyncio.create_task(self._late(server))
+                else:
+                    server.forget()  # it ends by itself
+                continue
             try:
                 await server.connect()
             except (OSError, AgentError):
@@ -244,6 +252,15 @@ class ForkServers:
             else:
                 await server.end()
         return found
+
+    async def _late(self, server: ForkServer) -> ForkServer:
+        """A fork server that was still importing when its agent died, if it serves as the warm one."""
+        with contextlib.suppress(OSError, AgentError):
+            await server.connect(START_TIMEOUT_S)
+            if server.label == self._warm_label and not server.job:
+                return server
+        server.forget()
+        return await ForkServer.start(self.folder, "", {})
 
     def warm_up(self) -> None:
         """Start the fork server that the next job takes over, in the background."""

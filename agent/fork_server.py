@@ -196,6 +196,7 @@ class ForkServer:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, lambda *_: self.abandon())
         self.listener.setblocking(False)
+        self.path.with_suffix(".ready").touch()
         looked_at = time.monotonic()
         while not (self.ending and not self.kills):
             poll = select.poll()

@@ -1,0 +1,97 @@
+"""Who may talk to an agent, and what an agent refuses to start with."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from agent.client import AgentClient
+from agent.security import ClientSecurity, ServerSecurity, is_loopback
+from everstep.errors import AgentError, ConfigError
+from tests.agent.agents import HOST, RunningAgent, running_agent
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate of its own authority, and a token."""
+    folder = tmp_path_factory.mktemp("keys")
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
+            *("-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")),
+            *("-subj", "/CN=m1", "-addext", f"subjectAltName=IP:{HOST}"),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    (folder / "token").write_text("secret\n")
+    (folder / "wrong").write_text("guessed\n")
+    return folder
+
+
+async def test_tls_and_token(tmp_path: Path, keys: Path) -> None:
+    right = ClientSecurity(ca_file=keys / "cert.pem", token_file=keys / "token")
+    options = ("--tls-cert", keys / "cert.pem", "--tls-key", keys / "key.pem", "--token-file", keys / "token")
+    async with running_agent(tmp_path, *map(str, options), security=right) as agent:
+        assert (await agent.client.describe()).machine == "m1"
+        for wrong in (
+            ClientSecurity(ca_file=keys / "cert.pem"),
+            ClientSecurity(ca_file=keys / "cert.pem", token_file=keys / "wrong"),
+        ):
+            async with AgentClient(agent.address, wrong) as client:
+                with pytest.raises(AgentError, match="no valid token"):
+                    await client.describe()
+        async with AgentClient(agent.address, ClientSecurity(token_file=keys / "token")) as plain:
+            with pytest.raises(AgentError):
+                await plain.describe()
+
+
+async def test_health_needs_no_token(tmp_path: Path, keys: Path) -> None:
+    right = ClientSecurity(token_file=keys / "token")
+    async with running_agent(tmp_path, "--token-file", str(keys / "token"), security=right) as agent:
+        async with grpc.aio.insecure_channel(agent.address) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            reply = await stub.Check(health_pb2.HealthCheckRequest(service="everstep.agent.v1.Agent"))
+        assert reply.status == health_pb2.HealthCheckResponse.SERVING
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "10.1.2.3", "machine-7", "::"])
+def test_an_open_agent_is_refused(host: str, keys: Path) -> None:
+    assert not is_loopback(host)
+    half = ServerSecurity(tls_cert=keys / "cert.pem", tls_key=keys / "key.pem")
+    for given in (ServerSecurity(), ServerSecurity(token_file=keys / "token"), half):
+        with pytest.raises(ConfigError, match=f"refusing to listen on {host}"):
+            given.check(host)
+    ServerSecurity(keys / "cert.pem", keys / "key.pem", keys / "token").check(host)
+
+
+def test_half_a_pair_and_missing_files_are_named(keys: Path) -> None:
+    with pytest.raises(ConfigError, match="belong together"):
+        ServerSecurity(tls_cert=keys / "cert.pem").check("127.0.0.1")
+    with pytest.raises(ConfigError, match=r"token file .*nonsuch cannot be read"):
+        ServerSecurity(token_file=keys / "nonsuch").interceptors()
+
+
+async def test_what_an_agent_cannot_start_with(tmp_path: Path) -> None:
+    async with running_agent(tmp_path) as agent:
+        taken = RunningAgent(tmp_path / "other")
+        taken.address = agent.address
+        same = RunningAgent(tmp_path)
+        nonsense = RunningAgent(tmp_path / "third")
+        nonsense.address = "here"
+        wrong = {taken: "the port is taken", same: "another agent uses", nonsense: "must be host:port"}
+        for bad, message in wrong.items():
+            bad.folder.mkdir(exist_ok=True)
+            done = subprocess.run(bad.command(), check=False, capture_output=True, text=True)  # noqa: ASYNC221
+            assert done.returncode == 2
+            assert message in done.stderr
+            assert "Traceback" not in done.stderr
+            if bad.shm.exists():
+                bad.shm.rmdir()
+            await bad.close()
+        assert (await agent.client.describe()).machine == "m1"

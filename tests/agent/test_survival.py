@@ -1,0 +1,233 @@
+"""Agent and fork server are killed; ranks are never lost, doubled or forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from agent.v1 import agent_pb2 as pb
+from everstep.errors import AgentError, AgentUnreachable
+from everstep.reports import ReportFile
+from tests.agent.agents import Job, RunningAgent, alive, running_agent, until
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+COUNTED = """
+import os, sys, time
+here = os.path.dirname(os.path.abspath(__file__))
+name = f"{here}/entered-{os.environ['EVERSTEP_JOB']}-{os.environ['RANK']}"
+with open(name, "a") as file:
+    file.write(f"{os.getpid()}\\n")
+while not os.path.exists(f"{name}.end"):
+    time.sleep(0.01)
+sys.exit(5)
+"""
+REPORTING = """
+import os, time
+from pathlib import Path
+from everstep.reports import ReportFile
+report = ReportFile.open(Path(os.environ["EVERSTEP_REPORT_FILE"]))
+report.attach()
+for step in range(100_000):
+    report.report(step, 1.0, 0.5, 1)
+    report.complete(step + 1)
+    time.sleep(0.001)
+"""
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def job(agent: RunningAgent) -> AsyncIterator[Job]:
+    found = Job(agent, COUNTED, ranks=3)
+    await found.prepare()
+    yield found
+    await found.release()
+
+
+def entries(job: Job) -> dict[int, list[int]]:
+    """Pids that entered the script, by rank."""
+    found = {}
+    for rank in range(job.ranks):
+        path = job.agent.folder / f"entered-{job.name}-{rank}"
+        found[rank] = [int(pid) for pid in path.read_text().split()] if path.exists() else []
+    return found
+
+
+def let_end(job: Job, rank: int) -> None:
+    (job.agent.folder / f"entered-{job.name}-{rank}.end").touch()
+
+
+async def first_pid(job: Job) -> None:
+    """The first rank of a launch exists; the others do not all."""
+
+    def written() -> bool:
+        paths = (job.agent.shm / job.name).glob("report-*-1")
+        return any(ReportFile.open(path).snapshot().pid for path in paths)
+
+    while not written():  # noqa: ASYNC110 - milliseconds matter, and nobody can tell us
+        await asyncio.sleep(0.001)
+
+
+async def test_a_new_agent_adopts_what_runs(agent: RunningAgent, job: Job) -> None:
+    launched = await job.launch()
+    await job.entered()
+    agent.kill()
+    await agent.start()
+    started = (await job.observe(1, "agent_started", after=(await last_sequence(agent)) - 1))[0]
+    assert started.agent_started.adopted_ranks == 3
+    assert (await agent.client.describe()).jobs[0].generation == 1
+    assert await job.launch() == launched, "the first reply is remembered"
+    assert all(alive(rank.pid) for rank in launched.ranks)
+    let_end(job, 1)
+    exited = (await job.exits(1))[0].rank_exited
+    assert (exited.rank, exited.exit.kind, exited.exit.value) == (1, pb.Exit.CODE, 5)
+    stopped = await job.stop()
+    assert [rank.stopped_by_us for rank in stopped.ranks] == [True, False, True]
+    assert not any(alive(rank.pid) for rank in launched.ranks)
+
+
+async def last_sequence(agent: RunningAgent) -> int:
+    """The newest number in the log."""
+    rows = map(json.loads, (agent.state / "observations.jsonl").read_text().splitlines())
+    return max(int(row.get("sequence", 0)) for row in rows)
+
+
+async def test_an_end_that_no_agent_saw_is_told_once(agent: RunningAgent, job: Job) -> None:
+    await job.launch()
+    await job.entered()
+    agent.kill()
+    let_end(job, 2)
+    await until(lambda: not alive(entries(job)[2][0]), "rank 2 ended")
+    for _ in range(2):
+        await agent.start()
+        seen = await job.exits(1)
+        agent.kill()
+    await agent.start()
+    assert [o.rank_exited.rank for o in seen] == [2]
+    let_end(job, 0)
+    assert [o.rank_exited.rank for o in await job.exits(2)] == [2, 0]
+
+
+async def test_an_agent_killed_in_the_middle_of_a_launch(agent: RunningAgent) -> None:
+    job = Job(agent, COUNTED, ranks=12)
+    await job.prepare()
+    launch = asyncio.create_task(job.launch())
+    await first_pid(job)
+    agent.kill()
+    with pytest.raises(AgentUnreachable):
+        await launch
+    await agent.start()
+    reply = await job.launch()  # as an activity's next attempt does
+    await job.entered()
+    await until(lambda: all(entries(job).values()), "all entered")
+    assert entries(job) == {rank.rank: [rank.pid] for rank in reply.ranks}, "each rank was started once"
+    assert len(reply.ranks) == 12
+    await job.release()
+    assert not any(alive(rank.pid) for rank in reply.ranks)
+
+
+async def test_a_fork_server_killed_in_the_middle_of_a_launch(agent: RunningAgent) -> None:
+    job = Job(agent, COUNTED, ranks=12)
+    server = (await job.prepare()).fork_server_pid
+    launch = asyncio.create_task(job.launch())
+    await first_pid(job)
+    os.kill(server, signal.SIGKILL)
+    reply = await launch
+    await job.entered()
+    await until(lambda: all(entries(job).values()), "all entered")
+    assert entries(job) == {rank.rank: [rank.pid] for rank in reply.ranks}, "each rank was started once"
+    stopped = await job.stop()
+    assert len(stopped.ranks) == 12
+    assert not any(alive(rank.pid) for rank in reply.ranks)
+    await job.release()
+
+
+async def test_ranks_outlive_their_fork_server(agent: RunningAgent, job: Job) -> None:
+    reply = await job.prepare()
+    launched = await job.launch()
+    await job.entered()
+    os.kill(reply.fork_server_pid, signal.SIGKILL)
+    died = (await job.observe(1, "fork_server_died"))[0].fork_server_died
+    assert (died.pid, died.exit.kind, died.exit.value) == (reply.fork_server_pid, pb.Exit.SIGNAL, signal.SIGKILL)
+    assert all(alive(rank.pid) for rank in launched.ranks)
+    let_end(job, 0)
+    exited = (await job.exits(1))[0].rank_exited
+    assert (exited.rank, exited.exit.value) == (0, 5), "the agent is the parent now and knows the code"
+    evidence = await job.stop()
+    assert [rank.exit.kind for rank in evidence.ranks] == [pb.Exit.CODE, pb.Exit.SIGNAL, pb.Exit.SIGNAL]
+    assert not any(alive(rank.pid) for rank in launched.ranks)
+    assert len((await job.launch(2)).ranks) == 3
+    assert (await agent.client.describe()).jobs[0].fork_server_pid not in (0, reply.fork_server_pid)
+
+
+async def test_both_killed_at_once(agent: RunningAgent, job: Job) -> None:
+    server = (await agent.client.describe()).jobs[0].fork_server_pid
+    launched = await job.launch()
+    await job.entered()
+    agent.kill()
+    os.kill(server, signal.SIGKILL)
+    let_end(job, 1)
+    await until(lambda: not alive(entries(job)[1][0]), "rank 1 ended")
+    await agent.start()
+    exited = (await job.exits(1))[0].rank_exited
+    assert (exited.rank, exited.exit.kind) == (1, pb.Exit.UNKNOWN), "nobody was there to see how it ended"
+    with pytest.raises(AgentError, match="still lives"):
+        await job.launch(2)
+    await job.stop()
+    await until(lambda: not any(alive(rank.pid) for rank in launched.ranks), "all ranks are gone")
+    assert len((await job.launch(2, "again")).ranks) == 3
+
+
+async def test_step_records_survive_without_a_gap_or_a_double(agent: RunningAgent) -> None:
+    job = Job(agent, REPORTING, ranks=1)
+    await job.prepare()
+    await job.launch()
+    await job.progress(lambda p: p.ranks[0].completed_steps > 100)
+    agent.kill()
+    path = agent.state / "jobs" / job.name / "steps-0.bin"
+    with path.open("ab") as file:
+        file.write(b"torn")
+    await agent.start()
+    done = (await job.progress(lambda p: p.ranks[0].completed_steps > 400)).ranks[0].completed_steps
+    await job.stop()
+    replies = [r async for r in agent.client.steps(pb.StepsRequest(job=job.name, rank=0))]
+    steps = [s.step for r in replies for s in r.records]
+    assert steps == list(range(len(steps)))
+    assert len(steps) >= done
+    await job.release()
+
+
+async def test_sigterm_ends_the_agent_only(agent: RunningAgent, job: Job) -> None:
+    launched = await job.launch()
+    await job.entered()
+    agent.kill(signal.SIGTERM)
+    assert all(alive(rank.pid) for rank in launched.ranks)
+    await agent.start()
+    assert all(rank.alive for rank in (await agent.client.describe()).jobs[0].ranks)
+
+
+async def test_shared_memory_of_forgotten_jobs_is_swept(agent: RunningAgent) -> None:
+    agent.kill()
+    (agent.shm / "stale").mkdir()
+    (agent.shm / "stale" / "checkpoint-0").write_bytes(bytes(4096))
+    await agent.start()
+    assert not list(agent.shm.iterdir())
+
+
+async def test_a_fork_server_that_nobody_can_find_ends(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("lost")
+    async with running_agent(folder) as agent:
+        job = Job(agent, COUNTED, ranks=1)
+        server = (await job.prepare()).fork_server_pid
+        rank = (await job.launch()).ranks[0].pid
+        agent.kill()
+        for path in (agent.state / "fork-servers").glob("*.sock"):
+            path.unlink()
+        await until(lambda: not alive(server) and not alive(rank), "the server and its rank end")
+        for path in sorted(agent.shm.rglob("*"), reverse=True):
+            path.rmdir() if path.is_dir() else path.unlink()
