@@ -86,8 +86,8 @@ def up(
     with _lock(home):
         choice = _temporal(home, progress)
         cluster = _describe(name, choice, machines=machines, standbys=standbys, workers=workers, base=base_address)
-        for path in stopping.remove_stale(SHM_ROOT, name):
-            progress(f"removed {path}, left behind by a cluster that died")
+        for path in stopping.remove_stale(SHM_ROOT):
+            progress(f"removed {path}, left behind by a cluster that is gone")
         plan = _plan(cluster, choice, commands)
         _check_ports(cluster, choice)
         plan.save(home)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 from collections.abc import Callable
@@ -52,24 +53,47 @@ def kill_all(cluster_id: str, spared: set[int]) -> None:
         procfs.wait_gone(found, 1.0)
 
 
+HOME_FILE = ".home"
+"""In a cluster's shared memory: names the folder that it belongs to."""
+
+
+def make_shared_memory(shm: Path, home: Path) -> None:
+    """Make the shared memory of a cluster, for its user only, below a folder for all users."""
+    if not shm.parent.exists():
+        shm.parent.mkdir(parents=True, exist_ok=True)
+        shm.parent.chmod(0o1777)
+    shm.mkdir(mode=0o700, exist_ok=True)
+    (shm / HOME_FILE).write_text(str(home))
+
+
 def remove_shared_memory(shm: Path) -> None:
     """Give back the shared memory of a cluster."""
     shutil.rmtree(shm, ignore_errors=True)
 
 
-def remove_stale(root: Path, name: str) -> list[Path]:
-    """Remove shared memory of clusters of this name of which no process lives.
+def remove_stale(root: Path) -> list[Path]:
+    """Remove shared memory of which neither a process lives nor the cluster's folder is there.
+
+    A dead cluster whose folder is there keeps its memory: the checkpoints in
+    it are what its jobs go on from at the next ``everstep up``.
 
     Args:
-        root: folder of all clusters' shared memory.
-        name: of the cluster; its ids are ``<name>-<8 hexadecimal digits>``.
+        root: folder of all clusters' shared memory; other users' is left alone.
 
     Returns:
         The folders that were removed.
     """
-    living = procfs.cluster_ids()
-    pattern = f"{name}-" + "[0-9a-f]" * 8
-    stale = [path for path in root.glob(pattern) if path.is_dir() and path.name not in living]
+    candidates = [path for path in root.glob("*-" + "[0-9a-f]" * 8) if path.is_dir()]
+    stale = [path for path in candidates if path.stat().st_uid == os.getuid() and not _has_home(path)]
+    living = procfs.cluster_ids() if stale else {}
+    stale = [path for path in stale if path.name not in living]
     for path in stale:
         remove_shared_memory(path)
     return stale
+
+
+def _has_home(shm: Path) -> bool:
+    try:
+        return Path((shm / HOME_FILE).read_text()).exists()
+    except OSError:
+        return False

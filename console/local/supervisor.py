@@ -23,7 +23,7 @@ from pathlib import Path
 
 from console.local import procfs
 from console.local.plan import Plan, ProcessPlan, Running, State
-from console.local.stopping import remove_shared_memory, stop_all
+from console.local.stopping import make_shared_memory, remove_shared_memory, stop_all
 from everstep import environment
 
 QUICK_DEATH_S = 2.0
@@ -59,7 +59,7 @@ class Supervisor:
         self.state.supervisor_pid, self.state.supervisor_start = me
         self.state.phase = "running"
         self._listen_to_signals()
-        Path(self.plan.shm).mkdir(parents=True, exist_ok=True)
+        make_shared_memory(Path(self.plan.shm), self.home)
         self._adopt()
         self._start_missing()
 

@@ -13,7 +13,7 @@ import pytest
 
 from console.cluster_file import ClusterFile
 from console.local import cluster as local
-from console.local import procfs
+from console.local import procfs, stopping
 from console.local.readiness import holds
 from everstep.errors import ClusterError
 
@@ -111,19 +111,21 @@ def test_a_process_that_dies_is_named_with_its_logs_last_line(home: Path, comman
         local.up(NAME, machines=1, standbys=0, workers=1, commands=broken)
 
 
-def test_shared_memory_of_dead_clusters_of_the_same_name_is_removed(home: Path, commands: local.Commands) -> None:
-    dead, other = local.SHM_ROOT / f"{NAME}-0123abcd", local.SHM_ROOT / f"{NAME}x-0123abcd"
-    for path in (dead, other):
-        (path / "m0").mkdir(parents=True, exist_ok=True)
-    try:
-        said: list[str] = []
-        local.up(NAME, machines=1, standbys=0, workers=1, progress=said.append, commands=commands)
-        assert not dead.exists()
-        assert other.exists()
-        assert any(str(dead) in line for line in said)
-    finally:
-        (other / "m0").rmdir()
-        other.rmdir()
+def test_shared_memory_is_removed_when_its_cluster_is_gone_and_kept_when_it_may_come_back(
+    home: Path, commands: local.Commands
+) -> None:
+    cluster = local.up(NAME, machines=1, standbys=0, workers=1, commands=commands)
+    checkpoint = cluster.shm / "m0" / "job" / "checkpoint-0"
+    checkpoint.parent.mkdir(parents=True, exist_ok=True)
+    checkpoint.write_bytes(b"state")
+    stopping.kill_all(cluster.id, set())  # as when the whole session of the user was killed
+    gone = local.SHM_ROOT / f"{NAME}-0123abcd"
+    stopping.make_shared_memory(gone, home / "no such folder")
+    said: list[str] = []
+    local.up(NAME, machines=1, standbys=0, workers=1, progress=said.append, commands=commands)
+    assert checkpoint.read_bytes() == b"state"
+    assert not gone.exists()
+    assert any(str(gone) in line for line in said)
 
 
 def test_a_configured_server_that_does_not_answer_is_named_at_once(
