@@ -178,6 +178,16 @@ def test_ettr_counts_launches_incidents_and_what_was_noted(ledger: Ledger) -> No
     assert ledger.ettr("nobody", now_ns=1) is None
 
 
+def test_a_job_is_not_productive_before_its_first_step(ledger: Ledger) -> None:
+    ledger.job_started(spec(), started_ns=1000 * S)
+    starting = ledger.ettr("gpt", now_ns=1005 * S)
+    assert starting is not None and starting.ratio == 0
+    ledger.generation_launched("gpt", 1, resume_step=0, launched_ns=1008 * S)
+    ledger.generation_stepped("gpt", 1, stepped_ns=1010 * S)
+    stepping = ledger.ettr("gpt", now_ns=1020 * S)
+    assert stepping is not None and stepping.ratio == pytest.approx(0.5)
+
+
 def test_many_machine_events_in_one_go(ledger: Ledger) -> None:
     events = [
         MachineEventRecord(observation=f"m{i}-1", machine=f"m{i}", job="gpt", time_ns=i, kind="exit", text="")
