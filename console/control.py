@@ -110,6 +110,11 @@ class Control:
         return f"{base}/namespaces/{self.client.namespace}/workflows/{quote(workflow_id, safe='')}" if base else ""
 
     @property
+    def option(self) -> str:
+        """The option that names our cluster in a command that we suggest."""
+        return option_of(self.cluster.name) if self.cluster else ""
+
+    @property
     def machines(self) -> list[Machine]:
         """The machines that jobs may have: all but the standbys. Empty without a local cluster."""
         if self.cluster is None:
@@ -155,7 +160,7 @@ class Control:
                 )
             except WorkflowAlreadyStartedError:
                 raise ConfigError(
-                    f"job {spec.name} is running already: follow it with 'everstep attach {spec.name}', "
+                    f"job {spec.name} is running already: follow it with 'everstep attach {spec.name}{self.option}', "
                     f"or choose another --name"
                 ) from None
 
@@ -228,7 +233,7 @@ class Control:
     async def _running(self, job: str) -> None:
         run = await self.run_of(job)
         if not run.running:
-            raise ConfigError(f"job {job} does not run: it ended as {run.status}, see 'everstep status {job}'")
+            raise ConfigError(f"job {job} does not run any more: see 'everstep status {job}{self.option}'")
 
     # Its incidents.
 
@@ -243,11 +248,11 @@ class Control:
         state = await self.state(job)
         wanted = [one for one in state.incidents if number in (None, one.number)]
         if number is not None and not wanted:
-            raise ConfigError(f"job {job} has no incident {number}: see 'everstep incidents {job}'")
+            raise ConfigError(f"job {job} has no incident {number}: see 'everstep incidents {job}{self.option}'")
         still_open = [one for one in wanted if not one.resolution]
         if not still_open:
             what = f"incident {wanted[-1].id} is closed" if number is not None else f"job {job} has no open incident"
-            raise ConfigError(f"{what}; the job is {state.status}: see 'everstep status {job}'")
+            raise ConfigError(f"{what}; the job is {state.status}: see 'everstep status {job}{self.option}'")
         return still_open[-1]
 
     async def stage(self, incident_id: str) -> Stage:

@@ -30,6 +30,8 @@ Reference = Annotated[
 
 TAIL_OF_ALL = 10
 """Lines of each rank when all are shown (ours)."""
+PIPE_WIDTH = 160
+"""Columns of a table that does not go to a terminal (ours)."""
 PATIENCE_S = 30.0
 """How long stop, resume and abandon wait for their effect, beside what the job's policy allows (ours)."""
 POLL_S = 0.2
@@ -156,7 +158,7 @@ async def _status(job: str, cluster: str, *, as_json: bool) -> int:
     from console.follow.status import job_lines, job_report
     from console.follow.status_text import jobs_table
 
-    console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
     async with await Control.connect(cluster) as control:
         if job:
             report = await job_report(control, job)
@@ -256,16 +258,19 @@ async def _stop(job: str, note: str, cluster: str, *, wait: bool) -> int:
     async with await Control.connect(cluster) as control:
         await control.stop(job, note)
         if not wait:
-            print(f"{job} was asked to stop: everstep status {job}")
+            print(f"{job} was asked to stop: everstep status {job}{control.option}")
             return 0
         state = await control.state(job)
         deadline = asyncio.get_running_loop().time() + PATIENCE_S + state.spec.policy.stop_grace_s
         while asyncio.get_running_loop().time() < deadline:
             if not (await control.run_of(job)).running:
-                print(f"{job} is stopped; its logs stay: everstep logs {job}")
+                print(f"{job} is stopped; its logs stay: everstep logs {job}{control.option}")
                 return 0
             await asyncio.sleep(POLL_S)
-    print(f"error: {job} was asked to stop and has not ended yet: see 'everstep status {job}'", file=sys.stderr)
+    print(
+        f"error: {job} was asked to stop and has not ended yet: see 'everstep status {job}{control.option}'",
+        file=sys.stderr,
+    )
     return 1
 
 
@@ -280,17 +285,20 @@ async def _answer(answer: str, reference: str, note: str, cluster: str) -> int:
             if stage.name != "parked":
                 raise ConfigError(
                     f"incident {incident.id} is not parked, it is at stage {stage.name}: "
-                    f"it goes on by itself, see 'everstep status {job}'"
+                    f"it goes on by itself, see 'everstep status {job}{control.option}'"
                 )
         await control.tell(incident.id, answer, note)
         deadline = asyncio.get_running_loop().time() + PATIENCE_S
         while asyncio.get_running_loop().time() < deadline:
             if await _heeded(control, job, incident.id, answer):
                 word = "tries again" if answer == "resume" else "is given up"
-                print(f"{job} {word}: everstep {'attach' if answer == 'resume' else 'status'} {job}")
+                print(f"{job} {word}: everstep {'attach' if answer == 'resume' else 'status'} {job}{control.option}")
                 return 0
             await asyncio.sleep(POLL_S)
-    print(f"error: {incident.id} did not take the {answer} yet: see 'everstep status {job}'", file=sys.stderr)
+    print(
+        f"error: {incident.id} did not take the {answer} yet: see 'everstep status {job}{control.option}'",
+        file=sys.stderr,
+    )
     return 1
 
 

@@ -22,7 +22,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON object per line."
 
 def run(  # noqa: PLR0917 - options of a command
     what: Annotated[
-        list[str] | None, typer.Argument(metavar="[JOB.toml] [-- SCRIPT ARGS…]", show_default=False)
+        list[str] | None,
+        typer.Argument(metavar="JOB.toml -- SCRIPT ARGS", help="A job file, a script, or both.", show_default=False),
     ] = None,
     name: Annotated[str | None, typer.Option(help="Name of the job; default: the job file's.")] = None,
     machines: Annotated[int | None, typer.Option(help="Number of machines.", rich_help_panel="Sizes")] = None,
@@ -113,6 +114,8 @@ def split_arguments(words: list[str]) -> tuple[Path | None, list[str]]:
 
 async def _run(spec: JobSpec, cluster: str, *, no_up: bool, detach: bool, as_json: bool) -> int:
     from console.follow.display import display_for
+    from console.follow.follower import Follower, detached
+    from everstep.job_state import JobState
 
     display = display_for(as_json=as_json)
     async with await _connect(cluster, spec.machines, display, no_up=no_up) as control:
@@ -120,10 +123,8 @@ async def _run(spec: JobSpec, cluster: str, *, no_up: bool, detach: bool, as_jso
         await control.start_job(spec, chosen)
         _show_start(control, spec, [machine.name for machine in chosen], display)
         if detach:
+            display.ended(detached(spec.name, control.option, 0))
             return 0
-        from console.follow.follower import Follower
-        from everstep.job_state import JobState
-
         ending = await Follower(control, JobState(spec=spec, machines=chosen), display, attached=False).follow()
         display.ended(ending)
         return ending.exit_code
@@ -138,7 +139,7 @@ async def _attach(job: str, cluster: str, *, as_json: bool) -> int:
     async with await Control.connect(cluster) as control:
         found = await control.run_of(job)
         if not found.running:
-            raise ConfigError(f"job {job} does not run any more ({found.status}): see 'everstep status {job}'")
+            raise ConfigError(f"job {job} does not run any more: see 'everstep status {job}{control.option}'")
         state = await control.state(job)
         _show_start(control, state.spec, [machine.name for machine in state.machines], display)
         ending = await Follower(control, state, display, attached=True).follow()
@@ -153,7 +154,7 @@ async def _connect(cluster: str, machines: int, display: Display, *, no_up: bool
 
     try:
         return await Control.connect(cluster)
-    except ClusterError as error:
+    except ClusterError:
         if no_up:
             raise
         display.note(f"no cluster {cluster} answers: starting one with {machines} machines (--no-up refuses instead)")
@@ -163,7 +164,6 @@ async def _connect(cluster: str, machines: int, display: Display, *, no_up: bool
 
         await asyncio.to_thread(local.up, cluster, machines=machines, progress=say)
         display.note(f"cluster {cluster} is up; 'everstep down{option_of(cluster)}' ends it")
-        _ = error
     return await Control.connect(cluster)
 
 
@@ -174,18 +174,15 @@ async def choose_machines(control: Control, spec: JobSpec) -> list[Any]:
         ConfigError: there are fewer than it asks for.
         ClusterError: this connection knows no machines.
     """
-    from console.control import option_of
-
     if control.cluster is None:
         raise ClusterError(
             "no local cluster is up, and nothing says which machines a job may have: start one with 'everstep up'"
         )
     offered = control.machines
     if len(offered) < spec.machines:
-        option = option_of(control.cluster.name)
         raise ConfigError(
             f"job {spec.name} asks for {spec.machines} machines and cluster {control.cluster.name} has {len(offered)} "
-            f"(standbys apart): grow it with 'everstep up --machines {spec.machines}{option}', or ask for fewer"
+            f"(standbys apart): grow it with 'everstep up --machines {spec.machines}{control.option}', or ask for fewer"
         )
     used: dict[str, int] = {}
     for other in await control.jobs():

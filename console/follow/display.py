@@ -45,8 +45,10 @@ class Tick:
     @property
     def line(self) -> str:
         """Everything in one line."""
+        if self.step is None:
+            return f"{self.status}  {self.ranks_alive} of {self.ranks} ranks  generation {self.generation}"
         parts = [
-            f"step {text.DASH if self.step is None else self.step}",
+            f"step {self.step}",
             f"loss {text.loss(self.loss)}",
             text.per_second(self.steps_per_s, "step"),
             *([text.per_second(self.tokens_per_s, "token")] if self.tokens_per_s else []),

@@ -16,14 +16,14 @@ from temporalio.client import WorkflowFailureError
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.ledger import Ledger
-from agent.v1 import agent_pb2 as pb
-from console.control import Control, option_of
+from console.control import Control
 from console.follow import text
 from console.follow.display import Display, Ending, Tick
 from console.follow.events import IncidentEvent, IncidentTeller, parts_line
+from console.follow.last_step import last_step
 from console.follow.parked import parked_lines
 from console.follow.progress import JobProgress, ProgressFeed, Rate
-from everstep.errors import AgentError, EverstepError
+from everstep.errors import EverstepError
 from everstep.incident import IncidentReport
 from everstep.job_state import JobState
 from workflows.messages import JobResult
@@ -57,6 +57,8 @@ class Follower:
         if attached:
             self._teller.skip_closed(state)
         self._steps = Rate()
+        self._tokens = Rate()
+        self._generation = 0
         self._step: int | None = None
         self._loss: float | None = None
         self._ettr: float | None = None
@@ -139,19 +141,21 @@ class Follower:
     # What is shown.
 
     def _tick(self, progress: JobProgress) -> Tick:
+        if progress.generation != self._generation:  # a restart is no speed
+            self._generation, self._steps, self._tokens = progress.generation, Rate(), Rate()
         if progress.step is not None:
             self._steps.add(progress.step, progress.time_ns)
             self._step = progress.step
         self._loss = progress.loss if progress.loss is not None else self._loss
-        speed = self._steps.per_second
+        self._tokens.add(progress.tokens(self._topology), progress.time_ns)
         return Tick(
             job=self._job,
             status=self._state.status,
             generation=max(progress.generation, self._state.generation),
             step=self._step,
             loss=self._loss,
-            steps_per_s=speed,
-            tokens_per_s=None if speed is None else speed * progress.tokens(self._topology) or None,
+            steps_per_s=self._steps.per_second,
+            tokens_per_s=self._tokens.per_second,
             ettr=self._ettr,
             ranks_alive=progress.alive,
             ranks=self._topology.world_size,
@@ -185,7 +189,8 @@ class Follower:
         took = (time.time_ns() - self._state.started_ns) / 1e9 if self._state.started_ns else None
         facts = (
             f"{text.DASH if self._step is None else self._step} steps, loss {text.loss(self._loss)}, "
-            f"ETTR {text.ratio(self._ettr)}, {text.duration(took)}, {result.generations} generations"
+            f"ETTR {text.ratio(self._ettr)}, {text.duration(took)}, "
+            f"{result.generations} generation{'' if result.generations == 1 else 's'}"
         )
         return Ending(
             outcome=result.outcome,
@@ -197,22 +202,9 @@ class Follower:
     async def _last_step(self) -> None:
         """The last steps may have been made since the last look."""
         start = max((self._step or 0) - LAST_STEPS, 0)
-
-        async def one(address: str) -> list[pb.StepRecord]:
-            request = pb.StepsRequest(job=self._job, rank=-1, from_step=start)
-            agent = self._control.agents.get(address)
-            with suppress(AgentError, TimeoutError):
-                async with asyncio.timeout(CALM_S):
-                    return [record async for reply in agent.steps(request) for record in reply.records]
-            return []
-
-        found = await asyncio.gather(*(one(machine.address) for machine in self._state.machines))
-        records = [record for machine in found for record in machine]
-        if records:
-            last = max(record.step for record in records)
-            self._step = max(self._step or 0, last + 1)
-            losses = [one.loss for one in records if one.step == last and one.loss == one.loss]
-            self._loss = losses[0] if losses else self._loss
+        step, loss = await last_step(self._control.agents, self._job, self._state.machines, from_step=start)
+        if step is not None and step >= (self._step or 0):
+            self._step, self._loss = step, loss if loss is not None else self._loss
 
     async def _parked(self) -> Ending:
         parked = next((one for one in reversed(self._state.incidents) if not one.resolution), None)
@@ -224,17 +216,7 @@ class Follower:
         )
 
     def _detached(self) -> Ending:
-        return Ending(
-            outcome="detached",
-            headline=f"detached; {self._job} is still running",
-            details=(
-                f"everstep attach {self._job}{self._option}     follow it again",
-                f"everstep status {self._job}{self._option}",
-                f"everstep logs {self._job} -f{self._option}",
-                f"everstep stop {self._job}{self._option}",
-            ),
-            exit_code=EXIT_DETACHED,
-        )
+        return detached(self._job, self._option, EXIT_DETACHED)
 
     def _places(self) -> list[str]:
         link = self._control.link(f"job/{self._job}")
@@ -245,7 +227,22 @@ class Follower:
 
     @property
     def _option(self) -> str:
-        return option_of(self._control.cluster.name) if self._control.cluster else ""
+        return self._control.option
+
+
+def detached(job: str, option: str, exit_code: int) -> Ending:
+    """The ending that leaves the job alone, and how to come back."""
+    return Ending(
+        outcome="detached",
+        headline=f"detached; {job} is still running",
+        details=(
+            f"everstep attach {job}{option}     follow it again",
+            f"everstep status {job}{option}",
+            f"everstep logs {job} -f{option}",
+            f"everstep stop {job}{option}",
+        ),
+        exit_code=exit_code,
+    )
 
 
 @contextlib.contextmanager

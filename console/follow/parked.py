@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from activities.ledger import IncidentRecord, Ledger
-from console.control import Control, option_of
+from console.control import Control
 from console.follow import text
 from everstep.decisions.first_failure import first_failure, signal_name
 from everstep.errors import EverstepError
@@ -25,29 +25,29 @@ async def parked_lines(control: Control, job: str, incident: IncidentSummary) ->
     with suppress(EverstepError):
         why = (await control.stage(incident.id)).found
     evidence = await _evidence(control, incident.id)
-    cluster = control.cluster.name if control.cluster else "default"
+    option = control.option
     link = control.link(incident.id)
     return [
         f"why       {why}",
-        *evidence_lines(job, evidence, cluster),
-        f"go on     everstep resume {job}{option_of(cluster)}    tries again with a fresh budget",
-        f"give up   everstep abandon {job}{option_of(cluster)}",
+        *evidence_lines(job, evidence, option),
+        f"go on     everstep resume {job}{option}    tries again with a fresh budget",
+        f"give up   everstep abandon {job}{option}",
         *([f"incident  {link}"] if link else [f"incident  {incident.id}"]),
     ]
 
 
-def evidence_lines(job: str, evidence: Evidence | None, cluster: str = "default") -> list[str]:
+def evidence_lines(job: str, evidence: Evidence | None, option: str = "") -> list[str]:
     """The rank that failed first, how, and where its log is."""
     if evidence is None:
-        return [f"logs      everstep logs {job}{option_of(cluster)}"]
+        return [f"logs      everstep logs {job}{option}"]
     lines = [f"no answer {', '.join(evidence.unreachable)}"] if evidence.unreachable else []
     first = first_failure(evidence.exits)
     if first is None:
-        return [*lines, f"logs      everstep logs {job}{option_of(cluster)}"]
+        return [*lines, f"logs      everstep logs {job}{option}"]
     lines.append(f"first     {exit_line(first)}")
     tail = [line for line in first.log_tail.splitlines() if line.strip()][-LOG_LINES:]
     lines += [f"          | {line}" for line in tail]
-    return [*lines, f"logs      everstep logs {job} --rank {first.rank}{option_of(cluster)}"]
+    return [*lines, f"logs      everstep logs {job} --rank {first.rank}{option}"]
 
 
 def exit_line(end: RankExit) -> str:

@@ -41,7 +41,13 @@ class RankView:
     loss: float
     """Of the newest report; NaN when none."""
     tokens: int
-    """That it trained on in the step of its newest report."""
+    """Sum over the reports of its process."""
+
+    @property
+    def steps(self) -> int:
+        """Steps that it has completed, as far as it says; -1: not known (yet)."""
+        # A script that has not joined (yet) is seen by its optimizer only; none so far may mean that it restores.
+        return self.completed_steps if self.attached else self.optimizer_steps or -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +68,7 @@ class JobProgress:
     @property
     def step(self) -> int | None:
         """Steps that every rank seen has completed; None while no step is known."""
-        done = [view.completed_steps if view.attached else view.optimizer_steps for view in self.ranks.values()]
-        steps = min(done, default=-1)
+        steps = min((view.steps for view in self.ranks.values()), default=-1)
         return steps if steps >= 0 else None
 
     @property
@@ -78,7 +83,7 @@ class JobProgress:
         return sum(view.alive for view in self.ranks.values())
 
     def tokens(self, topology: Topology) -> int:
-        """Tokens of the whole job in its newest step: ranks of one model replica train on the same ones."""
+        """Tokens of the whole job in this generation: ranks of one model replica train on the same ones."""
         replicas: dict[int, int] = {}
         for view in self.ranks.values():
             if view.rank < topology.world_size:

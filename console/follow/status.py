@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from activities.ledger import Ledger
 from agent.v1 import agent_pb2 as pb
 from console.control import Control, JobRun
+from console.follow.last_step import last_step
 from console.follow.progress import JobProgress, RankView, merge, views_of
 from everstep.errors import AgentError, ClusterError, EverstepError
 from everstep.job_state import IncidentSummary, JobState
@@ -131,6 +132,9 @@ async def job_report(control: Control, job: str) -> JobReport:
     state = await control.state(job)
     described = await describe_all(control, state.machines)
     progress = _progress(job, described)
+    step, loss = progress.step, progress.loss
+    if step is None and not run.running:
+        step, loss = await last_step(control.agents, job, state.machines)
     topology = state.spec.topology()
     still_open = [one for one in state.incidents if not one.resolution] if run.running else []
     ended = run.status not in ("running", "completed")
@@ -147,8 +151,8 @@ async def job_report(control: Control, job: str) -> JobReport:
         pp=topology.pp,
         dp=topology.dp,
         generation=state.generation,
-        step=progress.step,
-        loss=progress.loss,
+        step=step,
+        loss=loss,
         ettr=await _ettr(control, job, None),
         ettr_last_hour=await _ettr(control, job, 3600.0) if run.running else None,
         machines=[_machine(job, machine, described[machine.name]) for machine in state.machines],

@@ -27,7 +27,7 @@ def jobs_table(lines: Sequence[JobLine]) -> Table:
         table.add_row(
             one.name,
             Text(one.status, style=STYLE.get(one.status, "red")),
-            text.moment(one.started),
+            one.started.astimezone().strftime("%m-%d %H:%M"),
             text.duration(_ran(one.started, one.ended)),
             _number(one.step),
             text.loss(one.loss),
