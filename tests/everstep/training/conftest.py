@@ -1,0 +1,64 @@
+"""A rank's files and environment, as the agent makes them."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from everstep import environment
+from everstep.reports import ReportFile
+
+StartRank = Callable[..., ReportFile]
+
+
+@pytest.fixture
+def shm() -> Iterator[Path]:
+    """A folder in shared memory."""
+    path = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="everstep-test-"))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def start_rank(shm: Path, monkeypatch: pytest.MonkeyPatch) -> StartRank:
+    """Set the environment of one generation of a job of one rank; returns the agent's side of its report file."""
+
+    def start(
+        generation: int = 1, *, resume: int = 0, topology: str = "1,1,1,1,pp-dp-tp", slots: int = 2
+    ) -> ReportFile:
+        reports = ReportFile.create(shm / f"report-0-{generation}", rank=0, generation=generation)
+        for name, value in {
+            environment.REPORT_FILE: reports.path,
+            environment.CHECKPOINT_FILE: shm / "checkpoint-0",
+            environment.CHECKPOINT_SLOTS: slots,
+            environment.GENERATION: generation,
+            environment.RESUME_STEP: resume,
+            environment.TOPOLOGY: topology,
+            "RANK": 0,
+            "LOCAL_RANK": 0,
+            "WORLD_SIZE": 1,
+        }.items():
+            monkeypatch.setenv(name, str(value))
+        return reports
+
+    return start
+
+
+@pytest.fixture
+def outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment of a script that everstep does not run."""
+    for name in (
+        environment.REPORT_FILE,
+        environment.CHECKPOINT_FILE,
+        environment.TOPOLOGY,
+        environment.RESUME_STEP,
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+    ):
+        monkeypatch.delenv(name, raising=False)

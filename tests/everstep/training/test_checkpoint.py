@@ -1,0 +1,263 @@
+"""States to slots and back, bit for bit."""
+
+from __future__ import annotations
+
+import collections
+import pickle
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+import everstep
+from everstep.errors import CheckpointError, CorruptCheckpoint
+from everstep.reports import ReportFile
+from everstep.slots import SlotFile, held
+from everstep.training.checkpoint import Checkpoint
+from everstep.training.codec import decode, encode
+
+StartRank = Callable[..., ReportFile]
+
+
+class Holder:
+    """Any tree as a state."""
+
+    def __init__(self, tree: Any) -> None:
+        self.tree = tree
+
+    def state_dict(self) -> Any:
+        return self.tree
+
+    def load_state_dict(self, tree: Any) -> None:
+        self.tree = tree
+
+
+class Sampler:
+    """Shuffled indices with a position."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.position = size, 0
+
+    def next(self, count: int) -> torch.Tensor:
+        order = torch.randperm(self.size, generator=torch.Generator().manual_seed(self.position // self.size))
+        taken = order[self.position % self.size :][:count]
+        self.position += count
+        return taken
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.position = state["position"]
+
+
+def seed_everything(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    numpy.random.seed(seed)
+
+
+def train(total: int, *, seed: int, stop_after: int = -1) -> tuple[dict[int, str], list[bytes]]:
+    """Losses of a loop with every kind of randomness, and the final weights."""
+    run = everstep.join()
+    seed_everything(seed)
+    model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Linear(16, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=100)
+    sampler = Sampler(64)
+    data = torch.randn(64, 8, generator=torch.Generator().manual_seed(1))
+    state = run.checkpoint(model=model, optimizer=optimizer, schedule=schedule, data=sampler)
+    losses = {}
+    for step in run.steps(total, state):
+        rows = data[sampler.next(8)] + random.random() + float(numpy.random.rand())
+        loss = model(rows).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        losses[step] = loss.item().hex()
+        if step == stop_after:
+            break
+    return losses, [tensor.numpy().tobytes() for tensor in model.state_dict().values()]
+
+
+def test_a_resumed_training_is_equal_bit_for_bit(start_rank: StartRank, shm: Path) -> None:
+    start_rank(1)
+    undisturbed = train(20, seed=7)
+    (shm / "checkpoint-0").unlink()
+    start_rank(2)
+    first, _ = train(20, seed=7, stop_after=12)  # the body of step 12 ran, its state was not saved
+    assert max(slot.completed_steps for slot in held(shm / "checkpoint-0")) == 12
+    start_rank(3, resume=12)
+    rest, weights = train(20, seed=99)  # everything that the seed gives is overwritten by the restore
+    assert {**first, **rest} == undisturbed[0]
+    assert weights == undisturbed[1]
+    assert min(rest) == 12
+
+
+def test_the_optimizer_never_writes_into_the_slot_that_it_was_loaded_from(start_rank: StartRank, shm: Path) -> None:
+    start_rank(1)
+    train(6, seed=7)
+    start_rank(2, resume=5)
+    run = everstep.join()
+    model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Linear(16, 1))
+    optimizer = torch.optim.AdamW(model.parameters())
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=100)
+    steps = run.steps(6, run.checkpoint(model=model, optimizer=optimizer, schedule=schedule, data=Sampler(64)))
+    assert next(steps) == 5
+    for _ in range(3):
+        model(torch.randn(4, 8)).sum().backward()
+        optimizer.step()
+    assert [slot.completed_steps for slot in held(shm / "checkpoint-0") if slot.valid] == [5]
+
+
+def tree() -> dict[Any, Any]:
+    return {
+        "numbers": [1, -(2**70), 2.5, float("inf"), True, None, 3j],
+        "text": "ein Wort",
+        5: (b"bytes", ("nested", [])),
+        "tensors": {
+            str(dtype): torch.arange(6).reshape(2, 3).to(dtype)
+            for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool)
+        },
+        "transposed": torch.arange(6.0).reshape(2, 3).T,
+        "sliced": torch.arange(10.0)[::3],
+        "scalar": torch.tensor(1.5),
+        "empty": torch.empty(0, 4),
+        "complex": torch.tensor([1 + 2j, 3 - 4j]).conj(),
+        "array": numpy.arange(6, dtype=numpy.uint32).reshape(3, 2),
+        "scalar array": numpy.array(2.5),
+        "numpy number": numpy.float32(0.1),
+        "ordered": collections.OrderedDict(b=1, a=2),
+        "counter": collections.Counter("aab"),
+        "set": {1, 2},
+        "dtype": torch.bfloat16,
+        "device": torch.device("cpu"),
+        "size": torch.Size((2, 3)),
+        "parameter": nn.Parameter(torch.ones(3)),
+    }
+
+
+def same(left: Any, right: Any) -> bool:
+    if isinstance(left, torch.Tensor):
+        return left.dtype == right.dtype and left.shape == right.shape and bool((left == right).all())
+    if isinstance(left, numpy.ndarray):
+        return left.dtype == right.dtype and left.shape == right.shape and bool((left == right).all())
+    if isinstance(left, dict):
+        return list(left) == list(right) and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, list | tuple):
+        return len(left) == len(right) and all(same(a, b) for a, b in zip(left, right, strict=True))
+    return bool(left == right)
+
+
+def test_every_kind_of_value_comes_back(shm: Path) -> None:
+    checkpoint = Checkpoint({"a": Holder(tree()), "b": Holder([1])}, SlotFile(shm / "c"))
+    checkpoint.save(3)
+    fresh = Holder(None)
+    Checkpoint({"a": fresh, "b": Holder(None)}, SlotFile(shm / "c")).restore(3)
+    expected = tree()
+    assert same(fresh.tree, expected)
+    kinds = {key: type(value) for key, value in expected.items()} | {"numpy number": float, "parameter": torch.Tensor}
+    assert {key: type(value) for key, value in fresh.tree.items()} == kinds
+
+
+def test_a_state_that_grows_or_changes_is_saved_all_the_same(shm: Path) -> None:
+    holder = Holder({})
+    checkpoint = Checkpoint({"a": holder}, SlotFile(shm / "c"))
+    for step, value in enumerate([torch.ones(2), torch.ones(300_000), [torch.ones(3), "x" * 200_000], torch.ones(2)]):
+        holder.tree = value
+        checkpoint.save(step)
+        fresh = Holder(None)
+        Checkpoint({"a": fresh}, SlotFile(shm / "c")).restore(step)
+        assert same(fresh.tree, value)
+
+
+@pytest.fixture
+def mesh() -> Iterator[DeviceMesh]:
+    """A device mesh of this process alone."""
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "tp"))
+    dist.destroy_process_group()
+
+
+def sharded(mesh: DeviceMesh, seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A model on DTensors, sharded twice along the same dimension as FSDP2 over tensor parallelism does."""
+    torch.manual_seed(seed)
+    weight = nn.Parameter(distribute_tensor(torch.randn(6, 4), mesh, [Shard(0), Shard(0)]))
+    bias = nn.Parameter(distribute_tensor(torch.randn(6), mesh, [Replicate(), Replicate()]))
+    model = nn.ParameterDict({"weight": weight, "bias": bias})
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    for _ in range(2):
+        (weight.sum() + bias.square().sum()).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    return model, optimizer
+
+
+def test_dtensors_save_and_load_their_local_shard(shm: Path, mesh: DeviceMesh) -> None:
+    model, optimizer = sharded(mesh, 1)
+    Checkpoint({"model": model, "optimizer": optimizer}, SlotFile(shm / "c")).save(2)
+    fresh_model, fresh_optimizer = sharded(mesh, 2)
+    Checkpoint({"model": fresh_model, "optimizer": fresh_optimizer}, SlotFile(shm / "c")).restore(2)
+    for saved, loaded in zip(model.parameters(), fresh_model.parameters(), strict=True):
+        assert isinstance(loaded, DTensor) and isinstance(saved, DTensor)
+        assert loaded.placements == saved.placements
+        assert torch.equal(loaded.to_local(), saved.to_local())
+        moment = fresh_optimizer.state[loaded]["exp_avg_sq"]
+        assert isinstance(moment, DTensor) and moment.placements == saved.placements
+        assert torch.equal(moment.to_local(), optimizer.state[saved]["exp_avg_sq"].to_local())
+    fresh_optimizer.step()
+    assert held(shm / "c")[0].valid
+    with pytest.raises(CheckpointError, match=r"on the mesh \('dp', 'tp'\) of ranks \[0\], which no given model"):
+        Checkpoint({"model": Holder(0), "optimizer": Holder(0)}, SlotFile(shm / "c")).restore(2)
+
+
+class Custom:
+    """Not a value of a state dict."""
+
+
+@pytest.mark.parametrize(
+    "value", [Custom(), print, Custom, lambda: 0, numpy.array(["text"]), torch.empty(1, device="meta")]
+)
+def test_what_cannot_be_saved_is_refused_by_name(shm: Path, value: Any) -> None:
+    checkpoint = Checkpoint({"a": Holder(1)}, SlotFile(shm / "c"))
+    checkpoint.save(1)
+    with pytest.raises(CheckpointError, match="a state dict holds"):
+        Checkpoint({"a": Holder({"deep": [value]})}, SlotFile(shm / "c")).save(2)
+    assert [slot.completed_steps for slot in held(shm / "c") if slot.valid] == [1]
+
+
+class Evil:
+    def __reduce__(self) -> Any:
+        return (print, ("code ran",))
+
+
+def test_a_structure_cannot_run_code(capsys: pytest.CaptureFixture[str]) -> None:
+    good = encode({"a": 1})
+    with pytest.raises(CorruptCheckpoint, match=r"names builtins\.print"):
+        decode(good.structure[:8] + good.layout.encoded + pickle.dumps(Evil()), memoryview(b""), {})
+    assert capsys.readouterr().out == ""
+
+
+def test_a_damaged_slot_and_other_names_and_shapes_are_explained(shm: Path) -> None:
+    path = shm / "c"
+    Checkpoint({"model": nn.Linear(2, 3)}, SlotFile(path)).save(4)
+    with pytest.raises(CheckpointError, match="the checkpoint holds model, the script gives net"):
+        Checkpoint({"net": nn.Linear(2, 3)}, SlotFile(path)).restore(4)
+    with pytest.raises(
+        CheckpointError, match=r"the saved state of 'model' does not fit the script's Linear: [^$]*size mismatch"
+    ):
+        Checkpoint({"model": nn.Linear(5, 3)}, SlotFile(path)).restore(4)
+    raw = bytearray(path.read_bytes())
+    raw[3 * 4096] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(CorruptCheckpoint, match="the state after step 4 is damaged: its contents do not match"):
+        Checkpoint({"model": nn.Linear(2, 3)}, SlotFile(path)).restore(4)

@@ -1,0 +1,188 @@
+"""join, steps and report, inside and outside everstep."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import everstep
+from everstep.errors import CheckpointError, ConfigError, TopologyError
+from everstep.reports import ReportFile
+from everstep.slots import held
+
+StartRank = Callable[..., ReportFile]
+
+
+class Counter:
+    """A state of one number."""
+
+    def __init__(self) -> None:
+        self.value = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.value = state["value"]
+
+
+@pytest.mark.usefixtures("outside")
+def test_outside_everstep_nothing_is_kept_and_everything_works(tmp_path: Path) -> None:
+    run = everstep.join()
+    assert (run.active, run.rank, run.world_size, run.mesh_shape()) == (False, 0, 1, (1, 1, 1))
+    counter = Counter()
+    state = run.checkpoint(counter=counter)
+    assert not state.active
+    seen = []
+    for step in run.steps(5, state):
+        run.report(step, loss=torch.tensor(1.0))
+        seen.append(step)
+    assert (seen, run.resumed_from) == ([0, 1, 2, 3, 4], None)
+
+
+def test_torchrun_s_environment_gives_the_place(monkeypatch: pytest.MonkeyPatch, outside: None) -> None:
+    for name, value in {"RANK": 5, "WORLD_SIZE": 8, "LOCAL_WORLD_SIZE": 2, "LOCAL_RANK": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    run = everstep.join(tp=2, pp=2)
+    assert (run.topology.machines, run.local_rank, run.coordinate) == (4, 1, (1, 1, 0))
+    with pytest.raises(TopologyError, match="8 ranks cannot be split into tp 3"):
+        everstep.join(tp=3)
+    monkeypatch.setenv("WORLD_SIZE", "eight")
+    with pytest.raises(ConfigError, match="WORLD_SIZE is 'eight'"):
+        everstep.join()
+
+
+def test_steps_are_saved_and_reported(start_rank: StartRank, shm: Path) -> None:
+    agent = start_rank()
+    run, counter = everstep.join(), Counter()
+    assert agent.snapshot().attached
+    state = run.checkpoint(counter=counter)
+    for step in run.steps(3, state):
+        seen = agent.snapshot()
+        assert seen.completed_steps == step
+        assert seen.milestones["restored"] and bool(seen.milestones["first_step"]) == (step > 0)
+        counter.value += 10
+        run.report(step, loss=1.5 * step, grad_norm=torch.tensor(2.0), tokens=7)
+    seen = agent.snapshot()
+    assert (seen.completed_steps, seen.finished) == (3, True)
+    assert [(r.step, r.loss, r.grad_norm, r.tokens) for r in agent.records(0)[1]] == [
+        (0, 0.0, 2.0, 7),
+        (1, 1.5, 2.0, 7),
+        (2, 3.0, 2.0, 7),
+    ]
+    assert sorted(slot.completed_steps for slot in held(shm / "checkpoint-0")) == [2, 3]
+
+
+def test_a_new_generation_goes_on_where_the_job_stood(start_rank: StartRank) -> None:
+    start_rank(1)
+    run, counter = everstep.join(), Counter()
+    with pytest.raises(ZeroDivisionError):
+        for step in run.steps(10, run.checkpoint(counter=counter)):
+            counter.value += 10
+            1 / (5 - step)
+    agent = start_rank(2, resume=4)  # another rank had only completed 4
+    run, counter = everstep.join(), Counter()
+    seen: list[int] = []
+    for step in run.steps(10, run.checkpoint(counter=counter)):
+        if not seen:
+            assert (run.resumed_from, counter.value, agent.snapshot().completed_steps) == (4, 40, 4)
+        seen.append(step)
+        counter.value += 10
+    assert (seen, counter.value) == ([4, 5, 6, 7, 8, 9], 100)
+
+
+def test_a_fresh_start_forgets_old_checkpoints(start_rank: StartRank, shm: Path) -> None:
+    for generation, agreed in ((1, 0), (2, -1)):
+        start_rank(generation, resume=agreed)
+        run, counter = everstep.join(), Counter()
+        steps = run.steps(10, run.checkpoint(counter=counter))
+        assert next(steps) == 0
+        assert not any(slot.valid for slot in held(shm / "checkpoint-0"))
+        assert (next(steps), next(steps)) == (1, 2)
+        assert sorted(slot.completed_steps for slot in held(shm / "checkpoint-0")) == [1, 2]
+
+
+def test_a_step_that_this_rank_does_not_hold_is_an_error(start_rank: StartRank) -> None:
+    start_rank(1, resume=7)
+    run = everstep.join()
+    with pytest.raises(CheckpointError, match=r"does not hold the state after step 7 .it holds: none"):
+        next(run.steps(10, run.checkpoint(counter=Counter())))
+
+
+def test_without_a_state_steps_are_counted_from_where_the_script_says(start_rank: StartRank, shm: Path) -> None:
+    agent = start_rank(resume=-1)
+    run = everstep.join()
+    assert list(run.steps(6, start=4)) == [4, 5]
+    assert agent.snapshot().completed_steps == 6
+    assert not (shm / "checkpoint-0").exists()
+
+
+def test_warm_up_runs_twice_before_a_restore_and_leaves_no_gradient(start_rank: StartRank) -> None:
+    def train(resume: int, generation: int) -> list[str]:
+        start_rank(generation, resume=resume)
+        run, model, events = everstep.join(), torch.nn.Linear(2, 1), []
+
+        def warm_up() -> None:
+            events.append("warm up")
+            model(torch.ones(1, 2)).sum().backward()
+
+        for step in run.steps(2, run.checkpoint(model=model), warm_up=warm_up):
+            assert model.weight.grad is None
+            events.append(f"step {step}")
+        return events
+
+    assert train(0, 1) == ["step 0", "step 1"]
+    assert train(1, 2) == ["warm up", "warm up", "step 1"]
+
+
+def test_the_loop_is_entered_once(start_rank: StartRank) -> None:
+    start_rank()
+    run = everstep.join()
+    list(run.steps(1))
+    with pytest.raises(ConfigError, match="entered twice"):
+        list(run.steps(1))
+
+
+def test_a_topology_that_is_not_the_job_s_names_both(start_rank: StartRank) -> None:
+    start_rank(topology="4,2,2,2,dp-pp-tp")
+    run = everstep.join()
+    assert (run.world_size, run.topology.tp, run.topology.order) == (8, 2, ("dp", "pp", "tp"))
+    everstep.join(tp=2, pp=2, order=("dp", "pp", "tp"))
+    with pytest.raises(TopologyError, match=r"script joins with tp=4 pp=2 .* job was started with tp=2 pp=2"):
+        everstep.join(tp=4)
+    start_rank(topology="4,2,2")
+    with pytest.raises(ConfigError, match=r"EVERSTEP_TOPOLOGY is '4,2,2'; it must read like"):
+        everstep.join()
+
+
+def test_things_without_a_state_are_named(start_rank: StartRank) -> None:
+    start_rank()
+    with pytest.raises(ConfigError, match=r"checkpoint.data=.* got a list, which has no state_dict"):
+        everstep.join().checkpoint(model=torch.nn.Linear(1, 1), data=[])  # type: ignore[arg-type]
+
+
+def test_a_report_without_a_norm_says_nan(start_rank: StartRank) -> None:
+    agent = start_rank()
+    everstep.join().report(0, loss=1.0)
+    newest = agent.snapshot().newest
+    assert newest is not None and math.isnan(newest.grad_norm)
+
+
+def test_import_everstep_is_light() -> None:
+    heavy = ["torch", "numpy", "pydantic", "grpc", "temporalio", "xxhash"]
+    code = "import sys, everstep, everstep.reports, everstep.faults, everstep.topology, everstep.environment; "
+    code += f"print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_slots_need_no_torch() -> None:
+    code = "import everstep.slots, sys; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
