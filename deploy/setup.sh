@@ -41,6 +41,8 @@ fi
 
 step 3/4 "packages of requirements.lock (torch with CUDA: about 3 GB to load, 5 GB on disk; half a minute on a fast line)"
 # Compiled now: where PYTHONDONTWRITEBYTECODE is set, every import of torch would else compile it again (3.3 s, not 1.3 s).
+# uv gives up after 60 s of compiling and 30 s without a byte: a busy machine or a slow line takes longer.
+export UV_COMPILE_BYTECODE_TIMEOUT=600 UV_HTTP_TIMEOUT=300
 ticker=
 if [ ! -t 2 ]; then
     still_running &
