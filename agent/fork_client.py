@@ -84,7 +84,11 @@ class ForkServer:
         log = server.path.with_suffix(".log")
         try:
             await server.connect(START_TIMEOUT_S)
-        except (OSError, AgentError, TimeoutError) as error:
+        except asyncio.CancelledError:
+            kill_session(server.pid)
+            server.forget()
+            raise
+        except (OSError, AgentError) as error:
             kill_session(server.pid)
             said = log.read_text(errors="replace").strip().splitlines()[-1:] or [str(error)]
             server.forget()

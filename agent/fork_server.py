@@ -196,6 +196,8 @@ class ForkServer:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, lambda *_: self.abandon())
         self.listener.setblocking(False)
+        if not self.path.exists():
+            self.abandon()
         self.path.with_suffix(".ready").touch()
         looked_at = time.monotonic()
         while not (self.ending and not self.kills):
@@ -218,6 +220,8 @@ class ForkServer:
         self.fenced = max(self.fenced, self.newest)
         self._signal_all(self.newest, signal.SIGKILL)
         self._kill_orphans()
+        for suffix in (".ready", ".log"):
+            self.path.with_suffix(suffix).unlink(missing_ok=True)
         os._exit(0)
 
     def _timeout_ms(self) -> int:

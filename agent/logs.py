@@ -25,7 +25,7 @@ _PREFIX = re.compile(r"^\[rank\d+\]: ?")
 """torch.distributed's excepthook puts it before every line."""
 _HEADER = "Traceback (most recent call last):"
 _RAISED = re.compile(r"[A-Za-z_][\w.]*(: .*)?$")
-_NAMED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Warning)(: .*)?$")
+_NAMED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt)(: .*)?$")
 _MARKER = re.compile(rb"^--- everstep: rank \d+, generation (\d+),.*\n?", re.MULTILINE)
 
 
@@ -101,10 +101,10 @@ async def read_log(
     files: dict[pb.ReadLogRequest.Stream.ValueType, Path], tail_bytes: int, follow: bool
 ) -> AsyncIterator[pb.LogChunk]:
     """The logs by stream, from the beginning or the tail; then, with ``follow``, what is added."""
-    offsets: dict[Stream, int] = {}
+    places: dict[Stream, tuple[int, int]] = {}
     for stream, path in files.items():
         size = path.stat().st_size if path.exists() else 0
-        offsets[stream] = size
+        places[stream] = (size, _rotation(path))
         older = sum(p.stat().st_size for p in kept_files(path) if p != path)
         wanted = min(tail_bytes or older + size, older + size)
         data = await asyncio.to_thread(tail, path, wanted)
@@ -113,19 +113,26 @@ async def read_log(
     while follow:
         await asyncio.sleep(POLL_S)
         for stream, path in files.items():
-            for data in _added(path, offsets, stream):
-                yield pb.LogChunk(data=data, stream=stream)
+            added, places[stream] = _added(path, *places[stream])
+            for at in range(0, len(added), CHUNK):
+                yield pb.LogChunk(data=added[at : at + CHUNK], stream=stream)
 
 
-def _added(path: Path, offsets: dict[Stream, int], stream: Stream) -> list[bytes]:
-    found = []
-    with contextlib.suppress(FileNotFoundError):
-        if path.stat().st_size < offsets[stream]:  # rotated meanwhile: the rest lies in the backup
-            found.append(_from(_backup(path, 1), offsets[stream]))
-            offsets[stream] = 0
-        found.append(_from(path, offsets[stream]))
-        offsets[stream] += len(found[-1])
-    return [data[at : at + CHUNK] for data in found for at in range(0, len(data), CHUNK)]
+def _rotation(path: Path) -> int:
+    """Changes when a log is rotated: the time of its newest backup, ns."""
+    try:
+        return _backup(path, 1).stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
+
+
+def _added(path: Path, offset: int, rotation: int) -> tuple[bytes, tuple[int, int]]:
+    """What was written behind a place in a log, and the place after it."""
+    data = b""
+    if (now := _rotation(path)) != rotation:  # the rest lies in the backup
+        data, offset = _from(_backup(path, 1), offset), 0
+    added = _from(path, offset)
+    return data + added, (offset + len(added), now)
 
 
 def _from(path: Path, offset: int) -> bytes:

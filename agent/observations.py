@@ -65,6 +65,8 @@ class ObservationLog:
         self._write(_line(found))
         if len(self._entries) > KEPT:
             del self._entries[: len(self._entries) - KEPT]
+            if self._lines > 2 * KEPT + 64:
+                self._rewrite()
         self._publish()
         logger.info(
             "observed",
@@ -139,6 +141,7 @@ class ObservationLog:
                     self.last = max(self.last, entry.sequence)
             except (ValueError, KeyError, TypeError, json_format.ParseError) as error:
                 logger.warning("skipped a damaged line", path=str(self._path), line=number, reason=str(error))
+        self._entries = self._entries[-KEPT:]
 
     def _write(self, line: bytes) -> None:
         assert self._file

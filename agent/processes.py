@@ -47,22 +47,30 @@ def is_alive(pid: int, ticks: int) -> bool:
     return int(fields[19]) == ticks and fields[0] not in "ZX"
 
 
-def session_of(leader: int) -> list[int]:
-    """The processes of a session, its leader included."""
+def family_of(leader: int, variable: str = "") -> list[int]:
+    """The processes of a session, its leader included, and those started with an environment variable."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             with contextlib.suppress(OSError):
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                if int(fields[3]) == leader and fields[0] not in "ZX":
+                if fields[0] in "ZX":
+                    continue
+                marked = variable and variable.encode() in (entry / "environ").read_bytes().split(b"\0")
+                if marked or int(fields[3]) == leader:
                     found.append(int(entry.name))
     return found
 
 
-def kill_session(leader: int) -> None:
-    """SIGKILL a session leader and all that it started in its session."""
+def kill_session(leader: int, variable: str = "") -> None:
+    """SIGKILL a session leader and all that it started.
+
+    Args:
+        leader: the session's.
+        variable: ``NAME=value`` with which its children were started that have a session of their own.
+    """
     for _ in range(20):  # what forks meanwhile is met in the next round
-        members = session_of(leader)
+        members = family_of(leader, variable)
         if not members:
             return
         for pid in members:

@@ -188,7 +188,7 @@ class JobRunner:
         if rank.end:
             return
         end = await self.host.reaper.end_of(rank.pid)
-        kill_session(rank.pid)
+        kill_session(rank.pid, self._mark(rank))
         self._ended(rank, end)
 
     def _exit_pushed(self, row: Mapping[str, Any]) -> None:
@@ -367,19 +367,22 @@ class JobRunner:
         ranks = [rank for rank in self.record.living() if rank.generation <= generation]
         for rank in ranks:
             rank.stopped = is_alive(rank.pid, rank.start_ticks)
-        await asyncio.gather(*(self._kill(rank.pid, rank.start_ticks, grace_s) for rank in ranks))
+        await asyncio.gather(*(self._kill(r.pid, r.start_ticks, grace_s, self._mark(r)) for r in ranks))
         for rank in ranks:
             self._ended(rank, await self.host.reaper.end_of(rank.pid))
         for store in [store for store in self.record.stores if store.generation <= generation]:
             await self._kill(store.pid, store.start_ticks, 0.0)
             self.record.stores.remove(store)
 
-    async def _kill(self, pid: int, ticks: int, grace_s: float) -> None:
+    def _mark(self, rank: RankRecord) -> str:
+        return f"{environment.REPORT_FILE}={self.reports.path(rank.rank, rank.generation)}"
+
+    async def _kill(self, pid: int, ticks: int, grace_s: float, mark: str = "") -> None:
         if grace_s > 0 and is_alive(pid, ticks):
             signal_process(pid, signal.SIGTERM)
             await wait_gone(pid, ticks, grace_s)
         if is_alive(pid, ticks) or start_ticks(pid) in (0, ticks):  # never another process of the same number
-            kill_session(pid)
+            kill_session(pid, mark)
         if not await wait_gone(pid, ticks, KILL_PATIENCE_S):
             raise AgentError(f"process {pid} cannot be killed; look at its state in /proc")
 

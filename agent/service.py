@@ -68,12 +68,17 @@ class AgentService(agent_pb2_grpc.AgentServicer):
         servers = await self.host.fork_servers.adopt()
         adopted = len(self._living(servers))
         self.host.log.append(agent_started=pb.AgentStarted(adopted_ranks=adopted, pid=os.getpid()))
+        for job, server in servers.items():
+            if job not in self.runners:  # its record is lost: what runs is kept, and its fences
+                logger.warning("rebuilding a job's record from its fork server", job=job, pid=server.pid)
+                record = JobRecord(job=job, prepared=True, fenced=server.table["fenced"])
+                self.runners[job] = JobRunner(self.host, record)
         for job, runner in self.runners.items():
             runner.retell(last_told)
             if runner.record.released:
                 continue
-            if server := servers.pop(job, None):
-                runner.attach(server)
+            if job in servers:
+                runner.attach(servers.pop(job))
             runner.find_orphans()
             for rank in runner.record.living():
                 runner.watch(rank)
