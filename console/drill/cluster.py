@@ -53,8 +53,7 @@ class DrillCluster:
         self._count = 0
 
     async def __aenter__(self) -> Self:
-        self.folder = Path(tempfile.mkdtemp(prefix="everstep-drill-"))
-        self.name = f"drill-{secrets.token_hex(3)}"
+        self.folder, self.name = await asyncio.to_thread(self.place)
         self._set(HOME, str(self.folder))
         self._set(environment.FAULTS, str(self.worker_plan))
         try:
@@ -81,6 +80,14 @@ class DrillCluster:
             self._restore()
         else:
             await self._down()
+
+    def place(self) -> tuple[Path, str]:
+        """The everstep home and the name of the cluster; called once, before anything is started."""
+        return Path(tempfile.mkdtemp(prefix="everstep-drill-")), f"drill-{secrets.token_hex(3)}"
+
+    def clear(self) -> None:
+        """Remove the files once the cluster is down."""
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     @property
     def home(self) -> Path:
@@ -123,7 +130,7 @@ class DrillCluster:
             self.leaked += [f"process {pid} after the cluster was down" for pid in sorted(left)]
             if self.file.shm.exists():
                 self.leaked += [f"{path} after the cluster was down" for path in self.file.shm.rglob("*")]
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self.clear()
 
     def _set(self, name: str, value: str) -> None:
         self._before[name] = os.environ.get(name)
