@@ -69,7 +69,10 @@ def planned(request: DrillRequest, spec: JobSpec, plan: Path, cluster: DrillClus
     workers: list[Fault] = []
     if request.fault in CONTROL_FAULTS:
         fault: Fault = {"id": f"{request.fault}-{spec.name}", "fault": request.fault, "job": spec.name}
-        fault |= {"in_stage": request.in_stage, "moment": request.moment}
+        if request.at_event is not None:
+            fault["at_event"] = request.at_event
+        else:
+            fault |= {"in_stage": request.in_stage, "moment": request.moment}
         if request.fault == "kill-temporal":
             if "temporal" not in cluster.processes():
                 raise CannotInject(f"kill-temporal: the server at {cluster.file.temporal_address} is not ours to kill")
@@ -165,7 +168,10 @@ async def _back(cluster: DrillCluster, spec: JobSpec, machine: Machine, before: 
         except AgentError:
             await asyncio.sleep(LOOK_S)
             continue
-        now = described.pid if is_agent else next((j.fork_server_pid for j in described.jobs if j.job == spec.name), 0)
+        job = next((one for one in described.jobs if one.job == spec.name), None)
+        if not is_agent and job is None:
+            return None  # the job is over: it needs none any more
+        now = described.pid if is_agent else job.fork_server_pid if job else 0
         if now not in (0, before):
             return time.time_ns()
         await asyncio.sleep(LOOK_S)

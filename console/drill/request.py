@@ -40,6 +40,7 @@ class DrillRequest(BaseModel):
     at_step: int = Field(20, ge=0)
     times: int = Field(1, ge=1, le=20, description="The fault comes again at that step, after each recovery.")
     in_stage: str = ""
+    at_event: int | None = Field(None, ge=1, description="Instead of a stage: an event of the incident's history.")
     during: str = ""
     moment: str = "middle"
     machines: int | None = None
@@ -88,7 +89,7 @@ class DrillRequest(BaseModel):
         if self.script:
             given |= {"script": str(Path(self.script[0]).resolve()), "args": self.script[1:]}
         elif self.config is None:
-            given |= {"script": str(example("gpt.py")), "args": ["--steps", str(self.total_steps)]}
+            given |= {"script": str(example("gpt.py")), "args": self._example_args()}
         spec = load_job(self.config, given)
         chosen = set(spec.policy.model_fields_set)
         policy = {**{key: value for key, value in DRILL_POLICY.items() if key not in chosen}, **self.policy}
@@ -97,8 +98,15 @@ class DrillRequest(BaseModel):
 
     @property
     def total_steps(self) -> int:
-        """Steps of the default job."""
-        return self.steps if self.steps is not None else max(50, self.at_step + 30)
+        """Steps of the default job; one whose part is killed must last until the part is back."""
+        if self.steps is not None:
+            return self.steps
+        return self.at_step + 130 if self.absorbed else max(50, self.at_step + 30)
+
+    def _example_args(self) -> list[str]:
+        # A pause in each step leaves the processor to the part that starts again.
+        pause = ["--step-seconds", "0.1"] if self.absorbed else []
+        return ["--steps", str(self.total_steps), *pause]
 
     def check(self) -> None:
         """Refuse what makes no sense, before anything is started.
@@ -129,7 +137,9 @@ class DrillRequest(BaseModel):
         self._check_places(self.spec("drill", {}))
 
     def _check_stage(self) -> None:
-        if self.in_stage not in STAGES:
+        if self.at_event is not None and (self.fault != "kill-worker" or self.in_stage):
+            raise ConfigError("--at-event goes with kill-worker and without --in-stage")
+        if self.at_event is None and self.in_stage not in STAGES:
             raise ConfigError(f"--in-stage {self.in_stage or 'is missing'}: use one of {', '.join(STAGES)}")
         if self.moment not in MOMENTS:
             raise ConfigError(f"--moment {self.moment}: use one of {', '.join(MOMENTS)}")

@@ -101,8 +101,8 @@ class Drill:
             ended = await self._to_its_end(spec, facts)
             if ended is not None:
                 facts.outcome, facts.headline, facts.generations = ended.outcome, ended.headline, ended.generations
-            if killing is not None and killing.done():
-                facts.absorbed = killing.result()
+            if killing is not None and given.fired()[self.request.fault]:
+                facts.absorbed = await killing  # bounded: see inject.BACK_LIMIT_S
         finally:
             if killing is not None:
                 killing.cancel()
@@ -202,7 +202,9 @@ def describe(request: DrillRequest, spec: JobSpec) -> str:
     if request.fault not in RANK_FAULTS and request.fault != request.base:
         part = {"kill-worker": "worker", "kill-temporal": "Temporal server"}.get(request.fault, "agent")
         where = f"stage {request.in_stage}" if request.in_stage else f"the launch on {request.struck_machine(spec)}"
-        line += f", then SIGKILL to the {part} in {where}"
+        if request.at_event is not None:
+            where = f"event {request.at_event} of the incident"
+        line += f", then SIGKILL to the {part} at {where}"
     return line
 
 

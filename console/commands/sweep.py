@@ -1,0 +1,65 @@
+"""``everstep sweep``: the worker killed at every event of an incident."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Annotated
+
+import typer
+
+
+def sweep(
+    first: Annotated[int, typer.Option("--from", min=1, help="First event.")] = 1,
+    last: Annotated[int | None, typer.Option("--to", min=1, help="Last event. Default: the history's last.")] = None,
+    every: Annotated[int, typer.Option(min=1, help="Only every so many events.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, help="Worker processes; with 1 each kill stops all control.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print rows and verdict as one JSON object.")] = False,
+) -> None:
+    """Kill the worker at every event of an incident's history in turn.
+
+    For each event n a short job runs on one local cluster, a rank of it is
+    killed, and the worker dies as soon as event n is durable. The decision and
+    the outcome must be the same each time. About 10 s for each event.
+
+    Examples:
+
+        everstep sweep
+
+        everstep sweep --from 6 --to 12
+
+        everstep sweep --every 5 --json
+
+    Exit codes: 0 the same at each event; 1 not.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from console.drill import narrate
+    from console.drill.sweep import SweepRow, run_sweep
+
+    def each(row: SweepRow) -> None:
+        verdict = "same" if row.ok else "NOT THE SAME: " + "; ".join(row.problems)
+        narrate.progress(f"event {row.event} {row.kind} ({row.place or 'not hit'}): {verdict}")
+
+    result = asyncio.run(
+        run_sweep(first=first, last=last, every=every, workers=workers, say=narrate.progress, each=each)
+    )
+    if as_json:
+        print(result.model_dump_json(indent=2))
+        raise typer.Exit(0 if result.ok else 1)
+    table = Table(box=None, pad_edge=False)
+    for name in ("n", "event", "worker hit", "newest", "recovered", "decision and outcome"):
+        table.add_column(name)
+    for row in result.rows:
+        seconds = "" if row.recovered_s is None else f"{row.recovered_s:.2f} s"
+        verdict = "same" if row.ok else "[red]" + "; ".join([row.decision, row.outcome, *row.problems]) + "[/red]"
+        table.add_row(str(row.event), row.kind, row.place, str(row.newest or ""), seconds, verdict)
+    out = Console(soft_wrap=not sys.stdout.isatty(), highlight=False)
+    out.print(table)
+    out.print(f"without a kill: {result.decision}; {result.outcome}")
+    same = sum(row.ok for row in result.rows)
+    out.print(f"the same at {same} of {len(result.rows)} events; the history has {result.events} events")
+    if result.leaked:
+        out.print(f"[red]left behind: {', '.join(result.leaked)}[/red]")
+    raise typer.Exit(0 if result.ok else 1)
