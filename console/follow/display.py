@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, TextIO
 
 from rich.console import Console
@@ -71,6 +71,8 @@ class Ending:
     headline: str
     details: tuple[str, ...]
     exit_code: int
+    facts: dict[str, Any] = field(default_factory=dict)
+    """The same in numbers, for a script."""
 
 
 class Display(Protocol):

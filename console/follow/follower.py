@@ -197,6 +197,14 @@ class Follower:
             headline=result.headline,
             details=(facts, *self._places()),
             exit_code=EXIT_FINISHED if result.outcome == "finished" else EXIT_FAILED,
+            facts={
+                "steps": self._step,
+                "loss": self._loss,
+                "ettr": self._ettr,
+                "seconds": took,
+                "generations": result.generations,
+                "incidents": self._state.incident_count,
+            },
         )
 
     async def _last_step(self) -> None:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from activities.ledger import IncidentRecord, Ledger
 from console.control import Control
 from console.follow import text
+from console.incident_report import clean
 from everstep.decisions.first_failure import first_failure, signal_name
 from everstep.errors import EverstepError
 from everstep.incident import Evidence, RankExit
@@ -45,7 +46,7 @@ def evidence_lines(job: str, evidence: Evidence | None, option: str = "") -> lis
     if first is None:
         return [*lines, f"logs      everstep logs {job}{option}"]
     lines.append(f"first     {exit_line(first)}")
-    tail = [line for line in first.log_tail.splitlines() if line.strip()][-LOG_LINES:]
+    tail = [line for line in clean(first.log_tail).splitlines() if line.strip()][-LOG_LINES:]
     lines += [f"          | {line}" for line in tail]
     return [*lines, f"logs      everstep logs {job} --rank {first.rank}{option}"]
 
@@ -55,7 +56,7 @@ def exit_line(end: RankExit) -> str:
     parts = [f"rank {end.rank} on {end.machine}"]
     parts += [f"after {end.completed_steps} steps"] if end.completed_steps >= 0 else []
     parts.append(how(end))
-    parts += [end.exception] if end.exception else []
+    parts += [clean(end.exception)] if end.exception else []
     parts += [text.clock(end.time_ns)] if end.time_ns else []
     return ", ".join(parts)
 

@@ -1,0 +1,224 @@
+"""The demonstration: a training job runs undisturbed, then again with one rank killed, and both are compared."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from activities.ledger import IncidentRecord, Ledger
+from console.cluster_file import everstep_home
+from console.drill import Drill, DrillCluster, DrillRequest, DrillResult
+from console.drill.runner import References
+from console.follow import text
+from console.follow.display import Display, Ending, Lines, Terminal
+from console.follow.follower import EXIT_DETACHED, Follower
+from console.incident_report import aligned, report_blocks
+from console.local import cluster as local
+from everstep.errors import EverstepError
+
+NAME = "demo"
+"""Of the cluster and of the job that is struck."""
+STRUCK_RANK, AT_STEP, STEPS = 5, 20, 60
+START_LIMIT_S = 60.0
+
+
+class Interrupted(Exception):  # control flow: the person at the terminal pressed Ctrl-C
+    """The demonstration shall end."""
+
+
+class DemoCluster(DrillCluster):
+    """The demonstration's cluster: always fresh, under its own name in the user's everstep home."""
+
+    def place(self) -> tuple[Path, str]:
+        """Its place, emptied."""
+        if local.down(NAME, progress=self.say, purge=True):
+            self.say("the cluster of an earlier demonstration was still up: it was taken down")
+        return everstep_home().resolve(), NAME
+
+    def clear(self) -> None:
+        """Remove the cluster's own folder; the everstep home holds other clusters too."""
+        shutil.rmtree(self.home, ignore_errors=True)
+
+    def next_name(self, what: str) -> str:
+        """Names that a person can type."""
+        return what if what == "reference" else NAME
+
+
+class Narrator:
+    """Says each step with the seconds since the beginning."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self.out = sys.stderr if as_json else sys.stdout
+        self._began = time.monotonic()
+        self._number = 0
+
+    def step(self, line: str) -> None:
+        """A new part of the demonstration."""
+        self._number += 1
+        print(f"\n[{self._seconds()}]  {self._number}. {line}", file=self.out, flush=True)
+
+    def say(self, line: str) -> None:
+        """A line about the part at hand."""
+        print(f"{'':10}  {line}", file=self.out, flush=True)
+
+    def lines(self, lines: Sequence[str]) -> None:
+        """Lines as they are."""
+        print("\n".join(lines), file=self.out, flush=True)
+
+    def _seconds(self) -> str:
+        return f"{time.monotonic() - self._began:7.1f} s"
+
+
+class Watching:
+    """Shows a followed job within the narration."""
+
+    def __init__(self, inner: Display) -> None:
+        self.tick = inner.tick
+        self.incident = inner.incident
+        self.note = inner.note
+        self.started = inner.started
+        self._inner = inner
+
+    def ended(self, ending: Ending) -> None:
+        """Take the bar away; the narration goes on by itself."""
+        self._inner.ended(Ending(ending.outcome, ending.headline, (), ending.exit_code))
+
+
+async def run_demo(*, keep: bool, as_json: bool) -> int:
+    """Run it; returns the exit code.
+
+    Raises:
+        EverstepError: the cluster does not come up, or the job does not run even without a fault.
+    """
+    told = Narrator(as_json=as_json)
+    request = DrillRequest(fault="kill-rank", ranks=[STRUCK_RANK], at_step=AT_STEP, steps=STEPS)
+    cluster = DemoCluster(keep=keep, say=told.say)
+    told.step("A local cluster: Temporal, two workers, one agent for each of 4 machines and 1 standby")
+    try:
+        async with cluster:
+            try:
+                result, incident, link = await _act(cluster, request, told)
+            except BaseException:
+                cluster.keep = False  # who interrupts it does not want to look at it
+                raise
+            told.step("What came of it")
+            told.lines(summary_lines(result, incident, link))
+            told.lines(_afterwards(cluster, keep=keep))
+            if not keep:
+                told.step("Everything is taken down again")
+    except Interrupted:
+        told.say("interrupted; nothing runs any more")
+        return EXIT_DETACHED
+    if cluster.leaked:
+        result.leaked += cluster.leaked
+        result.problems.append(f"left behind: {', '.join(cluster.leaked[:5])}")
+        result.ok = False
+        told.say(result.problems[-1])
+    if as_json:
+        print(result.model_dump_json(indent=2))
+    verdict = "recovered, and equal to the run without a fault" if result.ok else "NOT as it should have been"
+    told.lines(["", f"demo: {verdict}"])
+    return 0 if result.ok and result.losses_match else 1
+
+
+async def _act(
+    cluster: DemoCluster, request: DrillRequest, told: Narrator
+) -> tuple[DrillResult, IncidentRecord | None, str]:
+    spec = request.spec(NAME, {})
+    topology = spec.topology()
+    machine = cluster.machines[topology.machine(STRUCK_RANK)].name
+    told.say(f"Web UI: {cluster.file.ui_url}/namespaces/{cluster.file.namespace}/workflows")
+    told.step(
+        f"A GPT is trained on {topology.world_size} ranks (tp {topology.tp}, pp {topology.pp}, dp {topology.dp}), "
+        f"{STEPS} steps, undisturbed"
+    )
+    references = References()
+    began = time.monotonic()
+    await references.of(cluster, spec)
+    told.say(f"{STEPS} steps done in {time.monotonic() - began:.1f} s; the losses of every rank are kept")
+    told.step(f"The same job again, and in step {AT_STEP} rank {STRUCK_RANK} on {machine} is killed: SIGKILL")
+    drill = asyncio.create_task(Drill(cluster, request, references).run())
+    try:
+        await _follow(cluster, drill, as_json=told.out is sys.stderr)
+        told.say("comparing all losses, looking for what was left behind")
+        result = await drill
+    finally:
+        drill.cancel()
+        await asyncio.gather(drill, return_exceptions=True)
+    incident: IncidentRecord | None = None
+    ledger = await cluster.control.ledger()
+    if ledger is not None and result.incidents:
+        with suppress(EverstepError):
+            incident = await ledger.call(Ledger.incident, result.incidents[0])
+    link = cluster.control.link(result.incidents[0]) if result.incidents else ""
+    result.links = [cluster.control.link(one) for one in result.incidents if cluster.keep]
+    return result, incident, link
+
+
+async def _follow(cluster: DemoCluster, drill: asyncio.Task[DrillResult], *, as_json: bool) -> None:
+    """Show the job while the drill works on it."""
+    deadline = time.monotonic() + START_LIMIT_S
+    while True:
+        if drill.done() or time.monotonic() > deadline:
+            return  # its own error says more
+        with suppress(EverstepError):
+            state = await cluster.control.state(NAME)
+            break
+        await asyncio.sleep(0.1)
+    inner: Display = Terminal() if sys.stdout.isatty() and not as_json else Lines(sys.stderr if as_json else None)
+    display = Watching(inner)
+    display.started(NAME, {}, [])
+    ending = await Follower(cluster.control, state, display, attached=False).follow()
+    display.ended(ending)
+    if ending.outcome == "detached":
+        raise Interrupted
+
+
+def summary_lines(result: DrillResult, incident: IncidentRecord | None, link: str) -> list[str]:
+    """The table at the end, and the incident's own report."""
+    fault_ns = incident.fault_ns if incident else None
+    rows = [
+        ("crash", f"rank {STRUCK_RANK} killed by SIGKILL in step {AT_STEP}, at {text.clock(fault_ns)}"),
+        ("detected", f"{text.duration(result.detected_s)} after the fault, {', '.join(result.incidents)}"),
+        ("recovered", f"{text.duration(result.recovered_s)} after the fault every rank had completed a step again"),
+        ("steps lost", text.DASH if result.steps_lost is None else str(result.steps_lost)),
+        ("losses", _losses(result)),
+        ("copies", "no rank ever ran twice" if not result.duplicates else f"{result.duplicates} RANKS RAN TWICE"),
+        ("left behind", "nothing" if not result.leaked else ", ".join(result.leaked[:5])),
+        ("ETTR", text.ratio(result.ettr)),
+        *([("incident", link)] if link else []),
+        *(("problem", problem) for problem in result.problems),
+    ]
+    lines = aligned(rows, "  ")
+    if incident is not None:
+        for block in report_blocks(incident)[1:3]:
+            lines += ["", f"  {block.title}", *aligned(block.rows, "    ")]
+    return lines
+
+
+def _losses(result: DrillResult) -> str:
+    if result.losses_match is None:
+        return "could not be compared"
+    word = "equal bit for bit" if result.losses_match else "DIFFERENT"
+    return f"{word} to the run without a fault: {result.steps} steps, all ranks"
+
+
+def _afterwards(cluster: DemoCluster, *, keep: bool) -> list[str]:
+    if not keep:
+        return [
+            "",
+            "  The links end with the cluster. To keep it and look around: everstep demo --keep",
+        ]
+    rows = [
+        ("look", f"{cluster.file.ui_url}/namespaces/{cluster.file.namespace}/workflows"),
+        ("", f"everstep status --cluster {NAME}"),
+        ("", f"everstep incident {NAME}/1 --cluster {NAME}"),
+        ("", f"everstep logs {NAME} --rank {STRUCK_RANK} --cluster {NAME}"),
+        ("end it", f"everstep down --cluster {NAME} --purge"),
+    ]
+    return ["", "  The cluster stays up for you:", *aligned(rows, "    ")]
