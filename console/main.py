@@ -21,7 +21,6 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "down": ("cluster", "Local cluster", "Stop it, and every process of its jobs."),
     "doctor": ("cluster", "Local cluster", "What everstep needs on this machine, what is missing, how to get it."),
     "run": ("run", "Jobs", "Run a training job and follow it; Ctrl-C detaches."),
-    "attach": ("run", "Jobs", "Follow a running job again."),
     "attach": ("run", "Jobs", "Follow a job that runs already."),
     "status": ("jobs", "Jobs", "Where jobs stand."),
     "logs": ("jobs", "Jobs", "The output of a job's ranks."),
