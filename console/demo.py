@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from pathlib import Path
 from activities.ledger import IncidentRecord, Ledger
 from console.cluster_file import everstep_home
 from console.drill import Drill, DrillCluster, DrillRequest, DrillResult
+from console.drill.cluster import silent
 from console.drill.runner import References
 from console.follow import text
 from console.follow.display import Display, Ending, Lines, Terminal
@@ -98,6 +100,7 @@ async def run_demo(*, keep: bool, as_json: bool) -> int:
     told = Narrator(as_json=as_json)
     request = DrillRequest(fault="kill-rank", ranks=[STRUCK_RANK], at_step=AT_STEP, steps=STEPS)
     cluster = DemoCluster(keep=keep, say=told.say)
+    _end_orderly()
     told.step("A local cluster: Temporal, two workers, one agent for each of 4 machines and 1 standby")
     try:
         async with cluster:
@@ -109,9 +112,11 @@ async def run_demo(*, keep: bool, as_json: bool) -> int:
             told.step("What came of it")
             told.lines(summary_lines(result, incident, link))
             told.lines(_afterwards(cluster, keep=keep))
-            if not keep:
+            if keep:
+                cluster.say = silent  # how to end it has been said
+            else:
                 told.step("Everything is taken down again")
-    except Interrupted:
+    except (Interrupted, asyncio.CancelledError):
         told.say("interrupted; nothing runs any more")
         return EXIT_DETACHED
     if cluster.leaked:
@@ -124,6 +129,14 @@ async def run_demo(*, keep: bool, as_json: bool) -> int:
     verdict = "recovered, and equal to the run without a fault" if result.ok else "NOT as it should have been"
     told.lines(["", f"demo: {verdict}"])
     return 0 if result.ok and result.losses_match else 1
+
+
+def _end_orderly() -> None:
+    """SIGTERM and a closed terminal end the demonstration as Ctrl-C does: with its cluster taken down."""
+    task = asyncio.current_task()
+    if task is not None:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
 
 
 async def _act(
@@ -175,6 +188,7 @@ async def _follow(cluster: DemoCluster, drill: asyncio.Task[DrillResult], *, as_
     display.started(NAME, {}, [])
     ending = await Follower(cluster.control, state, display, attached=False).follow()
     display.ended(ending)
+    _end_orderly()  # following had the signals for itself
     if ending.outcome == "detached":
         raise Interrupted
 
