@@ -70,7 +70,7 @@ class ObservationLog:
         self._publish()
         logger.info(
             "observed",
-            observation=found.id,
+            correlation=found.id,
             job=job or None,
             generation=generation or None,
             what=found.WhichOneof("what"),

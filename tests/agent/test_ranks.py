@@ -309,3 +309,20 @@ async def test_release_gives_everything_back_and_keeps_the_logs(agent: RunningAg
     assert {rank.pid for rank in (await job.launch()).ranks}.isdisjoint(rank.pid for rank in ranks)
     await job.release()
     assert Path(log).parent.exists()
+
+
+async def test_a_rank_may_start_cuda_and_has_torch_at_once(agent: RunningAgent) -> None:
+    """What can be seen without a GPU: the server neither touched CUDA nor loaded the driver."""
+    script = """
+import sys
+preloaded = {"torch._dynamo", "torch.distributed.pipelining", "everstep.training.run"}
+loaded = preloaded & set(sys.modules)
+import torch
+print(len(loaded), torch.cuda._is_in_bad_fork())
+print("libcuda.so" in open("/proc/self/maps").read())
+"""
+    job = await prepared(agent, script, ranks=1)
+    await job.launch()
+    assert (await job.exits(1))[0].rank_exited.exit.value == 0
+    assert await job.log(0, pb.ReadLogRequest.STDOUT) == b"3 False\nFalse\n"
+    await job.release()
