@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import structlog
-from temporalio.client import Client, WorkflowUpdateFailedError
+from temporalio.client import Client, WorkflowQueryFailedError, WorkflowUpdateFailedError
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.convert import seen_of
@@ -72,10 +72,11 @@ class Watcher:
         """List the running jobs again and again, and watch each of them."""
         try:
             while True:
-                with contextlib.suppress(RPCError):
-                    async for found in self._client.list_workflows('WorkflowType="Job" AND ExecutionStatus="Running"'):
-                        if found.id not in self._tasks or self._tasks[found.id].done():
-                            await self._adopt(found.id)
+                try:
+                    await self._adopt_running()
+                except (RPCError, WorkflowQueryFailedError) as error:
+                    # A job that cannot answer now is asked again; its agents keep what they saw.
+                    log.debug("listing the running jobs failed", error=str(error))
                 await asyncio.sleep(LIST_S)
         finally:
             for task in self._tasks.values():
@@ -89,11 +90,13 @@ class Watcher:
         if running is None or running.done():
             self._tasks[workflow_id] = asyncio.create_task(self._watch(_Watched(spec, machines)), name=workflow_id)
 
-    async def _adopt(self, workflow_id: str) -> None:
-        handle = self._client.get_workflow_handle(workflow_id)
-        state = await handle.query("state", result_type=JobState)
-        if state.outcome == "":
-            self.ensure(state.spec, state.machines)
+    async def _adopt_running(self) -> None:
+        async for found in self._client.list_workflows('WorkflowType="Job" AND ExecutionStatus="Running"'):
+            if found.id not in self._tasks or self._tasks[found.id].done():
+                handle = self._client.get_workflow_handle(found.id)
+                state = await handle.query("state", result_type=JobState)
+                if state.outcome == "":
+                    self.ensure(state.spec, state.machines)
 
     async def _watch(self, job: _Watched) -> None:
         with structlog.contextvars.bound_contextvars(job=job.spec.name):

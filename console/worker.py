@@ -6,6 +6,7 @@ It keeps no state of its own and may be killed at any moment.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import Sequence
@@ -32,6 +33,7 @@ from workflows.registry import WORKFLOWS, sandbox
 log = structlog.get_logger("worker")
 
 DEFAULT_ADDRESS = "localhost:7233"
+CONNECT_RETRY_S = 0.5
 
 
 async def connect() -> Client:
@@ -87,12 +89,26 @@ def build(
     )
 
 
+async def connect_patiently(stopped: asyncio.Event) -> Client | None:
+    """Connect, and wait for a server that is not up yet: a worker is often started before it. None: stopped first."""
+    while not stopped.is_set():
+        try:
+            return await connect()
+        except ClusterError as error:
+            log.warning("waiting for Temporal", error=str(error))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stopped.wait(), CONNECT_RETRY_S)
+    return None
+
+
 async def run_worker(*, ledger_url: str, plugins: Sequence[Plugin] = ()) -> None:
     """Run until SIGTERM or SIGINT."""
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    client = await connect()
+    client = await connect_patiently(stopped)
+    if client is None:
+        return
     await register(client)
     ledger = await asyncio.to_thread(Ledger.open, ledger_url)
     agents = AgentPool()
