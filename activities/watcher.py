@@ -72,11 +72,10 @@ class Watcher:
         """List the running jobs again and again, and watch each of them."""
         try:
             while True:
-                try:
-                    await self._adopt_running()
-                except (RPCError, WorkflowQueryFailedError) as error:
-                    # A job that cannot answer now is asked again; its agents keep what they saw.
-                    log.debug("listing the running jobs failed", error=str(error))
+                with contextlib.suppress(RPCError):
+                    async for found in self._client.list_workflows('WorkflowType="Job" AND ExecutionStatus="Running"'):
+                        if found.id not in self._tasks or self._tasks[found.id].done():
+                            await self._adopt(found.id)
                 await asyncio.sleep(LIST_S)
         finally:
             for task in self._tasks.values():
@@ -90,13 +89,15 @@ class Watcher:
         if running is None or running.done():
             self._tasks[workflow_id] = asyncio.create_task(self._watch(_Watched(spec, machines)), name=workflow_id)
 
-    async def _adopt_running(self) -> None:
-        async for found in self._client.list_workflows('WorkflowType="Job" AND ExecutionStatus="Running"'):
-            if found.id not in self._tasks or self._tasks[found.id].done():
-                handle = self._client.get_workflow_handle(found.id)
-                state = await handle.query("state", result_type=JobState)
-                if state.outcome == "":
-                    self.ensure(state.spec, state.machines)
+    async def _adopt(self, workflow_id: str) -> None:
+        try:
+            state = await self._client.get_workflow_handle(workflow_id).query("state", result_type=JobState)
+        except (RPCError, WorkflowQueryFailedError) as error:
+            # Asked again at the next listing; its agents keep what they saw.
+            log.warning("a job cannot say yet what to watch", workflow=workflow_id, error=str(error))
+            return
+        if state.outcome == "":
+            self.ensure(state.spec, state.machines)
 
     async def _watch(self, job: _Watched) -> None:
         with structlog.contextvars.bound_contextvars(job=job.spec.name):
