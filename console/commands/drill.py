@@ -47,7 +47,8 @@ def drill(  # noqa: PLR0917 - one parameter for each option
     The job runs on a local cluster of its own, which is torn down afterwards.
     The same job then runs without the fault: the losses of all steps must be
     equal bit for bit. Nothing may be left behind, and no rank may ever have two
-    copies.
+    copies. In a script's arguments `{run}` stands for a folder that each run has
+    of its own, for checkpoints that the script writes itself.
 
     Examples:
 
@@ -57,7 +58,7 @@ def drill(  # noqa: PLR0917 - one parameter for each option
 
         everstep drill kill-worker --in-stage confirm --during kill-rank --rank 3
 
-        everstep drill exit-rank --code 0 --json -- train.py --epochs 1
+        everstep drill exit-rank --code 0 --json -- examples/ddp_plain.py --out '{run}'
 
     Exit codes: 0 fired and recovered as the fault deserves; 1 not; 2 wrong
     usage; 3 this fault cannot be injected here.

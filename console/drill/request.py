@@ -50,7 +50,8 @@ class DrillRequest(BaseModel):
     standbys: int = Field(1, ge=0)
     steps: int | None = Field(None, ge=1)
     config: Path | None = None
-    script: list[str] = Field(default_factory=list, description="A script and its arguments; default: the example GPT.")
+    script: list[str] = Field(default_factory=list, description="Script and arguments; default: the example GPT.")
+    """``{run}`` in an argument stands for a folder of the run's own: for a script that writes checkpoints itself."""
     policy: dict[str, float] = Field(default_factory=dict)
 
     @field_validator("machine")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 from temporalio.client import WorkflowFailureError
 
@@ -26,7 +27,8 @@ from workflows.messages import JobResult
 
 LIMIT_S = 600.0
 """A drill's job must have ended within this long (ours)."""
-LOOK_S = 0.5
+LOOK_S = 1.0
+"""Between two looks whether a job is parked (ours)."""
 
 
 class References:
@@ -42,7 +44,7 @@ class References:
             cluster.say("running the same job without a fault, to compare its losses")
             clean = spec.model_copy(update={"name": cluster.next_name("reference"), "env": _without_plan(spec)})
             machines = cluster.machines[: spec.machines]
-            await cluster.control.start_job(clean, machines)
+            await cluster.control.start_job(_placed(clean, cluster.home / "drills" / clean.name), machines)
             ended = await _ended(cluster, clean)
             if ended is None or ended.outcome != "finished":
                 raise ClusterError(
@@ -95,7 +97,7 @@ class Drill:
         watch.start()
         killing: asyncio.Task[Absorbed] | None = None
         try:
-            await self.cluster.control.start_job(spec, machines)
+            await self.cluster.control.start_job(_placed(spec, given.plan.parent), machines)
             if self.request.fault in MACHINE_FAULTS:
                 killing = asyncio.create_task(kill_part(self.cluster, self.request, spec, machines, given))
             ended = await self._to_its_end(spec, facts)
@@ -117,7 +119,7 @@ class Drill:
         control = self.cluster.control
         while not ending.done():
             await asyncio.wait([ending], timeout=LOOK_S)
-            if ending.done() or self.request.times == 1:
+            if ending.done():
                 continue
             with suppress(EverstepError):
                 state = await control.state(spec.name)
@@ -219,6 +221,12 @@ async def _ended(cluster: DrillCluster, spec: JobSpec) -> JobResult | None:
         return None
     except WorkflowFailureError as error:
         raise ClusterError(f"the job's workflow failed: {error.cause or error}") from error
+
+
+def _placed(spec: JobSpec, folder: Path) -> JobSpec:
+    """The job with ``{run}`` in its arguments replaced by a folder that no other run has."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return spec.model_copy(update={"args": [one.replace("{run}", str(folder)) for one in spec.args]})
 
 
 def _without_plan(spec: JobSpec) -> dict[str, str]:

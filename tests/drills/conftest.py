@@ -1,0 +1,65 @@
+"""Drills on real local clusters: real ranks, real kills."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from console.drill import Drill, DrillCluster, DrillRequest, DrillResult
+from console.drill.runner import References
+
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+SMALL: dict[str, Any] = {"machines": 2, "ranks_per_machine": 2, "tp": 2, "pp": 1, "at_step": 8, "steps": 24}
+"""Four ranks and some seconds; what a drill shows does not depend on the size."""
+
+DrillOf = Callable[..., Awaitable[DrillResult]]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster() -> AsyncIterator[DrillCluster]:
+    """One cluster for all drills of a module; nothing of it may be left at the end."""
+    opened = DrillCluster(machines=4, standbys=1, workers=2)
+    async with opened:
+        yield opened
+    assert opened.leaked == []
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def drill(cluster: DrillCluster) -> DrillOf:
+    """Run a drill of a small job."""
+    references = References()
+
+    async def run(fault: str, **options: Any) -> DrillResult:
+        request = DrillRequest(fault=fault, **(SMALL | options))
+        return await Drill(cluster, request, references).run()
+
+    return run
+
+
+@pytest.fixture
+def recovered() -> Callable[..., None]:
+    """What holds for every fault that one reattempt heals."""
+
+    def check(result: DrillResult, *, lost: int | None = 1) -> None:
+        assert result.problems == []
+        assert result.ok and result.fired
+        assert result.resolution == "reattempt"
+        assert len(result.incidents) == 1
+        assert result.generations == 2
+        assert result.leaked == []
+        assert result.duplicates == 0
+        assert result.detected_s is not None and result.recovered_s is not None
+        assert 0 < result.detected_s < result.recovered_s
+        assert result.ettr is not None and 0 < result.ettr < 1
+        if lost is None:
+            assert result.losses_match is None
+        else:
+            assert result.losses_match is True
+            assert result.steps_lost is not None and result.steps_lost <= lost
+
+    return check

@@ -1,0 +1,130 @@
+"""Faults of ranks: each heals by one reattempt, bit for bit."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from console.drill import DrillCluster
+from console.drill.request import DrillRequest, example
+from everstep.job_state import JobState
+
+pytestmark = [pytest.mark.drill, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
+
+Recovered = Callable[..., None]
+
+
+async def test_a_rank_of_the_whole_mesh_is_killed(drill, recovered: Recovered) -> None:
+    result = await drill("kill-rank", machines=4, tp=2, pp=2, ranks=[5], at_step=12, steps=30)
+    recovered(result)
+    assert result.steps == 30
+    assert [name for name, _ in result.stages] == ["stop", "decide", "reattempt", "confirm"]
+
+
+async def test_the_first_rank_segfaults_at_the_first_step(drill, recovered: Recovered) -> None:
+    recovered(await drill("kill-rank", ranks=[0], at_step=0, signal="SEGV"))
+
+
+async def test_a_rank_is_killed_at_the_last_step(drill, recovered: Recovered) -> None:
+    recovered(await drill("kill-rank", ranks=[3], at_step=23))
+
+
+async def test_two_ranks_at_once_are_one_incident(drill, recovered: Recovered) -> None:
+    recovered(await drill("kill-rank", ranks=[1, 2]))
+
+
+async def test_a_kill_in_the_middle_of_a_save_costs_no_more_than_that_step(drill, recovered: Recovered) -> None:
+    recovered(await drill("kill-during-save", ranks=[2]))
+
+
+async def test_an_exception_in_user_code(drill, recovered: Recovered, cluster: DrillCluster) -> None:
+    result = await drill("raise", ranks=[1], exception="ValueError")
+    recovered(result)
+    state = await cluster.control.state(result.job)
+    assert state.failures[0].cause == "ValueError"
+
+
+@pytest.mark.parametrize("code", [0, 3])
+async def test_a_rank_leaves_early(drill, recovered: Recovered, code: int) -> None:
+    recovered(await drill("exit-rank", ranks=[1], code=code))
+
+
+async def test_a_rank_that_stands_still(drill, recovered: Recovered) -> None:
+    recovered(await drill("stop-rank", ranks=[2]))
+
+
+async def test_a_script_that_knows_nothing_of_everstep(drill, recovered: Recovered, cluster: DrillCluster) -> None:
+    script = [str(example("ddp_plain.py")), "--out", "{run}", "--steps", "40", "--every", "5"]
+    script += ["--step-seconds", "0.05"]
+    result = await drill("kill-rank", ranks=[1], tp=1, at_step=12, script=script)
+    recovered(result, lost=None)
+    assert result.steps_lost is None
+    lines = (cluster.home / "drills" / result.job / "losses.jsonl").read_text().splitlines()
+    losses: dict[int, set[float]] = {}
+    for one in map(json.loads, lines):
+        losses.setdefault(one["step"], set()).add(one["loss"])
+    assert sorted(losses) == list(range(40))
+    assert len(lines) > 40  # it went on from its own checkpoint and did some steps again
+
+
+async def test_the_same_step_again_and_again_ends_parked(drill) -> None:
+    result = await drill("kill-rank", ranks=[1], times=3)
+    assert result.problems == []
+    assert result.ok and result.resolution == "parked"
+    assert len(result.incidents) == 1
+    assert result.generations == 3
+    assert result.leaked == [] and result.duplicates == 0
+
+
+async def test_a_parked_job_goes_on_when_an_operator_says_so(cluster: DrillCluster) -> None:
+    request = DrillRequest(
+        fault="kill-rank", ranks=[1], times=3, machines=2, ranks_per_machine=2, tp=2, pp=1, at_step=4, steps=12
+    )
+    name = cluster.next_name("resumed")
+    plan = cluster.home / "drills" / name / "faults.json"
+    spec = request.spec(name, {"EVERSTEP_FAULTS": str(plan)})
+    from console.drill.inject import planned
+
+    given = planned(request, spec, plan, cluster)
+    given.write()
+    await cluster.control.start_job(spec, cluster.machines[:2])
+
+    async def parked() -> JobState:
+        while (state := await cluster.control.state(name)).status != "parked":  # noqa: ASYNC110 - asked over the network
+            await asyncio.sleep(0.2)
+        return state
+
+    async with asyncio.timeout(120):
+        state = await parked()
+        assert all(given.fired().values())
+        await cluster.control.tell(state.incidents[-1].id, "resume", "the cause is gone")
+        ended = await cluster.control.result(name)
+    assert ended.outcome == "finished"
+    state = await cluster.control.state(name)
+    assert [one.resolution for one in state.incidents] == ["resumed by operator"]
+
+
+async def test_a_killed_client_stops_nothing(cluster: DrillCluster) -> None:
+    name = cluster.next_name("orphaned")
+    command = [sys.executable, "-P", "-m", "console.main", "run", "--cluster", cluster.name, "--no-up"]
+    command += ["--name", name, "--machines", "2", "--ranks-per-machine", "1", "--json"]
+    client = await asyncio.create_subprocess_exec(
+        *command, "--", str(example("gpt.py")), "--steps", "30", "--step-seconds", "0.1", stdout=asyncio.subprocess.PIPE
+    )
+    assert client.stdout is not None
+    async with asyncio.timeout(120):
+        async with cluster.control.feed(name, cluster.machines[:2]) as feed:
+            async for picture in feed.pictures():
+                if (picture.step or 0) >= 3:
+                    break
+        os.kill(client.pid, signal.SIGKILL)
+        assert await client.wait() == -signal.SIGKILL
+        ended = await cluster.control.result(name)
+    assert ended.outcome == "finished"
+    assert ended.incidents == []
