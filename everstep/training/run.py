@@ -157,6 +157,8 @@ class Run:
             reports.complete(step + 1)
             if step == first:
                 reports.mark("first_step")
+        if reports is not None:
+            reports.mark("first_step")  # restored at the job's very end there was none to run
         self.finish()
 
     def report(self, step: int, *, loss: float | Tensor, grad_norm: float | Tensor = math.nan, tokens: int = 0) -> None:
