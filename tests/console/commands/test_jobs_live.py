@@ -1,0 +1,163 @@
+"""The job commands as processes, on a real local cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from console.local import cluster as local
+
+pytestmark = [pytest.mark.drill, pytest.mark.timeout(240)]
+
+SCRIPT = """
+import sys, time
+import everstep
+
+run = everstep.join()
+print(f"hello from rank {run.rank}", flush=True)
+for step in run.steps(int(sys.argv[1])):
+    time.sleep(0.05)
+    run.report(step, loss=1.0 / (step + 1), tokens=10)
+"""
+Everstep = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A cluster of two machines in an everstep home of its own."""
+    home = tmp_path_factory.mktemp("home")
+    (home / "train.py").write_text(SCRIPT)
+    (home / "broken.py").write_text("import everstep\nimport no_such_module\n")
+    patch = pytest.MonkeyPatch()
+    patch.setenv("EVERSTEP_HOME", str(home))
+    local.up(machines=2, standbys=0)
+    yield home
+    local.down(purge=True)
+    patch.undo()
+
+
+@pytest.fixture
+def everstep(home: Path) -> Iterator[Everstep]:
+    """Starts a command."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "console.main", *arguments],
+            env=os.environ | {"EVERSTEP_HOME": str(home)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def outcome(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=200)
+    return process.returncode, out, err
+
+
+def job(everstep: Everstep, name: str) -> dict[str, Any]:
+    code, out, err = outcome(everstep("status", name, "--json"))
+    assert code == 0, err
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+def test_run_follows_a_job_to_its_end_and_its_logs_stay(everstep: Everstep, home: Path) -> None:
+    script = str(home / "train.py")
+    code, out, err = outcome(everstep("run", "--json", "--name", "short", "--machines", "2", "--", script, "40"))
+    assert code == 0, err
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert (rows[0]["event"], rows[0]["world_size"]) == ("started", 2)
+    assert rows[-1]["outcome"] == "finished"
+    assert rows[-1]["facts"]["steps"] == 40
+    assert rows[-1]["facts"]["loss"] == pytest.approx(1 / 40)
+    assert rows[-1]["facts"]["incidents"] == 0
+    code, out, _ = outcome(everstep("logs", "short", "--stream", "stdout"))
+    assert (code, out.splitlines()) == (0, ["r0| hello from rank 0", "r1| hello from rank 1"])
+    assert job(everstep, "short")["step"] == 40
+    assert outcome(everstep("stop", "short"))[0] == 2
+    assert "did you mean short" in outcome(everstep("status", "shirt"))[2]
+
+
+def test_a_job_outlives_its_followers_and_recovers_before_their_eyes(everstep: Everstep, home: Path) -> None:
+    script = str(home / "train.py")
+    first = everstep("run", "--name", "long", "--machines", "2", "--", script, "100000")
+    assert first.stdout is not None
+    for line in first.stdout:
+        if "step 1" in line:
+            break
+    first.kill()
+    first.wait()
+    second = everstep("attach", "long", "--json")
+    victim = job(everstep, "long")["machines"][1]["ranks"][0]["pid"]
+    os.kill(victim, signal.SIGKILL)
+    assert second.stdout is not None
+    kinds = []
+    for line in second.stdout:
+        row = json.loads(line)
+        if row["event"] == "incident":
+            kinds.append(row["kind"])
+            if row["kind"] == "recovered":
+                break
+    assert kinds == ["opened", "recovered"]
+    second.send_signal(signal.SIGINT)
+    code, out, err = outcome(second)
+    assert (code, json.loads(out.splitlines()[-1])["outcome"]) == (130, "detached"), err
+    assert outcome(everstep("run", "--name", "long", "--", script, "1"))[0] == 2  # runs already
+    following = everstep("logs", "long", "-f", "--rank", "1", "--stream", "stdout")
+    assert following.stdout is not None
+    assert following.stdout.readline() == "hello from rank 1\n"
+    assert following.stdout.readline() == "hello from rank 1\n"  # of the second generation
+    code, _, err = outcome(everstep("stop", "long", "--note", "enough"))
+    assert code == 0, err
+    assert following.wait(timeout=60) == 0  # the logs are at their end
+    assert job(everstep, "long")["status"] == "stopped"
+
+
+def test_a_script_that_fails_at_import_is_parked_with_its_traceback(everstep: Everstep, home: Path) -> None:
+    code, out, err = outcome(everstep("run", "--name", "broken", "--machines", "2", "--", str(home / "broken.py")))
+    assert code == 4, err
+    assert "ModuleNotFoundError: No module named 'no_such_module'" in out
+    assert "everstep logs broken --rank" in out
+    assert "everstep resume broken" in out
+    code, out, err = outcome(everstep("status", "broken"))
+    assert "parked: it needs you" in out
+    # Mended, it goes on from where an operator lets it.
+    (home / "broken.py").write_text(SCRIPT.replace("int(sys.argv[1])", "20"))
+    code, _, err = outcome(everstep("resume", "broken", "--note", "mended"))
+    assert code == 0, err
+    deadline = time.monotonic() + 100
+    while (status := job(everstep, "broken")["status"]) != "finished":
+        assert status in ("parked", "recovering", "running"), status
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+
+
+def test_a_parked_job_can_be_given_up(everstep: Everstep, home: Path) -> None:
+    (home / "hopeless.py").write_text("import everstep\nraise SystemExit('no data')\n")
+    assert outcome(everstep("run", "--name", "hopeless", "--", str(home / "hopeless.py")))[0] == 4
+    assert outcome(everstep("abandon", "hopeless/7"))[0] == 2
+    code, _, err = outcome(everstep("abandon", "hopeless/1", "--note", "no data"))
+    assert code == 0, err
+    found = job(everstep, "hopeless")
+    assert found["status"] == "failed"
+    assert found["open_incident"] is None
+    assert [rank["alive"] for machine in found["machines"] for rank in machine["ranks"]].count(True) == 0
