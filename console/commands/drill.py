@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 from pathlib import Path
@@ -63,7 +62,7 @@ def drill(  # noqa: PLR0917 - one parameter for each option
     Exit codes: 0 fired and recovered as the fault deserves; 1 not; 2 wrong
     usage; 3 this fault cannot be injected here.
     """
-    from console.drill import narrate
+    from console.drill import narrate, signals
     from console.drill.catalogue import CannotInject
     from console.drill.judge import summary
     from console.drill.request import DrillRequest
@@ -98,7 +97,7 @@ def drill(  # noqa: PLR0917 - one parameter for each option
             config=config,
             script=script or [],
         )
-        results = asyncio.run(run_drills(request, repeat=repeat, say=narrate.progress, keep=keep, each=narrate.each))
+        results = signals.run(run_drills(request, repeat=repeat, say=narrate.progress, keep=keep, each=narrate.each))
     except CannotInject as refused:
         if as_json:
             print(json.dumps({"fault": fault, "fired": False, "refused": str(refused)}))

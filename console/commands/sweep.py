@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from typing import Annotated
 
@@ -35,14 +34,14 @@ def sweep(
     from rich.console import Console
     from rich.table import Table
 
-    from console.drill import narrate
+    from console.drill import narrate, signals
     from console.drill.sweep import SweepRow, run_sweep
 
     def each(row: SweepRow) -> None:
         verdict = "same" if row.ok else "NOT THE SAME: " + "; ".join(row.problems)
         narrate.progress(f"event {row.event} {row.kind} ({row.place or 'not hit'}): {verdict}")
 
-    result = asyncio.run(
+    result = signals.run(
         run_sweep(first=first, last=last, every=every, workers=workers, say=narrate.progress, each=each)
     )
     if as_json:

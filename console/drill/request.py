@@ -18,6 +18,8 @@ from everstep.job import JobSpec
 SIGNALS = ("KILL", "SEGV", "ABRT")
 DEFAULTS: dict[str, Any] = {"machines": 4, "ranks_per_machine": 2, "tp": 2, "pp": 2}
 """Sizes of the job of a drill."""
+PAUSE = "--step-seconds"
+"""Option of the examples that makes steps last, and changes nothing else."""
 DRILL_POLICY = {"stall_floor_s": 3.0, "exit_grace_s": 3.0}
 """Hangs are found after 10 min, and early leavers after 60 s, by default; a drill's steps take 0.1 s (ours)."""
 
@@ -106,7 +108,7 @@ class DrillRequest(BaseModel):
 
     def _example_args(self) -> list[str]:
         # A pause in each step leaves the processor to the part that starts again.
-        pause = ["--step-seconds", "0.1"] if self.absorbed else []
+        pause = [PAUSE, "0.2"] if self.absorbed else []
         return ["--steps", str(self.total_steps), *pause]
 
     def check(self) -> None:

@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import pytest
+
+from console.drill import DrillResult
 
 pytestmark = [pytest.mark.drill, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
 Recovered = Callable[..., None]
+DrillOf = Callable[..., Awaitable[DrillResult]]
 
 
 @pytest.mark.parametrize(
     ("stage", "moment"),
     [("stop", "middle"), ("decide", "end"), ("reattempt", "middle"), ("reattempt", "end"), ("confirm", "middle")],
 )
-async def test_the_worker_dies_in_a_stage(drill, recovered: Recovered, stage: str, moment: str) -> None:
+async def test_the_worker_dies_in_a_stage(drill: DrillOf, recovered: Recovered, stage: str, moment: str) -> None:
     recovered(await drill("kill-worker", ranks=[1], in_stage=stage, moment=moment))
 
 
 @pytest.mark.parametrize("stage", ["stop", "confirm"])
-async def test_temporal_dies_in_a_stage(drill, recovered: Recovered, stage: str) -> None:
+async def test_temporal_dies_in_a_stage(drill: DrillOf, recovered: Recovered, stage: str) -> None:
     recovered(await drill("kill-temporal", ranks=[1], in_stage=stage))
 
 
 @pytest.mark.parametrize("fault", ["kill-agent", "kill-forkserver"])
-async def test_ranks_go_on_without(drill, fault: str) -> None:
-    result = await drill(fault, machine="m1", steps=150)
+async def test_ranks_go_on_without(drill: DrillOf, fault: str) -> None:
+    result = await drill(fault, machine="m1", steps=110)
     assert result.problems == []
     assert result.ok and result.fired
     assert result.resolution == "absorbed"
@@ -37,5 +40,5 @@ async def test_ranks_go_on_without(drill, fault: str) -> None:
     assert result.leaked == [] and result.duplicates == 0
 
 
-async def test_an_agent_dies_in_the_middle_of_a_launch(drill, recovered: Recovered) -> None:
+async def test_an_agent_dies_in_the_middle_of_a_launch(drill: DrillOf, recovered: Recovered) -> None:
     recovered(await drill("kill-agent", machine="m1", during="launch"))

@@ -7,43 +7,47 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import pytest
 
-from console.drill import DrillCluster
+from console.drill import DrillCluster, DrillResult
+from console.drill.inject import planned
 from console.drill.request import DrillRequest, example
 from everstep.job_state import JobState
 
 pytestmark = [pytest.mark.drill, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
 Recovered = Callable[..., None]
+DrillOf = Callable[..., Awaitable[DrillResult]]
 
 
-async def test_a_rank_of_the_whole_mesh_is_killed(drill, recovered: Recovered) -> None:
+async def test_a_rank_of_the_whole_mesh_is_killed(drill: DrillOf, recovered: Recovered) -> None:
     result = await drill("kill-rank", machines=4, tp=2, pp=2, ranks=[5], at_step=12, steps=30)
     recovered(result)
     assert result.steps == 30
     assert [name for name, _ in result.stages] == ["stop", "decide", "reattempt", "confirm"]
 
 
-async def test_the_first_rank_segfaults_at_the_first_step(drill, recovered: Recovered) -> None:
+async def test_the_first_rank_segfaults_at_the_first_step(drill: DrillOf, recovered: Recovered) -> None:
     recovered(await drill("kill-rank", ranks=[0], at_step=0, signal="SEGV"))
 
 
-async def test_a_rank_is_killed_at_the_last_step(drill, recovered: Recovered) -> None:
+async def test_a_rank_is_killed_at_the_last_step(drill: DrillOf, recovered: Recovered) -> None:
     recovered(await drill("kill-rank", ranks=[3], at_step=23))
 
 
-async def test_two_ranks_at_once_are_one_incident(drill, recovered: Recovered) -> None:
+async def test_two_ranks_at_once_are_one_incident(drill: DrillOf, recovered: Recovered) -> None:
     recovered(await drill("kill-rank", ranks=[1, 2]))
 
 
-async def test_a_kill_in_the_middle_of_a_save_costs_no_more_than_that_step(drill, recovered: Recovered) -> None:
+async def test_a_kill_in_the_middle_of_a_save_costs_no_more_than_that_step(
+    drill: DrillOf, recovered: Recovered
+) -> None:
     recovered(await drill("kill-during-save", ranks=[2]))
 
 
-async def test_an_exception_in_user_code(drill, recovered: Recovered, cluster: DrillCluster) -> None:
+async def test_an_exception_in_user_code(drill: DrillOf, recovered: Recovered, cluster: DrillCluster) -> None:
     result = await drill("raise", ranks=[1], exception="ValueError")
     recovered(result)
     state = await cluster.control.state(result.job)
@@ -51,15 +55,17 @@ async def test_an_exception_in_user_code(drill, recovered: Recovered, cluster: D
 
 
 @pytest.mark.parametrize("code", [0, 3])
-async def test_a_rank_leaves_early(drill, recovered: Recovered, code: int) -> None:
+async def test_a_rank_leaves_early(drill: DrillOf, recovered: Recovered, code: int) -> None:
     recovered(await drill("exit-rank", ranks=[1], code=code))
 
 
-async def test_a_rank_that_stands_still(drill, recovered: Recovered) -> None:
+async def test_a_rank_that_stands_still(drill: DrillOf, recovered: Recovered) -> None:
     recovered(await drill("stop-rank", ranks=[2]))
 
 
-async def test_a_script_that_knows_nothing_of_everstep(drill, recovered: Recovered, cluster: DrillCluster) -> None:
+async def test_a_script_that_knows_nothing_of_everstep(
+    drill: DrillOf, recovered: Recovered, cluster: DrillCluster
+) -> None:
     script = [str(example("ddp_plain.py")), "--out", "{run}", "--steps", "40", "--every", "5"]
     script += ["--step-seconds", "0.05"]
     result = await drill("kill-rank", ranks=[1], tp=1, at_step=12, script=script)
@@ -73,7 +79,7 @@ async def test_a_script_that_knows_nothing_of_everstep(drill, recovered: Recover
     assert len(lines) > 40  # it went on from its own checkpoint and did some steps again
 
 
-async def test_the_same_step_again_and_again_ends_parked(drill) -> None:
+async def test_the_same_step_again_and_again_ends_parked(drill: DrillOf) -> None:
     result = await drill("kill-rank", ranks=[1], times=3)
     assert result.problems == []
     assert result.ok and result.resolution == "parked"
@@ -89,8 +95,6 @@ async def test_a_parked_job_goes_on_when_an_operator_says_so(cluster: DrillClust
     name = cluster.next_name("resumed")
     plan = cluster.home / "drills" / name / "faults.json"
     spec = request.spec(name, {"EVERSTEP_FAULTS": str(plan)})
-    from console.drill.inject import planned
-
     given = planned(request, spec, plan, cluster)
     given.write()
     await cluster.control.start_job(spec, cluster.machines[:2])

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from console.drill.catalogue import CATALOGUE, CannotInject, kind_of
+from console.drill.request import DrillRequest
+from everstep.errors import ConfigError
+
+CONTRACT = [
+    *("kill-rank", "stop-rank", "exit-rank", "raise", "spin", "deadlock", "skip-collective", "hang-dataloader"),
+    *("nan", "bitflip", "slow-machine", "kill-machine", "kill-group", "kill-agent", "kill-forkserver"),
+    *("kill-worker", "kill-temporal", "kill-during-save", "xid", "gpu-lost", "gpu-hot", "nic-down", "nic-flap"),
+    *("disk-full", "fs-readonly", "oom", "cut-link", "slow-link", "bad-version"),
+]
+
+BUILT = {
+    *("kill-rank", "stop-rank", "exit-rank", "raise", "kill-agent", "kill-forkserver"),
+    *("kill-worker", "kill-temporal", "kill-during-save"),
+}
+
+
+def test_the_catalogue_has_every_fault_of_the_contract() -> None:
+    assert [kind.name for kind in CATALOGUE] == CONTRACT
+    assert {kind.name for kind in CATALOGUE if not kind.not_built} == BUILT
+
+
+@pytest.mark.parametrize("name", sorted(set(CONTRACT) - BUILT))
+def test_what_is_not_built_is_refused_with_the_reason(name: str) -> None:
+    with pytest.raises(CannotInject, match=f"{name}: not built yet: needs"):
+        DrillRequest(fault=name).check()
+
+
+def test_a_near_name_is_suggested() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'kill-rank'"):
+        kind_of("kil-rank")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"fault": "kill-rank", "ranks": [8]}, "ranks go from 0 to 7"),
+        ({"fault": "kill-rank", "signal": "TERM"}, "KILL, SEGV, ABRT"),
+        ({"fault": "kill-rank", "at_step": 50, "steps": 50}, "not reached"),
+        ({"fault": "kill-rank", "tp": 3}, "not a multiple"),
+        ({"fault": "kill-rank", "during": "raise"}, "does not go with kill-rank"),
+        ({"fault": "raise", "exception": "Nonsense"}, "not a built-in exception"),
+        ({"fault": "kill-agent", "machine": "7"}, "machines are m0, m1, m2, m3"),
+        ({"fault": "kill-worker"}, "--in-stage is missing"),
+        ({"fault": "kill-worker", "in_stage": "later"}, "stop, decide, reattempt, launch, confirm"),
+        ({"fault": "kill-worker", "in_stage": "stop", "moment": "then"}, "begin, middle, end"),
+        ({"fault": "kill-worker", "in_stage": "stop", "during": "kill-agent"}, "opens no incident"),
+        ({"fault": "kill-temporal", "at_event": 3}, "--at-event goes with kill-worker"),
+        ({"fault": "kill-rank", "script": ["missing.py"]}, "missing.py"),
+    ],
+)
+def test_nonsense_is_refused_before_anything_starts(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        DrillRequest(**options).check()
+
+
+def test_a_machine_goes_by_name_or_number() -> None:
+    request = DrillRequest(fault="kill-agent", machine="2")
+    assert request.struck_machine(request.spec("job", {})) == "m2"
+    assert DrillRequest(fault="kill-agent", machine="m2") == request
+
+
+def test_the_default_job_is_the_example_in_three_dimensions() -> None:
+    spec = DrillRequest(fault="kill-rank").spec("job", {"A": "b"})
+    topology = spec.topology()
+    assert (topology.world_size, topology.tp, topology.pp, topology.dp) == (8, 2, 2, 2)
+    assert spec.env == {"A": "b"}
+    assert Path(spec.script).name == "gpt.py"
+    assert spec.policy.stall_floor_s < 10
+
+
+def test_a_job_file_gives_sizes_and_policy_and_options_win(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    file = tmp_path / "job.toml"
+    file.write_text('script = "train.py"\nmachines = 3\n[policy]\nstall_floor_s = 77.0\n')
+    spec = DrillRequest(fault="kill-rank", config=file).spec("job", {})
+    assert (spec.machines, spec.ranks_per_machine, spec.tp) == (3, 1, 1)
+    assert spec.policy.stall_floor_s == 77.0
+    assert DrillRequest(fault="kill-rank", config=file, machines=2).spec("job", {}).machines == 2
+
+
+def test_the_fault_that_opens_the_incident() -> None:
+    assert DrillRequest(fault="kill-worker", in_stage="stop").base == "kill-rank"
+    assert DrillRequest(fault="kill-worker", in_stage="stop", during="raise").base == "raise"
+    assert DrillRequest(fault="kill-agent", during="launch").base == "kill-rank"
+    assert DrillRequest(fault="kill-agent").absorbed
+    assert not DrillRequest(fault="kill-agent", during="launch").absorbed

@@ -1,0 +1,113 @@
+"""A worker that dies on purpose: a real one, on a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from temporalio.client import Client
+
+from console.drill.worker_faults import plugins
+from everstep import environment, faults
+
+WORKER = """
+import asyncio, sys
+from datetime import timedelta
+from temporalio import activity, workflow
+from temporalio.client import Client
+from temporalio.worker import Worker
+from console.drill.worker_faults import plugins
+
+@activity.defn(name="Stop ranks")
+async def stop(text: str) -> str:
+    print("effect", flush=True)
+    return text
+
+@workflow.defn(name="Incident")
+class Incident:
+    @workflow.run
+    async def run(self) -> str:
+        return await workflow.execute_activity(
+            "Stop ranks", "done", start_to_close_timeout=timedelta(seconds=2), result_type=str)
+
+async def main() -> None:
+    client = await Client.connect(sys.argv[1])
+    async with Worker(client, task_queue="drill", workflows=[Incident], activities=[stop], plugins=plugins(),
+                      sticky_queue_schedule_to_start_timeout=timedelta(seconds=1)):
+        print("up", flush=True)
+        await asyncio.Event().wait()
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+class Workers:
+    """Starts the worker again each time that it is killed."""
+
+    def __init__(self, script: Path, plan: Path, address: str) -> None:
+        self.command = [sys.executable, str(script), address]
+        self.env = os.environ | {environment.FAULTS: str(plan), "PYTHONPATH": str(Path(__file__).parents[3])}
+        self.log = plan.with_name("worker.log")
+        self.killed = 0
+
+    async def run(self) -> None:
+        while True:
+            with self.log.open("ab") as log:
+                started = await asyncio.create_subprocess_exec(*self.command, env=self.env, stdout=log, stderr=log)
+            try:
+                code = await started.wait()
+            except asyncio.CancelledError:
+                started.kill()
+                await started.wait()
+                raise
+            assert code == -signal.SIGKILL, self.log.read_text()
+            self.killed += 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "place", "effects"),
+    [
+        ({"in_stage": "stop", "moment": "begin"}, "begin of Stop ranks", 1),
+        ({"in_stage": "stop", "moment": "end"}, "end of Stop ranks", 2),
+        ({"at_event": 3}, None, 1),
+        ({"at_event": 6}, "end of Stop ranks", 2),
+        ({"at_event": 11}, "seen in the history", 1),
+    ],
+)
+async def test_a_worker_dies_once_and_where_it_was_told(
+    temporal: Client, tmp_path: Path, fault: dict[str, object], place: str | None, effects: int
+) -> None:
+    script, plan = tmp_path / "worker.py", tmp_path / "plan.json"
+    script.write_text(WORKER)
+    planned = {"id": "f", "fault": "kill-worker", "job": "j", **fault}
+    plan.write_text(json.dumps([planned]))
+    workers = Workers(script, plan, temporal.service_client.config.target_host)
+    running = asyncio.create_task(workers.run())
+    async with asyncio.timeout(90):
+        handle = await temporal.start_workflow("Incident", id="incident/j/0001", task_queue="drill", result_type=str)
+        assert await handle.result() == "done"
+        while faults.fired(plan, planned) is None or not workers.killed:  # noqa: ASYNC110 - another process
+            await asyncio.sleep(0.05)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    mark = faults.fired(plan, planned)
+    assert mark is not None
+    assert place is None or mark["place"] == place
+    if "at_event" in fault:
+        assert mark["newest"] >= int(str(fault["at_event"])) - (mark["place"].startswith("end"))
+    assert workers.killed == 1
+    assert workers.log.read_text().count("effect") == effects
+
+
+def test_a_worker_without_a_plan_loads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(environment.FAULTS, raising=False)
+    assert plugins() == []
+    monkeypatch.setenv(environment.FAULTS, "/nowhere/plan.json")
+    assert [plugin.name() for plugin in plugins()] == ["everstep.drill"]
