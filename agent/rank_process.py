@@ -30,9 +30,14 @@ PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def run_rank(server: int, rank: int, generation: int, row: Message, request: Message) -> NoReturn:
-    """Become one rank: torchrun's environment, a session of its own, then the user's script."""
-    code = 1
+def run_rank(
+    server: int, rank: int, generation: int, row: Message, request: Message, code: types.CodeType | None = None
+) -> NoReturn:
+    """Become one rank: torchrun's environment, a session of its own, then the user's script.
+
+    ``code`` is the script, compiled; None: this rank compiles it, and says what is wrong with it.
+    """
+    status = 1
     try:
         _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != server:
@@ -54,17 +59,17 @@ def run_rank(server: int, rank: int, generation: int, row: Message, request: Mes
         _watch_optimizer(rank, report)
         _fit_path(request["script"])
         report.mark("script_entered")
-        become_main(request["script"], request["args"])
-        code = 0
+        become_main(request["script"], request["args"], code)
+        status = 0
     except SystemExit as error:
-        code = _exit_code(error)
+        status = _exit_code(error)
     except BaseException as error:
         trace = error.__traceback__
         while trace and trace.tb_frame.f_code.co_filename == __file__:
             trace = trace.tb_next
         sys.excepthook(type(error), error.with_traceback(trace), trace)
     finally:
-        _leave(code)
+        _leave(status)
 
 
 def generation_marker(rank: int, generation: int) -> str:
@@ -72,15 +77,16 @@ def generation_marker(rank: int, generation: int) -> str:
     return f"--- everstep: rank {rank}, generation {generation},"
 
 
-def become_main(script: str, args: list[str]) -> None:
+def become_main(script: str, args: list[str], code: types.CodeType | None = None) -> None:
     """Run a script as ``__main__``, and leave it there: runpy takes it away when the script returns."""
+    code = code or compile(Path(script).read_bytes(), script, "exec", dont_inherit=True)
     main = types.ModuleType("__main__")
     main.__file__ = script
     main.__loader__ = importlib.machinery.SourceFileLoader("__main__", script)
     main.__dict__.update(__builtins__=__builtins__, __cached__=None)
     sys.modules["__main__"] = main
     sys.argv[:] = [script, *args]
-    exec(compile(Path(script).read_bytes(), script, "exec", dont_inherit=True), main.__dict__)
+    exec(code, main.__dict__)
 
 
 def run_store(listener: socket.socket, host: str, port: int, generation: int) -> NoReturn:
@@ -151,7 +157,7 @@ def _fit_torch() -> None:
 def _fit_path(script: str) -> None:
     extra = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     sys.path[0:0] = [os.path.dirname(script), *(entry for entry in extra if entry not in sys.path)]  # noqa: PTH120
-    sys.path_importer_cache.clear()
+    # What the server knew of folders is forgotten: files may be newer than its imports.
     importlib.invalidate_caches()
 
 
