@@ -382,7 +382,7 @@ class ForkServer:
         pid = _fork()
         if pid == 0:
             self._become_child()
-            rank_process.run_rank(server, rank, generation, row, request, code)
+            rank_process.run_rank(server, rank, generation, row, request, code=code)
         return Child(pid, generation, rank, forked_ns, start_ticks(pid), report=row["report"])
 
     def _fork_store(self, request: Message) -> Message:

@@ -31,7 +31,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def run_rank(
-    server: int, rank: int, generation: int, row: Message, request: Message, code: types.CodeType | None = None
+    server: int, rank: int, generation: int, row: Message, request: Message, *, code: types.CodeType | None = None
 ) -> NoReturn:
     """Become one rank: torchrun's environment, a session of its own, then the user's script.
 
