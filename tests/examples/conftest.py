@@ -1,0 +1,125 @@
+"""Ranks of an example as real processes, started as the agent starts them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everstep import environment
+from everstep.reports import ReportFile
+from everstep.slots import held
+
+ROOT = Path(__file__).parents[2]
+
+
+class Job:
+    """A job of a few ranks on this machine, launched generation by generation."""
+
+    def __init__(
+        self,
+        shm: Path,
+        forker: subprocess.Popen[str],
+        script: str,
+        args: list[str],
+        *,
+        tp: int = 1,
+        pp: int = 1,
+        dp: int = 1,
+    ) -> None:
+        self.shm, self.forker = shm, forker
+        self.script, self.args = str(ROOT / "examples" / script), args
+        self.tp, self.pp, self.world = tp, pp, tp * pp * dp
+        self.plan = shm / "faults.json"
+        self.generation = 0
+        self.pids: list[int] = []
+        self.losses: dict[tuple[int, int], str] = {}
+        """Reported losses by rank and step, the newest, as hexadecimal floats."""
+
+    def inject(self, **fault: Any) -> None:
+        """Plan one fault."""
+        self.plan.write_text(json.dumps([{"id": "only", **fault}]))
+
+    def agreed_step(self) -> int:
+        """The newest step that all ranks hold; 0: none."""
+        steps = [{s.completed_steps for s in held(self.shm / f"checkpoint-{r}") if s.valid} for r in range(self.world)]
+        return max(set.intersection(*steps), default=0)
+
+    def launch(self, resume: int = 0) -> list[int]:
+        """Run one generation to its end; when a rank fails the others are killed. Returns the exit codes."""
+        self.generation += 1
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        reports = [
+            ReportFile.create(self.shm / f"report-{rank}-{self.generation}", rank=rank, generation=self.generation)
+            for rank in range(self.world)
+        ]
+        environments = [self._environment(rank, port, resume) for rank in range(self.world)]
+        assert self.forker.stdin is not None and self.forker.stdout is not None
+        print(
+            json.dumps({"script": self.script, "args": self.args, "environments": environments}),
+            file=self.forker.stdin,
+            flush=True,
+        )
+        self.pids = json.loads(self.forker.stdout.readline())
+        codes: list[int] = json.loads(self.forker.stdout.readline())
+        for report in reports:
+            for record in report.records(0)[1]:
+                self.losses[report.rank, record.step] = record.loss.hex()
+            report.close()
+        return codes
+
+    def _environment(self, rank: int, port: int, resume: int) -> dict[str, str]:
+        ours = {
+            "RANK": rank,
+            "LOCAL_RANK": 0,
+            "WORLD_SIZE": self.world,
+            "LOCAL_WORLD_SIZE": 1,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+            environment.REPORT_FILE: self.shm / f"report-{rank}-{self.generation}",
+            environment.CHECKPOINT_FILE: self.shm / f"checkpoint-{rank}",
+            environment.RESUME_STEP: resume,
+            environment.GENERATION: self.generation,
+            environment.TOPOLOGY: f"{self.world},1,{self.tp},{self.pp},pp-dp-tp",
+            environment.FAULTS: self.plan,
+        }
+        return {name: str(value) for name, value in ours.items()}
+
+
+@pytest.fixture
+def shm() -> Iterator[Path]:
+    """A folder in shared memory."""
+    path = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="everstep-test-"))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture(scope="module")
+def forker() -> Iterator[subprocess.Popen[str]]:
+    """A process that forks ranks."""
+    command = [sys.executable, str(Path(__file__).with_name("forker.py"))]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait() == 0
+
+
+@pytest.fixture
+def make_job(shm: Path, forker: subprocess.Popen[str]) -> Callable[..., Job]:
+    """Make a ``Job``: ``make_job(script, args, tp=…, pp=…, dp=…)``."""
+
+    def make(script: str, args: list[str], **sizes: int) -> Job:
+        return Job(Path(tempfile.mkdtemp(dir=shm)), forker, script, args, **sizes)
+
+    return make
