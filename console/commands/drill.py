@@ -39,7 +39,9 @@ def drill(  # noqa: PLR0917 - one parameter for each option
     config: Annotated[Path | None, typer.Option(help="A job file; options win.")] = None,
     repeat: Annotated[int, typer.Option(min=1, help="So many runs on one cluster; then median, p90, maximum.")] = 1,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the cluster up, and say where.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object; with --repeat runs and summary.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object; with --repeat also runs and summary.")
+    ] = False,
 ) -> None:
     """Run a job, inject a real fault, judge the recovery.
 
@@ -64,7 +66,7 @@ def drill(  # noqa: PLR0917 - one parameter for each option
     """
     from console.drill import narrate, signals
     from console.drill.catalogue import CannotInject
-    from console.drill.judge import summary
+    from console.drill.judge import together
     from console.drill.request import DrillRequest
     from console.drill.runner import run_drills
     from everstep.errors import ConfigError
@@ -106,7 +108,7 @@ def drill(  # noqa: PLR0917 - one parameter for each option
     if as_json:
         answer: Any = results[0].model_dump()
         if repeat > 1:
-            answer = {"fault": fault, "runs": [one.model_dump() for one in results], "summary": summary(results)}
+            answer = together(results)
         print(json.dumps(answer, indent=2))
     else:
         narrate.results(results)

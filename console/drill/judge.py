@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import Any
 
 from console.drill.catalogue import CONTROL_FAULTS
@@ -144,10 +145,30 @@ def _not_clean(facts: Facts) -> list[str]:
     return found
 
 
+def together(results: list[DrillResult]) -> dict[str, Any]:
+    """Several runs as one answer: the keys of a run (times are medians, counts the worst), ``runs`` and ``summary``."""
+    told = summary(results)
+    first = results[0].model_dump()
+    lost = [one.steps_lost for one in results if one.steps_lost is not None]
+    matches = [one.losses_match for one in results]
+    return first | {
+        "ok": all(one.ok for one in results),
+        "fired": all(one.fired for one in results),
+        "detected_s": told["detected_s"] and told["detected_s"]["median"],
+        "recovered_s": told["recovered_s"] and told["recovered_s"]["median"],
+        "steps_lost": max(lost, default=None),
+        "losses_match": False if False in matches else None if None in matches else True,
+        "incidents": [name for one in results for name in one.incidents],
+        "leaked": [name for one in results for name in one.leaked],
+        "problems": [f"{one.job}: {problem}" for one in results for problem in one.problems],
+        "duplicates": sum(one.duplicates for one in results),
+        "summary": told,
+        "runs": [one.model_dump() for one in results],
+    }
+
+
 def summary(results: list[DrillResult]) -> dict[str, Any]:
     """Median, p90 and maximum of the times of several runs, and how many were right."""
-    import statistics
-
     found: dict[str, Any] = {"runs": len(results), "ok": sum(result.ok for result in results)}
     for name in ("detected_s", "recovered_s"):
         times = sorted(t for result in results if (t := getattr(result, name)) is not None)
