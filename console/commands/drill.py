@@ -35,7 +35,7 @@ def drill(  # noqa: PLR0917 - one parameter for each option
     tp: Annotated[int | None, typer.Option(min=1, help="Tensor-parallel size. Default: 2.")] = None,
     pp: Annotated[int | None, typer.Option(min=1, help="Pipeline-parallel size. Default: 2.")] = None,
     standbys: Annotated[int, typer.Option(min=0, help="Machines beside those of the job.")] = 1,
-    steps: Annotated[int | None, typer.Option(min=1, help="Steps of the example.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps of the job, handed to the script as --steps.")] = None,
     config: Annotated[Path | None, typer.Option(help="A job file; options win.")] = None,
     repeat: Annotated[int, typer.Option(min=1, help="So many runs on one cluster; then median, p90, maximum.")] = 1,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the cluster up, and say where.")] = False,

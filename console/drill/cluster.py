@@ -13,10 +13,12 @@ from types import TracebackType
 from typing import Self
 
 from console.control import Control
+from console.drill.catalogue import CannotInject
 from console.drill.copies import Tree
 from console.local import cluster as local
 from console.local import procfs
 from everstep import environment
+from everstep.errors import ClusterError
 from everstep.machine import Machine
 
 Say = Callable[[str], None]
@@ -25,6 +27,10 @@ HOME = "EVERSTEP_HOME"
 
 def silent(_: str) -> None:
     """Say nothing."""
+
+
+class NoCluster(CannotInject, ClusterError):
+    """The cluster of a drill does not come up; the message says why."""
 
 
 class DrillCluster:
@@ -39,6 +45,9 @@ class DrillCluster:
         workers: worker processes.
         keep: leave it up at the end.
         say: takes a line for each step.
+
+    Raises:
+        NoCluster: on entry: it does not come up.
     """
 
     def __init__(
@@ -66,8 +75,10 @@ class DrillCluster:
                 progress=self.say,
             )
             self.control = await Control.connect(self.name)
-        except BaseException:
+        except BaseException as error:
             await self._down()
+            if isinstance(error, ClusterError):
+                raise NoCluster(f"there is no cluster to drill on: {error}") from error
             raise
         return self
 

@@ -34,7 +34,7 @@ def one_line(result: DrillResult) -> str:
     verdict = "ok" if result.ok else "NOT OK"
     return (
         f"{result.job}: {verdict}, detected in {_s(result.detected_s)}, back in {_s(result.recovered_s)}, "
-        f"{_or(result.steps_lost)} steps lost, losses {_losses(result)}"
+        f"steps lost: {_or(result.steps_lost)}, losses {_losses(result)}"
     )
 
 

@@ -94,6 +94,8 @@ class DrillRequest(BaseModel):
         elif self.config is None:
             given |= {"script": str(example("gpt.py")), "args": self._example_args()}
         spec = load_job(self.config, given)
+        if self.steps is not None and "--steps" not in spec.args:  # a script of the user's: handed on
+            spec = spec.model_copy(update={"args": [*spec.args, "--steps", str(self.steps)]})
         chosen = set(spec.policy.model_fields_set)
         policy = {**{key: value for key, value in DRILL_POLICY.items() if key not in chosen}, **self.policy}
         changed = {"name": name, "env": spec.env | env, "policy": spec.policy.model_copy(update=policy)}

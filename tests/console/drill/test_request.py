@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from console.drill.catalogue import CATALOGUE, CannotInject, kind_of
+from console.drill.cluster import DrillCluster
 from console.drill.request import DrillRequest
 from everstep.errors import ConfigError
 
@@ -92,3 +94,19 @@ def test_the_fault_that_opens_the_incident() -> None:
     assert DrillRequest(fault="kill-agent", during="launch").base == "kill-rank"
     assert DrillRequest(fault="kill-agent").absorbed
     assert not DrillRequest(fault="kill-agent", during="launch").absorbed
+
+
+def test_steps_are_handed_on_to_a_script(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    script = [str(tmp_path / "train.py"), "--lr", "1"]
+    assert DrillRequest(fault="raise", script=script).spec("job", {}).args == ["--lr", "1"]
+    assert DrillRequest(fault="raise", script=script, steps=9).spec("job", {}).args == ["--lr", "1", "--steps", "9"]
+
+
+async def test_no_cluster_means_that_nothing_can_be_injected(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = os.environ.get("EVERSTEP_HOME")
+    monkeypatch.setenv("TEMPORAL_ADDRESS", "127.0.0.1:1")  # where nobody listens
+    with pytest.raises(CannotInject, match=r"127\.0\.0\.1:1"):
+        async with DrillCluster(machines=1, standbys=0, workers=1):
+            pass
+    assert os.environ.get("EVERSTEP_HOME") == before
