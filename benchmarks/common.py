@@ -1,0 +1,152 @@
+"""What the benchmarks share: the spread of a few runs, rows with their aims, the environment, printing."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any, Literal
+
+PACKAGES = ("everstep", "torch", "temporalio", "grpcio")
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Median, 90th percentile and maximum of some runs: tails count."""
+
+    median: float
+    p90: float
+    maximum: float
+    runs: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """The spread of at least one value."""
+        return cls(quantile(values, 0.5), quantile(values, 0.9), max(values), len(values))
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """A quantile by linear interpolation between the two nearest values.
+
+    Raises:
+        ValueError: there are no values, or the share is not between 0 and 1.
+    """
+    if not values or not 0 <= share <= 1:
+        raise ValueError(f"no quantile {share} of {len(values)} values")
+    ordered = sorted(values)
+    at = share * (len(ordered) - 1)
+    below = math.floor(at)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (at - below)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of a benchmark's result; smaller is better unless ``larger`` says otherwise."""
+
+    name: str
+    unit: str
+    ours: float | None
+    peer: float | None = None
+    """The same of the peer that the name mentions; None: there is none, or it did not run."""
+    aim: float | None = None
+    """Bound of ``ratio``, or of ``ours`` where ``aim_of`` says so; None: shown only."""
+    aim_of: Literal["ratio", "ours"] = "ratio"
+    larger: bool = False
+    """The value is better the larger it is."""
+
+    @property
+    def ratio(self) -> float | None:
+        """Ours by the peer's."""
+        return None if self.ours is None or not self.peer else self.ours / self.peer
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the aim is met; None: there is no aim, or nothing to hold against it."""
+        value = self.ratio if self.aim_of == "ratio" else self.ours
+        if self.aim is None or value is None:
+            return None
+        return value >= self.aim if self.larger else value <= self.aim
+
+    def as_json(self) -> dict[str, Any]:
+        """The row with its ratio and whether the aim is met."""
+        found = asdict(self)
+        del found["larger"]
+        return found | {"ratio": self.ratio, "met": self.met}
+
+
+def rows_of(name: str, unit: str, ours: Sequence[float], peer: Sequence[float], *, aim: float | None) -> list[Row]:
+    """Median, p90 and maximum of both sides; the aim holds the ratio of each of them."""
+    mine, other = (Spread.of(values) if values else None for values in (ours, peer))
+    return [
+        Row(
+            f"{name}, {label}",
+            unit,
+            getattr(mine, field) if mine else None,
+            getattr(other, field) if other else None,
+            aim,
+        )
+        for label, field in (("median", "median"), ("p90", "p90"), ("maximum", "maximum"))
+    ]
+
+
+def environment() -> dict[str, Any]:
+    """Where and how a benchmark ran, to be quoted with every figure."""
+    pages, page = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "cores": os.cpu_count(),
+        "memory_gib": round(pages * page / 2**30),
+        "load": round(os.getloadavg()[0], 1),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        **{name: version(name) for name in PACKAGES},
+        "command": shlex.join(["python", *sys.argv]),
+    }
+
+
+def say(text: str) -> None:
+    """Progress, on stderr: stdout is the result's."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def show(name: str, rows: Sequence[Row], notes: Sequence[str] = ()) -> None:
+    """Print the rows as a table, the notes and the environment."""
+    where = environment()
+    print(f"{name}: {where['cores']} cores, {where['memory_gib']} GiB, load {where['load']}, {where['date']}")
+    print(", ".join(f"{key} {where[key]}" for key in ("python", *PACKAGES)) + f"; {where['command']}\n")
+    width = max(len(row.name) for row in rows)
+    print(f"{'':{width}}  {'ours':>10} {'peer':>10} {'ratio':>7}  {'aim':>12}")
+    for row in rows:
+        print(f"{row.name:{width}}  {_number(row.ours):>10} {_number(row.peer):>10} {_ratio(row):>7}  {_aim(row):>12}")
+    for note in notes:
+        print(f"\n{note}")
+
+
+def show_json(name: str, rows: Sequence[Row], **more: Any) -> None:
+    """Print one JSON object: benchmark, environment, rows, and what else there is."""
+    content = {"benchmark": name, "environment": environment(), "rows": [row.as_json() for row in rows], **more}
+    print(json.dumps(content, indent=2))
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def _ratio(row: Row) -> str:
+    return "-" if row.ratio is None else f"{row.ratio:.3f}"
+
+
+def _aim(row: Row) -> str:
+    if row.aim is None:
+        return ""
+    sign = ">=" if row.larger else "<="
+    verdict = {True: "met", False: "missed", None: "unknown"}[row.met]
+    return f"{sign} {row.aim:g} {verdict}"

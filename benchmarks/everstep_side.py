@@ -1,0 +1,150 @@
+"""One recovery under everstep, through Temporal, and where its time went."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from activities import messages
+from benchmarks.common import say
+from benchmarks.peers.torchrun import fault_time, write_plan
+from benchmarks.timeline import PARTS, Recovery, parts_between
+from console.control import Control
+from console.local import cluster as local
+from everstep import environment
+from everstep.errors import ClusterError
+from everstep.incident import IncidentReport
+from everstep.job import JobSpec
+from everstep.job_state import incident_workflow_id
+
+LIMIT_S = 120.0
+NAME = "bench"
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """When the activities of an incident were scheduled and over, ns."""
+
+    scheduled: dict[str, int]
+    completed: dict[str, int]
+
+
+class EverstepSide:
+    """A local cluster of the benchmark's own, in a temporary folder; an async context manager."""
+
+    def __init__(self, *, machines: int) -> None:
+        self._machines = machines
+        self._count = 0
+
+    async def __aenter__(self) -> Self:
+        self._folder = Path(tempfile.mkdtemp(prefix="everstep-bench-"))
+        self._before = os.environ.get("EVERSTEP_HOME")
+        os.environ["EVERSTEP_HOME"] = str(self._folder)
+        try:
+            await asyncio.to_thread(local.up, NAME, machines=self._machines, standbys=0, progress=say)
+            self._control = await Control.connect(NAME)
+        except BaseException:
+            await self._down()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._control.__aexit__(kind, error, trace)
+        await self._down()
+
+    async def _down(self) -> None:
+        try:
+            await asyncio.to_thread(local.down, NAME)
+        finally:
+            if self._before is None:
+                os.environ.pop("EVERSTEP_HOME", None)
+            else:
+                os.environ["EVERSTEP_HOME"] = self._before
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def recover(self, script: Path, args: Sequence[str], *, rank: int, at_step: int) -> Recovery:
+        """Kill one rank in the middle of a step; wait for the incident's end.
+
+        Raises:
+            ClusterError: the job did not recover in time.
+        """
+        self._count += 1
+        name = f"bench-{self._count}"
+        plan = write_plan(self._folder / name, rank, at_step)
+        spec = JobSpec(
+            name=name,
+            script=str(script),
+            args=list(args),
+            machines=self._machines,
+            ranks_per_machine=2,
+            tp=2,
+            pp=2,
+            env={environment.FAULTS: str(plan)},
+        )
+        await self._control.start_job(spec, self._control.machines)
+        try:
+            report, times = await self._incident(name)
+        finally:
+            await self._control.stop(name, "measured")
+            await self._control.result(name)
+        return recovery_of(rank, at_step, fault_time(plan), report, times)
+
+    async def _incident(self, job: str) -> tuple[IncidentReport, Times]:
+        """The job's first incident once it is over, with the times of its activities."""
+        from temporalio.service import RPCError
+
+        handle = self._control.client.get_workflow_handle(incident_workflow_id(job, 1), result_type=IncidentReport)
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                while True:
+                    try:
+                        report = await handle.result()
+                        break
+                    except RPCError:  # it has not begun yet
+                        await asyncio.sleep(0.2)
+        except TimeoutError:
+            raise ClusterError(f"{job} did not recover within {LIMIT_S:.0f} s: see {self._folder}") from None
+        if not report.recovered or report.confirmation is None:
+            raise ClusterError(f"{job} did not recover: {report.headline}")
+        scheduled: dict[str, int] = {}
+        completed: dict[str, int] = {}
+        types: dict[int, str] = {}
+        async for event in handle.fetch_history_events():
+            at = event.event_time.ToNanoseconds()
+            if event.HasField("activity_task_scheduled_event_attributes"):
+                kind = event.activity_task_scheduled_event_attributes.activity_type.name
+                types[event.event_id] = kind
+                scheduled.setdefault(kind, at)
+            elif event.HasField("activity_task_completed_event_attributes"):
+                completed.setdefault(types[event.activity_task_completed_event_attributes.scheduled_event_id], at)
+        return report, Times(scheduled, completed)
+
+
+def recovery_of(rank: int, at_step: int, fault_ns: int, report: IncidentReport, times: Times) -> Recovery:
+    """The parts of one recovery, from the fault's own mark, the incident and its history."""
+    assert report.confirmation is not None
+    seen_ns = next((one.time_ns for one in report.failures), 0)
+    total_s = (report.confirmation.stepped_ns - fault_ns) / 1e9
+    within = report.confirmation.parts
+    forked_ns = report.confirmation.stepped_ns - int(sum(within.values()) * 1e9)
+    ends = {
+        "detect": seen_ns,
+        "report": times.scheduled[messages.STOP],
+        "stop": times.completed[messages.STOP],
+        "decide": times.scheduled[messages.LAUNCH],
+        "launch": forked_ns,
+    }
+    at = forked_ns
+    for name in PARTS[len(ends) :]:
+        at += int(within.get(name, 0.0) * 1e9)
+        ends[name] = at
+    return Recovery(rank, at_step, total_s, parts_between(total_s, fault_ns, [(name, ends[name]) for name in PARTS]))

@@ -1,0 +1,81 @@
+"""A toy loop that NVIDIA's nvidia-resiliency-ext restarts in the process; it knows nothing of everstep.
+
+    python benchmarks/peers/nvrx_loop.py FOLDER KILL_RANK AT_STEP STORE_PORT
+
+Run by the interpreter of its own environment, one process per rank. Each rank appends the time of every step to
+``FOLDER/<rank at the start>-<restart>``; one of them kills itself between backward and the optimizer's step.
+The intervals and waits are the shortest that the library accepts and that kept it working here.
+"""
+
+import os
+import signal
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from nvidia_resiliency_ext import inprocess  # type: ignore[import-not-found]
+
+FOLDER, KILL_RANK, AT_STEP, PORT = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+STARTED_AS = int(os.environ["RANK"])
+SHORT = timedelta(milliseconds=250)
+
+
+def append(name: str, event: str) -> None:
+    """Note an event and its time."""
+    with (FOLDER / name).open("ab", buffering=0) as file:
+        file.write(f"{event} {time.time_ns()}\n".encode())
+
+
+def train(call: inprocess.CallWrapper = None) -> None:
+    """Data-parallel steps of about the example's length; never returns by itself."""
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = dist.TCPStore("127.0.0.1", PORT + 1 + call.iteration, size, is_master=rank == 0)  # type: ignore[attr-defined]
+    group: Any = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=60))
+    LEFT.append((store, group))
+    torch.manual_seed(1)
+    layers: list[Any] = [torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64)] * 4
+    model = torch.nn.Sequential(*layers)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    for step in range(1_000_000):
+        model(torch.randn(512, 64)).square().mean().backward()
+        gradients = [one.grad for one in model.parameters() if one.grad is not None]
+        flat = torch.cat([one.flatten() for one in gradients])
+        finish(group.allreduce([flat]))
+        means = torch.split(flat / size, [one.numel() for one in gradients])
+        for gradient, mean in zip(gradients, means, strict=True):
+            gradient.copy_(mean.view_as(gradient))
+        if step >= AT_STEP and call.iteration == 0 and KILL_RANK == STARTED_AS:
+            append("fault", "fault")
+            os.kill(os.getpid(), signal.SIGKILL)
+        optimizer.step()
+        optimizer.zero_grad()
+        finish(group.barrier())
+        append(f"{STARTED_AS}-{call.iteration}", "step")
+
+
+LEFT: list[Any] = []
+"""Groups of earlier runs. Destroying one would wait for its collectives, which wait for the dead rank."""
+
+
+def finish(work: Any) -> None:
+    """Wait for a collective in Python: a rank that waits inside gloo cannot be interrupted by the library."""
+    while not work.is_completed():
+        time.sleep(0.0005)
+    work.wait()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    inprocess.Wrapper(
+        store_kwargs={"host_name": "127.0.0.1", "port": PORT},
+        abort=None,  # it knows NCCL only
+        monitor_thread_interval=SHORT,
+        monitor_process_interval=SHORT,
+        heartbeat_interval=SHORT,
+        progress_watchdog_interval=SHORT,
+        last_call_wait=SHORT,
+    )(train)()

@@ -1,0 +1,71 @@
+"""Run a training script as ``__main__`` and log its steps: what a benchmark sees of a job that everstep does not run.
+
+    torchrun … benchmarks/peers/step_log.py FOLDER SCRIPT ARGS…
+
+Each rank appends to ``FOLDER/<rank>-<restart>`` lines of an event (``started``, ``imported``, ``step``) and
+nanoseconds of the wall clock. A fault of the plan in EVERSTEP_FAULTS is met where everstep's own ranks meet it:
+between backward and the optimizer's step.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import time
+from pathlib import Path
+
+
+def main() -> None:
+    """Hook the optimizer, become the script."""
+    started_ns = time.time_ns()
+    folder, script, *args = sys.argv[1:]
+    rank = int(os.environ["RANK"])
+    log = StepLog(Path(folder), rank, int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")))
+    log.event("started", started_ns)
+    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+    from everstep.faults import RankFaults
+
+    log.event("imported", time.time_ns())
+    faults = RankFaults.from_environment(rank)
+    steps = 0
+
+    def before(*_: object) -> None:
+        if faults is not None:
+            faults.meet("step", steps)
+
+    def after(*_: object) -> None:
+        nonlocal steps
+        steps += 1
+        log.event("step", time.time_ns())
+
+    register_optimizer_step_pre_hook(before)
+    register_optimizer_step_post_hook(after)
+    sys.argv[:] = [script, *args]
+    sys.path[0] = str(Path(script).resolve().parent)
+    runpy.run_path(script, run_name="__main__")
+
+
+class StepLog:
+    """One rank's log of one attempt: a write of a few bytes per event."""
+
+    def __init__(self, folder: Path, rank: int, attempt: int) -> None:
+        self._file = (folder / f"{rank}-{attempt}").open("ab", buffering=0)
+
+    def event(self, name: str, time_ns: int) -> None:
+        """Append one event."""
+        self._file.write(f"{name} {time_ns}\n".encode())
+
+
+def first(folder: Path, rank: int, attempt: int, event: str) -> int:
+    """When a rank had an event for the first time in an attempt, ns; 0: not yet."""
+    try:
+        lines = (folder / f"{rank}-{attempt}").read_text().splitlines()
+    except FileNotFoundError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith(f"{event} ")), 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""How long from a SIGKILL of a rank to the next step of all ranks: everstep, torchrun, NVRx in-process.
+
+The example GPT on 8 ranks (tp 2, pp 2, dp 2; 4 machines of 2 ranks under everstep) loses one rank, chosen by a
+seed, between backward and the optimizer's step. everstep and torchrun take turns in one session and swap their
+order, so that what else the computer does hits both. The clock runs from the fault's own mark to the first step
+that *all* ranks have completed at full width: under everstep through Temporal, with the state of the step before
+restored and the new step saved; under torchrun from the beginning of the training, as the script has no other
+checkpoint. NVRx restarts the surviving processes and goes on with 7 ranks of a toy loop: it replaces nobody.
+
+    python -P benchmarks/recovery.py
+    python -P benchmarks/recovery.py --quick --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from benchmarks.common import Row, Spread, rows_of, say, show, show_json
+from benchmarks.everstep_side import EverstepSide
+from benchmarks.peers import nvrx, torchrun
+from benchmarks.peers.torchrun import PeerFailed
+from benchmarks.timeline import PARTS, UNACCOUNTED, Recovery
+
+RANKS, MACHINES = 8, 4
+SCRIPT = Path(__file__).resolve().parents[1] / "examples" / "gpt.py"
+SCRIPT_ARGS = ("--steps", "1000000", "--tp", "2", "--pp", "2")
+FIRST_STEP, LAST_STEP = 20, 40
+"""The fault strikes in one of these steps: late enough that every start-up cost is over (ours)."""
+AGAINST_TORCHRUN, STRETCH, AGAINST_NVRX, AIM_S = 1 / 5, 1 / 8, 1.0, 0.5
+
+
+@dataclass(slots=True)
+class Results:
+    """All recoveries of a session."""
+
+    ours: list[Recovery] = field(default_factory=list)
+    torchrun: list[Recovery] = field(default_factory=list)
+    nvrx: list[Recovery] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    """Peers that did not run or did not come back, and why."""
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=10, help="recoveries of each side (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="3 runs")
+    parser.add_argument("--seed", type=int, default=1, help="of ranks and steps (default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--peers", default="torchrun,nvrx", help="which of torchrun, nvrx to run (default: both)")
+    options = parser.parse_args()
+    results = asyncio.run(measure(3 if options.quick else options.runs, options.seed, options.peers.split(",")))
+    rows = summarise(results)
+    if options.json:
+        runs = {name: [asdict(one) for one in getattr(results, name)] for name in ("ours", "torchrun", "nvrx")}
+        show_json("recovery", rows, runs=runs, failures=results.failures)
+    else:
+        notes = [where_it_went("everstep", results.ours), where_it_went("torchrun", results.torchrun)]
+        show("recovery", rows, [note for note in (*notes, *results.failures) if note])
+    sys.stdout.flush()
+
+
+async def measure(runs: int, seed: int, peers: Sequence[str]) -> Results:
+    """Alternate the sides on one cluster."""
+    results = Results()
+    chosen = random.Random(seed)
+    with tempfile.TemporaryDirectory(prefix="everstep-bench-") as name:
+        folder = Path(name)
+        async with EverstepSide(machines=MACHINES) as cluster:
+            for run in range(runs):
+                rank, at_step = chosen.randrange(RANKS), chosen.randrange(FIRST_STEP, LAST_STEP)
+                sides = ["ours", *(peer for peer in ("torchrun",) if peer in peers)]
+                for side in sides if run % 2 == 0 else sides[::-1]:
+                    if side == "ours":
+                        # Without its sizes: they are the job's.
+                        found = await cluster.recover(SCRIPT, SCRIPT_ARGS[:2], rank=rank, at_step=at_step)
+                        results.ours.append(found)
+                    else:
+                        await asyncio.to_thread(_torchrun, results, folder / f"torchrun-{run}", rank, at_step)
+                say(f"run {run + 1} of {runs}: rank {rank} at step {at_step}: {_last(results)}")
+            if "nvrx" in peers:
+                await asyncio.to_thread(_nvrx, results, folder, runs, chosen)
+    # The SDK's threads may still be ending; a return at this moment can crash the interpreter.
+    await asyncio.sleep(0.1)
+    return results
+
+
+def _torchrun(results: Results, folder: Path, rank: int, at_step: int) -> None:
+    try:
+        found = torchrun.recover(folder, SCRIPT, SCRIPT_ARGS, ranks=RANKS, rank=rank, at_step=at_step)
+        results.torchrun.append(found)
+    except PeerFailed as error:
+        results.failures.append(f"torchrun: {error}")
+        say(results.failures[-1])
+
+
+def _nvrx(results: Results, folder: Path, runs: int, chosen: random.Random) -> None:
+    try:
+        python = nvrx.python()
+        for run in range(runs):
+            rank, at_step = chosen.randrange(1, RANKS), chosen.randrange(FIRST_STEP, LAST_STEP)
+            found = nvrx.recover(python, folder / f"nvrx-{run}", ranks=RANKS, rank=rank, at_step=at_step)
+            results.nvrx.append(found)
+            say(f"NVRx, run {run + 1} of {runs}: rank {rank} at step {at_step}: {found.seconds:.2f} s")
+    except PeerFailed as error:
+        results.failures.append(f"NVRx in-process: {error}")
+        say(results.failures[-1])
+
+
+def _last(results: Results) -> str:
+    sides = {"everstep": results.ours, "torchrun": results.torchrun}
+    return ", ".join(f"{name} {found[-1].seconds:.2f} s" for name, found in sides.items() if found)
+
+
+def summarise(results: Results) -> list[Row]:
+    """The rows: against each peer, against the clock, and by part."""
+    ours, other, shrunk = ([one.seconds for one in found] for found in (results.ours, results.torchrun, results.nvrx))
+    what = "fault to next step of all ranks"
+    rows = rows_of(f"{what}, torchrun", "s", ours, other, aim=AGAINST_TORCHRUN)
+    median = Spread.of(ours).median
+    rows.append(Row(f"{what}, torchrun, further aim", "s", median, rows[0].peer, STRETCH))
+    rows += rows_of(f"{what}, NVRx (7 of 8 ranks)", "s", ours, shrunk, aim=AGAINST_NVRX)
+    rows.append(Row(f"{what}, median", "s", median, None, AIM_S, aim_of="ours"))
+    for part in (*PARTS, UNACCOUNTED):
+        rows.append(Row(f"part: {part}, median", "s", Spread.of([one.parts[part] for one in results.ours]).median))
+    return rows
+
+
+def where_it_went(name: str, found: Sequence[Recovery]) -> str:
+    """A table of the parts: median, p90, maximum, and the share of the mean of the total."""
+    if not found:
+        return ""
+    total = sum(one.seconds for one in found)
+    lines = [f"Where {name}'s time went (s)            median     p90     max   share of all"]
+    for part in found[0].parts:
+        values = [one.parts[part] for one in found]
+        spread = Spread.of(values)
+        share = sum(values) / total
+        lines.append(f"  {part:32} {spread.median:7.3f} {spread.p90:7.3f} {spread.maximum:7.3f} {share:10.1%}")
+    spread = Spread.of([one.seconds for one in found])
+    lines.append(f"  {'total':32} {spread.median:7.3f} {spread.p90:7.3f} {spread.maximum:7.3f} {1:10.1%}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
