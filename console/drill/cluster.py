@@ -7,6 +7,7 @@ import os
 import secrets
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -59,7 +60,7 @@ class DrillCluster:
         """What was left after the cluster went down; known once it did."""
         self._machines, self._standbys, self._workers = machines, standbys, workers
         self._before: dict[str, str | None] = {}
-        self._count = 0
+        self._named: Counter[str] = Counter()
 
     async def __aenter__(self) -> Self:
         self.folder, self.name = await asyncio.to_thread(self.place)
@@ -126,8 +127,8 @@ class DrillCluster:
 
     def next_name(self, what: str) -> str:
         """A name for a job that this cluster has not had."""
-        self._count += 1
-        return f"{what}-{self._count:02d}"
+        self._named[what] += 1
+        return f"{what}-{self._named[what]:02d}"
 
     async def _down(self) -> None:
         seen = {found for pid in self.tree().pids() if (found := procfs.identify(pid))}

@@ -92,7 +92,14 @@ def _runs(out: Console, runs: list[DrillResult]) -> None:
         table.add_column(name)
     for run in runs:
         verdict = "ok" if run.ok else "[red]NOT OK[/red]"
-        table.add_row(run.job, verdict, _s(run.detected_s), _s(run.recovered_s), _or(run.steps_lost), _losses(run))
+        table.add_row(
+            run.job,
+            verdict,
+            _s(run.detected_s),
+            _s(run.recovered_s),
+            _or(run.steps_lost),
+            _losses(run).partition(" ")[0],
+        )
     out.print(table)
     told = summary(runs)
     for name, label in (("detected_s", "detected"), ("recovered_s", "back")):

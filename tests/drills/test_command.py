@@ -37,7 +37,7 @@ def test_a_script_reads_the_verdict(tmp_path: Path) -> None:
     assert answer["fired"] is True and answer["losses_match"] is True
     assert answer["leaked"] == [] and answer["evicted"] == [] and answer["over_evicted"] == []
     assert answer["steps_lost"] <= 1
-    assert answer["incidents"] == ["incident/kill-rank-01/0001", "incident/kill-rank-03/0001"]
+    assert answer["incidents"] == ["incident/kill-rank-01/0001", "incident/kill-rank-02/0001"]
     assert len(answer["runs"]) == 2
     times = answer["summary"]["recovered_s"]
     assert 0 < times["median"] <= times["p90"] <= times["max"]
