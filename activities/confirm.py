@@ -15,8 +15,8 @@ from everstep.incident import Confirmation
 from everstep.machine import Machine
 
 INTERVAL_S = 0.05
-"""Between two looks of an agent at its ranks, seconds: the ranks note their times themselves, so a shorter one would only
-take CPU from ranks that start (ours; 0.01 s cost a restart of 8 ranks on 2 cores about a tenth)."""
+"""Between two looks of an agent at its ranks, seconds. The ranks note their times themselves: a shorter one would
+only take CPU from ranks that start (ours)."""
 RECONNECT_S = 0.1
 
 
@@ -88,6 +88,7 @@ def states_of(ranks: Iterable[pb.RankProgress], generation: int) -> list[RankSta
             forked_ns=rank.milestones.forked,
             script_ns=rank.milestones.script_entered,
             joined_ns=rank.milestones.joined,
+            entered_ns=rank.milestones.loop_entered,
             restored_ns=rank.milestones.restored,
             first_step_ns=rank.milestones.first_step,
         )

@@ -14,12 +14,14 @@ PARTS = (
     "launch",
     "start",
     "import",
-    "rendezvous and restore",
+    "rendezvous",
+    "restore",
     "next step",
 )
 """In order. detect: fault to the agent's notice; report: to the incident's first activity scheduled; stop: until
-that activity is over; decide: to the launch scheduled; launch: to the last fork; the others are of the slowest rank
-at each milestone: until its script is entered, until it joined, until its state is restored, its first step."""
+that activity is over; decide: to the launch scheduled; launch: to the last fork. The others end when the slowest rank
+is there: start: in its script; import: joined; rendezvous: groups and model made; restore: state restored; next
+step: completed and saved."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -942,14 +942,17 @@ class Milestones(_message.Message):
     JOINED_FIELD_NUMBER: _builtins.int
     RESTORED_FIELD_NUMBER: _builtins.int
     FIRST_STEP_FIELD_NUMBER: _builtins.int
+    LOOP_ENTERED_FIELD_NUMBER: _builtins.int
     forked: _builtins.int
     script_entered: _builtins.int
     joined: _builtins.int
     """everstep.join() was called"""
     restored: _builtins.int
-    """state restored (or nothing to restore), loop entered"""
+    """state restored (or nothing to restore)"""
     first_step: _builtins.int
     """first step of this process completed"""
+    loop_entered: _builtins.int
+    """groups and model are made, run.steps() was entered"""
     def __init__(
         self,
         *,
@@ -958,10 +961,11 @@ class Milestones(_message.Message):
         joined: _builtins.int = ...,
         restored: _builtins.int = ...,
         first_step: _builtins.int = ...,
+        loop_entered: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_step", b"first_step", "forked", b"forked", "joined", b"joined", "restored", b"restored", "script_entered", b"script_entered"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_step", b"first_step", "forked", b"forked", "joined", b"joined", "loop_entered", b"loop_entered", "restored", b"restored", "script_entered", b"script_entered"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -24,6 +24,7 @@ class RankState:
     joined_ns: int = 0
     restored_ns: int = 0
     first_step_ns: int = 0
+    entered_ns: int = 0
 
     @property
     def stepped(self) -> bool:
@@ -85,7 +86,8 @@ def parts_of(ranks: Sequence[RankState]) -> dict[str, float]:
     marks = [
         ("start", max((rank.script_ns for rank in ranks), default=0)),
         ("import", max((rank.joined_ns for rank in ranks), default=0)),
-        ("rendezvous and restore", max((rank.restored_ns for rank in ranks), default=0)),
+        ("rendezvous", max((rank.entered_ns for rank in ranks), default=0)),
+        ("restore", max((rank.restored_ns for rank in ranks), default=0)),
         ("next step", max((rank.first_step_ns for rank in ranks), default=0)),
     ]
     before = max((rank.forked_ns for rank in ranks), default=0)

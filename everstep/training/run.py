@@ -192,6 +192,7 @@ class Run:
         """Restore the agreed state; returns the first step to run."""
         if self._reports is None:
             return start
+        self._reports.mark("loop_entered")
         first = start
         if state is not None and state.active:
             agreed = _number(environment.RESUME_STEP, 0)

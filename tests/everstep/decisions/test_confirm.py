@@ -15,6 +15,7 @@ STEPPED = replace(
     completed_steps=21,
     script_ns=1_010_000_000,
     joined_ns=1_020_000_000,
+    entered_ns=1_090_000_000,
     restored_ns=1_100_000_000,
     first_step_ns=1_150_000_000,
 )
@@ -72,5 +73,5 @@ def test_optimizer_steps_show_that_a_plain_script_steps() -> None:
 def test_the_parts_sum_up_to_fork_to_step() -> None:
     parts = parts_of([STEPPED, replace(STEPPED, rank=1)])
 
-    assert parts == {"start": 0.01, "import": 0.01, "rendezvous and restore": 0.08, "next step": 0.05}
+    assert parts == {"start": 0.01, "import": 0.01, "rendezvous": 0.07, "restore": 0.01, "next step": 0.05}
     assert round(sum(parts.values()), 4) == 0.15
