@@ -108,7 +108,6 @@ def rank_launches(spec: JobSpec, machine: int) -> list[pb.RankLaunch]:
             env={
                 "RANK": str(rank),
                 "LOCAL_RANK": str(local),
-                "LOCAL_RANK": str(local),
                 "GROUP_RANK": str(machine),
                 "ROLE_RANK": str(rank),
             },
