@@ -59,13 +59,21 @@ class TensorSpec(NamedTuple):
 
 
 class Layout:
-    """The places of the tensors of one state; kept from save to save while the tensors stay alike."""
+    """The places of the tensors of one state; kept from save to save while the tensors stay alike.
+
+    Raises:
+        CheckpointError: a tensor has no plain data.
+    """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self.likeness = [(tensor.dtype, tensor.shape, tensor.device.type) for tensor in tensors]
+        self.likeness = _likeness(tensors)
         self.specs: list[TensorSpec] = []
         end = 0
         for tensor in tensors:
+            if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
+                raise CheckpointError(
+                    f"a state dict holds a {tensor.layout} tensor on {tensor.device}: only dense tensors are saved"
+                )
             nbytes = tensor.numel() * tensor.element_size()
             dtype = str(tensor.dtype).removeprefix("torch.")
             self.specs.append(TensorSpec(dtype, tuple(tensor.shape), end, nbytes, tensor.device.type))
@@ -75,7 +83,11 @@ class Layout:
 
     def fits(self, tensors: Sequence[Tensor]) -> bool:
         """Whether tensors of a later save go to the same places."""
-        return self.likeness == [(tensor.dtype, tensor.shape, tensor.device.type) for tensor in tensors]
+        return self.likeness == _likeness(tensors)
+
+
+def _likeness(tensors: Sequence[Tensor]) -> list[tuple[Any, ...]]:
+    return [(tensor.dtype, tensor.shape, tensor.device) for tensor in tensors]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +141,9 @@ def decode(structure: bytes, tensors: memoryview, meshes: Mapping[Any, Any]) -> 
         raw = torch.frombuffer(tensors, dtype=torch.uint8, count=spec.nbytes, offset=spec.offset)
         return raw.view(dtype).view(spec.shape).to(spec.device)
 
-    def find(reference: tuple[Any, ...]) -> Any:
+    def find(reference: int | tuple[Any, ...]) -> Any:
         match reference:
-            case ("tensor", index):
+            case int(index):
                 return tensor(index)
             case ("array", index):
                 return tensor(index).clone().numpy()
@@ -156,17 +168,19 @@ class _Pickler(pickle.Pickler):
         super().__init__(buffer, protocol=5)
         self.tensors: list[Tensor] = []
 
-    def persistent_id(self, obj: Any) -> tuple[Any, ...] | None:
-        if type(obj) in _PLAIN:  # nearly all objects of a state dict
+    def persistent_id(self, obj: Any) -> int | tuple[Any, ...] | None:
+        # Called for every object of every save: the common kinds come first. A plain tensor is its number.
+        kind = type(obj)
+        if kind in _PLAIN:
             return None
+        if kind is Tensor:
+            return self._add(obj)
         if isinstance(obj, Tensor):
-            return (type(obj) is not Tensor and self._dtensor(obj)) or ("tensor", self._add(obj))
+            return self._dtensor(obj) or self._add(obj)
         if isinstance(obj, numpy.ndarray):
             return ("array", self._add(_tensor_of(obj)))
-        if isinstance(obj, torch.dtype):
-            return ("dtype", str(obj).removeprefix("torch."))
-        if isinstance(obj, torch.device):
-            return ("device", str(obj))
+        if kind in {torch.dtype, torch.device}:
+            return (kind.__name__, str(obj).removeprefix("torch."))
         return None
 
     def reducer_override(self, obj: Any) -> Any:
@@ -182,12 +196,9 @@ class _Pickler(pickle.Pickler):
         )
 
     def _add(self, tensor: Tensor) -> int:
-        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
-            raise CheckpointError(
-                f"a state dict holds a {tensor.layout} tensor on {tensor.device}: only dense tensors are saved"
-            )
-        # A lazily conjugated tensor's memory is not its value.
-        self.tensors.append(tensor.resolve_conj().resolve_neg() if tensor.is_complex() else tensor)
+        if tensor.dtype.is_complex:  # a lazily conjugated tensor's memory is not its value
+            tensor = tensor.resolve_conj()
+        self.tensors.append(tensor)
         return len(self.tensors) - 1
 
     def _dtensor(self, tensor: Tensor) -> tuple[Any, ...] | None:
@@ -206,7 +217,7 @@ class _Pickler(pickle.Pickler):
 class _Unpickler(pickle.Unpickler):
     """Builds containers, numbers and strings, nothing else."""
 
-    def __init__(self, buffer: io.BytesIO, find: Callable[[tuple[Any, ...]], Any] | None) -> None:
+    def __init__(self, buffer: io.BytesIO, find: Callable[[Any], Any] | None) -> None:
         super().__init__(buffer)
         self._find = find
 
