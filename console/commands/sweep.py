@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
@@ -31,7 +30,6 @@ def sweep(
 
     Exit codes: 0 the same at each event; 1 not.
     """
-    from rich.console import Console
     from rich.table import Table
 
     from console.drill import narrate, signals
@@ -54,7 +52,7 @@ def sweep(
         seconds = "" if row.recovered_s is None else f"{row.recovered_s:.2f} s"
         verdict = "same" if row.ok else "[red]" + "; ".join([row.decision, row.outcome, *row.problems]) + "[/red]"
         table.add_row(str(row.event), row.kind, row.place, str(row.newest or ""), seconds, verdict)
-    out = Console(soft_wrap=not sys.stdout.isatty(), highlight=False)
+    out = narrate.console()
     out.print(table)
     out.print(f"without a kill: {result.decision}; {result.outcome}")
     same = sum(row.ok for row in result.rows)

@@ -14,9 +14,12 @@ from console.drill.judge import summary
 from console.drill.result import DrillResult
 
 
+PIPE_COLUMNS = 160
+
+
 def console() -> Console:
-    """Standard output: colours on a terminal, whole lines in a pipe."""
-    return Console(soft_wrap=not sys.stdout.isatty(), highlight=False)
+    """Standard output: colours on a terminal, wide lines in a pipe."""
+    return Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS, highlight=False)
 
 
 def progress(line: str) -> None:
