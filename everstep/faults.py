@@ -22,6 +22,8 @@ from everstep import environment
 Fault = Mapping[str, Any]
 TOGETHER_S = 5.0
 """A rank waits so long for the others whose faults act together with its own (ours)."""
+HOLD_S = 90.0
+"""A job is held up for this long at most (ours)."""
 
 
 def load_plan() -> tuple[Path, list[dict[str, Any]]] | None:
@@ -106,6 +108,11 @@ def act(fault: Fault) -> None:
             os.kill(os.getpid(), signal.SIGSTOP)
         case "exit-rank":
             os._exit(int(fault["code"]))
+        case "hold":
+            # Not a fault: the job waits here until the drill has seen what it wants to see.
+            deadline = time.monotonic() + HOLD_S
+            while not Path(fault["until"]).exists() and time.monotonic() < deadline:
+                time.sleep(0.01)
         case "raise":
             raise exception_named(fault["exception"])(f"injected by a drill: {fault['exception']}")
         case other:

@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +39,21 @@ class Planned:
     """Done by the injector itself."""
     worker_plan: Path
     workers: list[Fault]
+    holds: list[Fault] = field(default_factory=list)
+    """Where the job waits for the injector."""
 
     def write(self) -> None:
         """Write the plans, whole or not at all: ranks and workers read them at any time."""
-        for path, content in ((self.plan, self.ranks), (self.worker_plan, self.workers)):
+        for path, content in ((self.plan, [*self.ranks, *self.holds]), (self.worker_plan, self.workers)):
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary = path.with_suffix(".new")
             temporary.write_text(json.dumps(content))
             temporary.rename(path)
+
+    def let_go(self) -> None:
+        """Let the job go on."""
+        for hold in self.holds:
+            Path(hold["until"]).touch()
 
     def fired(self) -> dict[str, dict[str, Any] | None]:
         """Fault id → when and where it fired, or None."""
@@ -78,7 +85,11 @@ def planned(request: DrillRequest, spec: JobSpec, plan: Path, cluster: DrillClus
                 raise CannotInject(f"kill-temporal: the server at {cluster.file.temporal_address} is not ours to kill")
             fault["pid"] = cluster.processes()["temporal"]
         workers.append(fault)
-    return Planned(plan, ranks, outside, cluster.worker_plan, workers)
+    holds: list[Fault] = []
+    if request.absorbed:
+        hold: Fault = {"id": "hold", "fault": "hold", "rank": 0, "at_step": request.hold_step}
+        holds.append(hold | {"until": f"{plan}.go"})
+    return Planned(plan, ranks, outside, cluster.worker_plan, workers, holds)
 
 
 def rank_faults(request: DrillRequest, ranks: list[int]) -> list[Fault]:
@@ -121,7 +132,10 @@ async def kill_part(
     is_agent = request.fault == "kill-agent"
     before = cluster.processes()[f"agent-{machine.name}"] if is_agent else await _fork_server(cluster, spec, machine)
     killed_ns = _kill(given, before)
-    return Absorbed(killed_ns, await _back(cluster, spec, machine, before, is_agent=is_agent))
+    try:
+        return Absorbed(killed_ns, await _back(cluster, spec, machine, before, is_agent=is_agent))
+    finally:
+        given.let_go()
 
 
 async def _kill_in_launch(cluster: DrillCluster, spec: JobSpec, machine: Machine, given: Planned) -> Absorbed:

@@ -13,7 +13,6 @@ from console.drill.catalogue import CATALOGUE
 from console.drill.judge import summary
 from console.drill.result import DrillResult
 
-
 PIPE_COLUMNS = 160
 
 

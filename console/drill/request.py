@@ -18,8 +18,6 @@ from everstep.job import JobSpec
 SIGNALS = ("KILL", "SEGV", "ABRT")
 DEFAULTS: dict[str, Any] = {"machines": 4, "ranks_per_machine": 2, "tp": 2, "pp": 2}
 """Sizes of the job of a drill."""
-PAUSE = "--step-seconds"
-"""Option of the examples that makes steps last, and changes nothing else."""
 DRILL_POLICY = {"stall_floor_s": 3.0, "exit_grace_s": 3.0}
 """Hangs are found after 10 min, and early leavers after 60 s, by default; a drill's steps take 0.1 s (ours)."""
 
@@ -92,26 +90,25 @@ class DrillRequest(BaseModel):
         if self.script:
             given |= {"script": str(Path(self.script[0]).resolve()), "args": self.script[1:]}
         elif self.config is None:
-            given |= {"script": str(example("gpt.py")), "args": self._example_args()}
+            given |= {"script": str(example("gpt.py")), "args": ["--steps", str(self.total_steps)]}
         spec = load_job(self.config, given)
         if self.steps is not None and "--steps" not in spec.args:  # a script of the user's: handed on
             spec = spec.model_copy(update={"args": [*spec.args, "--steps", str(self.steps)]})
         chosen = set(spec.policy.model_fields_set)
-        policy = {**{key: value for key, value in DRILL_POLICY.items() if key not in chosen}, **self.policy}
+        quick = {} if self.absorbed else DRILL_POLICY  # a job that is held up is no hang
+        policy = {**{key: value for key, value in quick.items() if key not in chosen}, **self.policy}
         changed = {"name": name, "env": spec.env | env, "policy": spec.policy.model_copy(update=policy)}
         return JobSpec.model_validate(spec.model_copy(update=changed).model_dump())
 
     @property
     def total_steps(self) -> int:
-        """Steps of the default job; one whose part is killed must last until the part is back."""
-        if self.steps is not None:
-            return self.steps
-        return self.at_step + 130 if self.absorbed else max(50, self.at_step + 30)
+        """Steps of the default job."""
+        return self.steps if self.steps is not None else max(50, self.at_step + 30)
 
-    def _example_args(self) -> list[str]:
-        # A pause in each step leaves the processor to the part that starts again.
-        pause = [PAUSE, "0.2"] if self.absorbed else []
-        return ["--steps", str(self.total_steps), *pause]
+    @property
+    def hold_step(self) -> int:
+        """Step at which a job waits until a killed part beside the ranks is back: it must not end before."""
+        return self.at_step + min(20, max(self.total_steps - self.at_step - 5, 1))
 
     def check(self) -> None:
         """Refuse what makes no sense, before anything is started.

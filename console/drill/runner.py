@@ -17,7 +17,7 @@ from console.drill.facts import Facts
 from console.drill.inject import Absorbed, Planned, kill_part, planned
 from console.drill.judge import judge
 from console.drill.losses import Records, differences
-from console.drill.request import PAUSE, DrillRequest, example
+from console.drill.request import DrillRequest
 from console.drill.result import DrillResult
 from everstep import environment
 from everstep.errors import ClusterError, EverstepError
@@ -39,7 +39,7 @@ class References:
 
     async def of(self, cluster: DrillCluster, spec: JobSpec) -> Records:
         """The records of this job without a fault; runs it if it has not run yet."""
-        clean = spec.model_copy(update={"name": "reference", "env": _without_plan(spec), "args": _without_pause(spec)})
+        clean = spec.model_copy(update={"name": "reference", "env": _without_plan(spec)})
         key = clean.model_dump_json()
         if key not in self._known:
             cluster.say("running the same job without a fault, to compare its losses")
@@ -228,15 +228,6 @@ def _placed(spec: JobSpec, folder: Path) -> JobSpec:
     """The job with ``{run}`` in its arguments replaced by a folder that no other run has."""
     folder.mkdir(parents=True, exist_ok=True)
     return spec.model_copy(update={"args": [one.replace("{run}", str(folder)) for one in spec.args]})
-
-
-def _without_pause(spec: JobSpec) -> list[str]:
-    """The arguments of an example without the option that only makes its steps last."""
-    args = list(spec.args)
-    if Path(spec.script).parent == example("gpt.py").parent and PAUSE in args:
-        at = args.index(PAUSE)
-        del args[at : at + 2]
-    return args
 
 
 def _without_plan(spec: JobSpec) -> dict[str, str]:
