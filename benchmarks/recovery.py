@@ -1,8 +1,8 @@
 """How long from a SIGKILL of a rank to the next step of all ranks: everstep, torchrun, NVRx in-process.
 
 The example GPT on 8 ranks (tp 2, pp 2, dp 2; 4 machines of 2 ranks under everstep) loses one rank, chosen by a
-seed, between backward and the optimizer's step. everstep and torchrun take turns in one session and swap their
-order, so that what else the computer does hits both. The clock runs from the fault's own mark to the first step
+seed, between backward and the optimizer's step. The sides take turns in one session and swap their order, so that
+what else the computer does hits all of them. The clock runs from the fault's own mark to the first step
 that *all* ranks have completed at full width: under everstep through Temporal, with the state of the step before
 restored and the new step saved; under torchrun from the beginning of the training, as the script has no other
 checkpoint. NVRx restarts the surviving processes and goes on with 7 ranks of a toy loop: it replaces nobody.
@@ -16,16 +16,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
+import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from benchmarks.common import Row, Spread, rows_of, say, show, show_json
 from benchmarks.everstep_side import EverstepSide
 from benchmarks.peers import nvrx, torchrun
-from benchmarks.peers.torchrun import PeerFailed
+from benchmarks.peers.torchrun import INTERRUPTED, PeerFailed
 from benchmarks.timeline import PARTS, UNACCOUNTED, Recovery
 
 RANKS, MACHINES = 8, 4
@@ -46,6 +48,15 @@ class Results:
     failures: list[str] = field(default_factory=list)
     """Peers that did not run or did not come back, and why."""
 
+    @contextmanager
+    def noting(self, peer: str) -> Iterator[None]:
+        """A peer's failure leaves its place empty; it does not end the benchmark."""
+        try:
+            yield
+        except PeerFailed as error:
+            self.failures.append(f"{peer}: {error}")
+            say(self.failures[-1])
+
 
 def main() -> None:
     """Measure and print."""
@@ -56,6 +67,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--peers", default="torchrun,nvrx", help="which of torchrun, nvrx to run (default: both)")
     options = parser.parse_args()
+    # The cluster and the peers are ended on the way out, whoever asks for it.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     results = asyncio.run(measure(3 if options.quick else options.runs, options.seed, options.peers.split(",")))
     rows = summarise(results)
     if options.json:
@@ -70,52 +83,72 @@ def main() -> None:
 async def measure(runs: int, seed: int, peers: Sequence[str]) -> Results:
     """Alternate the sides on one cluster."""
     results = Results()
-    chosen = random.Random(seed)
-    with tempfile.TemporaryDirectory(prefix="everstep-bench-") as name:
-        folder = Path(name)
-        async with EverstepSide(machines=MACHINES) as cluster:
-            for run in range(runs):
-                rank, at_step = chosen.randrange(RANKS), chosen.randrange(FIRST_STEP, LAST_STEP)
-                sides = ["ours", *(peer for peer in ("torchrun",) if peer in peers)]
-                for side in sides if run % 2 == 0 else sides[::-1]:
-                    if side == "ours":
-                        # Without its sizes: they are the job's.
-                        found = await cluster.recover(SCRIPT, SCRIPT_ARGS[:2], rank=rank, at_step=at_step)
-                        results.ours.append(found)
-                    else:
-                        await asyncio.to_thread(_torchrun, results, folder / f"torchrun-{run}", rank, at_step)
-                say(f"run {run + 1} of {runs}: rank {rank} at step {at_step}: {_last(results)}")
-            if "nvrx" in peers:
-                await asyncio.to_thread(_nvrx, results, folder, runs, chosen)
+    try:
+        await _measure(results, runs, random.Random(seed), peers)
+    except asyncio.CancelledError:
+        INTERRUPTED.set()
+        raise
     # The SDK's threads may still be ending; a return at this moment can crash the interpreter.
     await asyncio.sleep(0.1)
     return results
 
 
-def _torchrun(results: Results, folder: Path, rank: int, at_step: int) -> None:
-    try:
-        found = torchrun.recover(folder, SCRIPT, SCRIPT_ARGS, ranks=RANKS, rank=rank, at_step=at_step)
-        results.torchrun.append(found)
-    except PeerFailed as error:
-        results.failures.append(f"torchrun: {error}")
-        say(results.failures[-1])
+async def _measure(results: Results, runs: int, chosen: random.Random, peers: Sequence[str]) -> None:
+    with tempfile.TemporaryDirectory(prefix="everstep-bench-") as name:
+        sides: list[Torchrun | Nvrx] = [Torchrun(results)] if "torchrun" in peers else []
+        if "nvrx" in peers and (found := await asyncio.to_thread(Nvrx.made, results)):
+            sides.append(found)
+        async with EverstepSide(machines=MACHINES) as cluster:
+            for run in range(runs):
+                rank, at_step = chosen.randrange(RANKS), chosen.randrange(FIRST_STEP, LAST_STEP)
+                turns: list[Torchrun | Nvrx | None] = [None, *sides]
+                for side in turns if run % 2 == 0 else turns[::-1]:
+                    if side is None:
+                        # Without its sizes: they are the job's.
+                        ours = await cluster.recover(SCRIPT, SCRIPT_ARGS[:2], rank=rank, at_step=at_step)
+                        results.ours.append(ours)
+                    else:
+                        folder = Path(name) / f"{type(side).__name__}-{run}"
+                        await asyncio.to_thread(side.recover, folder, rank, at_step)
+                say(f"run {run + 1} of {runs}: rank {rank} at step {at_step}: {_last(results)}")
 
 
-def _nvrx(results: Results, folder: Path, runs: int, chosen: random.Random) -> None:
-    try:
-        python = nvrx.python()
-        for run in range(runs):
-            rank, at_step = chosen.randrange(1, RANKS), chosen.randrange(FIRST_STEP, LAST_STEP)
-            found = nvrx.recover(python, folder / f"nvrx-{run}", ranks=RANKS, rank=rank, at_step=at_step)
-            results.nvrx.append(found)
-            say(f"NVRx, run {run + 1} of {runs}: rank {rank} at step {at_step}: {found.seconds:.2f} s")
-    except PeerFailed as error:
-        results.failures.append(f"NVRx in-process: {error}")
-        say(results.failures[-1])
+class Torchrun:
+    """torchrun's turn."""
+
+    def __init__(self, results: Results) -> None:
+        self._results = results
+
+    def recover(self, folder: Path, rank: int, at_step: int) -> None:
+        """One recovery; a failure is noted."""
+        with self._results.noting("torchrun"):
+            found = torchrun.recover(folder, SCRIPT, SCRIPT_ARGS, ranks=RANKS, rank=rank, at_step=at_step)
+            self._results.torchrun.append(found)
+
+
+class Nvrx:
+    """NVRx's turn."""
+
+    def __init__(self, results: Results, interpreter: Path) -> None:
+        self._results = results
+        self._interpreter = interpreter
+
+    @classmethod
+    def made(cls, results: Results) -> Nvrx | None:
+        """With its environment; None where it cannot be made, which is noted."""
+        with results.noting("NVRx in-process"):
+            return cls(results, nvrx.python())
+        return None
+
+    def recover(self, folder: Path, rank: int, at_step: int) -> None:
+        """One recovery; a failure is noted. Rank 0 holds its store and is spared: the next rank takes its place."""
+        with self._results.noting("NVRx in-process"):
+            found = nvrx.recover(self._interpreter, folder, ranks=RANKS, rank=max(rank, 1), at_step=at_step)
+            self._results.nvrx.append(found)
 
 
 def _last(results: Results) -> str:
-    sides = {"everstep": results.ours, "torchrun": results.torchrun}
+    sides = {"everstep": results.ours, "torchrun": results.torchrun, "NVRx": results.nvrx}
     return ", ".join(f"{name} {found[-1].seconds:.2f} s" for name, found in sides.items() if found)
 
 

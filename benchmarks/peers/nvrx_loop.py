@@ -32,10 +32,11 @@ def append(name: str, event: str) -> None:
 
 def train(call: inprocess.CallWrapper = None) -> None:
     """Data-parallel steps of about the example's length; never returns by itself."""
+    append(f"{STARTED_AS}-{call.iteration}", "entered")
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    store = dist.TCPStore("127.0.0.1", PORT + 1 + call.iteration, size, is_master=rank == 0)  # type: ignore[attr-defined]
+    store = dist.PrefixStore(str(call.iteration), STORES[0])  # type: ignore[attr-defined]
     group: Any = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=60))
-    LEFT.append((store, group))
+    LEFT.append(group)
     torch.manual_seed(1)
     layers: list[Any] = [torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64)] * 4
     model = torch.nn.Sequential(*layers)
@@ -57,6 +58,8 @@ def train(call: inprocess.CallWrapper = None) -> None:
         append(f"{STARTED_AS}-{call.iteration}", "step")
 
 
+STORES: list[Any] = []
+"""One store for all runs of the loop, in rank 0, which is never killed: no restart waits for a new one to listen."""
 LEFT: list[Any] = []
 """Groups of earlier runs. Destroying one would wait for its collectives, which wait for the dead rank."""
 
@@ -70,6 +73,7 @@ def finish(work: Any) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    STORES.append(dist.TCPStore("127.0.0.1", PORT + 1, None, STARTED_AS == 0))  # type: ignore[attr-defined]
     inprocess.Wrapper(
         store_kwargs={"host_name": "127.0.0.1", "port": PORT},
         abort=None,  # it knows NCCL only

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,8 @@ from everstep.errors import EverstepError
 LIMIT_S = 180.0
 """A peer that has not stepped again by then counts as failed (ours)."""
 LOOK_S = 0.05
+INTERRUPTED = threading.Event()
+"""Set when the benchmark is to end: peers are waited for in a thread, which Ctrl-C does not reach."""
 
 
 class PeerFailed(EverstepError):
@@ -78,6 +81,8 @@ def wait_for(value: Callable[[], int], alive: Callable[[], bool], what: str, fol
     """
     deadline = time.monotonic() + LIMIT_S
     while not (found := value()):
+        if INTERRUPTED.is_set():
+            raise PeerFailed(f"{what} did not come: the benchmark was interrupted")
         if not alive() or time.monotonic() > deadline:
             why = "it ended" if not alive() else f"not within {LIMIT_S:.0f} s"
             raise PeerFailed(f"{what} did not come: {why}; see {folder}/output")
