@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,7 @@ class Incident:
     @workflow.run
     async def run(self) -> str:
         return await workflow.execute_activity(
-            "Stop ranks", "done", start_to_close_timeout=timedelta(seconds=2), result_type=str)
+            "Stop ranks", "done", start_to_close_timeout=timedelta(seconds=5), result_type=str)
 
 async def main() -> None:
     client = await Client.connect(sys.argv[1])
@@ -89,8 +90,14 @@ async def test_a_worker_dies_once_and_where_it_was_told(
     plan.write_text(json.dumps([planned]))
     workers = Workers(script, plan, temporal.service_client.config.target_host)
     running = asyncio.create_task(workers.run())
-    async with asyncio.timeout(90):
-        handle = await temporal.start_workflow("Incident", id="incident/j/0001", task_queue="drill", result_type=str)
+    async with asyncio.timeout(110):
+        handle = await temporal.start_workflow(
+            "Incident",
+            id="incident/j/0001",
+            task_queue="drill",
+            result_type=str,
+            task_timeout=timedelta(seconds=3),
+        )
         assert await handle.result() == "done"
         while faults.fired(plan, planned) is None or not workers.killed:  # noqa: ASYNC110 - another process
             await asyncio.sleep(0.05)
