@@ -29,6 +29,8 @@ PROGRAM = Path(__file__).with_name("fork_server.py")
 START_TIMEOUT_S = 120.0
 """A fork server that cannot fork after this long is given up (ours; imports take 1-4 s)."""
 REQUEST_TIMEOUT_S = 30.0
+ADOPT_PATIENCE_S = 2.0
+"""A fork server that says nothing for this long is waited for in the background (ours)."""
 LINE_LIMIT = 1 << 26
 
 logger = structlog.get_logger()
@@ -131,7 +133,7 @@ class ForkServer:
         server.pid, server.start_ticks = process.pid, start_ticks(process.pid)
         return server
 
-    async def connect(self, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
+    async def connect(self, timeout_s: float | None = REQUEST_TIMEOUT_S) -> None:
         """Connect and learn the table; exits are told from then on."""
         connection = socket.socket(socket.AF_UNIX)
         connection.setblocking(False)
@@ -147,7 +149,7 @@ class ForkServer:
         self.pid, self.job, self.label = self.table["pid"], self.table["job"], self.table["label"]
         self.start_ticks = start_ticks(self.pid)
 
-    async def request(self, op: str, *, timeout_s: float = REQUEST_TIMEOUT_S, **arguments: Any) -> Message:
+    async def request(self, op: str, *, timeout_s: float | None = REQUEST_TIMEOUT_S, **arguments: Any) -> Message:
         """Send a request and wait for its reply.
 
         Raises:
@@ -198,6 +200,10 @@ class ForkServer:
             with contextlib.suppress(OSError):
                 await self._writer.wait_closed()
 
+    def living(self) -> int:
+        """How many ranks of its table run."""
+        return sum(1 for row in self.table["ranks"] if not row["exit"])
+
     def forget(self) -> None:
         """Remove the socket's name and the log: a server that lives ends by itself."""
         self.path.unlink(missing_ok=True)
@@ -231,36 +237,88 @@ class ForkServers:
         self.prewarm = prewarm
         self._warm: asyncio.Task[ForkServer] | None = None
         self._warm_label = label_of("", {})
+        self._silent: dict[asyncio.Task[None], ForkServer] = {}
+        """Greetings that were not answered yet."""
 
-    async def adopt(self) -> dict[str, ForkServer]:
-        """Find the fork servers that an earlier agent left, by job; end those that belong to nobody."""
+    async def adopt(self, late: Callable[[ForkServer], None]) -> dict[str, ForkServer]:
+        """Find the fork servers that an earlier agent left, by job; end those that belong to nobody.
+
+        To forget a server is to end it with all its ranks. Only one that is surely
+        dead or surely has no ranks is forgotten; one that says nothing (it was
+        stopped, the machine is overloaded) is waited for as long as it takes.
+
+        Args:
+            late: takes a server that answered later; it may be one of a job or of none.
+        """
         found: dict[str, ForkServer] = {}
-        for path in sorted(self.folder.glob("*.sock")):
-            server = ForkServer(path)
-            if not path.with_suffix(".ready").exists():
-                # It still imports, so it has forked nothing; nothing waits for it but the next job.
-                if self.prewarm and self._warm is None:
-                    self._warm = asyncio.create_task(self._late(server))
-                else:
-                    server.forget()  # it ends by itself
-                continue
-            try:
-                await server.connect()
-            except (OSError, AgentError):
-                server.forget()
-                continue
-            if server.job and server.job not in found:
+        silent = {self._greet(server): server for server in map(ForkServer, sorted(self.folder.glob("*.sock")))}
+        if patiently := [greeting for greeting, server in silent.items() if not _imports(server.path)]:
+            await asyncio.wait(patiently, timeout=ADOPT_PATIENCE_S)
+        for greeting, server in silent.items():
+            if not greeting.done():
+                self._wait_for(server, greeting, late)
+            elif greeting.exception():
+                server.forget()  # nobody listens any more: it is dead
+            elif server.job and server.living() > (found[server.job].living() if server.job in found else -1):
+                if other := found.get(server.job):
+                    await other.end()
                 found[server.job] = server
-            elif self.prewarm and self._warm is None and server.label == self._warm_label:
-                self._warm = asyncio.create_task(_done(server))
             else:
-                await server.end()
+                await self.keep_or_end(server)
         return found
 
-    async def _late(self, server: ForkServer) -> ForkServer:
+    @staticmethod
+    def _greet(server: ForkServer) -> asyncio.Task[None]:
+        """Connect, however long the server takes; fails only when it is dead."""
+
+        async def greet() -> None:
+            while True:
+                try:
+                    return await server.connect(None)
+                except (ConnectionRefusedError, FileNotFoundError):
+                    raise
+                except OSError as error:  # e.g. its backlog is full: somebody listens
+                    logger.warning("no connection to a fork server yet", socket=str(server.path), reason=str(error))
+                    await asyncio.sleep(ADOPT_PATIENCE_S)
+
+        return asyncio.create_task(greet())
+
+    def _wait_for(self, server: ForkServer, greeting: asyncio.Task[None], late: Callable[[ForkServer], None]) -> None:
+        """Wait for a server that did not answer yet; one that still imports serves as the warm one."""
+        if _imports(server.path):
+            if self.prewarm and self._warm is None:
+                self._warm = asyncio.create_task(self._late(server, greeting))
+            else:
+                greeting.cancel()
+                server.forget()  # it has forked nothing, and ends by itself
+            return
+        logger.warning("a fork server does not answer; its ranks are kept", socket=str(server.path))
+
+        def answered(greeting: asyncio.Task[None]) -> None:
+            self._silent.pop(greeting, None)
+            if greeting.cancelled():
+                return
+            if greeting.exception():
+                server.forget()
+            else:
+                logger.info("a silent fork server answers again", pid=server.pid, job=server.job or None)
+                late(server)
+
+        self._silent[greeting] = server
+        greeting.add_done_callback(answered)
+
+    async def keep_or_end(self, server: ForkServer) -> None:
+        """A server that serves no job: keep it as the warm one, or end it."""
+        if not server.job and self.prewarm and self._warm is None and server.label == self._warm_label:
+            self._warm = asyncio.create_task(_done(server))
+        else:
+            await server.end()
+
+    async def _late(self, server: ForkServer, greeting: asyncio.Task[None]) -> ForkServer:
         """A fork server that was still importing when its agent died, if it serves as the warm one."""
-        with contextlib.suppress(OSError, AgentError):
-            await server.connect(START_TIMEOUT_S)
+        with contextlib.suppress(OSError, AgentError, TimeoutError):
+            async with asyncio.timeout(START_TIMEOUT_S):
+                await greeting
             if server.label == self._warm_label and not server.job:
                 return server
         server.forget()
@@ -309,6 +367,9 @@ class ForkServers:
 
     async def close(self, *, end_warm: bool) -> None:
         """Let go of the warm server, or end it."""
+        for greeting, server in list(self._silent.items()):
+            greeting.cancel()
+            await server.disconnect()
         task, self._warm = self._warm, None
         if task is None:
             return
@@ -319,6 +380,21 @@ class ForkServers:
             await task.result().disconnect()
         else:
             task.cancel()
+
+
+def _imports(path: Path) -> bool:
+    """Whether a fork server still imports, and so has forked nothing.
+
+    What it forks was started with the socket's name too.
+    """
+    if path.with_suffix(".ready").exists():
+        return False
+    found = 0
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError):
+                found += str(path).encode() in (entry / "cmdline").read_bytes().split(b"\0")
+    return found == 1
 
 
 async def _done(server: ForkServer) -> ForkServer:

@@ -96,7 +96,21 @@ class JobRunner:
             if starting.done() and self._starting is starting:
                 self._starting = None
 
+    def server_is_silent(self) -> bool:
+        """Whether the job's fork server lives but never answered this agent."""
+        return self.server is None and is_alive(self.record.fork_server_pid, self.record.fork_server_ticks)
+
+    async def _end_silent(self) -> None:
+        """Kill a fork server that is in the way and does not answer: two could start a rank twice. Its ranks live on."""
+        if self.server_is_silent():
+            pid, ticks = self.record.fork_server_pid, self.record.fork_server_ticks
+            self._log.warning("killing a fork server that does not answer; its ranks live on", pid=pid)
+            signal_process(pid, signal.SIGKILL)
+            await wait_gone(pid, ticks, KILL_PATIENCE_S)
+            self.find_orphans()
+
     async def _start_server(self) -> ForkServer:
+        await self._end_silent()
         server = await self.host.fork_servers.take(self.record.job, self.record.python, self.record.env)
         self.attach(server)
         self.save()
@@ -394,6 +408,7 @@ class JobRunner:
         if self._starting:
             with contextlib.suppress(AgentError):
                 await asyncio.shield(self._starting)
+        await self._end_silent()
         if self.server:
             await self.host.fork_servers.give_back(self.server)
             self.server = None

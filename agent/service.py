@@ -65,14 +65,12 @@ class AgentService(agent_pb2_grpc.AgentServicer):
                 logger.error("a job's record is damaged and ignored", path=str(path), reason=str(error))
                 continue
             self.runners[record.job] = JobRunner(self.host, record)
-        servers = await self.host.fork_servers.adopt()
+        servers = await self.host.fork_servers.adopt(lambda server: self.host.spawn(self._answered(server)))
         adopted = len(self._living(servers))
         self.host.log.append(agent_started=pb.AgentStarted(adopted_ranks=adopted, pid=os.getpid()))
         for job, server in servers.items():
-            if job not in self.runners:  # its record is lost: what runs is kept, and its fences
-                logger.warning("rebuilding a job's record from its fork server", job=job, pid=server.pid)
-                record = JobRecord(job=job, prepared=True, fenced=server.table["fenced"])
-                self.runners[job] = JobRunner(self.host, record)
+            if job not in self.runners:
+                self._rebuild(server)
         for job, runner in self.runners.items():
             runner.retell(last_told)
             if runner.record.released:
@@ -82,13 +80,34 @@ class AgentService(agent_pb2_grpc.AgentServicer):
             runner.find_orphans()
             for rank in runner.record.living():
                 runner.watch(rank)
-            if runner.server is None and runner.record.prepared:
+            if runner.server is None and runner.record.prepared and not runner.server_is_silent():
                 self.host.spawn(runner.ensure_server())
             runner.save()
         for server in servers.values():
             await server.end()
         self._sweep()
         return adopted
+
+    def _rebuild(self, server: ForkServer) -> JobRunner:
+        """A job whose record is lost: what runs is kept, and its fences."""
+        logger.warning("rebuilding a job's record from its fork server", job=server.job, pid=server.pid)
+        record = JobRecord(job=server.job, prepared=True, fenced=server.table["fenced"])
+        runner = self.runners[server.job] = JobRunner(self.host, record)
+        return runner
+
+    async def _answered(self, server: ForkServer) -> None:
+        """A fork server that was silent when this agent started answers."""
+        runner = self.runners.get(server.job) if server.job else None
+        if server.job and runner is None:
+            runner = self._rebuild(server)
+        if runner is None or runner.record.released or runner.server:
+            await self.host.fork_servers.keep_or_end(server)
+            return
+        async with runner.lock:
+            if runner.server is None:
+                runner.attach(server)
+                runner.find_orphans()
+                runner.save()
 
     def _living(self, servers: dict[str, ForkServer]) -> set[int]:
         """Ranks that run, as the fork servers and the records say."""

@@ -183,6 +183,61 @@ async def test_both_killed_at_once(agent: RunningAgent, job: Job) -> None:
     assert len((await job.launch(2, "again")).ranks) == 3
 
 
+async def fork_server(agent: RunningAgent, job: Job) -> int:
+    """Pid of the job's fork server; 0: none."""
+    return next(j.fork_server_pid for j in (await agent.client.describe()).jobs if j.job == job.name)
+
+
+async def test_a_fork_server_that_is_silent_while_the_agent_restarts_keeps_its_ranks(
+    agent: RunningAgent, job: Job
+) -> None:
+    server = await fork_server(agent, job)
+    launched = await job.launch()
+    await job.entered()
+    agent.kill()
+    os.kill(server, signal.SIGSTOP)
+    try:
+        await agent.start()
+        assert await fork_server(agent, job) == 0, "it did not answer yet"
+    finally:
+        os.kill(server, signal.SIGCONT)
+    while await fork_server(agent, job) != server:  # noqa: ASYNC110 - nobody tells us
+        await asyncio.sleep(0.05)
+    await asyncio.sleep(2.5)  # a forgotten server looks for its socket every 2 s, and ends with its ranks
+    assert all(alive(rank.pid) for rank in launched.ranks)
+    let_end(job, 0)
+    exited = (await job.exits(1))[0].rank_exited
+    assert (exited.rank, exited.exit.value) == (0, 5), "its exits are heard again"
+
+
+async def test_a_silent_fork_server_does_not_hold_up_a_restart(agent: RunningAgent, job: Job) -> None:
+    server = await fork_server(agent, job)
+    launched = await job.launch()
+    await job.entered()
+    agent.kill()
+    os.kill(server, signal.SIGSTOP)
+    await agent.start()
+    evidence = await job.stop()
+    assert [rank.stopped_by_us for rank in evidence.ranks] == [True] * 3
+    again = await job.launch(2)
+    assert not any(alive(rank.pid) for rank in launched.ranks)
+    assert all(alive(rank.pid) for rank in again.ranks)
+    assert not alive(server), "two servers could start a rank twice"
+
+
+async def test_a_fork_server_without_its_ready_file_keeps_its_ranks(agent: RunningAgent, job: Job) -> None:
+    server = await fork_server(agent, job)
+    launched = await job.launch()
+    await job.entered()
+    agent.kill()
+    for path in (agent.state / "fork-servers").glob("*.ready"):
+        path.unlink()  # as after an update from an agent that knew no such file
+    await agent.start()
+    await asyncio.sleep(2.5)
+    assert await fork_server(agent, job) == server
+    assert all(alive(rank.pid) for rank in launched.ranks)
+
+
 async def test_step_records_survive_without_a_gap_or_a_double(agent: RunningAgent) -> None:
     job = Job(agent, REPORTING, ranks=1)
     await job.prepare()
