@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -39,6 +40,9 @@ RETRY_S = 0.2
 TICK_S = 0.5
 """Between two looks at the rules that depend on time, seconds (ours)."""
 
+SILENT_S = 10.0
+"""An agent that said nothing for this long, although it speaks every second, is named in a stall (ours)."""
+
 MachineEvent = Callable[[pb.Observation], None]
 
 
@@ -55,6 +59,8 @@ class _Watched:
     reported: set[int] = field(default_factory=set)
     steps: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Rank → (generation, steps)."""
+    heard: dict[str, float] = field(default_factory=dict)
+    """Machine → when its agent said anything, seconds of the loop's clock."""
     stall: dict[int, StallRule] = field(default_factory=dict)
     woken: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -67,27 +73,62 @@ class Watcher:
         self._agents = agents
         self._machine_event = machine_event
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._watched: dict[str, _Watched] = {}
+        self._runs: dict[str, str] = {}
+        """Job's workflow → the run that was seen in the newest listing."""
 
     async def run(self) -> None:
         """List the running jobs again and again, and watch each of them."""
         try:
             while True:
                 with contextlib.suppress(RPCError):
-                    async for found in self._client.list_workflows('WorkflowType="Job" AND ExecutionStatus="Running"'):
-                        if found.id not in self._tasks or self._tasks[found.id].done():
-                            await self._adopt(found.id)
+                    await self._list()
                 await asyncio.sleep(LIST_S)
         finally:
             for task in self._tasks.values():
                 task.cancel()
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
-    def ensure(self, spec: JobSpec, machines: list[Machine]) -> None:
-        """Watch a job now: the launching worker need not wait for the next listing."""
+    async def _list(self) -> None:
+        """Watch what runs, anew where a name was taken by another run, and no longer what is over."""
+        listed = {}
+        async for found in self._client.list_workflows('WorkflowType="Job" AND ExecutionStatus="Running"'):
+            listed[found.id] = found.run_id or ""
+        for over in self._runs.keys() - listed.keys():
+            self._leave(over)
+        for workflow_id, run in listed.items():
+            if self._runs.get(workflow_id, run) != run:
+                # Another job of the same name, or continue-as-new: the agents tell again what nobody acknowledged.
+                self._leave(workflow_id)
+            self._runs[workflow_id] = run
+            if workflow_id not in self._tasks or self._tasks[workflow_id].done():
+                await self._adopt(workflow_id)
+
+    def ensure(self, spec: JobSpec, machines: list[Machine], known: JobState | None = None) -> None:
+        """Watch a job now: the launching worker need not wait for the next listing.
+
+        Args:
+            spec: the job's; a watch that goes by another one is left.
+            machines: where it runs, likewise.
+            known: what its workflow says, where it was asked.
+        """
         workflow_id = job_workflow_id(spec.name)
+        watched = self._watched.get(workflow_id)
+        if watched and (watched.spec, watched.machines) != (spec, machines):
+            self._leave(workflow_id)
         running = self._tasks.get(workflow_id)
         if running is None or running.done():
-            self._tasks[workflow_id] = asyncio.create_task(self._watch(_Watched(spec, machines)), name=workflow_id)
+            watched = self._watched[workflow_id] = _Watched(spec, machines)
+            if known and known.status == "running":
+                # It stepped already: should no agent ever answer again, the silence is noticed all the same.
+                watched.steps[0] = (known.generation, max(known.resume_step, 1))
+            self._tasks[workflow_id] = asyncio.create_task(self._watch(watched), name=workflow_id)
+
+    def _leave(self, workflow_id: str) -> None:
+        self._runs.pop(workflow_id, None)
+        self._watched.pop(workflow_id, None)
+        if task := self._tasks.pop(workflow_id, None):
+            task.cancel()
 
     async def _adopt(self, workflow_id: str) -> None:
         try:
@@ -97,7 +138,7 @@ class Watcher:
             log.warning("a job cannot say yet what to watch", workflow=workflow_id, error=str(error))
             return
         if state.outcome == "":
-            self.ensure(state.spec, state.machines)
+            self.ensure(state.spec, state.machines, state)
 
     async def _watch(self, job: _Watched) -> None:
         with structlog.contextvars.bound_contextvars(job=job.spec.name):
@@ -147,6 +188,7 @@ class Watcher:
         while True:
             with contextlib.suppress(AgentError):
                 async for reply in self._agents.get(machine.address).progress(request):
+                    job.heard[machine.name] = asyncio.get_running_loop().time()
                     for rank in reply.ranks:
                         job.steps[rank.rank] = (rank.generation, max(rank.completed_steps, rank.optimizer_steps))
             await asyncio.sleep(RETRY_S)
@@ -185,7 +227,11 @@ class Watcher:
         quiet_s = job.stall.setdefault(generation, StallRule(job.spec.policy)).observe(sum(counts), now_ns)
         if quiet_s is None:
             return None
-        return stall_anomaly(generation, job=job.spec.name, quiet_s=quiet_s, step=max(counts), now_ns=now_ns)
+        now = asyncio.get_running_loop().time()
+        silent = [m.name for m in job.machines if now - job.heard.get(m.name, -math.inf) > SILENT_S]
+        return stall_anomaly(
+            generation, job=job.spec.name, quiet_s=quiet_s, step=max(counts), now_ns=now_ns, silent=silent
+        )
 
     async def _report(self, job: _Watched, verdict: Anomaly | Finished) -> bool:
         """Tell the workflow, until it took it; returns False when the job is over."""

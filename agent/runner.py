@@ -101,7 +101,7 @@ class JobRunner:
         return self.server is None and is_alive(self.record.fork_server_pid, self.record.fork_server_ticks)
 
     async def _end_silent(self) -> None:
-        """Kill a fork server that is in the way and does not answer: two could start a rank twice. Its ranks live on."""
+        """Kill a fork server that does not answer, for two could start a rank twice; its ranks live on."""
         if self.server_is_silent():
             pid, ticks = self.record.fork_server_pid, self.record.fork_server_ticks
             self._log.warning("killing a fork server that does not answer; its ranks live on", pid=pid)

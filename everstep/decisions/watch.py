@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -73,6 +73,11 @@ def _anomaly(generation: int, seen: Seen) -> Anomaly:
     )
 
 
+LOOK_LIMIT_S = 5.0
+"""Time between two looks counts as at most this much of a stall: who was stopped meanwhile, or suspended with the
+whole machine, has seen nothing of it (ours)."""
+
+
 @dataclass(slots=True)
 class StallRule:
     """Suspects a stall when no rank of a job advanced for too long.
@@ -83,30 +88,38 @@ class StallRule:
 
     policy: RecoveryPolicy
     _total: int = -1
-    _advanced_ns: int = 0
+    _looked_ns: int = 0
+    _quiet_s: float = 0.0
     _step_times_s: deque[float] = field(default_factory=lambda: deque(maxlen=32))
 
     def observe(self, total_steps: int, now_ns: int) -> float | None:
-        """Take the sum of all ranks' steps; returns the stall in seconds when it is too long."""
+        """Take the sum of all ranks' steps; returns the stall in seconds when it is too long. Call it often."""
+        self._quiet_s += min(max((now_ns - self._looked_ns) / 1e9, 0.0), LOOK_LIMIT_S)
+        self._looked_ns = now_ns
         if total_steps != self._total:
             if self._total > 0:
-                self._step_times_s.append((now_ns - self._advanced_ns) / 1e9)
-            self._total, self._advanced_ns = total_steps, now_ns
+                self._step_times_s.append(self._quiet_s)
+            self._total, self._quiet_s = total_steps, 0.0
             return None
         if self._total <= 0:
             return None
-        quiet_s = (now_ns - self._advanced_ns) / 1e9
         typical_s = median(self._step_times_s) if self._step_times_s else 0.0
         limit_s = max(self.policy.stall_factor * typical_s, self.policy.stall_floor_s)
-        return quiet_s if quiet_s > limit_s else None
+        return self._quiet_s if self._quiet_s > limit_s else None
 
 
-def stall_anomaly(generation: int, *, job: str, quiet_s: float, step: int, now_ns: int) -> Anomaly:
-    """The anomaly that a stall is reported as."""
+def stall_anomaly(
+    generation: int, *, job: str, quiet_s: float, step: int, now_ns: int, silent: Sequence[str] = ()
+) -> Anomaly:
+    """The anomaly that a stall is reported as; ``silent`` machines may hide that ranks step."""
+    headline = f"no rank completed a step for {quiet_s:.0f} s, after step {step}"
+    if silent:
+        headline = f"no step was seen for {quiet_s:.0f} s: the agent of {', '.join(silent[:8])} does not answer"
     return Anomaly(
         id=f"stall-{job}-{generation}",
         generation=generation,
         symptom=Symptom.STALL,
-        headline=f"no rank completed a step for {quiet_s:.0f} s, after step {step}",
+        headline=headline,
+        machines=list(silent),
         seen_ns=now_ns,
     )

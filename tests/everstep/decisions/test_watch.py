@@ -5,7 +5,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.decisions.watch import Finished, Seen, StallRule, judge_exits
+from everstep.decisions.watch import Finished, Seen, StallRule, judge_exits, stall_anomaly
 from everstep.incident import Anomaly, RankExit, Symptom
 from everstep.policy import RecoveryPolicy
 
@@ -76,5 +76,23 @@ def test_a_stall_is_suspected_only_after_the_first_step_and_the_limit() -> None:
     assert rule.observe(0, 100 * SECOND) is None
     for step in range(1, 5):
         assert rule.observe(step * 8, (100 + step) * SECOND) is None
-    assert rule.observe(32, 113 * SECOND) is None
+    for second in range(105, 115):
+        assert rule.observe(32, second * SECOND) is None
     assert rule.observe(32, 115 * SECOND) == 11.0
+
+
+def test_a_watcher_that_was_paused_itself_suspects_nothing() -> None:
+    rule = StallRule(POLICY)
+    for second in range(1, 5):
+        assert rule.observe(second * 8, second * SECOND) is None
+
+    assert rule.observe(32, 3600 * SECOND) is None, "nothing was heard yet since it goes on"
+    assert rule.observe(40, 3601 * SECOND) is None
+    assert rule.observe(40, 100 * SECOND) is None, "the clock was set back"
+
+
+def test_a_stall_that_nobody_could_see_says_so() -> None:
+    found = stall_anomaly(3, job="j", quiet_s=600, step=7, now_ns=SECOND, silent=["m1"])
+
+    assert "the agent of m1 does not answer" in found.headline
+    assert found.machines == ["m1"]
