@@ -155,7 +155,7 @@ class Control:
                     ),
                     static_summary=summary(
                         f"{topology.world_size} ranks on {topology.machines} machines "
-                        f"(tp {topology.tp}, pp {topology.pp}, dp {topology.dp}): {line}"
+                        f"(tp {topology.tp}, pp {topology.pp}, dp {topology.dp}): `{line}`"
                     ),
                 )
             except WorkflowAlreadyStartedError:

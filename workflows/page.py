@@ -11,6 +11,8 @@ SUMMARY_CHARACTERS = 110
 PAGE_CHARACTERS = 2800
 # The Web UI renders tables without padding: an em space keeps the columns apart.
 PAD = "\u2003"
+# … and breaks a line between a number and its unit, unless the space forbids it.
+NO_BREAK = "\u00a0"
 
 
 def summary(text: str) -> str:
@@ -22,6 +24,11 @@ def summary(text: str) -> str:
 def count(number: int, noun: str) -> str:
     """``1 step``, ``2 steps``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def seconds(value: float) -> str:
+    """``0.73 s``, never broken over two lines."""
+    return f"{value:.2f}{NO_BREAK}s"
 
 
 def incident_title(number: int, anomaly: Anomaly) -> str:
@@ -37,7 +44,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def incident_page(headline: str, stages: Sequence[Stage], namespace: str, job_workflow: str, help_text: str) -> str:
     """The living page of an incident."""
-    rows = [[stage.name, f"{stage.seconds:.2f} s", stage.found.replace("|", "/")] for stage in stages[-12:]]
+    rows = [[stage.name, seconds(stage.seconds), stage.found.replace("|", "/")] for stage in stages[-12:]]
     link = f"[Job](/namespaces/{namespace}/workflows/{job_workflow.replace('/', '%2F')})"
     parts = [f"## {headline}", table(["Stage", "Took", "What was found"], rows) if rows else "", help_text, link]
     return "\n\n".join(part for part in parts if part)[:PAGE_CHARACTERS]
@@ -52,7 +59,7 @@ def job_page(state: JobState, namespace: str) -> str:
             one.headline.replace("|", "/"),
             one.resolution or "open",
             "" if one.lost_steps is None else str(one.lost_steps),
-            "" if one.seconds is None else f"{one.seconds:.2f} s",
+            "" if one.seconds is None else seconds(one.seconds),
         ]
         for one in state.incidents[-10:]
     ]
