@@ -72,22 +72,22 @@ class IncidentWorkflow:
     # What an operator may do.
 
     @workflow.signal(name="resume", description=f"Try again with a fresh budget. {OPERATOR_JSON}")
-    def resume(self, request: Any) -> None:
+    def resume(self, request: Any = None, *more: Any) -> None:
         """Leave the parked state and try again."""
-        self._take("resume", request)
+        self._take("resume", request, more)
 
     @workflow.signal(name="abandon", description=f"Give the job up; its ranks stay stopped. {OPERATOR_JSON}")
-    def abandon(self, request: Any) -> None:
+    def abandon(self, request: Any = None, *more: Any) -> None:
         """End the incident without a recovery."""
-        self._take("abandon", request)
+        self._take("abandon", request, more)
 
     @workflow.query(name="stage", description="Stage of the incident and why")
     def current_stage(self) -> Stage:
         """The stage at hand."""
         return Stage(name=self.stage, seconds=0.0, found=self.headline)
 
-    def _take(self, answer: str, raw: Any) -> None:
-        request = read_request(raw)
+    def _take(self, answer: str, raw: Any, more: tuple[Any, ...]) -> None:
+        request = read_request(raw, *more)
         if isinstance(request, str):
             self.rejected.append(f"{answer}: {request}")
             self._show()
@@ -99,6 +99,7 @@ class IncidentWorkflow:
             self.answer, self.resumed_by = answer, who
         else:
             self.rejected.append(f"resume by {who}: the incident is not parked, it is at stage {self.stage}")
+            self._show()
 
     # The flow.
 
@@ -128,7 +129,7 @@ class IncidentWorkflow:
                     if evidence.unreachable or evidence.problem:
                         continue
                     restore = choose_restore(evidence.held, world_size)
-                self._count_lost(failure, restore)
+                self._count_lost(restore)
                 confirmation, evidence = await self._reattempt(decision, restore)
                 if confirmation is not None and confirmation.ok:
                     return await self._recovered(confirmation)
@@ -188,9 +189,11 @@ class IncidentWorkflow:
         self._note("decide", text, evidence)
         return decision
 
-    def _count_lost(self, failure: Failure, restore: Restore) -> None:
-        if self.lost_steps is None and failure.step >= 0 and restore.step >= 0:
-            self.lost_steps = max(failure.step - restore.step, 0)
+    def _count_lost(self, restore: Restore) -> None:
+        """Steps that are computed anew, from the farthest the job had come to where it goes on now."""
+        farthest = max(failure.step for failure in self.failures)
+        if farthest >= 0 and restore.step >= 0:
+            self.lost_steps = max(farthest - restore.step, 0)
 
     async def _reattempt(self, decision: Decision, restore: Restore) -> tuple[Confirmation | None, Evidence]:
         """One restart; returns its confirmation, or what the machines know when it failed."""
@@ -369,7 +372,7 @@ class IncidentWorkflow:
         rejected = "\n".join(f"- REJECTED: {line}" for line in self.rejected[-5:])
         workflow.set_current_details(
             page.incident_page(
-                f"{self.stage}: {self.headline}",
+                self.headline if self.stage in {"recovered", "abandoned"} else f"{self.stage}: {self.headline}",
                 self.stages,
                 workflow.info().namespace,
                 job_workflow_id(self.given.job),

@@ -31,6 +31,7 @@ with workflow.unsafe.imports_passed_through():
 INCIDENTS_KEPT = 20
 FAILURES_KEPT = 50
 REJECTED_KEPT = 10
+STAGE_CHARACTERS = 40
 
 
 @workflow.defn(name="Job")
@@ -40,7 +41,7 @@ class JobWorkflow:
     @workflow.init
     def __init__(self, state: JobState) -> None:
         self.state = state
-        self.finished_generation = 0
+        self.finished_generations: set[int] = set()
         self.records: list[workflow.ActivityHandle[NumbersUsed]] = []
 
     # What watchers and operators say.
@@ -58,13 +59,23 @@ class JobWorkflow:
     @workflow.update(name="finished", description="A watcher reports that all ranks ended with success")
     def finished(self, generation: int) -> str:
         """Take the end of the training."""
-        self.finished_generation = max(self.finished_generation, generation)
+        self.finished_generations.add(generation)
         return f"taken for generation {generation}"
 
+    @report.validator
+    def check_report(self, anomaly: Anomaly) -> None:
+        """Reject what is no generation; an update with the wrong arguments never gets beyond this."""
+        check_generation(anomaly.generation)
+
+    @finished.validator
+    def check_finished(self, generation: int) -> None:
+        """Reject what is no generation."""
+        check_generation(generation)
+
     @workflow.signal(name="stop", description='Stop the job for good. {"operator": "you", "note": "why"}')
-    def stop(self, request: Any) -> None:
+    def stop(self, request: Any = None, *more: Any) -> None:
         """Ask for an orderly end."""
-        read = read_request(request)
+        read = read_request(request, *more)
         if isinstance(read, str):
             self.state.rejected = [*self.state.rejected, f"stop: {read}"][-REJECTED_KEPT:]
             self._show()
@@ -72,8 +83,10 @@ class JobWorkflow:
             self.state.stop_requested = read.operator + (f" ({read.note})" if read.note else "")
 
     @workflow.signal(name="incident_stage", description="Sent by the job's own incidents")
-    def incident_stage(self, number: int, stage: str) -> None:
+    def incident_stage(self, number: Any = 0, stage: Any = "", *more: Any) -> None:
         """Note that an incident was parked or resumed."""
+        if not isinstance(stage, str) or len(stage) > STAGE_CHARACTERS:
+            return
         for one in self.state.incidents:
             if one.number == number and not one.resolution:
                 self.state.status = "parked" if stage == "parked" else "recovering"
@@ -112,7 +125,7 @@ class JobWorkflow:
                 case "anomaly":
                     report = await self._handle(self._take_anomaly())
                     if not report.recovered:
-                        if self.state.stop_requested:
+                        if self._next_event() == "stop":
                             return await self._stopped()
                         return await self._end("failed", report.headline)
                 case _:
@@ -123,11 +136,14 @@ class JobWorkflow:
 
     def _next_event(self) -> str:
         self.state.pending = [one for one in self.state.pending if one.generation >= self.state.generation]
+        # An activity or a child that is cancelled with the job raises another error than the job itself.
+        if workflow.cancellation_reason() is not None:
+            self.state.stop_requested = self.state.stop_requested or "cancellation"
         if self.state.stop_requested:
             return "stop"
         if any(one.generation == self.state.generation for one in self.state.pending):
             return "anomaly"
-        if self.finished_generation >= self.state.generation > 0:
+        if self.state.generation in self.finished_generations:
             return "finished"
         return ""
 
@@ -254,7 +270,7 @@ class JobWorkflow:
 
     async def _abandon_on_stop(self, child: workflow.ChildWorkflowHandle[Any, Any]) -> None:
         await workflow.wait_condition(lambda: self.state.stop_requested != "")
-        await child.signal("abandon", {"operator": self.state.stop_requested, "note": "the job is stopped"})
+        await child.signal("abandon", {"operator": self.state.stop_requested[:100], "note": "the job is stopped"})
 
     def _learn(self, number: int, report: IncidentReport) -> None:
         state = self.state
@@ -351,6 +367,16 @@ class JobWorkflow:
         workflow.upsert_search_attributes(
             attributes.updates({attributes.JOB_NAME: self.state.spec.name, attributes.STAGE: self.state.status})
         )
+
+
+def check_generation(generation: int) -> None:
+    """Refuse a number that no generation has.
+
+    Raises:
+        ValueError: it is below 1.
+    """
+    if generation < 1:
+        raise ValueError(f"generation is {generation}; generations start at 1")
 
 
 def _lost_incident(anomaly: Anomaly, generation: int, why: str) -> IncidentReport:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 
 class OperatorRequest(BaseModel):
@@ -16,12 +16,18 @@ class OperatorRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    operator: str
-    note: str = ""
+    operator: str = Field(min_length=1, max_length=100)
+    note: str = Field(default="", max_length=1000)
 
 
-def read_request(raw: Any) -> OperatorRequest | str:
-    """The request, or why it was rejected."""
+def read_request(raw: Any, *more: Any) -> OperatorRequest | str:
+    """The request, or why it was rejected.
+
+    A handler must take any number of arguments: one too few or too many would
+    fail the workflow's task, again and again.
+    """
+    if more:
+        return f'{1 + len(more)} arguments; send one: {{"operator": "you", "note": "why"}}'
     try:
         return OperatorRequest.model_validate(raw)
     except ValidationError as error:
