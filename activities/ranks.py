@@ -19,7 +19,7 @@ from activities.confirm import confirm_steps
 from activities.convert import evidence_of, import_environment, rank_launches, shared_environment
 from activities.heartbeat import heartbeating, now_ns, request_id
 from activities.messages import ConfirmInput, LaunchInput, PrepareInput, ReleaseInput, StopInput
-from agent.client import AgentClient, AgentPool
+from agent.client import AgentClient, AgentPool, UnknownJob
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import AgentUnreachable, EverstepError
 from everstep.incident import Confirmation, Evidence, Launched
@@ -29,6 +29,8 @@ from everstep.machine import Machine
 T = TypeVar("T")
 RETRY_S = 0.1
 """Between two calls of a silent agent, seconds (ours)."""
+PREPARE_S = 120.0
+"""A fork server that cannot fork after this long is given up, seconds (ours)."""
 
 
 class JobHint(Protocol):
@@ -48,15 +50,10 @@ class RankActivities:
     @activity.defn(name=messages.PREPARE)
     async def prepare(self, given: PrepareInput) -> float:
         """Start the job's fork server on every machine; returns the slowest start in seconds."""
-        request = pb.PrepareRequest(
-            request_id=request_id(),
-            job=given.spec.name,
-            python=given.spec.python,
-            env=import_environment(given.spec),
-        )
+        request = prepare_request(given.spec)
 
         async def one(client: AgentClient) -> float:
-            reply = await client.prepare(request, timeout_s=120)
+            reply = await client.prepare(request, timeout_s=PREPARE_S)
             return float(reply.seconds)
 
         async with heartbeating():
@@ -91,21 +88,19 @@ class RankActivities:
 
             async def one(client: AgentClient) -> pb.LaunchReply:
                 index = next(i for i, m in enumerate(given.machines) if m.address == client.address)
-                return await client.launch(
-                    pb.LaunchRequest(
-                        request_id=request_id(),
-                        job=spec.name,
-                        generation=given.generation,
-                        ranks=rank_launches(spec, index),
-                        script=spec.script,
-                        args=spec.args,
-                        cwd=spec.cwd,
-                        env=shared_environment(spec, store.host, store.port, given.generation),
-                        resume_step=given.resume_step,
-                        checkpoint_slots=spec.checkpoint_slots,
-                    ),
-                    timeout_s=60,
+                request = pb.LaunchRequest(
+                    request_id=request_id(),
+                    job=spec.name,
+                    generation=given.generation,
+                    ranks=rank_launches(spec, index),
+                    script=spec.script,
+                    args=spec.args,
+                    cwd=spec.cwd,
+                    env=shared_environment(spec, store.host, store.port, given.generation),
+                    resume_step=given.resume_step,
+                    checkpoint_slots=spec.checkpoint_slots,
                 )
+                return await prepared(client, spec, lambda: client.launch(request, timeout_s=60))
 
             done, silent = await self._on_all(given.machines, one, patience_s=given.patience_s)
         refuse_silent(silent, given.machines)
@@ -126,7 +121,7 @@ class RankActivities:
         )
 
         async def one(client: AgentClient) -> pb.StartStoreReply:
-            return await client.start_store(request, timeout_s=60)
+            return await prepared(client, given.spec, lambda: client.start_store(request, timeout_s=60))
 
         done, silent = await self._on_all([machine], one, patience_s=given.patience_s)
         refuse_silent(silent, [machine])
@@ -182,6 +177,20 @@ class RankActivities:
             {name: answer for name, answer in named.items() if answer is not None},
             [name for name, answer in named.items() if answer is None],
         )
+
+
+def prepare_request(spec: JobSpec) -> pb.PrepareRequest:
+    """What starts a job's fork server."""
+    return pb.PrepareRequest(request_id=request_id(), job=spec.name, python=spec.python, env=import_environment(spec))
+
+
+async def prepared(client: AgentClient, spec: JobSpec, call: Callable[[], Awaitable[T]]) -> T:
+    """Call an agent that may not know the job: its machine was silent when the job was prepared, or lost its state."""
+    try:
+        return await call()
+    except UnknownJob:
+        await client.prepare(prepare_request(spec), timeout_s=PREPARE_S)
+        return await call()
 
 
 def refuse_silent(silent: list[str], machines: list[Machine]) -> None:

@@ -135,11 +135,16 @@ class AgentClient:
             call.cancel()
 
 
+class UnknownJob(AgentError):
+    """The job was not prepared on this machine, or what was asked for is not there."""
+
+
 def translate(address: str, error: grpc.aio.AioRpcError) -> Exception:
     """The error of everstep that a gRPC status stands for.
 
     AgentUnreachable: it did not answer (in time). Fenced: the generation was
-    stopped. ConfigError: the request can never be carried out. AgentError: all else.
+    stopped. UnknownJob: it was not prepared there. ConfigError: the request can
+    never be carried out. AgentError: all else.
     """
     said = error.details() or error.code().name
     match error.code():
@@ -147,6 +152,8 @@ def translate(address: str, error: grpc.aio.AioRpcError) -> Exception:
             return AgentUnreachable(f"the agent at {address} did not answer: {said}")
         case grpc.StatusCode.FAILED_PRECONDITION:
             return Fenced(said)
+        case grpc.StatusCode.NOT_FOUND:
+            return UnknownJob(f"the agent at {address} refused: {said}")
         case grpc.StatusCode.INVALID_ARGUMENT:
             return ConfigError(said)
         case _:

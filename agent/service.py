@@ -19,6 +19,7 @@ from google.protobuf.message import Message
 
 import everstep
 from agent import logs
+from agent.client import UnknownJob
 from agent.fork_client import ForkServer
 from agent.processes import is_alive
 from agent.records import JobRecord, RankRecord
@@ -36,10 +37,6 @@ PROGRESS_FLOOR_S = 0.01
 PROGRESS_CEILING_S = 1.0
 
 logger = structlog.get_logger()
-
-
-class UnknownJob(AgentError):
-    """The job was not prepared on this machine."""
 
 
 class AgentService(agent_pb2_grpc.AgentServicer):
@@ -61,7 +58,7 @@ class AgentService(agent_pb2_grpc.AgentServicer):
                 continue
             try:
                 record = JobRecord.load(path.parent)
-            except ValueError as error:
+            except (ValueError, OSError) as error:
                 logger.error("a job's record is damaged and ignored", path=str(path), reason=str(error))
                 continue
             self.runners[record.job] = JobRunner(self.host, record)
@@ -299,7 +296,9 @@ class AgentService(agent_pb2_grpc.AgentServicer):
 
     def _runner(self, job: str) -> JobRunner:
         runner = self.runners.get(job)
-        if runner is None or runner.record.released or not runner.record.prepared:
+        if runner and runner.record.released:  # a late attempt must not bring it back
+            raise AgentError(f"{job} is over on {self.host.machine}: its memory was given back")
+        if runner is None or not runner.record.prepared:
             raise UnknownJob(f"{job} is not prepared on {self.host.machine}: call Prepare first")
         return runner
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -98,7 +98,7 @@ class Place:
 async def place(temporal: Client) -> AsyncIterator[Place]:
     servers, machines, agents = [], [], []
     for number in range(2):
-        server, agent = grpc.aio.server(), SpokenAgent(f"m{number}")
+        server, agent = grpc.aio.server(), SpokenAgent(f"m{number}")  # type: ignore[abstract]
         agent_pb2_grpc.add_AgentServicer_to_server(agent, server)
         port = server.add_insecure_port("127.0.0.31:0")
         await server.start()
@@ -107,7 +107,7 @@ async def place(temporal: Client) -> AsyncIterator[Place]:
         machines.append(Machine(name=agent.machine, address=f"127.0.0.31:{port}"))
     found = Place(temporal, f"q-{uuid.uuid4().hex[:8]}", machines, agents)
     cluster, pool = found.cluster, AgentPool()
-    scripted = [
+    scripted: list[Callable[..., Any]] = [
         *(cluster.prepare, cluster.stop, cluster.launch, cluster.confirm),
         *(cluster.release, cluster.decide, cluster.record),
     ]

@@ -144,7 +144,7 @@ async def test_a_stopped_generation_cannot_start(agent: RunningAgent) -> None:
 
 async def test_a_fence_holds_before_the_first_prepare(agent: RunningAgent) -> None:
     job = Job(agent, SLEEP)
-    with pytest.raises(AgentError, match="call Prepare first"):
+    with pytest.raises(AgentError, match="is over on"):
         await job.launch()
     await job.stop(1)
     await job.prepare()
@@ -303,7 +303,7 @@ async def test_release_gives_everything_back_and_keeps_the_logs(agent: RunningAg
     assert not any(alive(pid) for pid in (reply.fork_server_pid, *(rank.pid for rank in ranks)))
     assert not list(agent.shm.iterdir())
     assert await job.log(0, pb.ReadLogRequest.STDOUT) == b"kept\n"
-    with pytest.raises(AgentError, match="call Prepare first"):
+    with pytest.raises(AgentError, match="is over on"):
         await job.launch(2, "late")
     await job.prepare()  # another job of this name starts from the beginning
     assert {rank.pid for rank in (await job.launch()).ranks}.isdisjoint(rank.pid for rank in ranks)
