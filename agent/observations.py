@@ -145,7 +145,10 @@ class ObservationLog:
 
     def _write(self, line: bytes) -> None:
         assert self._file
-        self._file.write(line)  # straight to the kernel: it survives this process
+        try:
+            self._file.write(line)  # straight to the kernel: it survives this process
+        except OSError as error:  # a full disk: those who listen must hear of it all the same
+            logger.error("an observation is not kept on disk", path=str(self._path), reason=str(error))
 
     def _rewrite(self) -> None:
         temporary = self._path.with_suffix(".new")

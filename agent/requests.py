@@ -12,10 +12,13 @@ from io import FileIO
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+import structlog
 from google.protobuf.message import Message
 
 KEPT = 1024
 """Replies that are remembered; the oldest are forgotten first (ours)."""
+
+logger = structlog.get_logger()
 
 
 class Command(Protocol):
@@ -39,9 +42,13 @@ class RequestMemory:
         self._lines = 0
         self._file: FileIO | None = None
         if path.exists():
-            for line in path.read_bytes().split(b"\n")[:-1]:  # a torn last line was never answered
-                row = json.loads(line)
-                self._replies[row["job"], row["command"], row["id"]] = base64.b64decode(row["reply"])
+            for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):  # a torn last line was not answered
+                try:
+                    row = json.loads(line)
+                    self._replies[row["job"], row["command"], row["id"]] = base64.b64decode(row["reply"])
+                except (ValueError, KeyError, TypeError) as error:
+                    # Without it the command is carried out again, which fork server and fences make harmless.
+                    logger.warning("skipped a damaged line", path=str(path), line=number, reason=str(error))
         self._rewrite()
 
     async def once(
@@ -92,7 +99,10 @@ class RequestMemory:
 
     def _write(self, line: bytes) -> None:
         assert self._file
-        self._file.write(line)  # straight to the kernel: it survives this process
+        try:
+            self._file.write(line)  # straight to the kernel: it survives this process
+        except OSError as error:  # a full disk; the command was carried out all the same
+            logger.error("a reply is not kept on disk", path=str(self._path), reason=str(error))
 
     def _rewrite(self) -> None:
         temporary = self._path.with_suffix(".new")

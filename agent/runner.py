@@ -225,7 +225,10 @@ class JobRunner:
         # First the record, with the number that the observation is going to have: an agent that is
         # killed between the two lines below tells it again from the record, and never twice.
         rank.sequence = self.host.log.last + 1 if told else 0
-        self.save()
+        try:
+            self.save()
+        except OSError as error:  # a full disk: the watchers must hear of it all the same
+            self._log.error("the job's record is not kept on disk", reason=str(error))
         if told:
             self._tell(rank, now)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
 
 import pytest
@@ -130,3 +131,15 @@ async def test_nobody_listening_does_not_fill_the_disk(tmp_path: Path, monkeypat
         tell(log, "a")
     assert await kept(opened(tmp_path)) == list(range(291, 301))
     assert len((tmp_path / "log.jsonl").read_bytes().splitlines()) < 100
+
+
+async def test_a_full_disk_does_not_keep_an_end_from_those_who_listen(tmp_path: Path) -> None:
+    log = opened(tmp_path)
+    waiting = asyncio.create_task(kept(log))
+    await asyncio.sleep(0.01)  # it listens
+    log._file, whole = FileIO("/dev/full", "w"), log._file
+    assert whole
+    tell(log, "a")
+    assert await waiting == [1]
+    log._file.close()
+    log._file = whole
