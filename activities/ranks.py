@@ -137,8 +137,8 @@ class RankActivities:
     async def release(self, given: ReleaseInput) -> int:
         """Give back fork servers and shared memory; returns the bytes freed.
 
-        A silent machine does not hold up the end of a job: its agent sweeps what
-        belongs to no job when it comes back.
+        A silent machine does not hold up the end of a job: :mod:`activities.cleanup`
+        ends what is left there when its agent is back.
         """
         request = pb.ReleaseRequest(request_id=request_id(), job=given.job)
 

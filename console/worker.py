@@ -18,6 +18,7 @@ from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.envconfig import ClientConfig
 from temporalio.worker import Plugin, Worker
 
+from activities.cleanup import Cleanup
 from activities.ledger import Ledger, MachineEventRecord
 from activities.ranks import RankActivities
 from activities.records import RecordActivities
@@ -119,9 +120,11 @@ async def run_worker(*, ledger_url: str, plugins: Sequence[Plugin] = ()) -> None
     async with worker, asyncio.TaskGroup() as group:
         watching = group.create_task(watcher.run())
         writing = group.create_task(events.run())
+        clearing = group.create_task(Cleanup(client, agents).run())
         await stopped.wait()
         watching.cancel()
         writing.cancel()
+        clearing.cancel()
     await agents.close()
 
 
