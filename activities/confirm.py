@@ -71,6 +71,7 @@ async def confirm_steps(agents: AgentPool, given: ConfirmInput) -> Confirmation:
     return Confirmation(
         generation=generation,
         ok=False,
+        timed_out=True,
         reason=f"rank {', '.join(map(str, waiting[:8]))} completed no step within {policy.confirm_timeout_s:.0f} s",
     )
 

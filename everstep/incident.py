@@ -121,6 +121,8 @@ class Confirmation(Model):
     generation: int
     ok: bool
     reason: str
+    timed_out: bool = False
+    """No rank ended, but not all of them stepped in time."""
     stepped_ns: int = 0
     """When the last rank completed its first step, nanoseconds of the wall clock."""
     completed_steps: int = -1

@@ -120,7 +120,8 @@ class IncidentWorkflow:
                     policy = self.given.spec.policy
                     self.history = steady(self.history, step=failure.step, now_ns=workflow.time_ns(), policy=policy)
                 self.failures.append(failure)
-                restore = choose_restore(evidence.held, world_size)
+                held_before = self.resume_step >= 0
+                restore = choose_restore(evidence.held, world_size, held_before=held_before)
                 decision = self._decide(failure, evidence, restore)
                 if decision.action == "park":
                     await self._park(decision.reason)
@@ -128,7 +129,7 @@ class IncidentWorkflow:
                     evidence = await self._stop()
                     if evidence.unreachable or evidence.problem:
                         continue
-                    restore = choose_restore(evidence.held, world_size)
+                    restore = choose_restore(evidence.held, world_size, held_before=held_before)
                 self._count_lost(restore)
                 confirmation, evidence = await self._reattempt(decision, restore)
                 if confirmation is not None and confirmation.ok:

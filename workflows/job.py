@@ -185,17 +185,21 @@ class JobWorkflow:
                 **on_ranks(timedelta(minutes=3)),
             )
         except ActivityError as error:
-            state.pending.append(
-                Anomaly(
-                    id=f"launch-{spec.name}-{state.generation}",
-                    generation=state.generation,
-                    symptom=Symptom.LAUNCH_FAILED,
-                    headline=str(error.cause or error)[:200],
-                    seen_ns=workflow.time_ns(),
-                )
-            )
+            self._suspect(state.generation, Symptom.LAUNCH_FAILED, str(error.cause or error)[:200])
         else:
             await self._first_step(launched)
+
+    def _suspect(self, generation: int, symptom: Symptom, headline: str) -> None:
+        """An anomaly that the job itself saw."""
+        self.state.pending.append(
+            Anomaly(
+                id=f"{symptom.replace(' ', '-')}-{self.state.spec.name}-{generation}",
+                generation=generation,
+                symptom=symptom,
+                headline=headline,
+                seen_ns=workflow.time_ns(),
+            )
+        )
 
     async def _first_step(self, launched: Launched) -> None:
         """Wait for the first step, but not longer than until something else happens."""
@@ -213,11 +217,14 @@ class JobWorkflow:
         if not confirmed.done():
             confirmed.cancel()
             return
-        if confirmed.exception() is None and confirmed.result().ok:
-            self.state.status = "running"
-            self.state.unproductive_s = (confirmed.result().stepped_ns - self.state.started_ns) / 1e9
-        self._show()
         confirmation = confirmed.result() if confirmed.exception() is None else None
+        if confirmation is not None and confirmation.ok:
+            self.state.status = "running"
+            self.state.unproductive_s = (confirmation.stepped_ns - self.state.started_ns) / 1e9
+        elif confirmation is not None and confirmation.timed_out:
+            # Watchers suspect no stall before the first step; ends of ranks they report themselves.
+            self._suspect(launched.generation, Symptom.STALL, confirmation.reason)
+        self._show()
         self.records.append(self._record(launched=launched, confirmation=confirmation))
 
     async def _handle(self, anomaly: Anomaly) -> IncidentReport:

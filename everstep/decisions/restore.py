@@ -21,11 +21,16 @@ class Restore:
     reason: str
 
 
-def choose_restore(held: Iterable[Held], world_size: int) -> Restore:
+def choose_restore(held: Iterable[Held], world_size: int, *, held_before: bool = False) -> Restore:
     """Pick the latest step whose state every rank holds, complete and valid.
 
     ByteRobust takes the latest checkpoint that completed and does not say how
     ranks agree on it (section 6.3); the common step is our rule.
+
+    Args:
+        held: What the machines hold, damaged copies included.
+        world_size: Ranks of the job.
+        held_before: The job has restored such a checkpoint before, so that holding none means that they are lost.
     """
     holders: dict[int, set[int]] = defaultdict(set)
     damaged: list[Held] = []
@@ -37,6 +42,8 @@ def choose_restore(held: Iterable[Held], world_size: int) -> Restore:
         else:
             damaged.append(one)
     note = "".join(f"; rank {d.rank} on {d.machine}: {d.reason}" for d in damaged[:3])
+    if not any_held and held_before:
+        return Restore(0, "the checkpoints that the job had are gone")
     if not any_held:
         return Restore(NOTHING_HELD, "no rank holds a checkpoint in memory")
     common = [step for step, ranks in holders.items() if len(ranks) == world_size]

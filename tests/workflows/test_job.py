@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Callable
 from typing import Any
 
 from temporalio.client import WorkflowUpdateFailedError
@@ -187,3 +188,37 @@ async def test_a_job_carries_everything_across_continue_as_new(jobs: Any) -> Non
 
     assert state.generation == generation
     assert state.incident_count == generation - 1
+
+
+async def test_a_first_launch_that_never_steps_is_an_incident(jobs: Any) -> None:
+    """Ranks that hang before their first step end nowhere: only the time-out shows it."""
+    working: Callable[[ConfirmInput], Confirmation] = jobs.cluster.confirmation
+
+    def hung(given: ConfirmInput) -> Confirmation:
+        if given.launched.generation > 1:
+            return working(given)
+        return Confirmation(generation=1, ok=False, timed_out=True, reason="rank 3 completed no step within 600 s")
+
+    jobs.cluster.confirmation = hung
+    handle = await jobs.start()
+
+    state = await jobs.until(handle, lambda state: state.generation == 2 and state.status == "running")
+
+    assert state.incidents[0].number == 1
+    assert jobs.cluster.notes[0].anomaly.symptom is Symptom.STALL
+
+
+async def test_checkpoints_that_vanished_park_a_job_that_would_lose_too_much(jobs: Any) -> None:
+    handle = await jobs.start(max_lost_steps=10)
+    await jobs.until(handle, lambda state: state.status == "running")
+    await handle.execute_update(JobWorkflow.report, anomaly(1))
+    await jobs.until(handle, lambda state: state.generation == 2 and state.status == "running")
+    jobs.cluster.evidence = lambda given: Evidence(
+        generation=given.generation,
+        exits=[RankExit(rank=1, machine="m1", signal=9, time_ns=time.time_ns(), completed_steps=60)],
+    )
+    await handle.execute_update(JobWorkflow.report, anomaly(2))
+
+    await jobs.until(handle, lambda state: state.status == "parked")
+
+    assert "would lose 60 steps" in jobs.cluster.notes[-1].text

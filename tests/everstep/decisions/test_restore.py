@@ -28,6 +28,12 @@ def test_without_any_checkpoint_the_script_decides() -> None:
     assert choose_restore([], world_size=2).step == NOTHING_HELD
 
 
+def test_checkpoints_that_are_gone_are_a_loss_and_not_a_script_that_has_none() -> None:
+    choice = choose_restore([], world_size=2, held_before=True)
+
+    assert (choice.step, choice.reason) == (0, "the checkpoints that the job had are gone")
+
+
 def test_without_a_common_step_the_job_begins_again_and_says_who_lacks_it() -> None:
     choice = choose_restore([held(0, 7)], world_size=3)
 
