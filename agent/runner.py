@@ -406,8 +406,12 @@ class JobRunner:
     async def release(self) -> int:
         """End the job here: fork server and shared memory; returns the bytes given back."""
         newest = max([self.record.generation, *(store.generation for store in self.record.stores), 0])
-        self.record.released = True
-        await self.stop(max(newest, self.record.fenced), 0.0)
+        self.record.released = True  # first, so that nothing is started any more
+        try:
+            await self.stop(max(newest, self.record.fenced), 0.0)
+        except AgentError:
+            self.record.released = False  # something cannot be killed: the caller has to ask again
+            raise
         if self._starting:
             with contextlib.suppress(AgentError):
                 await asyncio.shield(self._starting)
