@@ -144,13 +144,20 @@ async def test_a_stopped_generation_cannot_start(agent: RunningAgent) -> None:
 
 async def test_a_fence_holds_before_the_first_prepare(agent: RunningAgent) -> None:
     job = Job(agent, SLEEP)
-    with pytest.raises(AgentError, match="is over on"):
+    with pytest.raises(AgentError, match="is not prepared on"):
         await job.launch()
     await job.stop(1)
     await job.prepare()
     with pytest.raises(Fenced):
         await job.launch(1)
     await job.release()
+
+
+async def test_a_late_launch_revives_no_job_that_is_over(agent: RunningAgent) -> None:
+    job = await prepared(agent, SLEEP)
+    await job.release()
+    with pytest.raises(AgentError, match="is over on"):
+        await job.launch(1)
 
 
 async def test_a_grace_lets_ranks_end_by_themselves(agent: RunningAgent) -> None:
