@@ -67,7 +67,9 @@ class IncidentWorkflow:
         self.parked: list[tuple[int, int]] = []
         self.launched: Launched | None = None
         self.lost_steps: int | None = None
+        self.farthest = self.lost_from = -1
         self.headline = given.anomaly.headline
+        self.said = ""
 
     # What an operator may do.
 
@@ -84,7 +86,7 @@ class IncidentWorkflow:
     @workflow.query(name="stage", description="Stage of the incident and why")
     def current_stage(self) -> Stage:
         """The stage at hand."""
-        return Stage(name=self.stage, seconds=0.0, found=self.headline)
+        return Stage(name=self.stage, seconds=0.0, found=self.said or self.headline)
 
     def _take(self, answer: str, raw: Any, more: tuple[Any, ...]) -> None:
         request = read_request(raw, *more)
@@ -111,7 +113,7 @@ class IncidentWorkflow:
 
     async def _flow(self) -> IncidentReport:
         world_size = self.given.spec.topology().world_size
-        self._enter("stop", self.given.anomaly.headline)
+        self._enter("stop")
         try:
             evidence = await self._stop()
             while True:
@@ -160,12 +162,15 @@ class IncidentWorkflow:
     def _failure(self, evidence: Evidence) -> Failure:
         end = first_failure(evidence.exits)
         completed = max((one.completed_steps for one in evidence.exits), default=-1)
-        step = max(completed, self.resume_step)
+        self.farthest = step = max(completed, self.resume_step)
         now_ns = workflow.time_ns()
         if end is None:
             symptom = self.given.anomaly.symptom if not self.failures else Symptom.LAUNCH_FAILED
             return Failure(generation=self.generation, step=step, symptom=symptom, cause=str(symptom), time_ns=now_ns)
         self.headline = headline_of(end)
+        if end.completed_steps >= 0:
+            # The culprit's own step is what comes again when the fault is in the step; its peers may be one ahead.
+            step = max(end.completed_steps, self.resume_step)
         return failure_of(end, generation=self.generation, step=step)
 
     def _decide(self, failure: Failure, evidence: Evidence, restore: Restore) -> Decision:
@@ -184,17 +189,16 @@ class IncidentWorkflow:
             text = f"park: {decision.reason}"
         else:
             wait = f", after {decision.delay_s:.0f} s" if decision.delay_s else ""
-            origin = f"step {restore.step}" if restore.step >= 0 else "the script's own checkpoint"
-            text = f"reattempt from {origin}{wait}: {decision.reason} ({restore.reason})"
+            text = f"reattempt {origin_of(restore)}{wait}: {decision.reason} ({restore.reason})"
         self._leave(began, "decide", text)
         self._note("decide", text, evidence)
         return decision
 
     def _count_lost(self, restore: Restore) -> None:
         """Steps that are computed anew, from the farthest the job had come to where it goes on now."""
-        farthest = max(failure.step for failure in self.failures)
-        if farthest >= 0 and restore.step >= 0:
-            self.lost_steps = max(farthest - restore.step, 0)
+        self.lost_from = max(self.lost_from, self.farthest)
+        if self.lost_from >= 0 and restore.step >= 0:
+            self.lost_steps = max(self.lost_from - restore.step, 0)
 
     async def _reattempt(self, decision: Decision, restore: Restore) -> tuple[Confirmation | None, Evidence]:
         """One restart; returns its confirmation, or what the machines know when it failed."""
@@ -208,7 +212,7 @@ class IncidentWorkflow:
         confirmation: Confirmation | None = None
         try:
             self.launched = launched = await self._launch(restore)
-            self._leave(began, "reattempt", f"generation {self.generation} from step {restore.step}")
+            self._leave(began, "reattempt", f"generation {self.generation} {origin_of(restore)}")
             began = self._enter("confirm")
             confirmation = await self._confirm(launched)
             self._leave(began, "confirm", confirmation.reason)
@@ -220,7 +224,7 @@ class IncidentWorkflow:
 
     async def _launch(self, restore: Restore) -> Launched:
         spec = self.given.spec
-        origin = f"from step {restore.step}" if restore.step >= 0 else "from the script's own checkpoint"
+        ranks = spec.topology().world_size
         return await self._unless_abandoned(
             workflow.start_activity(
                 messages.LAUNCH,
@@ -232,7 +236,9 @@ class IncidentWorkflow:
                     reason=self.id,
                 ),
                 result_type=Launched,
-                summary=page.summary(f"generation {self.generation}, {spec.topology().world_size} ranks, {origin}"),
+                summary=page.summary(
+                    f"generation {self.generation}, {spec.topology().world_size} ranks, {origin_of(restore)}"
+                ),
                 **on_ranks(timedelta(minutes=3)),
             )
         )
@@ -264,7 +270,7 @@ class IncidentWorkflow:
         self._leave(began, "parked", f"resumed by {self.resumed_by}")
         self._note("parked", f"resumed by {self.resumed_by}")
         self.history, self.attempts = [], 0
-        self._enter("reattempt", self.headline)
+        self._enter("reattempt")
         await self._tell_job()
 
     async def _recovered(self, confirmation: Confirmation) -> IncidentReport:
@@ -272,8 +278,9 @@ class IncidentWorkflow:
         seconds = max(confirmation.stepped_ns - self.given.anomaly.seen_ns - parked_ns, 0) / 1e9
         lost = "" if self.lost_steps is None else f", lost {page.count(self.lost_steps, 'step')}"
         resolution = "resumed by operator" if self.resumed_by else "reattempt"
+        how = "after an operator's resume" if self.resumed_by else "by reattempt"
         report = self._report(
-            headline=f"Recovered in {seconds:.2f} s by {resolution}{lost}: {self.headline}",
+            headline=f"Recovered in {seconds:.2f} s {how}{lost}: {self.headline}",
             resolution=resolution,
             seconds=round(seconds, 4),
             confirmation=confirmation,
@@ -351,9 +358,8 @@ class IncidentWorkflow:
         if self.abandoned_by:
             raise Abandoned
 
-    def _enter(self, stage: str, headline: str = "") -> float:
-        self.stage = stage
-        self.headline = headline or self.headline
+    def _enter(self, stage: str, said: str = "") -> float:
+        self.stage, self.said = stage, said
         severity = "page" if stage == "parked" else "info"
         workflow.upsert_search_attributes(attributes.updates({attributes.STAGE: stage, attributes.SEVERITY: severity}))
         workflow.logger.info("stage entered", extra={"stage": stage, "correlation": self.given.anomaly.id})
@@ -373,7 +379,9 @@ class IncidentWorkflow:
         rejected = "\n".join(f"- REJECTED: {line}" for line in self.rejected[-5:])
         workflow.set_current_details(
             page.incident_page(
-                self.headline if self.stage in {"recovered", "abandoned"} else f"{self.stage}: {self.headline}",
+                self.said
+                if self.stage in {"recovered", "abandoned"}
+                else f"{self.stage}: {self.said or self.headline}",
                 self.stages,
                 workflow.info().namespace,
                 job_workflow_id(self.given.job),
@@ -409,3 +417,8 @@ class IncidentWorkflow:
     async def _tell_job(self) -> None:
         handle = workflow.get_external_workflow_handle(job_workflow_id(self.given.job))
         await handle.signal("incident_stage", args=[self.given.number, self.stage])
+
+
+def origin_of(restore: Restore) -> str:
+    """Where a restart goes on: ``from step 20``."""
+    return f"from step {restore.step}" if restore.step >= 0 else "from the script's own checkpoint"
