@@ -76,6 +76,13 @@ def drill(  # noqa: PLR0917 - one parameter for each option
         return
     if not fault:
         raise ConfigError("name a fault; 'everstep drill --list' shows them")
+    for option, goes_with, changed in (
+        ("--signal", "kill-rank", signal != "KILL"),
+        ("--code", "exit-rank", code != 1),
+        ("--exception", "raise", exception != "RuntimeError"),
+    ):
+        if changed and goes_with not in {fault, during}:
+            raise ConfigError(f"{option} goes with {goes_with}, not with {fault}")
     try:
         request = DrillRequest(
             fault=fault,

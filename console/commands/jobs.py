@@ -75,7 +75,8 @@ def logs(  # noqa: PLR0917 - options of a command
 ) -> None:
     """Show what the ranks of a job wrote, over all generations. Logs stay after the job has ended.
 
-    A line `--- everstep: rank 3, generation 2, …` marks where a generation begins.
+    Of each rank first the output, then the error output, which has a line
+    `--- everstep: rank 3, generation 2, …` where a generation begins; with -f as it comes.
 
     Examples:
 

@@ -25,7 +25,7 @@ def run(  # noqa: PLR0917 - options of a command
         list[str] | None,
         typer.Argument(metavar="JOB.toml -- SCRIPT ARGS", help="A job file, a script, or both.", show_default=False),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the job; default: the job file's.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the job; default: the job file's, or SCRIPT-xxxx.")] = None,
     machines: Annotated[int | None, typer.Option(help="Number of machines.", rich_help_panel="Sizes")] = None,
     ranks_per_machine: Annotated[int | None, typer.Option(help="Ranks on each.", rich_help_panel="Sizes")] = None,
     tp: Annotated[int | None, typer.Option(help="Tensor-parallel size.", rich_help_panel="Sizes")] = None,
@@ -44,6 +44,10 @@ def run(  # noqa: PLR0917 - options of a command
     The job is a TOML file, a script after `--`, or both: then the script wins.
     A local cluster is started when none is up. Ctrl-C detaches: the job goes
     on, and so it does when this command is killed.
+
+    Keys of a job file: name, script, args, cwd, python, env, machines,
+    ranks_per_machine, tp, pp, order, checkpoint_slots, and under [policy] the
+    limits of everstep/policy.py. EVERSTEP_JOB_TP=4 sets tp, and so on.
 
     Examples:
 

@@ -28,12 +28,16 @@ def sweep(
 
         everstep sweep --every 5 --json
 
-    Exit codes: 0 the same at each event; 1 not.
+    Exit codes: 0 the same at each event; 1 not; 2 wrong usage.
     """
     from rich.table import Table
 
     from console.drill import narrate, signals
     from console.drill.sweep import SweepRow, run_sweep
+    from everstep.errors import ConfigError
+
+    if last is not None and last < first:
+        raise ConfigError(f"--from {first} comes after --to {last}: no event lies between them")
 
     def each(row: SweepRow) -> None:
         verdict = "same" if row.ok else "NOT THE SAME: " + "; ".join(row.problems)

@@ -21,6 +21,12 @@ TICK_S = 1.0
 QUIET_S = 10.0
 """A job that does not move gets a line this often, seconds (ours)."""
 
+BAR = 12
+WIDE = 100
+"""A terminal with fewer columns gets no bar (ours)."""
+BESIDE_LINE = 3
+"""Columns of the spinner and the gaps, beside the bar."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tick:
@@ -45,9 +51,21 @@ class Tick:
     @property
     def line(self) -> str:
         """Everything in one line."""
+        return "  ".join(self._parts())
+
+    def within(self, columns: int) -> str:
+        """The line without what matters least, so that what is amiss can be read on a narrow terminal."""
+        parts = self._parts()
+        for least in ("token/s", "generation ", "ETTR ", "incidents ", "loss "):
+            if len("  ".join(parts)) <= columns:
+                break
+            parts = [part for part in parts if least not in part]
+        return "  ".join(parts)
+
+    def _parts(self) -> list[str]:
         if self.step is None:
-            return f"{self.status}  {self.ranks_alive} of {self.ranks} ranks  generation {self.generation}"
-        parts = [
+            return [self.status, f"{self.ranks_alive} of {self.ranks} ranks", f"generation {self.generation}"]
+        return [
             f"step {self.step}",
             f"loss {text.loss(self.loss)}",
             text.per_second(self.steps_per_s, "step"),
@@ -59,7 +77,6 @@ class Tick:
             *([self.status] if self.status != "running" else []),
             *([f"no answer from {', '.join(self.silent)}"] if self.silent else []),
         ]
-        return "  ".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +111,11 @@ class Display(Protocol):
         """Following is over; also gives the terminal back."""
 
 
+def _told_twice(event: IncidentEvent) -> bool:
+    """Whether the next line says the same: the incident came and went between two looks."""
+    return event.kind == "opened" and bool(event.incident.resolution)
+
+
 class Lines:
     """Plain lines, about one a second while steps are made."""
 
@@ -124,6 +146,8 @@ class Lines:
 
     def incident(self, event: IncidentEvent, details: Sequence[str]) -> None:
         """The event and, below it, its details."""
+        if _told_twice(event):
+            return
         self.note(incident_line(event))
         for line in details:
             self._print(f"              {line}")
@@ -181,10 +205,11 @@ class Terminal:
 
     def __init__(self) -> None:
         self._console = Console(highlight=False)
+        self._wide = self._console.width >= WIDE
         self._bar = Progress(
             SpinnerColumn(),
             TextColumn("[bold]{task.description}", markup=True),
-            BarColumn(bar_width=12),
+            *([BarColumn(bar_width=BAR)] if self._wide else []),
             TextColumn("{task.fields[line]}", markup=False),
             console=self._console,
             transient=True,
@@ -206,10 +231,14 @@ class Terminal:
     def tick(self, tick: Tick) -> None:
         """Move the bar."""
         if self._task is not None:
-            self._bar.update(self._task, line=tick.line)
+            bar = BAR + 1 if self._wide else 0
+            room = self._console.width - len(tick.job) - BESIDE_LINE - bar
+            self._bar.update(self._task, line=tick.within(room))
 
     def incident(self, event: IncidentEvent, details: Sequence[str]) -> None:
         """Lines above the bar, in the colour of their weight."""
+        if _told_twice(event):
+            return
         style = {"opened": "yellow", "parked": "red", "resumed": "yellow", "recovered": "green", "closed": "red"}
         self._say(f"{text.clock(time.time_ns())}  {incident_line(event)}", style[event.kind])
         for line in details:

@@ -187,10 +187,14 @@ class Follower:
             await self._ask_ledger()
         await self._last_step()
         took = (time.time_ns() - self._state.started_ns) / 1e9 if self._state.started_ns else None
-        facts = (
-            f"{text.DASH if self._step is None else self._step} steps, loss {text.loss(self._loss)}, "
-            f"ETTR {text.ratio(self._ettr)}, {text.duration(took)}, "
-            f"{result.generations} generation{'' if result.generations == 1 else 's'}"
+        facts = ", ".join(
+            [
+                "no steps seen" if self._step is None else f"{self._step} step{'' if self._step == 1 else 's'}",
+                *([] if self._loss is None else [f"loss {text.loss(self._loss)}"]),
+                f"ETTR {text.ratio(self._ettr)}",
+                text.duration(took),
+                f"{result.generations} generation{'' if result.generations == 1 else 's'}",
+            ]
         )
         return Ending(
             outcome=result.outcome,

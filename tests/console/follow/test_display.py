@@ -84,3 +84,17 @@ def test_counts_are_short(value: float | None, shown: str) -> None:
 )
 def test_durations_have_two_units_at_most(seconds: float | None, shown: str) -> None:
     assert text.duration(seconds) == shown
+
+
+def test_an_incident_that_is_over_when_first_seen_gets_one_line() -> None:
+    out = io.StringIO()
+    lines = Lines(out)
+    lines.incident(IncidentEvent("opened", RECOVERED.incident), [])
+    lines.incident(RECOVERED, [])
+    assert out.getvalue().count("incident 0001") == 1
+
+
+def test_a_narrow_terminal_still_says_what_is_amiss() -> None:
+    amiss = tick(ranks_alive=7, status="recovering", incidents=1)
+    assert amiss.within(200) == amiss.line
+    assert amiss.within(70) == "step 143  loss 2.1034  8.13 step/s  7 of 8 ranks  recovering"
