@@ -236,9 +236,7 @@ class IncidentWorkflow:
                     reason=self.id,
                 ),
                 result_type=Launched,
-                summary=page.summary(
-                    f"generation {self.generation}, {spec.topology().world_size} ranks, {origin_of(restore)}"
-                ),
+                summary=page.summary(f"generation {self.generation}, {ranks} ranks, {origin_of(restore)}"),
                 **on_ranks(timedelta(minutes=3)),
             )
         )
