@@ -65,7 +65,9 @@ def down(
     """Stop a local cluster: workers, agents, all ranks, Temporal; give back the shared memory.
 
     Only processes of this cluster are touched. History, ledger and logs stay,
-    and so do the addresses, for the next `everstep up`.
+    and so do the addresses, for the next `everstep up`. A job that was not ended
+    with `everstep stop` then goes on, but without the checkpoints that it kept
+    in shared memory: from its first step, or where the script's own lead.
 
     Examples:
 
