@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
+from activities.convert import code_of
 from activities.heartbeat import now_ns
 from activities.messages import ConfirmInput
 from agent.client import AgentPool
@@ -86,6 +87,7 @@ def states_of(ranks: Iterable[pb.RankProgress], generation: int) -> list[RankSta
             finished=rank.finished,
             completed_steps=rank.completed_steps,
             optimizer_steps=rank.optimizer_steps,
+            code=code_of(rank.exit) if rank.HasField("exit") else None,
             forked_ns=rank.milestones.forked,
             script_ns=rank.milestones.script_entered,
             joined_ns=rank.milestones.joined,

@@ -336,6 +336,7 @@ class AgentService(agent_pb2_grpc.AgentServicer):
                 generation=rank.generation,
                 pid=rank.pid,
                 alive=rank.end is None,
+                exit=to_exit(rank.end) if rank.end else None,
                 completed_steps=-1,
                 loss=math.nan,
                 grad_norm=math.nan,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import functools
 import getpass
 import os
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -19,6 +20,7 @@ from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.envconfig import ClientConfig
 from temporalio.exceptions import WorkflowAlreadyStartedError
+from temporalio.runtime import LoggingConfig, Runtime, TelemetryConfig, TelemetryFilter
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.ledger import Ledger
@@ -57,6 +59,13 @@ class JobRun:
         return self.status == "running"
 
 
+@functools.cache
+def quiet_runtime() -> Runtime:
+    """The SDK's runtime for a person's terminal: retries are ours to tell, in our own words."""
+    errors = LoggingConfig(filter=TelemetryFilter(core_level="ERROR", other_level="ERROR"))
+    return Runtime(telemetry=TelemetryConfig(logging=errors))
+
+
 class Control:
     """A connection to Temporal, to the agents and to the ledger; use it as an async context manager."""
 
@@ -82,11 +91,15 @@ class Control:
         try:
             if choice is not None and address == choice.address:  # with its TLS and keys
                 client = await Client.connect(
-                    **ClientConfig.load_client_connect_config(), data_converter=pydantic_data_converter
+                    **ClientConfig.load_client_connect_config(),
+                    data_converter=pydantic_data_converter,
+                    runtime=quiet_runtime(),
                 )
             else:
                 namespace = cluster.namespace if cluster else "default"
-                client = await Client.connect(address, namespace=namespace, data_converter=pydantic_data_converter)
+                client = await Client.connect(
+                    address, namespace=namespace, data_converter=pydantic_data_converter, runtime=quiet_runtime()
+                )
         except RuntimeError as error:
             hint = f"'everstep up{option_of(cluster.name)}' starts it" if cluster else "check TEMPORAL_ADDRESS"
             raise ClusterError(f"Temporal does not answer at {address}: {hint} ({error})") from error

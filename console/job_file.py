@@ -65,7 +65,11 @@ def load_job(
             draft.add(_from_environment(name.removeprefix(PREFIX).lower(), text), f"from {name}", here)
     for name, value in (overrides or {}).items():
         if value is not None:
-            draft.add({name: value}, f"from option --{name.replace('_', '-')}", here)
+            draft.add(
+                {name: value},
+                "from " + ("the command line" if name in ("script", "args") else f"option --{name.replace('_', '-')}"),
+                here,
+            )
     return draft.checked()
 
 

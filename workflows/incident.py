@@ -197,7 +197,10 @@ class IncidentWorkflow:
     def _count_lost(self, restore: Restore) -> None:
         """Steps that are computed anew, from the farthest the job had come to where it goes on now."""
         self.lost_from = max(self.lost_from, self.farthest)
-        if self.lost_from >= 0 and restore.step >= 0:
+        if restore.step == 0 and self.farthest == self.resume_step > 0:
+            # The checkpoints are gone, and with them what would say how far the job had come since it was resumed.
+            self.lost_steps = None
+        elif self.lost_from >= 0 and restore.step >= 0:
             self.lost_steps = max(self.lost_from - restore.step, 0)
 
     async def _reattempt(self, decision: Decision, restore: Restore) -> tuple[Confirmation | None, Evidence]:

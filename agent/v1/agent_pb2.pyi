@@ -890,6 +890,7 @@ class RankProgress(_message.Message):
     GRAD_NORM_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     MILESTONES_FIELD_NUMBER: _builtins.int
+    EXIT_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     generation: _builtins.int
     pid: _builtins.int
@@ -907,6 +908,10 @@ class RankProgress(_message.Message):
     """sum of this process's reports"""
     @_builtins.property
     def milestones(self) -> Global___Milestones: ...
+    @_builtins.property
+    def exit(self) -> Global___Exit:
+        """how it ended; unset while it is alive"""
+
     def __init__(
         self,
         *,
@@ -922,10 +927,11 @@ class RankProgress(_message.Message):
         grad_norm: _builtins.float = ...,
         tokens: _builtins.int = ...,
         milestones: Global___Milestones | None = ...,
+        exit: Global___Exit | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["milestones", b"milestones"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["exit", b"exit", "milestones", b"milestones"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "attached", b"attached", "completed_steps", b"completed_steps", "finished", b"finished", "generation", b"generation", "grad_norm", b"grad_norm", "loss", b"loss", "milestones", b"milestones", "optimizer_steps", b"optimizer_steps", "pid", b"pid", "rank", b"rank", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "attached", b"attached", "completed_steps", b"completed_steps", "exit", b"exit", "finished", b"finished", "generation", b"generation", "grad_norm", b"grad_norm", "loss", b"loss", "milestones", b"milestones", "optimizer_steps", b"optimizer_steps", "pid", b"pid", "rank", b"rank", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

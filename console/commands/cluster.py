@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from typing import Annotated
 
 import typer
+
+JOBS_PATIENCE_S = 30.0
+"""How long `down` waits for jobs to end orderly, seconds (ours)."""
 
 Name = Annotated[str, typer.Option("--cluster", metavar="NAME", help="Name of the cluster.")]
 
@@ -61,13 +65,16 @@ def up(
 def down(
     cluster: Name = "default",
     purge: Annotated[bool, typer.Option("--purge", help="Remove history, ledger and logs as well.")] = False,
+    keep_jobs: Annotated[
+        bool, typer.Option("--keep-jobs", help="Do not stop running jobs: the next `up` starts them again.")
+    ] = False,
 ) -> None:
-    """Stop a local cluster: workers, agents, all ranks, Temporal; give back the shared memory.
+    """Stop a local cluster: its jobs, workers, agents, Temporal; give back the shared memory.
 
-    Only processes of this cluster are touched. History, ledger and logs stay,
-    and so do the addresses, for the next `everstep up`. A job that was not ended
-    with `everstep stop` then goes on, but without the checkpoints that it kept
-    in shared memory: from its first step, or where the script's own lead.
+    Only what belongs to this cluster is touched. History, ledger and logs stay,
+    and so do the addresses, for the next `everstep up`. Running jobs are stopped
+    for good. With --keep-jobs they go on after the next `up`, but without the
+    checkpoints that they kept in shared memory: where the script's own lead.
 
     Examples:
 
@@ -79,8 +86,40 @@ def down(
     """
     from console.local import cluster as local
 
+    if not keep_jobs:
+        _stop_jobs(cluster)
     stopped = local.down(cluster, progress=_say, purge=purge)
     print(f"cluster {cluster} is down" if stopped else f"cluster {cluster} was not up")
+
+
+def _stop_jobs(cluster: str) -> None:
+    """Stop the jobs of a cluster that answers; one that does not is taken down all the same."""
+    from console.cluster_file import ClusterFile
+    from console.control import Control
+    from everstep.errors import EverstepError
+
+    async def stop() -> None:
+        machines = ClusterFile.load(cluster).machines
+        async with await Control.connect(cluster) as control:
+            ours = [
+                run.name
+                for run in await control.jobs()
+                if run.running and set((await control.state(run.name)).machines) <= set(machines)
+            ]
+            for name in ours:
+                _say(f"stopping job {name}")
+                await control.stop(name, "the cluster is taken down")
+            await asyncio.gather(*(control.result(name) for name in ours), return_exceptions=True)
+
+    async def stop_in_time() -> None:
+        async with asyncio.timeout(JOBS_PATIENCE_S):
+            await stop()
+
+    try:
+        asyncio.run(stop_in_time())
+    except (EverstepError, TimeoutError) as error:
+        if ClusterFile.path_of(cluster).exists():
+            _say(f"running jobs could not be asked to stop ({error or 'no answer in time'}): their ranks are killed")
 
 
 def doctor(

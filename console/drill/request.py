@@ -134,7 +134,7 @@ class DrillRequest(BaseModel):
         if not self.script and self.config is None and self.at_step >= self.total_steps:
             raise ConfigError(
                 f"--at-step {self.at_step} is not reached by a job of --steps {self.total_steps}: "
-                "its steps are 0 to one less"
+                f"its steps are 0 to {self.total_steps - 1}"
             )
         self._check_places(self.spec("drill", {}))
 

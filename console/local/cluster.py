@@ -90,6 +90,9 @@ def up(
             progress(f"removed {path}, left behind by a cluster that is gone")
         plan = _plan(cluster, choice, commands)
         _check_ports(cluster, choice)
+        if choice.address:  # nothing is started for a server that does not answer
+            progress(f"looking for Temporal at {cluster.temporal_address}")
+            readiness.run_async(readiness.temporal_ready(choice, cluster, []))
         plan.save(home)
         cluster.save()
         _start_supervisor(cluster, progress)

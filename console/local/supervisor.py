@@ -84,10 +84,17 @@ class Supervisor:
         self._start_missing()
 
     def _read_plan(self) -> None:
+        before = {plan.name: plan for plan in self.plan.processes}
         try:
             self.plan = Plan.load(self.home)
         except (OSError, ValueError) as error:
             self._log(f"plan.json cannot be read ({error}): going on with the old plan")
+            return
+        for plan in self.plan.processes:
+            running = self.state.processes.get(plan.name)
+            if running and plan.name in self._watched and plan != before.get(plan.name, plan):
+                self._log(f"{plan.name} (pid {running.pid}) shall run otherwise: ended, to start anew")
+                procfs.send(running.process, signal.SIGTERM)
 
     def _listen_to_signals(self) -> None:
         reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)

@@ -19,6 +19,8 @@ class RankState:
     finished: bool
     completed_steps: int
     optimizer_steps: int
+    code: int | None = None
+    """Exit code; None while it is alive, or when it ended otherwise."""
     forked_ns: int = 0
     script_ns: int = 0
     joined_ns: int = 0
@@ -32,6 +34,11 @@ class RankState:
         if self.attached:
             return self.first_step_ns > 0 or self.finished
         return self.optimizer_steps > 0
+
+    @property
+    def left_with_success(self) -> bool:
+        """Whether it had nothing left to do: code 0, and to the end of its loop where it has one."""
+        return self.code == 0 and (self.finished or not self.attached)
 
 
 def judge_confirmation(
@@ -53,10 +60,10 @@ def judge_confirmation(
         now_ns: Time now.
         policy: How long a silent script must live to count.
     """
-    ended = [rank for rank in ranks if not rank.alive and not (rank.finished or rank.stepped)]
+    ended = [rank.rank for rank in ranks if not (rank.alive or rank.stepped or rank.left_with_success)]
     if ended:
-        names = ", ".join(str(rank.rank) for rank in ended[:8])
-        return Confirmation(generation=generation, ok=False, reason=f"rank {names} ended before its first step")
+        names = ", ".join(map(str, sorted(ended)[:8]))
+        return Confirmation(generation=generation, ok=False, reason=f"rank {names} ended before the first step")
     if len(ranks) < world_size:
         return None
     if all(rank.stepped for rank in ranks):
@@ -68,6 +75,14 @@ def judge_confirmation(
             stepped_ns=stepped_ns,
             completed_steps=max((rank.completed_steps for rank in ranks), default=-1),
             parts=parts_of(ranks),
+        )
+    if all(rank.stepped or rank.left_with_success for rank in ranks):
+        # A script that was nearly done: it had no step left, and the end of the job follows at once.
+        return Confirmation(
+            generation=generation,
+            ok=True,
+            reason=f"all {world_size} ranks stepped or left with code 0",
+            stepped_ns=now_ns,
         )
     youngest_ns = max(rank.forked_ns for rank in ranks)
     lived_s = (now_ns - youngest_ns) / 1e9

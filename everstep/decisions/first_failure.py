@@ -48,6 +48,8 @@ def cause_of(end: RankExit) -> str:
         return end.exception.split(":", 1)[0].strip() or "exception"
     if end.code is None:
         return "exit status unknown"
+    if end.code == 0:
+        return "early exit"
     return f"exit code {end.code}"
 
 

@@ -19,7 +19,7 @@ from everstep.reports import ReportFile
 from everstep.slots import SlotFile
 from everstep.topology import Axis, Coordinate, Topology
 from everstep.training.checkpoint import Checkpoint, Stateful
-from everstep.training.scalars import Held, on_device
+from everstep.training.scalars import Held, number, on_device
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -179,7 +179,7 @@ class Run:
             self._publish_held(wait=True)
             self._held.append(Held(step, loss, grad_norm, tokens))
         else:
-            self._reports.report(step, float(loss), float(grad_norm), tokens)
+            self._reports.report(step, number(loss), number(grad_norm), tokens)
 
     def finish(self) -> None:
         """Say that training is over; ``steps`` does at its end, a script that breaks out of the loop should."""

@@ -13,6 +13,14 @@ def on_device(value: Any) -> bool:
     return getattr(value, "is_cuda", False) is True
 
 
+def number(value: Any) -> float:
+    """A number, or what a tensor of one element holds; one that requires a gradient may be given as it is."""
+    if type(value) is float:
+        return value
+    item = getattr(value, "item", None)
+    return float(value if item is None else item())
+
+
 class Held:
     """One report whose numbers are copied to the host in the stream's own order.
 

@@ -140,6 +140,25 @@ def test_a_new_plan_is_taken_up(trial: Trial) -> None:
     assert trial.pid("worker-0") == first
 
 
+def test_a_process_that_shall_run_otherwise_is_started_anew_and_no_other(trial: Trial) -> None:
+    trial.plan(ProcessPlan("a", "worker", [*PYTHON, SLEEP]), ProcessPlan("b", "worker", [*PYTHON, SLEEP]))
+    assert trial.start() == 0
+    assert holds(lambda: {"a", "b"} <= trial.state.processes.keys(), PATIENCE_S)
+    changed, same = trial.pid("a"), trial.pid("b")
+    trial.plan(
+        ProcessPlan("a", "worker", [*PYTHON, SLEEP], {"TEMPORAL_ADDRESS": "other:7233"}),
+        ProcessPlan("b", "worker", [*PYTHON, SLEEP]),
+    )
+    procfs.send(trial.state.supervisor, signal.SIGHUP)
+
+    def started_anew() -> bool:
+        pid = trial.pid("a")
+        return pid != changed and b"TEMPORAL_ADDRESS=other:7233" in Path(f"/proc/{pid}/environ").read_bytes()
+
+    assert holds(started_anew, PATIENCE_S), trial.log()
+    assert trial.pid("b") == same
+
+
 def test_a_damaged_plan_stops_nothing(trial: Trial) -> None:
     trial.plan(worker())
     assert trial.start() == 0

@@ -41,7 +41,7 @@ def test_a_rank_that_ends_before_its_first_step_fails_the_restart() -> None:
     verdict = judge(STEPPED, replace(STARTED, rank=1, alive=False))
 
     assert verdict is not None
-    assert (verdict.ok, verdict.reason) == (False, "rank 1 ended before its first step")
+    assert (verdict.ok, verdict.reason) == (False, "rank 1 ended before the first step")
 
 
 def test_a_job_that_was_nearly_done_may_end_before_anybody_looked() -> None:
@@ -75,3 +75,23 @@ def test_the_parts_sum_up_to_fork_to_step() -> None:
 
     assert parts == {"start": 0.01, "import": 0.01, "rendezvous": 0.07, "restore": 0.01, "next step": 0.05}
     assert round(sum(parts.values()), 4) == 0.15
+
+
+def test_a_plain_script_with_nothing_left_to_do_is_no_failure() -> None:
+    """Killed while it saved its results: started again it finds all steps done and leaves with code 0."""
+    done = replace(STARTED, attached=False, alive=False, code=0)
+
+    assert judge(replace(STARTED, attached=False), replace(done, rank=1), shows_steps=False) is None
+    verdict = judge(done, replace(done, rank=1), shows_steps=False)
+    assert verdict is not None
+    assert verdict.ok
+    failed = judge(done, replace(done, rank=1, code=1), shows_steps=False)
+    assert failed is not None
+    assert not failed.ok
+
+
+def test_a_script_that_leaves_its_loop_early_is_a_failure() -> None:
+    verdict = judge(STEPPED, replace(STARTED, rank=1, alive=False, code=0))
+
+    assert verdict is not None
+    assert not verdict.ok
