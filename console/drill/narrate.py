@@ -46,12 +46,14 @@ def catalogue(*, as_json: bool) -> None:
         rows = [{"fault": k.name, "options": k.options, "what": k.summary, "not_built": k.not_built} for k in CATALOGUE]
         print(json.dumps(rows, indent=2))
         return
-    table = Table(box=None, pad_edge=False, show_header=False)
+    width = max(len(kind.name) for kind in CATALOGUE)
     for kind in CATALOGUE:
-        note = f" [yellow](not built yet: {kind.not_built})[/yellow]" if kind.not_built else ""
-        style = "dim" if kind.not_built else "bold"
-        table.add_row(f"[{style}]{kind.name}[/{style}]", f"{kind.summary}{note}\n[dim]{escape(kind.options)}[/dim]")
-    console().print(table)
+        if not kind.not_built:
+            print(f"{kind.name:{width}}  {kind.options:44}  {kind.summary}")
+    print("\nNot built yet; asked for, they are refused with the reason and exit code 3:\n")
+    for kind in CATALOGUE:
+        if kind.not_built:
+            print(f"{kind.name:{width}}  {kind.summary} ({kind.not_built.split(', which')[0]})")
 
 
 def results(runs: list[DrillResult]) -> None:
