@@ -42,6 +42,8 @@ class JobWorkflow:
     def __init__(self, state: JobState) -> None:
         self.state = state
         self.finished_generations: set[int] = set()
+        self.handled_generation = 0
+        """Of the incident that is open, or was the last one of this run."""
         self.records: list[workflow.ActivityHandle[NumbersUsed]] = []
 
     # What watchers and operators say.
@@ -50,7 +52,7 @@ class JobWorkflow:
     def report(self, anomaly: Anomaly) -> str:
         """Take an anomaly; a repeated or outdated one changes nothing."""
         known = {pending.generation for pending in self.state.pending}
-        if anomaly.generation < self.state.generation or anomaly.generation in known:
+        if anomaly.generation < self.state.generation or anomaly.generation in known | {self.handled_generation}:
             return f"generation {anomaly.generation} is dealt with"
         # Kept even while an incident is open: it may be about a generation that the incident launched.
         self.state.pending.append(anomaly)
@@ -230,6 +232,7 @@ class JobWorkflow:
     async def _handle(self, anomaly: Anomaly) -> IncidentReport:
         """One incident, as a child of its own."""
         state = self.state
+        self.handled_generation = anomaly.generation
         state.incident_count += 1
         number = state.incident_count
         incident_id = incident_workflow_id(state.spec.name, number)
