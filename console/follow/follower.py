@@ -16,6 +16,7 @@ from temporalio.client import WorkflowFailureError
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.ledger import Ledger
+from console.cluster_file import ClusterFile
 from console.control import Control
 from console.follow import text
 from console.follow.display import Display, Ending, Tick
@@ -23,7 +24,7 @@ from console.follow.events import IncidentEvent, IncidentTeller, parts_line
 from console.follow.last_step import last_step
 from console.follow.parked import parked_lines
 from console.follow.progress import JobProgress, ProgressFeed, Rate
-from everstep.errors import EverstepError
+from everstep.errors import ClusterError, EverstepError
 from everstep.incident import IncidentReport
 from everstep.job_state import JobState
 from workflows.messages import JobResult
@@ -65,7 +66,11 @@ class Follower:
         self._silent_plane = False
 
     async def follow(self) -> Ending:
-        """Follow to the end; shows everything but the ending, which it returns."""
+        """Follow to the end; shows everything but the ending, which it returns.
+
+        Raises:
+            ClusterError: the local cluster was taken down.
+        """
         left = asyncio.Event()
         with _leaving(left):
             async with self._control.feed(self._job, self._state.machines) as feed:
@@ -88,6 +93,9 @@ class Follower:
                 return await self._parked()
             if left.is_set():
                 return self._detached()
+            cluster = self._control.cluster
+            if self._silent_plane and cluster and not ClusterFile.path_of(cluster.name).exists():
+                raise ClusterError(f"cluster {cluster.name} was taken down; 'everstep up' brings it and its jobs back")
             with suppress(TimeoutError):
                 async with asyncio.timeout(FRAME_S):
                     await left.wait()
