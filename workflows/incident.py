@@ -189,7 +189,7 @@ class IncidentWorkflow:
             text = f"park: {decision.reason}"
         else:
             wait = f", after {decision.delay_s:.0f} s" if decision.delay_s else ""
-            text = f"reattempt {origin_of(restore)}{wait}: {decision.reason} ({restore.reason})"
+            text = f"reattempt {restore.origin}{wait}: {decision.reason} ({restore.reason})"
         self._leave(began, "decide", text)
         self._note("decide", text, evidence)
         return decision
@@ -215,7 +215,7 @@ class IncidentWorkflow:
         confirmation: Confirmation | None = None
         try:
             self.launched = launched = await self._launch(restore)
-            self._leave(began, "reattempt", f"generation {self.generation} {origin_of(restore)}")
+            self._leave(began, "reattempt", f"generation {self.generation} {restore.origin}")
             began = self._enter("confirm")
             confirmation = await self._confirm(launched)
             self._leave(began, "confirm", confirmation.reason)
@@ -239,7 +239,7 @@ class IncidentWorkflow:
                     reason=self.id,
                 ),
                 result_type=Launched,
-                summary=page.summary(f"generation {self.generation}, {ranks} ranks, {origin_of(restore)}"),
+                summary=page.summary(f"generation {self.generation}, {ranks} ranks, {restore.origin}"),
                 **on_ranks(timedelta(minutes=3)),
             )
         )
@@ -418,8 +418,3 @@ class IncidentWorkflow:
     async def _tell_job(self) -> None:
         handle = workflow.get_external_workflow_handle(job_workflow_id(self.given.job))
         await handle.signal("incident_stage", args=[self.given.number, self.stage])
-
-
-def origin_of(restore: Restore) -> str:
-    """Where a restart goes on: ``from step 20``."""
-    return f"from step {restore.step}" if restore.step >= 0 else "from the script's own checkpoint"

@@ -24,7 +24,7 @@ with workflow.unsafe.imports_passed_through():
     from everstep.job_state import IncidentSummary, JobState, incident_workflow_id
     from workflows import attributes, page
     from workflows.incident import IncidentWorkflow
-    from workflows.messages import IncidentInput, JobResult
+    from workflows.messages import IncidentInput, JobResult, lost_incident
     from workflows.operator import read_request
     from workflows.options import TASK_TIMEOUT, on_ledger, on_ranks
 
@@ -272,7 +272,7 @@ class JobWorkflow:
         try:
             report = await child
         except ChildWorkflowError as error:
-            report = _lost_incident(anomaly, state.generation, str(error.cause or error))
+            report = lost_incident(anomaly, state.generation, str(error.cause or error))
         finally:
             stopper.cancel()
         self._learn(number, report)
@@ -387,20 +387,3 @@ def check_generation(generation: int) -> None:
     """
     if generation < 1:
         raise ValueError(f"generation is {generation}; generations start at 1")
-
-
-def _lost_incident(anomaly: Anomaly, generation: int, why: str) -> IncidentReport:
-    """The report of an incident that was ended from outside, e.g. terminated in the Web UI."""
-    return IncidentReport(
-        headline=f"Incident ended from outside ({why}): {anomaly.headline}",
-        resolution="abandoned",
-        cause=str(anomaly.symptom),
-        step=-1,
-        lost_steps=None,
-        evicted=[],
-        stages=[],
-        generation=generation,
-        recovered=False,
-        seconds=None,
-        failures=[],
-    )

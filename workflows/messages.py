@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from everstep.incident import Anomaly, Failure, Model
+from everstep.incident import Anomaly, Failure, IncidentReport, Model
 from everstep.job import JobSpec
 from everstep.machine import Machine
 
@@ -29,3 +29,20 @@ class JobResult(Model):
     outcome: str
     generations: int
     incidents: list[str]
+
+
+def lost_incident(anomaly: Anomaly, generation: int, why: str) -> IncidentReport:
+    """The report of an incident that was ended from outside, e.g. terminated in the Web UI."""
+    return IncidentReport(
+        headline=f"Incident ended from outside ({why}): {anomaly.headline}",
+        resolution="abandoned",
+        cause=str(anomaly.symptom),
+        step=-1,
+        lost_steps=None,
+        evicted=[],
+        stages=[],
+        generation=generation,
+        recovered=False,
+        seconds=None,
+        failures=[],
+    )

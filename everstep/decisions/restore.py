@@ -20,6 +20,11 @@ class Restore:
     """Completed steps of the state to restore; 0: from the beginning; -1: nothing is held."""
     reason: str
 
+    @property
+    def origin(self) -> str:
+        """Where a restart goes on, for people: ``from step 20``."""
+        return f"from step {self.step}" if self.step >= 0 else "from the script's own checkpoint"
+
 
 def choose_restore(held: Iterable[Held], world_size: int, *, held_before: bool = False) -> Restore:
     """Pick the latest step whose state every rank holds, complete and valid.
