@@ -18,7 +18,7 @@ LAYERS = ("everstep", "agent", "activities", "workflows", "console")
 STANDARD_LIBRARY_ONLY = ("reports", "environment", "faults", "topology")
 """Modules of everstep that every rank imports."""
 HEAVY = ("torch", "numpy", "pydantic", "grpc", "temporalio", "google.protobuf", "sqlalchemy", "typer", "rich")
-REGISTRIES = ("pypi|.org", "files.pythonhosted|.org", "proxy.golang|.org", "sum.golang|.org", "registry.npmjs|.org")
+REGISTRIES = ("py|pi.org", "files.python|hosted.org", "proxy.go|lang.org", "sum.go|lang.org", "registry.npm|js.org")
 """Hosts that no file may name; split, so that this file does not name them either."""
 
 
