@@ -116,6 +116,26 @@ def rank_launches(spec: JobSpec, machine: int) -> list[pb.RankLaunch]:
     ]
 
 
+def checkpoint_options(spec: JobSpec) -> pb.CheckpointOptions:
+    """What the agents must know of the job's checkpoint policy."""
+    policy = spec.checkpoint
+    return pb.CheckpointOptions(
+        slots=policy.slots,
+        overlap=policy.overlap,
+        backup=policy.backup,
+        backup_slots=policy.backup_slots,
+        backup_every_steps=policy.backup_every_steps,
+        backup_rate_mb_s=policy.backup_rate_mb_s,
+        backup_chunk_mb=policy.backup_chunk_mb,
+        disk=policy.disk,
+        disk_path=policy.disk_path,
+        disk_every_steps=policy.disk_every_steps,
+        disk_keep=policy.disk_keep,
+        remote_url=policy.remote_url,
+        remote_keep=policy.remote_keep,
+    )
+
+
 READ_AT_IMPORT = ("PYTHON", "LD_", "GLIBC_", "MALLOC_", "ATEN_", "MKL_", "TORCH_LOGS", "TORCH_DEVICE_BACKEND")
 """Beginnings of the variables that an interpreter or torch reads only once, when it starts."""
 

@@ -16,7 +16,7 @@ from temporalio.exceptions import ApplicationError
 
 from activities import messages
 from activities.confirm import confirm_steps
-from activities.convert import evidence_of, import_environment, rank_launches, shared_environment
+from activities.convert import checkpoint_options, evidence_of, import_environment, rank_launches, shared_environment
 from activities.heartbeat import heartbeating, now_ns, request_id
 from activities.messages import ConfirmInput, LaunchInput, PrepareInput, ReleaseInput, StopInput
 from agent.client import AgentClient, AgentPool, UnknownJob
@@ -98,7 +98,7 @@ class RankActivities:
                     cwd=spec.cwd,
                     env=shared_environment(spec, store.host, store.port, given.generation),
                     resume_step=given.resume_step,
-                    checkpoint_slots=spec.checkpoint_slots,
+                    checkpoint=checkpoint_options(spec),
                 )
                 return await prepared(client, spec, lambda: client.launch(request, timeout_s=60))
 

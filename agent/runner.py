@@ -339,7 +339,7 @@ class JobRunner:
             environment.MACHINE: self.host.machine,
             environment.GENERATION: str(request.generation),
             environment.RESUME_STEP: str(request.resume_step),
-            environment.CHECKPOINT_SLOTS: str(request.checkpoint_slots),
+            environment.CHECKPOINT_SLOTS: str(request.checkpoint.slots or 2),
         }
         rows = []
         for rank in ranks:

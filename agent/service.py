@@ -274,6 +274,24 @@ class AgentService(agent_pb2_grpc.AgentServicer):
         async for chunk in logs.read_log(wanted, request.tail_bytes, request.follow):
             yield chunk
 
+    # Copies of training state.
+
+    async def Checkpoints(self, request: pb.CheckpointsRequest, context: Context) -> pb.CheckpointsReply:  # noqa: N802
+        """The copies that this machine holds."""
+        raise NotImplementedError
+
+    async def Restore(self, request: pb.RestoreRequest, context: Context) -> pb.RestoreReply:  # noqa: N802
+        """Bring copies into own slots."""
+        raise NotImplementedError
+
+    async def Persist(self, request: pb.PersistRequest, context: Context) -> pb.PersistReply:  # noqa: N802
+        """Write a coming step to disk."""
+        raise NotImplementedError
+
+    async def OpenExchange(self, request: pb.OpenExchangeRequest, context: Context) -> pb.OpenExchangeReply:  # noqa: N802
+        """Where other agents send and fetch state."""
+        raise NotImplementedError
+
     # Parts.
 
     async def _command(
@@ -369,7 +387,7 @@ class AgentService(agent_pb2_grpc.AgentServicer):
 
 def held_checkpoints(shm: Path) -> list[pb.HeldCheckpoint]:
     """The checkpoints in a job's shared memory, each verified by its checksum."""
-    from everstep.slots import held
+    from everstep.slot_reader import held
 
     found = []
     for path in sorted(shm.glob("checkpoint-*")):

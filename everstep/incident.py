@@ -22,6 +22,8 @@ class Symptom(StrEnum):
     """A rank left with code 0 while the job was not over."""
     STALL = "stall"
     """No rank completed a step for too long."""
+    UNSAVED = "saves stopped"
+    """Steps go on, and the newest checkpoint in memory is too old."""
     LAUNCH_FAILED = "launch failed"
     """The ranks could not be started."""
 
@@ -62,15 +64,55 @@ class RankExit(Model):
     log_tail: str = ""
 
 
+class Tier(StrEnum):
+    """Where a copy of a rank's state lies, in the order in which a restore prefers them."""
+
+    OWN = "own memory"
+    """Shared memory of the machine that runs the rank."""
+    BACKUP = "backup"
+    """Shared memory of the rank's peer."""
+    DISK = "disk"
+    """A machine's local disk."""
+    REMOTE = "remote"
+    """Object storage or a shared file system."""
+
+
 class Held(Model):
-    """A checkpoint that a machine holds: the state of a rank after ``completed_steps`` steps."""
+    """A copy of the state of a rank after ``completed_steps`` steps."""
 
     rank: int
     machine: str
+    """Where it is; of a remote copy: whose agent told of it."""
     completed_steps: int
     bytes: int = 0
     valid: bool = True
     reason: str = ""
+    tier: Tier = Tier.OWN
+    generation: int = 0
+    """Of the job, when it was saved."""
+    saved_ns: int = 0
+    digest: str = ""
+    """Of its tensors, on disk and remote: equal for equal bytes, so that one rank can read for its whole dp group."""
+
+
+class Copy(Model):
+    """What one rank has to be given before it can restore: which copy, and where it is."""
+
+    rank: int
+    completed_steps: int
+    tier: Tier
+    machine: str
+
+
+class Restored(Model):
+    """What came of bringing copies to the machines that need them."""
+
+    moved: list[Copy] = Field(default_factory=list)
+    failed: list[Held] = Field(default_factory=list)
+    """Copies that turned out damaged or unreachable, not valid, with reasons."""
+    bytes: int = 0
+    seconds: float = 0.0
+    unreachable: list[str] = Field(default_factory=list)
 
 
 class Evidence(Model):
@@ -82,6 +124,8 @@ class Evidence(Model):
     unreachable: list[str] = Field(default_factory=list)
     problem: str = ""
     """Why the machines could not be asked at all."""
+    emptied: list[str] = Field(default_factory=list)
+    """Machines that answered and know nothing of the job: they, or their agents' memory, were lost."""
 
 
 class Failure(Model):

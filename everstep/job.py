@@ -6,6 +6,7 @@ import re
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from everstep.checkpoint_policy import CheckpointPolicy
 from everstep.errors import TopologyError
 from everstep.policy import RecoveryPolicy
 from everstep.topology import Axis, Topology
@@ -33,7 +34,9 @@ class JobSpec(BaseModel):
     tp: int = Field(1, ge=1, description="Tensor-parallel size.")
     pp: int = Field(1, ge=1, description="Pipeline-parallel size; the data-parallel size follows.")
     order: tuple[Axis, ...] = Field(("pp", "dp", "tp"), description="Mesh order, the last axis varies fastest.")
-    checkpoint_slots: int = Field(2, ge=2, le=8, description="In-memory checkpoint buffers per rank.")
+    checkpoint: CheckpointPolicy = Field(
+        default_factory=CheckpointPolicy, description="Where copies of the training state go."
+    )
     policy: RecoveryPolicy = Field(default_factory=RecoveryPolicy, description="Recovery policy.")
 
     @field_validator("name")

@@ -13,6 +13,8 @@ class Machine(BaseModel):
     name: str
     address: str
     """``host:port`` of the agent's gRPC server."""
+    domain: str = ""
+    """Failure domain, e.g. its switch or rack; empty: not known."""
 
     @property
     def host(self) -> str:

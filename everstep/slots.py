@@ -7,18 +7,12 @@ never costs the step before. Two slots suffice while the copy blocks the step
 and every step has a collective that all ranks enter: no rank can then be more
 than one step ahead of another. An overlapped copy needs three.
 
-Layout, little endian, every part on a page boundary::
+The agent reads the same file while the rank trains (``SlotReader``) and *pins*
+the steps that it is sending, writing to disk, or keeping: a save spares pinned
+slots as long as another one is left, and never waits for a pin. A received
+backup is a file of the same format.
 
-    0       magic 8s · version u32 · slots u32 · capacity u64 · checksum u64
-    4096    slot 0: header page, then ``capacity`` bytes of payload
-    ...     slot 1, 2, …
-
-    slot header: completed_steps i64 · generation u32 · phase u32 · tensor_bytes u64 ·
-                 structure_bytes u64 · checksum u64 · saved_ns i64 · header checksum u64
-    payload:     the tensors' bytes, then (64-byte aligned) the structure
-
-Checksums are xxh3_64: the one in the header covers the payload, the header's
-own covers the fields before it. No torch here: the agent reads these files too.
+``everstep/slot_format.py`` has the layout.
 """
 
 from __future__ import annotations
@@ -28,48 +22,35 @@ import ctypes
 import errno
 import mmap
 import os
-import struct
 import time
-from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import xxhash
 
 from everstep.errors import CheckpointError, CorruptCheckpoint
-
-MAGIC = b"EVSTCKP1"
-VERSION = 1
-PAGE = 4096
-ALIGNMENT = 64
-"""Tensors and the structure start at multiples of this many bytes of the payload."""
-EMPTY = -1
-"""``completed_steps`` of a slot that holds nothing."""
-
-_FILE = struct.Struct("<8sIIQ")
-_SLOT = struct.Struct("<qIIQQQq")
-_U64 = struct.Struct("<Q")
-_I64 = struct.Struct("<q")
-_UNUSED, _SAVING, _SAVED = 0, 1, 2
-_CHUNK = 1 << 20
-_MAX_SLOTS = 64
-
-_Chunks = Callable[[int], Iterable[memoryview]]
-
-
-@dataclass(frozen=True, slots=True)
-class SlotInfo:
-    """What one slot of a checkpoint file holds."""
-
-    completed_steps: int
-    """The state is the one after this many completed steps; -1: the header holds no step."""
-    generation: int
-    """Generation of the job that saved it."""
-    bytes: int
-    """Tensors and structure together."""
-    valid: bool
-    reason: str = ""
-    """Why it is not valid; empty when it is."""
+from everstep.slot_format import (
+    EMPTY,
+    FILE,
+    I64,
+    MAGIC,
+    MAX_SLOTS,
+    PAGE,
+    PINS,
+    PINS_AT,
+    SAVED,
+    SAVING,
+    SLOT,
+    U64,
+    UNUSED,
+    VERSION,
+    Pin,
+    SlotHeader,
+    aligned,
+    file_header,
+    inspect_slot,
+    pins_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +62,6 @@ class Payload:
     tensors: memoryview
     """A view of the mapped file: copy before keeping anything of it."""
     structure: bytes
-
-
-def aligned(size: int, to: int = ALIGNMENT) -> int:
-    """``size`` rounded up to a multiple of ``to``, bytes."""
-    return -(-size // to) * to
 
 
 class SlotFile:
@@ -101,8 +77,8 @@ class SlotFile:
     """
 
     def __init__(self, path: Path, *, slots: int = 2, generation: int = 0) -> None:
-        if not 2 <= slots <= _MAX_SLOTS:
-            raise CheckpointError(f"{slots} checkpoint slots: use 2 to {_MAX_SLOTS}; with one, a kill loses everything")
+        if not 2 <= slots <= MAX_SLOTS:
+            raise CheckpointError(f"{slots} checkpoint slots: use 2 to {MAX_SLOTS}; with one, a kill loses everything")
         self.path = path
         self.slots = slots
         self.generation = generation
@@ -140,10 +116,10 @@ class SlotFile:
         if self._map is None or need > self.capacity:
             self._grow(need)
         mapped = self._mapped()
-        index = self._steps.index(min(self._steps))  # an empty slot, else the oldest step
+        index = self._least_needed()
         at = self._slot_at(index)
-        _I64.pack_into(mapped, at, EMPTY)
-        _SLOT.pack_into(mapped, at, EMPTY, self.generation, _SAVING, tensor_bytes, len(structure), 0, 0)
+        I64.pack_into(mapped, at, EMPTY)
+        SLOT.pack_into(mapped, at, EMPTY, self.generation, SAVING, tensor_bytes, len(structure), 0, 0)
         self._steps[index] = EMPTY
         start = at + PAGE + aligned(tensor_bytes)
         mapped[start : start + len(structure)] = structure
@@ -156,7 +132,7 @@ class SlotFile:
         at = self._slot_at(index) + PAGE
         return memoryview(self._mapped())[at : at + tensor_bytes]
 
-    def commit(self, completed_steps: int) -> None:
+    def commit(self, completed_steps: int) -> SlotHeader:
         """End the save: checksum, then the header, its step count last.
 
         Raises:
@@ -165,15 +141,63 @@ class SlotFile:
         index, tensor_bytes, structure_bytes = self._begun()
         if completed_steps < 0:
             raise CheckpointError(f"cannot save a state after {completed_steps} steps: the count starts at 0")
+        at = self._slot_at(index)
+        with memoryview(self._mapped()) as view:
+            payload = view[at + PAGE : at + PAGE + aligned(tensor_bytes) + structure_bytes]
+            checksum = xxhash.xxh3_64_intdigest(payload, seed=completed_steps)
+        header = SlotHeader(completed_steps, self.generation, tensor_bytes, structure_bytes, checksum, time.time_ns())
+        self._write_header(index, header)
+        return header
+
+    def abort(self) -> None:
+        """Give a begun save up; its slot stays empty. Nothing happens when none has begun."""
+        self._saving = None
+
+    # Receiving a copy of another file's slot.
+
+    def receive(self, header: SlotHeader) -> memoryview:
+        """Start taking over a slot of another file; returns the writable payload, ``header.payload_bytes`` long.
+
+        Raises:
+            CheckpointError: the file system has no room; the committed slots are untouched.
+        """
+        self.begin(bytes(header.structure_bytes), header.tensor_bytes)
+        index, _, _ = self._begun()
+        at = self._slot_at(index) + PAGE
+        return memoryview(self._mapped())[at : at + header.payload_bytes]
+
+    def commit_received(self, header: SlotHeader, checksum: int) -> None:
+        """End what ``receive`` began, with the checksum of the bytes that arrived.
+
+        Raises:
+            CorruptCheckpoint: it is not the header's; the slot stays empty.
+        """
+        index, _, _ = self._begun()
+        if checksum != header.checksum:
+            self._saving = None
+            raise CorruptCheckpoint(
+                f"{self.path}: the copy of the state after step {header.completed_steps} does not match its checksum"
+            )
+        self._write_header(index, header)
+
+    def _write_header(self, index: int, fields: SlotHeader) -> None:
+        completed_steps = fields.completed_steps
+        for other, steps in enumerate(self._steps):
+            if steps == completed_steps and other != index:  # saved anew: one slot a step
+                self._forget(other)
         mapped, at = self._mapped(), self._slot_at(index)
-        with memoryview(mapped) as view:
-            checksum = xxhash.xxh3_64_intdigest(view[at + PAGE : at + PAGE + aligned(tensor_bytes) + structure_bytes])
-        header = _SLOT.pack(
-            completed_steps, self.generation, _SAVED, tensor_bytes, structure_bytes, checksum, time.time_ns()
+        header = SLOT.pack(
+            completed_steps,
+            fields.generation,
+            SAVED,
+            fields.tensor_bytes,
+            fields.structure_bytes,
+            fields.checksum,
+            fields.saved_ns,
         )
-        mapped[at + 8 : at + _SLOT.size] = header[8:]
-        _U64.pack_into(mapped, at + _SLOT.size, xxhash.xxh3_64_intdigest(header))
-        _I64.pack_into(mapped, at, completed_steps)  # one aligned store: from here on the slot counts
+        mapped[at + 8 : at + SLOT.size] = header[8:]
+        U64.pack_into(mapped, at + SLOT.size, xxhash.xxh3_64_intdigest(header))
+        I64.pack_into(mapped, at, completed_steps)  # one aligned store: from here on the slot counts
         self._steps[index] = completed_steps
         self._saving = None
 
@@ -185,9 +209,22 @@ class SlotFile:
         """
         for index, steps in enumerate(self._steps):
             if steps > completed_steps:
-                _I64.pack_into(self._mapped(), self._slot_at(index), EMPTY)
-                _SLOT.pack_into(self._mapped(), self._slot_at(index), EMPTY, 0, _UNUSED, 0, 0, 0, 0)
-                self._steps[index] = EMPTY
+                self._forget(index)
+
+    def _forget(self, index: int) -> None:
+        I64.pack_into(self._mapped(), self._slot_at(index), EMPTY)
+        SLOT.pack_into(self._mapped(), self._slot_at(index), EMPTY, 0, UNUSED, 0, 0, 0, 0)
+        self._steps[index] = EMPTY
+
+    def _least_needed(self) -> int:
+        """The slot for the next save: an empty one, else the oldest unpinned, else what its pin gives way first.
+
+        The newest committed step is never given up.
+        """
+        pins = {step: pin for pin, step in zip(Pin, pins_of(self._mapped()), strict=True) if step != EMPTY}
+        newest = max(self._steps)
+        free = [index for index, steps in enumerate(self._steps) if steps != newest or steps == EMPTY]
+        return min(free, key=lambda index: (pins.get(self._steps[index], -1), self._steps[index]))
 
     # Loading.
 
@@ -208,13 +245,13 @@ class SlotFile:
             raise CheckpointError(f"{message}. Start from a step that all ranks hold, or from the beginning")
         mapped, at = self._mapped(), self._slot_at(self._steps.index(completed_steps))
         view = memoryview(mapped)[at + PAGE : at + PAGE + self.capacity]
-        info = _inspect(mapped[at : at + PAGE], self.capacity, lambda count: [view[:count]])
+        info = inspect_slot(mapped[at : at + PAGE], self.capacity, lambda count: [view[:count]])
         if not info.valid:
             raise CorruptCheckpoint(
                 f"{self.path}: the state after step {completed_steps} is damaged: {info.reason}. "
                 "Start from an older step, or from the beginning"
             )
-        _, generation, _, tensor_bytes, structure_bytes, _, _ = _SLOT.unpack_from(mapped, at)
+        _, generation, _, tensor_bytes, structure_bytes, _, _ = SLOT.unpack_from(mapped, at)
         start = aligned(tensor_bytes)
         structure = bytes(view[start : start + structure_bytes])
         return Payload(completed_steps, generation, view[:tensor_bytes], structure)
@@ -249,7 +286,7 @@ class SlotFile:
     def _open(self) -> None:
         with self.path.open("r+b", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
-            slots, capacity, reason = _file_header(file.read(PAGE))
+            slots, capacity, reason = file_header(file.read(PAGE))
             if reason:
                 self._damage.append(reason)  # a load says so; the next save replaces the file
                 return
@@ -263,7 +300,7 @@ class SlotFile:
         self._steps = [EMPTY] * slots
         for index in range(slots):
             at = self._slot_at(index)
-            info = _inspect(self._mapped()[at : at + PAGE], capacity, None)
+            info = inspect_slot(self._mapped()[at : at + PAGE], capacity, None)
             if info.valid:
                 self._steps[index] = info.completed_steps
             elif info.completed_steps != EMPTY:
@@ -280,97 +317,24 @@ class SlotFile:
         # Some room more, so that a longer structure does not move the file again.
         capacity = aligned(need + max(need // 64, 16 * PAGE), PAGE)
         fresh = _allocate(self._growing, PAGE + self.slots * (PAGE + capacity))
-        header = _FILE.pack(MAGIC, VERSION, self.slots, capacity)
+        header = FILE.pack(MAGIC, VERSION, self.slots, capacity)
         fresh[: len(header)] = header
-        _U64.pack_into(fresh, len(header), xxhash.xxh3_64_intdigest(header))
+        U64.pack_into(fresh, len(header), xxhash.xxh3_64_intdigest(header))
+        PINS.pack_into(fresh, PINS_AT, *(pins_of(old) if old is not None else [EMPTY] * len(Pin)))
         self.capacity = capacity
         for index, (steps, start) in enumerate(zip(self._steps, offsets, strict=True)):
             at = self._slot_at(index)
             if old is not None and steps >= 0:
-                _, _, _, tensor_bytes, structure_bytes, _, _ = _SLOT.unpack_from(old, start)
+                _, _, _, tensor_bytes, structure_bytes, _, _ = SLOT.unpack_from(old, start)
                 used = PAGE + aligned(tensor_bytes) + structure_bytes
                 fresh[at : at + used] = old[start : start + used]
             else:
-                _SLOT.pack_into(fresh, at, EMPTY, 0, _UNUSED, 0, 0, 0, 0)
+                SLOT.pack_into(fresh, at, EMPTY, 0, UNUSED, 0, 0, 0, 0)
         self._growing.rename(self.path)
         if old is not None:
             with contextlib.suppress(BufferError):
                 old.close()
         self._adopt(fresh)
-
-
-def held(path: Path, *, verify: bool = True) -> list[SlotInfo]:
-    """What a checkpoint file holds, one entry per slot; damage gives reasons, never an exception.
-
-    The file is read, not mapped, so that a truncation meanwhile cannot kill
-    the reader with SIGBUS. A missing file holds nothing: an empty list.
-
-    Args:
-        path: The file.
-        verify: Read everything and compare checksums; else look at headers and lengths only.
-    """
-    try:
-        with path.open("rb", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
-            slots, capacity, reason = _file_header(file.read(PAGE))
-            if reason:
-                return [SlotInfo(EMPTY, 0, 0, False, reason)]
-            starts = [PAGE + index * (PAGE + capacity) for index in range(slots)]
-            return [_held_slot(file.fileno(), at, capacity, size, verify) for at in starts]
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        return [SlotInfo(EMPTY, 0, 0, False, f"{path} cannot be read: {error}")]
-
-
-def _held_slot(descriptor: int, at: int, capacity: int, size: int, verify: bool) -> SlotInfo:
-    """One slot, read chunk by chunk so that a checkpoint of many GB costs no memory."""
-    page = os.pread(descriptor, PAGE, at)
-    if len(page) < PAGE:
-        return SlotInfo(EMPTY, 0, 0, False, f"the file ends at byte {size}, before this slot's header")
-
-    def chunks(count: int) -> Iterator[memoryview]:
-        buffer, done = memoryview(bytearray(min(count, _CHUNK))), 0
-        while done < count and (got := os.preadv(descriptor, [buffer[: count - done]], at + PAGE + done)):
-            yield buffer[:got]
-            done += got
-
-    return _inspect(page, min(capacity, max(0, size - at - PAGE)), chunks if verify else None)
-
-
-def _file_header(page: bytes) -> tuple[int, int, str]:
-    """(slots, capacity in bytes, what is wrong with the file: empty when nothing)."""
-    if len(page) < _FILE.size + 8:
-        return 0, 0, f"the file has {len(page)} bytes, less than its header"
-    magic, version, slots, capacity = _FILE.unpack_from(page)
-    if magic != MAGIC or version != VERSION:
-        return 0, 0, f"not a checkpoint file of version {VERSION}"
-    if _U64.unpack_from(page, _FILE.size)[0] != xxhash.xxh3_64_intdigest(page[: _FILE.size]):
-        return 0, 0, "the file's header does not match its checksum"
-    return slots, capacity, ""
-
-
-def _inspect(page: bytes, room: int, chunks: _Chunks | None) -> SlotInfo:
-    """Judge a slot by its header page, the payload bytes that exist and, given ``chunks``, its contents."""
-    steps, generation, phase, tensor_bytes, structure_bytes, checksum, _ = _SLOT.unpack_from(page)
-    used = aligned(tensor_bytes) + structure_bytes
-
-    def broken(reason: str, at_steps: int = steps) -> SlotInfo:
-        return SlotInfo(at_steps, generation, used, False, reason)
-
-    if steps == EMPTY:
-        return broken("a save into it was cut short" if phase in {_SAVING, _SAVED} else "empty")
-    if steps < 0 or _U64.unpack_from(page, _SLOT.size)[0] != xxhash.xxh3_64_intdigest(page[: _SLOT.size]):
-        return broken("its header does not match its checksum")
-    if used > room:
-        return broken(f"truncated: {room} of {used} bytes are there")
-    if chunks is not None:
-        digest = xxhash.xxh3_64()
-        for chunk in chunks(used):
-            digest.update(chunk)
-        if digest.intdigest() != checksum:
-            return broken("its contents do not match their checksum")
-    return SlotInfo(steps, generation, used, True)
 
 
 def _allocate(path: Path, size: int) -> mmap.mmap:

@@ -52,6 +52,7 @@ class DescribeReply(_message.Message):
     STARTED_NS_FIELD_NUMBER: _builtins.int
     PID_FIELD_NUMBER: _builtins.int
     JOBS_FIELD_NUMBER: _builtins.int
+    ROOM_FIELD_NUMBER: _builtins.int
     machine: _builtins.str
     version: _builtins.str
     """of everstep"""
@@ -59,6 +60,8 @@ class DescribeReply(_message.Message):
     pid: _builtins.int
     @_builtins.property
     def jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobOnMachine]: ...
+    @_builtins.property
+    def room(self) -> Global___Room: ...
     def __init__(
         self,
         *,
@@ -67,14 +70,44 @@ class DescribeReply(_message.Message):
         started_ns: _builtins.int = ...,
         pid: _builtins.int = ...,
         jobs: _abc.Iterable[Global___JobOnMachine] | None = ...,
+        room: Global___Room | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["room", b"room"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["jobs", b"jobs", "machine", b"machine", "pid", b"pid", "started_ns", b"started_ns", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["jobs", b"jobs", "machine", b"machine", "pid", b"pid", "room", b"room", "started_ns", b"started_ns", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DescribeReply: _TypeAlias = DescribeReply  # noqa: Y015
+
+@_typing.final
+class Room(_message.Message):
+    """bytes"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHM_FREE_FIELD_NUMBER: _builtins.int
+    MEMORY_AVAILABLE_FIELD_NUMBER: _builtins.int
+    DISK_FREE_FIELD_NUMBER: _builtins.int
+    shm_free: _builtins.int
+    memory_available: _builtins.int
+    """of the machine or the agent's cgroup, whichever is less"""
+    disk_free: _builtins.int
+    """where disk checkpoints go by default"""
+    def __init__(
+        self,
+        *,
+        shm_free: _builtins.int = ...,
+        memory_available: _builtins.int = ...,
+        disk_free: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["disk_free", b"disk_free", "memory_available", b"memory_available", "shm_free", b"shm_free"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Room: _TypeAlias = Room  # noqa: Y015
 
 @_typing.final
 class JobOnMachine(_message.Message):
@@ -275,7 +308,8 @@ class LaunchRequest(_message.Message):
     CWD_FIELD_NUMBER: _builtins.int
     ENV_FIELD_NUMBER: _builtins.int
     RESUME_STEP_FIELD_NUMBER: _builtins.int
-    CHECKPOINT_SLOTS_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
+    PEERS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     job: _builtins.str
     generation: _builtins.int
@@ -284,7 +318,6 @@ class LaunchRequest(_message.Message):
     cwd: _builtins.str
     resume_step: _builtins.int
     """restore the state after this many completed steps; -1: no checkpoint"""
-    checkpoint_slots: _builtins.int
     @_builtins.property
     def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankLaunch]: ...
     @_builtins.property
@@ -292,6 +325,12 @@ class LaunchRequest(_message.Message):
     @_builtins.property
     def env(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """shared by all ranks of this machine"""
+
+    @_builtins.property
+    def checkpoint(self) -> Global___CheckpointOptions: ...
+    @_builtins.property
+    def peers(self) -> _containers.RepeatedCompositeFieldContainer[Global___BackupPeer]:
+        """of this machine's ranks; a rank without one has no backup"""
 
     def __init__(
         self,
@@ -305,15 +344,105 @@ class LaunchRequest(_message.Message):
         cwd: _builtins.str = ...,
         env: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         resume_step: _builtins.int = ...,
-        checkpoint_slots: _builtins.int = ...,
+        checkpoint: Global___CheckpointOptions | None = ...,
+        peers: _abc.Iterable[Global___BackupPeer] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "checkpoint_slots", b"checkpoint_slots", "cwd", b"cwd", "env", b"env", "generation", b"generation", "job", b"job", "ranks", b"ranks", "request_id", b"request_id", "resume_step", b"resume_step", "script", b"script"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "checkpoint", b"checkpoint", "cwd", b"cwd", "env", b"env", "generation", b"generation", "job", b"job", "peers", b"peers", "ranks", b"ranks", "request_id", b"request_id", "resume_step", b"resume_step", "script", b"script"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LaunchRequest: _TypeAlias = LaunchRequest  # noqa: Y015
+
+@_typing.final
+class CheckpointOptions(_message.Message):
+    """everstep/checkpoint_policy.py says what they mean"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SLOTS_FIELD_NUMBER: _builtins.int
+    OVERLAP_FIELD_NUMBER: _builtins.int
+    BACKUP_FIELD_NUMBER: _builtins.int
+    BACKUP_SLOTS_FIELD_NUMBER: _builtins.int
+    BACKUP_EVERY_STEPS_FIELD_NUMBER: _builtins.int
+    BACKUP_RATE_MB_S_FIELD_NUMBER: _builtins.int
+    BACKUP_CHUNK_MB_FIELD_NUMBER: _builtins.int
+    DISK_FIELD_NUMBER: _builtins.int
+    DISK_PATH_FIELD_NUMBER: _builtins.int
+    DISK_EVERY_STEPS_FIELD_NUMBER: _builtins.int
+    DISK_KEEP_FIELD_NUMBER: _builtins.int
+    REMOTE_URL_FIELD_NUMBER: _builtins.int
+    REMOTE_KEEP_FIELD_NUMBER: _builtins.int
+    RESHARD_FROM_FIELD_NUMBER: _builtins.int
+    slots: _builtins.int
+    overlap: _builtins.bool
+    backup: _builtins.bool
+    backup_slots: _builtins.int
+    backup_every_steps: _builtins.int
+    backup_rate_mb_s: _builtins.float
+    backup_chunk_mb: _builtins.float
+    disk: _builtins.bool
+    disk_path: _builtins.str
+    disk_every_steps: _builtins.int
+    disk_keep: _builtins.int
+    remote_url: _builtins.str
+    remote_keep: _builtins.int
+    reshard_from: _builtins.str
+    """folder of a disk checkpoint with other parallel sizes, for the first start"""
+    def __init__(
+        self,
+        *,
+        slots: _builtins.int = ...,
+        overlap: _builtins.bool = ...,
+        backup: _builtins.bool = ...,
+        backup_slots: _builtins.int = ...,
+        backup_every_steps: _builtins.int = ...,
+        backup_rate_mb_s: _builtins.float = ...,
+        backup_chunk_mb: _builtins.float = ...,
+        disk: _builtins.bool = ...,
+        disk_path: _builtins.str = ...,
+        disk_every_steps: _builtins.int = ...,
+        disk_keep: _builtins.int = ...,
+        remote_url: _builtins.str = ...,
+        remote_keep: _builtins.int = ...,
+        reshard_from: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backup", b"backup", "backup_chunk_mb", b"backup_chunk_mb", "backup_every_steps", b"backup_every_steps", "backup_rate_mb_s", b"backup_rate_mb_s", "backup_slots", b"backup_slots", "disk", b"disk", "disk_every_steps", b"disk_every_steps", "disk_keep", b"disk_keep", "disk_path", b"disk_path", "overlap", b"overlap", "remote_keep", b"remote_keep", "remote_url", b"remote_url", "reshard_from", b"reshard_from", "slots", b"slots"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckpointOptions: _TypeAlias = CheckpointOptions  # noqa: Y015
+
+@_typing.final
+class BackupPeer(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: _builtins.int
+    MACHINE_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
+    """whose state is backed up"""
+    machine: _builtins.str
+    """to where"""
+    address: _builtins.str
+    """host:port of that machine's agent"""
+    def __init__(
+        self,
+        *,
+        rank: _builtins.int = ...,
+        machine: _builtins.str = ...,
+        address: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "machine", b"machine", "rank", b"rank"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BackupPeer: _TypeAlias = BackupPeer  # noqa: Y015
 
 @_typing.final
 class RankLaunch(_message.Message):
@@ -450,6 +579,9 @@ class StopReply(_message.Message):
 
     RANKS_FIELD_NUMBER: _builtins.int
     CHECKPOINTS_FIELD_NUMBER: _builtins.int
+    UNKNOWN_FIELD_NUMBER: _builtins.int
+    unknown: _builtins.bool
+    """the job was not known here: the machine, or its agent's memory, is new"""
     @_builtins.property
     def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankEvidence]:
         """of the newest generation <= the given one"""
@@ -461,10 +593,11 @@ class StopReply(_message.Message):
         *,
         ranks: _abc.Iterable[Global___RankEvidence] | None = ...,
         checkpoints: _abc.Iterable[Global___HeldCheckpoint] | None = ...,
+        unknown: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoints", b"checkpoints", "ranks", b"ranks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoints", b"checkpoints", "ranks", b"ranks", "unknown", b"unknown"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -562,11 +695,33 @@ Global___Exit: _TypeAlias = Exit  # noqa: Y015
 class HeldCheckpoint(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    class _Tier:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _TierEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[HeldCheckpoint._Tier.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        OWN: HeldCheckpoint._Tier.ValueType  # 0
+        BACKUP: HeldCheckpoint._Tier.ValueType  # 1
+        DISK: HeldCheckpoint._Tier.ValueType  # 2
+        REMOTE: HeldCheckpoint._Tier.ValueType  # 3
+
+    class Tier(_Tier, metaclass=_TierEnumTypeWrapper): ...
+    OWN: HeldCheckpoint.Tier.ValueType  # 0
+    BACKUP: HeldCheckpoint.Tier.ValueType  # 1
+    DISK: HeldCheckpoint.Tier.ValueType  # 2
+    REMOTE: HeldCheckpoint.Tier.ValueType  # 3
+
     RANK_FIELD_NUMBER: _builtins.int
     COMPLETED_STEPS_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
     VALID_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    TIER_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    SAVED_NS_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    PLACE_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     completed_steps: _builtins.int
     """the state after this many completed steps"""
@@ -574,6 +729,13 @@ class HeldCheckpoint(_message.Message):
     valid: _builtins.bool
     reason: _builtins.str
     """why it is not valid"""
+    tier: Global___HeldCheckpoint.Tier.ValueType
+    generation: _builtins.int
+    saved_ns: _builtins.int
+    digest: _builtins.str
+    """of the tensors; disk and remote only"""
+    place: _builtins.str
+    """file or URL; disk and remote only"""
     def __init__(
         self,
         *,
@@ -582,14 +744,286 @@ class HeldCheckpoint(_message.Message):
         bytes: _builtins.int = ...,
         valid: _builtins.bool = ...,
         reason: _builtins.str = ...,
+        tier: Global___HeldCheckpoint.Tier.ValueType = ...,
+        generation: _builtins.int = ...,
+        saved_ns: _builtins.int = ...,
+        digest: _builtins.str = ...,
+        place: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "completed_steps", b"completed_steps", "rank", b"rank", "reason", b"reason", "valid", b"valid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "completed_steps", b"completed_steps", "digest", b"digest", "generation", b"generation", "place", b"place", "rank", b"rank", "reason", b"reason", "saved_ns", b"saved_ns", "tier", b"tier", "valid", b"valid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HeldCheckpoint: _TypeAlias = HeldCheckpoint  # noqa: Y015
+
+@_typing.final
+class CheckpointsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    VERIFY_FIELD_NUMBER: _builtins.int
+    DISK_PATH_FIELD_NUMBER: _builtins.int
+    REMOTE_URL_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    verify: _builtins.bool
+    """compare checksums of the contents too"""
+    disk_path: _builtins.str
+    """where to look besides what the agent knows of the job"""
+    remote_url: _builtins.str
+    """list that too; its copies are named once, by whoever is asked"""
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        verify: _builtins.bool = ...,
+        disk_path: _builtins.str = ...,
+        remote_url: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["disk_path", b"disk_path", "job", b"job", "remote_url", b"remote_url", "verify", b"verify"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckpointsRequest: _TypeAlias = CheckpointsRequest  # noqa: Y015
+
+@_typing.final
+class CheckpointsReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHECKPOINTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def checkpoints(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldCheckpoint]: ...
+    def __init__(
+        self,
+        *,
+        checkpoints: _abc.Iterable[Global___HeldCheckpoint] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoints", b"checkpoints"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckpointsReply: _TypeAlias = CheckpointsReply  # noqa: Y015
+
+@_typing.final
+class RestoreRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    SHARDS_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    job: _builtins.str
+    @_builtins.property
+    def shards(self) -> _containers.RepeatedCompositeFieldContainer[Global___ShardSource]: ...
+    @_builtins.property
+    def checkpoint(self) -> Global___CheckpointOptions: ...
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        job: _builtins.str = ...,
+        shards: _abc.Iterable[Global___ShardSource] | None = ...,
+        checkpoint: Global___CheckpointOptions | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "job", b"job", "request_id", b"request_id", "shards", b"shards"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RestoreRequest: _TypeAlias = RestoreRequest  # noqa: Y015
+
+@_typing.final
+class ShardSource(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: _builtins.int
+    COMPLETED_STEPS_FIELD_NUMBER: _builtins.int
+    TIER_FIELD_NUMBER: _builtins.int
+    MACHINE_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    TENSORS_RANK_FIELD_NUMBER: _builtins.int
+    TENSORS_ADDRESS_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
+    """whose own slot is filled, on this machine"""
+    completed_steps: _builtins.int
+    tier: Global___HeldCheckpoint.Tier.ValueType
+    machine: _builtins.str
+    """that holds the copy"""
+    address: _builtins.str
+    """host:port of its agent; empty: this machine"""
+    job: _builtins.str
+    """whose checkpoint it is; empty: this job's"""
+    tensors_rank: _builtins.int
+    """Equal tensors are read from remote storage once for a dp group: the others take them from the
+    own slot of tensors_rank at tensors_address, and only the rest of their state from remote.
+    """
+    tensors_address: _builtins.str
+    def __init__(
+        self,
+        *,
+        rank: _builtins.int = ...,
+        completed_steps: _builtins.int = ...,
+        tier: Global___HeldCheckpoint.Tier.ValueType = ...,
+        machine: _builtins.str = ...,
+        address: _builtins.str = ...,
+        job: _builtins.str = ...,
+        tensors_rank: _builtins.int | None = ...,
+        tensors_address: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_tensors_rank", b"_tensors_rank", "tensors_rank", b"tensors_rank"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tensors_rank", b"_tensors_rank", "address", b"address", "completed_steps", b"completed_steps", "job", b"job", "machine", b"machine", "rank", b"rank", "tensors_address", b"tensors_address", "tensors_rank", b"tensors_rank", "tier", b"tier"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__tensors_rank: _TypeAlias = _typing.Literal["tensors_rank"]  # noqa: Y015
+    _WhichOneofArgType__tensors_rank: _TypeAlias = _typing.Literal["_tensors_rank", b"_tensors_rank"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tensors_rank) -> _WhichOneofReturnType__tensors_rank | None: ...
+
+Global___ShardSource: _TypeAlias = ShardSource  # noqa: Y015
+
+@_typing.final
+class RestoreReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHARDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def shards(self) -> _containers.RepeatedCompositeFieldContainer[Global___ShardRestored]: ...
+    def __init__(
+        self,
+        *,
+        shards: _abc.Iterable[Global___ShardRestored] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["shards", b"shards"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RestoreReply: _TypeAlias = RestoreReply  # noqa: Y015
+
+@_typing.final
+class ShardRestored(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: _builtins.int
+    OK_FIELD_NUMBER: _builtins.int
+    DAMAGED_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
+    ok: _builtins.bool
+    damaged: _builtins.bool
+    """not ok because the copy itself is bad or gone, not because it could not be reached"""
+    reason: _builtins.str
+    bytes: _builtins.int
+    """that were moved; 0 when the slot was there already"""
+    seconds: _builtins.float
+    def __init__(
+        self,
+        *,
+        rank: _builtins.int = ...,
+        ok: _builtins.bool = ...,
+        damaged: _builtins.bool = ...,
+        reason: _builtins.str = ...,
+        bytes: _builtins.int = ...,
+        seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "damaged", b"damaged", "ok", b"ok", "rank", b"rank", "reason", b"reason", "seconds", b"seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShardRestored: _TypeAlias = ShardRestored  # noqa: Y015
+
+@_typing.final
+class PersistRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    step: _builtins.int
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        step: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PersistRequest: _TypeAlias = PersistRequest  # noqa: Y015
+
+@_typing.final
+class PersistReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PersistReply: _TypeAlias = PersistReply  # noqa: Y015
+
+@_typing.final
+class OpenExchangeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    MACHINE_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    machine: _builtins.str
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        machine: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "machine", b"machine"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OpenExchangeRequest: _TypeAlias = OpenExchangeRequest  # noqa: Y015
+
+@_typing.final
+class OpenExchangeReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PORT_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    port: _builtins.int
+    token: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        port: _builtins.int = ...,
+        token: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["port", b"port", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OpenExchangeReply: _TypeAlias = OpenExchangeReply  # noqa: Y015
 
 @_typing.final
 class ReleaseRequest(_message.Message):
@@ -891,6 +1325,7 @@ class RankProgress(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     MILESTONES_FIELD_NUMBER: _builtins.int
     EXIT_FIELD_NUMBER: _builtins.int
+    SAVED_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     generation: _builtins.int
     pid: _builtins.int
@@ -898,7 +1333,7 @@ class RankProgress(_message.Message):
     attached: _builtins.bool
     finished: _builtins.bool
     completed_steps: _builtins.int
-    """steps completed and saved, counted from the job's beginning; -1 unknown"""
+    """steps completed, counted from the job's beginning; -1 unknown"""
     optimizer_steps: _builtins.int
     """optimizer.step() calls of this process"""
     loss: _builtins.float
@@ -912,6 +1347,8 @@ class RankProgress(_message.Message):
     def exit(self) -> Global___Exit:
         """how it ended; unset while it is alive"""
 
+    @_builtins.property
+    def saved(self) -> Global___SavedState: ...
     def __init__(
         self,
         *,
@@ -928,14 +1365,69 @@ class RankProgress(_message.Message):
         tokens: _builtins.int = ...,
         milestones: Global___Milestones | None = ...,
         exit: Global___Exit | None = ...,
+        saved: Global___SavedState | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["exit", b"exit", "milestones", b"milestones"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["exit", b"exit", "milestones", b"milestones", "saved", b"saved"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "attached", b"attached", "completed_steps", b"completed_steps", "exit", b"exit", "finished", b"finished", "generation", b"generation", "grad_norm", b"grad_norm", "loss", b"loss", "milestones", b"milestones", "optimizer_steps", b"optimizer_steps", "pid", b"pid", "rank", b"rank", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "attached", b"attached", "completed_steps", b"completed_steps", "exit", b"exit", "finished", b"finished", "generation", b"generation", "grad_norm", b"grad_norm", "loss", b"loss", "milestones", b"milestones", "optimizer_steps", b"optimizer_steps", "pid", b"pid", "rank", b"rank", "saved", b"saved", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RankProgress: _TypeAlias = RankProgress  # noqa: Y015
+
+@_typing.final
+class SavedState(_message.Message):
+    """The newest copies of a rank's state; steps are -1 and times 0 when there are none."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OWN_STEP_FIELD_NUMBER: _builtins.int
+    OWN_NS_FIELD_NUMBER: _builtins.int
+    BACKUP_STEP_FIELD_NUMBER: _builtins.int
+    BACKUP_NS_FIELD_NUMBER: _builtins.int
+    BACKUP_PROBLEM_FIELD_NUMBER: _builtins.int
+    DISK_STEP_FIELD_NUMBER: _builtins.int
+    DISK_NS_FIELD_NUMBER: _builtins.int
+    DISK_WANTED_FIELD_NUMBER: _builtins.int
+    REMOTE_STEP_FIELD_NUMBER: _builtins.int
+    DISK_PROBLEM_FIELD_NUMBER: _builtins.int
+    own_step: _builtins.int
+    own_ns: _builtins.int
+    """when it was committed"""
+    backup_step: _builtins.int
+    """complete and verified at the peer"""
+    backup_ns: _builtins.int
+    """when the peer had it"""
+    backup_problem: _builtins.str
+    """why backups do not go through at the moment"""
+    disk_step: _builtins.int
+    disk_ns: _builtins.int
+    disk_wanted: _builtins.int
+    """step that a Persist asked for and that is not written yet"""
+    remote_step: _builtins.int
+    disk_problem: _builtins.str
+    """why writing to disk or to remote storage fails at the moment"""
+    def __init__(
+        self,
+        *,
+        own_step: _builtins.int = ...,
+        own_ns: _builtins.int = ...,
+        backup_step: _builtins.int = ...,
+        backup_ns: _builtins.int = ...,
+        backup_problem: _builtins.str = ...,
+        disk_step: _builtins.int = ...,
+        disk_ns: _builtins.int = ...,
+        disk_wanted: _builtins.int = ...,
+        remote_step: _builtins.int = ...,
+        disk_problem: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backup_ns", b"backup_ns", "backup_problem", b"backup_problem", "backup_step", b"backup_step", "disk_ns", b"disk_ns", "disk_problem", b"disk_problem", "disk_step", b"disk_step", "disk_wanted", b"disk_wanted", "own_ns", b"own_ns", "own_step", b"own_step", "remote_step", b"remote_step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SavedState: _TypeAlias = SavedState  # noqa: Y015
 
 @_typing.final
 class Milestones(_message.Message):

@@ -89,6 +89,26 @@ class AgentStub:
                 request_serializer=agent_dot_v1_dot_agent__pb2.ReadLogRequest.SerializeToString,
                 response_deserializer=agent_dot_v1_dot_agent__pb2.LogChunk.FromString,
                 _registered_method=True)
+        self.Checkpoints = channel.unary_unary(
+                '/everstep.agent.v1.Agent/Checkpoints',
+                request_serializer=agent_dot_v1_dot_agent__pb2.CheckpointsRequest.SerializeToString,
+                response_deserializer=agent_dot_v1_dot_agent__pb2.CheckpointsReply.FromString,
+                _registered_method=True)
+        self.Restore = channel.unary_unary(
+                '/everstep.agent.v1.Agent/Restore',
+                request_serializer=agent_dot_v1_dot_agent__pb2.RestoreRequest.SerializeToString,
+                response_deserializer=agent_dot_v1_dot_agent__pb2.RestoreReply.FromString,
+                _registered_method=True)
+        self.Persist = channel.unary_unary(
+                '/everstep.agent.v1.Agent/Persist',
+                request_serializer=agent_dot_v1_dot_agent__pb2.PersistRequest.SerializeToString,
+                response_deserializer=agent_dot_v1_dot_agent__pb2.PersistReply.FromString,
+                _registered_method=True)
+        self.OpenExchange = channel.unary_unary(
+                '/everstep.agent.v1.Agent/OpenExchange',
+                request_serializer=agent_dot_v1_dot_agent__pb2.OpenExchangeRequest.SerializeToString,
+                response_deserializer=agent_dot_v1_dot_agent__pb2.OpenExchangeReply.FromString,
+                _registered_method=True)
 
 
 class AgentServicer:
@@ -172,6 +192,34 @@ class AgentServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Checkpoints(self, request, context):
+        """The copies of training state that this machine holds, in all tiers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Restore(self, request, context):
+        """Bring copies into this machine's own slots, from a peer, disk or remote.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Persist(self, request, context):
+        """Write a coming step to disk as well.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def OpenExchange(self, request, context):
+        """Called by other agents: where to send or fetch state, and the token for it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AgentServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -229,6 +277,26 @@ def add_AgentServicer_to_server(servicer, server):
                     servicer.ReadLog,
                     request_deserializer=agent_dot_v1_dot_agent__pb2.ReadLogRequest.FromString,
                     response_serializer=agent_dot_v1_dot_agent__pb2.LogChunk.SerializeToString,
+            ),
+            'Checkpoints': grpc.unary_unary_rpc_method_handler(
+                    servicer.Checkpoints,
+                    request_deserializer=agent_dot_v1_dot_agent__pb2.CheckpointsRequest.FromString,
+                    response_serializer=agent_dot_v1_dot_agent__pb2.CheckpointsReply.SerializeToString,
+            ),
+            'Restore': grpc.unary_unary_rpc_method_handler(
+                    servicer.Restore,
+                    request_deserializer=agent_dot_v1_dot_agent__pb2.RestoreRequest.FromString,
+                    response_serializer=agent_dot_v1_dot_agent__pb2.RestoreReply.SerializeToString,
+            ),
+            'Persist': grpc.unary_unary_rpc_method_handler(
+                    servicer.Persist,
+                    request_deserializer=agent_dot_v1_dot_agent__pb2.PersistRequest.FromString,
+                    response_serializer=agent_dot_v1_dot_agent__pb2.PersistReply.SerializeToString,
+            ),
+            'OpenExchange': grpc.unary_unary_rpc_method_handler(
+                    servicer.OpenExchange,
+                    request_deserializer=agent_dot_v1_dot_agent__pb2.OpenExchangeRequest.FromString,
+                    response_serializer=agent_dot_v1_dot_agent__pb2.OpenExchangeReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -528,6 +596,114 @@ class Agent:
             '/everstep.agent.v1.Agent/ReadLog',
             agent_dot_v1_dot_agent__pb2.ReadLogRequest.SerializeToString,
             agent_dot_v1_dot_agent__pb2.LogChunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Checkpoints(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/everstep.agent.v1.Agent/Checkpoints',
+            agent_dot_v1_dot_agent__pb2.CheckpointsRequest.SerializeToString,
+            agent_dot_v1_dot_agent__pb2.CheckpointsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Restore(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/everstep.agent.v1.Agent/Restore',
+            agent_dot_v1_dot_agent__pb2.RestoreRequest.SerializeToString,
+            agent_dot_v1_dot_agent__pb2.RestoreReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Persist(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/everstep.agent.v1.Agent/Persist',
+            agent_dot_v1_dot_agent__pb2.PersistRequest.SerializeToString,
+            agent_dot_v1_dot_agent__pb2.PersistReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OpenExchange(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/everstep.agent.v1.Agent/OpenExchange',
+            agent_dot_v1_dot_agent__pb2.OpenExchangeRequest.SerializeToString,
+            agent_dot_v1_dot_agent__pb2.OpenExchangeReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -47,6 +47,14 @@ class AgentStub:
     """Step records (loss, gradient norm, tokens, time) kept for a job."""
     ReadLog: _aio.UnaryStreamMultiCallable[_agent_pb2.ReadLogRequest, _agent_pb2.LogChunk]
     """The captured output of one rank."""
+    Checkpoints: _aio.UnaryUnaryMultiCallable[_agent_pb2.CheckpointsRequest, _agent_pb2.CheckpointsReply]
+    """The copies of training state that this machine holds, in all tiers."""
+    Restore: _aio.UnaryUnaryMultiCallable[_agent_pb2.RestoreRequest, _agent_pb2.RestoreReply]
+    """Bring copies into this machine's own slots, from a peer, disk or remote."""
+    Persist: _aio.UnaryUnaryMultiCallable[_agent_pb2.PersistRequest, _agent_pb2.PersistReply]
+    """Write a coming step to disk as well."""
+    OpenExchange: _aio.UnaryUnaryMultiCallable[_agent_pb2.OpenExchangeRequest, _agent_pb2.OpenExchangeReply]
+    """Called by other agents: where to send or fetch state, and the token for it."""
 
 class AgentServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -138,5 +146,37 @@ class AgentServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_agent_pb2.ReadLogRequest, _abc.AsyncIterator[_agent_pb2.LogChunk]],
     ) -> _abc.AsyncIterator[_agent_pb2.LogChunk]:
         """The captured output of one rank."""
+
+    @_abc_1.abstractmethod
+    def Checkpoints(
+        self,
+        request: _agent_pb2.CheckpointsRequest,
+        context: _aio.ServicerContext[_agent_pb2.CheckpointsRequest, _abc.Awaitable[_agent_pb2.CheckpointsReply]],
+    ) -> _abc.Awaitable[_agent_pb2.CheckpointsReply]:
+        """The copies of training state that this machine holds, in all tiers."""
+
+    @_abc_1.abstractmethod
+    def Restore(
+        self,
+        request: _agent_pb2.RestoreRequest,
+        context: _aio.ServicerContext[_agent_pb2.RestoreRequest, _abc.Awaitable[_agent_pb2.RestoreReply]],
+    ) -> _abc.Awaitable[_agent_pb2.RestoreReply]:
+        """Bring copies into this machine's own slots, from a peer, disk or remote."""
+
+    @_abc_1.abstractmethod
+    def Persist(
+        self,
+        request: _agent_pb2.PersistRequest,
+        context: _aio.ServicerContext[_agent_pb2.PersistRequest, _abc.Awaitable[_agent_pb2.PersistReply]],
+    ) -> _abc.Awaitable[_agent_pb2.PersistReply]:
+        """Write a coming step to disk as well."""
+
+    @_abc_1.abstractmethod
+    def OpenExchange(
+        self,
+        request: _agent_pb2.OpenExchangeRequest,
+        context: _aio.ServicerContext[_agent_pb2.OpenExchangeRequest, _abc.Awaitable[_agent_pb2.OpenExchangeReply]],
+    ) -> _abc.Awaitable[_agent_pb2.OpenExchangeReply]:
+        """Called by other agents: where to send or fetch state, and the token for it."""
 
 def add_AgentServicer_to_server(servicer: AgentServicer, server: _aio.Server) -> None: ...

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from everstep.errors import CheckpointError, CorruptCheckpoint
-from everstep.slots import aligned
+from everstep.slot_format import aligned
 
 _LENGTH = struct.Struct("<Q")
 _PLAIN = {str, int, float, bool, type(None), dict, list, tuple, bytes}

@@ -115,7 +115,7 @@ class Job:
             ranks=ranks,
             script=str(self.path),
             args=self.args,
-            checkpoint_slots=2,
+            checkpoint=pb.CheckpointOptions(slots=2),
         )
 
     async def launch(self, generation: int = 1, request_id: str = "") -> pb.LaunchReply:

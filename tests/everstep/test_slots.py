@@ -18,7 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everstep.errors import CheckpointError, CorruptCheckpoint
-from everstep.slots import PAGE, SlotFile, held
+from everstep.slot_format import PAGE
+from everstep.slot_reader import held
+from everstep.slots import SlotFile
 
 
 @pytest.fixture
@@ -106,7 +108,7 @@ def test_close_gives_the_mapping_back(folder: Path) -> None:
 
 def test_a_foreign_file_is_replaced_by_a_save_and_named_by_a_load(folder: Path) -> None:
     (folder / "c").write_bytes(b"something else" * 1000)
-    assert [slot.reason for slot in held(folder / "c")] == ["not a checkpoint file of version 1"]
+    assert [slot.reason for slot in held(folder / "c")] == ["not a checkpoint file of version 2"]
     file = SlotFile(folder / "c")
     with pytest.raises(CorruptCheckpoint, match="not a checkpoint file"):
         file.load(1)

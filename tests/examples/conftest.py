@@ -16,7 +16,7 @@ import pytest
 
 from everstep import environment
 from everstep.reports import ReportFile
-from everstep.slots import held
+from everstep.slot_reader import held
 
 ROOT = Path(__file__).parents[2]
 

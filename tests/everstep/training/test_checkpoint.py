@@ -21,7 +21,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 import everstep
 from everstep.errors import CheckpointError, CorruptCheckpoint
 from everstep.reports import ReportFile
-from everstep.slots import SlotFile, held
+from everstep.slot_reader import held
+from everstep.slots import SlotFile
 from everstep.training.checkpoint import Checkpoint
 from everstep.training.codec import decode, encode
 

@@ -14,7 +14,7 @@ import torch
 import everstep
 from everstep.errors import CheckpointError, ConfigError, TopologyError
 from everstep.reports import ReportFile
-from everstep.slots import held
+from everstep.slot_reader import held
 
 StartRank = Callable[..., ReportFile]
 

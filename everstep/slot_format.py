@@ -1,0 +1,141 @@
+"""The format of a checkpoint file: slots, headers, pins, checksums. Used by writer and readers alike.
+
+Layout, little endian, every part on a page boundary::
+
+    0       magic 8s · version u32 · slots u32 · capacity u64 · checksum u64
+    64      pins: one i64 for each of ``Pin``, the pinned step or -1
+    4096    slot 0: header page, then ``capacity`` bytes of payload
+    ...     slot 1, 2, …
+
+    slot header: completed_steps i64 · generation u32 · phase u32 · tensor_bytes u64 ·
+                 structure_bytes u64 · checksum u64 · saved_ns i64 · header checksum u64
+    payload:     the tensors' bytes, then (64-byte aligned) the structure
+
+Checksums are xxh3_64: the one in the header covers the payload and is seeded
+with the completed steps, so that data under the label of another step does not
+verify; the header's own covers the fields before it. No torch here: the agent
+reads these files too.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+
+import xxhash
+
+MAGIC = b"EVSTCKP1"
+VERSION = 2
+PAGE = 4096
+ALIGNMENT = 64
+"""Tensors and the structure start at multiples of this many bytes of the payload."""
+EMPTY = -1
+"""``completed_steps`` of a slot that holds nothing."""
+
+FILE = struct.Struct("<8sIIQ")
+SLOT = struct.Struct("<qIIQQQq")
+U64 = struct.Struct("<Q")
+I64 = struct.Struct("<q")
+UNUSED, SAVING, SAVED = 0, 1, 2
+CHUNK = 1 << 20
+MAX_SLOTS = 64
+PINS_AT = 64
+
+Chunks = Callable[[int], Iterable[memoryview]]
+
+
+class Pin(IntEnum):
+    """Why the agent wants a step kept; the order in which pins give way when slots are short."""
+
+    KEEP = 0
+    """The newest step whose backup is complete: what a rank needs when its peers' memory is what is left of others."""
+    DISK = 1
+    """Being written to disk."""
+    BACKUP = 2
+    """Being sent to the peer."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotInfo:
+    """What one slot of a checkpoint file holds."""
+
+    completed_steps: int
+    """The state is the one after this many completed steps; -1: the header holds no step."""
+    generation: int
+    """Generation of the job that saved it."""
+    bytes: int
+    """Tensors and structure together."""
+    valid: bool
+    reason: str = ""
+    """Why it is not valid; empty when it is."""
+    saved_ns: int = 0
+    """When it was committed by the rank that it belongs to, nanoseconds of the wall clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotHeader:
+    """The header of a committed slot: what travels with its payload."""
+
+    completed_steps: int
+    generation: int
+    tensor_bytes: int
+    structure_bytes: int
+    checksum: int
+    """xxh3_64 of the payload, seeded with ``completed_steps``."""
+    saved_ns: int
+
+    @property
+    def payload_bytes(self) -> int:
+        """Tensors, padding and structure."""
+        return aligned(self.tensor_bytes) + self.structure_bytes
+
+
+PINS = struct.Struct(f"<{len(Pin)}q")
+
+
+def pins_of(mapped: mmap.mmap | bytes) -> list[int]:
+    """The pinned step of each ``Pin``, -1: none; ``mapped`` begins where the file does."""
+    return list(PINS.unpack_from(mapped, PINS_AT))
+
+
+def aligned(size: int, to: int = ALIGNMENT) -> int:
+    """``size`` rounded up to a multiple of ``to``, bytes."""
+    return -(-size // to) * to
+
+
+def file_header(page: bytes) -> tuple[int, int, str]:
+    """(slots, capacity in bytes, what is wrong with the file: empty when nothing)."""
+    if len(page) < FILE.size + 8:
+        return 0, 0, f"the file has {len(page)} bytes, less than its header"
+    magic, version, slots, capacity = FILE.unpack_from(page)
+    if magic != MAGIC or version != VERSION:
+        return 0, 0, f"not a checkpoint file of version {VERSION}"
+    if U64.unpack_from(page, FILE.size)[0] != xxhash.xxh3_64_intdigest(page[: FILE.size]):
+        return 0, 0, "the file's header does not match its checksum"
+    return slots, capacity, ""
+
+
+def inspect_slot(page: bytes, room: int, chunks: Chunks | None) -> SlotInfo:
+    """Judge a slot by its header page, the payload bytes that exist and, given ``chunks``, its contents."""
+    steps, generation, phase, tensor_bytes, structure_bytes, checksum, saved_ns = SLOT.unpack_from(page)
+    used = aligned(tensor_bytes) + structure_bytes
+
+    def broken(reason: str, at_steps: int = steps) -> SlotInfo:
+        return SlotInfo(at_steps, generation, used, False, reason, saved_ns)
+
+    if steps == EMPTY:
+        return broken("a save into it was cut short" if phase in {SAVING, SAVED} else "empty")
+    if steps < 0 or U64.unpack_from(page, SLOT.size)[0] != xxhash.xxh3_64_intdigest(page[: SLOT.size]):
+        return broken("its header does not match its checksum")
+    if used > room:
+        return broken(f"truncated: {room} of {used} bytes are there")
+    if chunks is not None:
+        digest = xxhash.xxh3_64(seed=steps)
+        for chunk in chunks(used):
+            digest.update(chunk)
+        if digest.intdigest() != checksum:
+            return broken("its contents do not match their checksum")
+    return SlotInfo(steps, generation, used, True, saved_ns=saved_ns)
