@@ -1,0 +1,48 @@
+"""The newest copies of each rank's state, and why there is none where there should be one.
+
+Sender and writer tell it from their threads; progress and status read it.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from agent.v1 import agent_pb2 as pb
+
+NONE: dict[str, Any] = {"own_step": -1, "backup_step": -1, "disk_step": -1, "disk_wanted": -1, "remote_step": -1}
+
+
+class SavedStates:
+    """``pb.SavedState`` of each rank of one job on this machine; thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._states: dict[int, pb.SavedState] = {}
+
+    def update(self, rank: int, **fields: Any) -> None:
+        """Set fields of ``pb.SavedState``, e.g. ``update(3, disk_step=120, disk_ns=now, disk_problem="")``."""
+        with self._lock:
+            state = self._states.setdefault(rank, pb.SavedState(**NONE))
+            for name, value in fields.items():
+                setattr(state, name, value)
+
+    def own(self, rank: int, step: int, saved_ns: int) -> None:
+        """A slot was committed; what was committed before it does not count."""
+        with self._lock:
+            state = self._states.setdefault(rank, pb.SavedState(**NONE))
+            if saved_ns >= state.own_ns:
+                state.own_step, state.own_ns = step, saved_ns
+
+    def of(self, rank: int) -> pb.SavedState:
+        """A copy of what is known of a rank."""
+        found = pb.SavedState(**NONE)
+        with self._lock:
+            if rank in self._states:
+                found.CopyFrom(self._states[rank])
+        return found
+
+    def clear(self) -> None:
+        """Forget everything: a new generation begins, and copies of later steps count no more."""
+        with self._lock:
+            self._states.clear()
