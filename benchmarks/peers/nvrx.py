@@ -6,18 +6,15 @@ import contextlib
 import os
 import socket
 import subprocess
-import sys
-import sysconfig
 import time
 from pathlib import Path
 
-from benchmarks.common import say
+from benchmarks.peers import environments
 from benchmarks.peers.torchrun import PeerFailed, all_of, end_tree, wait_for
 from benchmarks.timeline import Recovery
 
 PACKAGES = ("nvidia-resiliency-ext", "defusedxml", "nvidia-ml-py", "packaging", "psutil", "pyyaml", "numpy")
 """Without their dependencies: torch is the one that everstep is measured with."""
-INSTALL_LIMIT_S = 600
 LOOP = Path(__file__).with_name("nvrx_loop.py")
 
 
@@ -27,19 +24,7 @@ def python() -> Path:
     Raises:
         PeerFailed: it cannot be installed, or not imported.
     """
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "everstep" / "benchmarks"
-    folder = cache / f"nvrx-py{sys.version_info.major}{sys.version_info.minor}"
-    found = folder / "bin" / "python"
-    if not found.exists():
-        say(f"installing nvidia-resiliency-ext into {folder} (seconds)")
-        _run([sys.executable, "-m", "venv", str(folder)])
-        _run([str(found), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", *PACKAGES])
-    # The same torch as ours, seen through a path file: 5 GB are not installed twice, and versions cannot differ.
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    own = folder / "lib" / version / "site-packages" / "torch_of_everstep.pth"
-    own.write_text(sysconfig.get_path("purelib") + "\n")
-    _run([str(found), "-W", "ignore", "-c", "import nvidia_resiliency_ext.inprocess"])
-    return found
+    return environments.python("nvrx", PACKAGES, "nvidia_resiliency_ext.inprocess")
 
 
 def recover(interpreter: Path, folder: Path, *, ranks: int, rank: int, at_step: int) -> Recovery:
@@ -96,12 +81,3 @@ def _free_port() -> int:
                 continue
             return port
     raise PeerFailed("no five free ports in a row on 127.0.0.1")
-
-
-def _run(command: list[str]) -> None:
-    try:
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=INSTALL_LIMIT_S)
-    except subprocess.CalledProcessError as error:
-        raise PeerFailed(f"{command[1:4]} failed: {error.stderr.strip()[-300:]}") from error
-    except subprocess.TimeoutExpired as error:
-        raise PeerFailed(f"{command[1:4]} took longer than {INSTALL_LIMIT_S} s") from error
