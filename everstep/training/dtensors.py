@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from everstep.errors import CheckpointError, CorruptCheckpoint
@@ -60,6 +63,52 @@ def rebuild(local: Tensor, description: Description, meshes: Mapping[MeshKey, De
         shape=torch.Size(shape),
         stride=stride,
     )
+
+
+def chunk_of(tensor: DTensor) -> dict[str, Any]:
+    """Which part of the whole tensor this rank holds: fields for the table of a slot's structure.
+
+    Returns:
+        ``global_shape``; ``offsets``, of the local chunk in it; ``replica``, only
+        when another rank holds the same chunk and saves it; ``group``, only when
+        the mesh leaves ranks of the job out: its lowest rank, which tells tensors
+        of the same name on other meshes apart. Empty when the local shard is no
+        chunk of the whole: partial sums, and strided shards of several pieces.
+    """
+    mesh, placements = tensor.device_mesh, tensor.placements
+    coordinate = mesh.get_coordinate()
+    if coordinate is None or any(isinstance(placement, Partial) for placement in placements):
+        return {}
+    if not _in_one_piece(tensor, coordinate):
+        return {}
+    _, offsets = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
+    chunk: dict[str, Any] = {"global_shape": list(tensor.shape), "offsets": list(offsets)}
+    if any(isinstance(one, Replicate) and at for one, at in zip(placements, coordinate, strict=True)):
+        chunk["replica"] = True
+    ranks = mesh_key(mesh)[1]
+    if len(ranks) < dist.get_world_size():
+        chunk["group"] = min(ranks)
+    return chunk
+
+
+def _in_one_piece(tensor: DTensor, coordinate: Sequence[int]) -> bool:
+    """Whether the local shard is one box of the whole tensor; a strided shard need not be."""
+    mesh = tensor.device_mesh
+    strided = {placement.dim for placement in tensor.placements if isinstance(placement, _StridedShard)}
+    for dim in strided:
+        rows = torch.arange(tensor.shape[dim])
+        for axis, placement in enumerate(tensor.placements):
+            if isinstance(placement, _StridedShard) and placement.dim == dim:
+                along: Shard | _StridedShard = _StridedShard(0, split_factor=placement.split_factor)
+            elif isinstance(placement, Shard) and placement.dim == dim:
+                along = Shard(0)
+            else:
+                continue
+            shards, _ = along._split_tensor(rows, mesh.size(axis), with_padding=False, contiguous=False)
+            rows = shards[coordinate[axis]]
+        if rows.numel() and int(rows[-1] - rows[0]) != rows.numel() - 1:
+            return False
+    return True
 
 
 def _text(placement: Placement) -> str:
