@@ -76,6 +76,26 @@ class AgentClient:
         """Kill and fence generations; returns evidence and checkpoints."""
         return await self._call(self._stub.Stop, request, timeout_s)
 
+    async def checkpoints(
+        self, request: pb.CheckpointsRequest, *, timeout_s: float | None = None
+    ) -> pb.CheckpointsReply:
+        """Which copies of a job's state the machine holds, in memory and on disk; kills nothing."""
+        return await self._call(self._stub.Checkpoints, request, timeout_s)
+
+    async def restore(self, request: pb.RestoreRequest, *, timeout_s: float | None = None) -> pb.RestoreReply:
+        """Bring copies into the machine's own slots, verified."""
+        return await self._call(self._stub.Restore, request, timeout_s)
+
+    async def persist(self, request: pb.PersistRequest, *, timeout_s: float | None = 5.0) -> pb.PersistReply:
+        """Ask for a coming step on disk as well."""
+        return await self._call(self._stub.Persist, request, timeout_s)
+
+    async def open_exchange(
+        self, request: pb.OpenExchangeRequest, *, timeout_s: float | None = 5.0
+    ) -> pb.OpenExchangeReply:
+        """Where the agent takes and gives state, and the token for it; called by other agents."""
+        return await self._call(self._stub.OpenExchange, request, timeout_s)
+
     async def release(self, request: pb.ReleaseRequest, *, timeout_s: float | None = None) -> pb.ReleaseReply:
         """End the job on the machine."""
         return await self._call(self._stub.Release, request, timeout_s)
