@@ -1,0 +1,1 @@
+"""The tiers below memory: checkpoints on disk and on remote storage, written and read by the agent."""
