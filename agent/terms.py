@@ -96,7 +96,10 @@ class LowerTiers(Protocol):
     called in a thread, one at a time. Made by ``JobTiers(place, fetch)`` in ``agent/tiers/job_tiers.py``."""
 
     def open(self, terms: Terms) -> None:
-        """A generation starts, or goes on after the agent was restarted: set abandoned steps aside, start to write."""
+        """A generation starts, or goes on after the agent was restarted: set abandoned steps aside, start to write.
+
+        Generations count from 1 in each run of a job, and what an earlier run left on disk may be of a higher one.
+        """
 
     def on_saved(self, rank: int, header: SlotHeader) -> None:
         """A slot of an own file is committed; called in the bell's thread, returns at once. Only while open."""
@@ -110,8 +113,11 @@ class LowerTiers(Protocol):
     def held(self, request: pb.CheckpointsRequest) -> list[pb.HeldCheckpoint]:
         """What lies on disk, and on remote storage where the request names it; headers only unless ``verify``."""
 
-    def restore(self, shard: pb.ShardSource, options: pb.CheckpointOptions) -> int:
+    def restore(self, shard: pb.ShardSource, options: pb.CheckpointOptions, fenced: int) -> int:
         """Fill the own slot file of ``shard.rank`` from disk or remote; returns the bytes moved.
+
+        The slot's generation is that of the copy, and ``fenced`` (the newest that was stopped) at most: that of
+        another run means nothing in this one.
 
         Raises:
             CorruptCheckpoint: the copy is bad or gone.
