@@ -1,17 +1,20 @@
-"""The two files through which ``everstep up`` and the supervisor talk.
+"""The files through which ``everstep up`` and the supervisor talk.
 
 ``plan.json`` says which processes shall run; ``up`` writes it. ``state.json``
 says which do; the supervisor writes it at every change, and reads it after its
-own restart to adopt what runs.
+own restart to adopt what runs. ``held/<name>`` says that a process shall stay
+down for now, as long as the one who said so lives.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from console.local import procfs
 from console.local.procfs import Process
 
 Kind = Literal["temporal", "worker", "agent"]
@@ -99,6 +102,28 @@ class State:
             return cls(**data)
         except (OSError, ValueError, TypeError, KeyError):
             return cls()
+
+
+def hold(home: Path, name: str) -> None:
+    """Keep a process of the plan down once it is dead, until :func:`let_go`, or until the caller dies."""
+    holder = procfs.identify(os.getpid())
+    assert holder is not None
+    (home / "held").mkdir(exist_ok=True)
+    write_atomically(home / "held" / name, f"{holder.pid} {holder.start}")
+
+
+def let_go(home: Path, name: str) -> None:
+    """Let the supervisor start a held process again."""
+    (home / "held" / name).unlink(missing_ok=True)
+
+
+def is_held(home: Path, name: str) -> bool:
+    """Whether somebody who lives wants a process to stay down."""
+    try:
+        pid, start = (home / "held" / name).read_text().split()
+        return procfs.alive(Process(int(pid), int(start)))
+    except (OSError, ValueError):
+        return False
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -87,6 +87,35 @@ def of_cluster(cluster_id: str) -> set[int]:
     return found
 
 
+def of_machine(cluster_id: str, machine: str, folder: Path) -> set[int]:
+    """Pids of one machine of a cluster: its agent, fork servers, ranks and stores, and everything they started.
+
+    They have the machine's folder in their command line (what is forked shows
+    its fork server's) or its name in their environment, or descend from such.
+
+    Args:
+        cluster_id: of the cluster; other clusters are left alone.
+        machine: its name.
+        folder: its state folder, where its sockets are.
+    """
+    cluster = of_cluster(cluster_id)
+    found = {pid for pid in cluster if _is_of(pid, machine, os.fsencode(folder))}
+    parents = {pid: int(fields[_PARENT]) for pid in cluster if (fields := _stat(pid))}
+    while more := {pid for pid, parent in parents.items() if parent in found and pid not in found}:
+        found |= more
+    return found
+
+
+def _is_of(pid: int, machine: str, folder: bytes) -> bool:
+    try:
+        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:  # gone meanwhile
+        return False
+    here = any(argument == folder or argument.startswith(folder + b"/") for argument in arguments)
+    return here or f"{environment.MACHINE}={machine}".encode() in variables
+
+
 def find_command(cluster_id: str, argv: list[str], known: set[int]) -> Process | None:
     """A session leader of the cluster that runs exactly this command line and is not among the known pids, or None."""
     wanted = b"\0".join(map(os.fsencode, argv)) + b"\0"

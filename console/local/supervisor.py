@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from console.local import procfs
-from console.local.plan import Plan, ProcessPlan, Running, State
+from console.local.plan import Plan, ProcessPlan, Running, State, is_held
 from console.local.stopping import make_shared_memory, remove_shared_memory, stop_all
 from everstep import environment
 
@@ -33,6 +33,9 @@ FREE_RESTARTS = 2
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 5.0
 LOG_LIMIT = 20 << 20
 """Bytes after which a log is set aside (one older file is kept) when its process starts again."""
+
+HELD_LOOK_S = 0.05
+"""Between two looks whether a process is still held (ours)."""
 
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -50,6 +53,7 @@ class Supervisor:
         self._quick: dict[str, int] = {}
         self._due: dict[str, float] = {}  # name → monotonic time of its next start
         self._exits: dict[int, str] = {}  # pid → how it ended
+        self._held: set[str] = set()  # names that somebody keeps down
         self._stop = self._reload = False
 
     def begin(self) -> None:
@@ -70,7 +74,7 @@ class Supervisor:
         self._shut_down()
 
     def _turn(self) -> None:
-        waits = [due - time.monotonic() for due in self._due.values()]
+        waits = [due - time.monotonic() for due in self._due.values()] + [HELD_LOOK_S] * bool(self._held)
         for key, _ in self._selector.select(max(0.0, min(waits)) if waits else None):
             if key.data is None:
                 with suppress(BlockingIOError):
@@ -129,11 +133,18 @@ class Supervisor:
             self._watched.add(name)
 
     def _start_missing(self) -> None:
+        held = set()
         for plan in self.plan.processes:
             if plan.name in self._watched or self._due.get(plan.name, 0.0) > time.monotonic():
                 continue
             self._due.pop(plan.name, None)
-            self._start(plan, self.state.processes.get(plan.name))
+            if is_held(self.home, plan.name):
+                held.add(plan.name)
+            else:
+                self._start(plan, self.state.processes.get(plan.name))
+        for name in sorted(held - self._held):
+            self._log(f"{name} is held down: not started for now")
+        self._held = held
 
     def _start(self, plan: ProcessPlan, before: Running | None) -> None:
         log = self.home / "logs" / f"{plan.name}.log"

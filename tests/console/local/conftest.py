@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import os
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +11,8 @@ import pytest
 
 from console.cluster_file import ClusterFile
 from console.local import cluster as local
-from console.local import procfs
-
-PYTHON = [sys.executable, "-P", "-c"]
+from console.local import procfs, stopping
+from tests.console.local.supervised import PYTHON, Trial
 
 AGENT = textwrap.dedent("""
     import sys
@@ -71,3 +70,13 @@ def commands() -> local.Commands:
 def left_of(cluster: ClusterFile) -> set[int]:
     """Pids of whatever still runs of a cluster."""
     return procfs.of_cluster(cluster.id)
+
+
+@pytest.fixture
+def trial(tmp_path: Path) -> Iterator[Trial]:
+    """A supervisor without processes yet."""
+    trial = Trial(tmp_path, f"supervisor-test-{os.getpid()}")
+    yield trial
+    trial.stop()
+    stopping.kill_all(trial.cluster_id, set())
+    stopping.remove_shared_memory(trial.shm)

@@ -5,69 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
-from console.local import procfs, stopping
-from console.local.plan import Plan, ProcessPlan, State
+from console.local import procfs
+from console.local.plan import ProcessPlan, hold, is_held, let_go
 from console.local.readiness import holds
-
-PYTHON = [sys.executable, "-P", "-c"]
-SLEEP = "import time; time.sleep(600)"
-PATIENCE_S = 30.0
-
-
-class Trial:
-    """A supervisor and its home."""
-
-    def __init__(self, home: Path, cluster_id: str) -> None:
-        self.home, self.cluster_id = home, cluster_id
-        self.shm = Path("/dev/shm/everstep") / cluster_id
-
-    def plan(self, *processes: ProcessPlan) -> None:
-        Plan(self.cluster_id, str(self.shm), list(processes)).save(self.home)
-
-    def start(self) -> int:
-        with (self.home / "supervisor.log").open("ab") as log:
-            return subprocess.run(
-                [sys.executable, "-P", "-m", "console.local.supervisor", str(self.home)],
-                env=os.environ | {"EVERSTEP_CLUSTER": self.cluster_id},
-                stdout=log,
-                stderr=log,
-                check=False,
-            ).returncode
-
-    @property
-    def state(self) -> State:
-        return State.load(self.home)
-
-    def pid(self, name: str) -> int:
-        return self.state.processes[name].pid
-
-    def log(self) -> str:
-        return (self.home / "supervisor.log").read_text()
-
-    def stop(self) -> None:
-        supervisor = self.state.supervisor
-        if supervisor.pid and procfs.alive(supervisor):
-            procfs.send(supervisor, signal.SIGTERM)
-            assert not procfs.wait_gone([supervisor], PATIENCE_S), self.log()
-
-
-@pytest.fixture
-def trial(tmp_path: Path) -> Iterator[Trial]:
-    trial = Trial(tmp_path, f"supervisor-test-{os.getpid()}")
-    yield trial
-    trial.stop()
-    stopping.kill_all(trial.cluster_id, set())
-    stopping.remove_shared_memory(trial.shm)
-
-
-def worker(name: str = "worker-0", program: str = SLEEP) -> ProcessPlan:
-    return ProcessPlan(name, "worker", [*PYTHON, program])
+from tests.console.local.supervised import PATIENCE_S, PYTHON, SLEEP, Trial, worker
 
 
 def test_a_killed_process_is_started_again(trial: Trial) -> None:
@@ -209,3 +152,32 @@ def test_a_dead_agents_orphans_leave_no_zombie(trial: Trial, tmp_path: Path) -> 
     orphan = int(pids.read_text())
     os.kill(trial.pid("agent-m0"), signal.SIGKILL)
     assert holds(lambda: not Path(f"/proc/{orphan}").exists(), PATIENCE_S)
+
+
+def test_what_is_held_stays_down_until_it_is_let_go(trial: Trial) -> None:
+    trial.plan(worker("worker-0"), worker("worker-1", SLEEP + " "))
+    assert trial.start() == 0
+    first = trial.pid("worker-0")
+    hold(trial.home, "worker-0")
+    assert procfs.identify(first)  # what runs is left alone
+    os.kill(first, signal.SIGKILL)
+    assert holds(lambda: "worker-0 is held down" in trial.log(), PATIENCE_S)
+    os.kill(trial.pid("worker-1"), signal.SIGKILL)  # nobody holds this one
+    assert holds(lambda: trial.state.processes["worker-1"].restarts == 1, PATIENCE_S)
+    assert trial.pid("worker-0") == first
+    let_go(trial.home, "worker-0")
+    assert holds(lambda: trial.pid("worker-0") != first, PATIENCE_S)
+    assert trial.log().count("is held down") == 1
+
+
+def test_who_holds_and_dies_holds_no_more(trial: Trial) -> None:
+    trial.plan(worker())
+    assert trial.start() == 0
+    holder = f"import pathlib; from console.local.plan import hold; hold(pathlib.Path({str(trial.home)!r}), 'worker-0')"
+    with subprocess.Popen([*PYTHON, f"{holder}; {SLEEP}"], cwd=Path(__file__).parents[3]) as process:
+        assert holds(lambda: is_held(trial.home, "worker-0"), PATIENCE_S)
+        os.kill(trial.pid("worker-0"), signal.SIGKILL)
+        assert holds(lambda: "worker-0 is held down" in trial.log(), PATIENCE_S)
+        process.kill()
+        process.wait()
+        assert holds(lambda: trial.state.processes["worker-0"].restarts == 1, PATIENCE_S)
