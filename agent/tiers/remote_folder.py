@@ -1,0 +1,138 @@
+"""A folder on shared or object storage, by an fsspec URL: ``s3://bucket/runs``, ``file:///mnt/nfs/runs``.
+
+What differs between them is kept here: a file system can show half a file, so
+there a file comes under a temporary name and is moved; an object store shows an
+object once it is whole, and moving would copy it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from everstep.errors import CheckpointError, ConfigError
+
+PART = ".part"
+"""End of the names of files that are not whole yet."""
+_MOVES = {"file", "local", "sftp", "ssh", "smb", "hdfs", "arrow_hdfs", "memory"}
+"""Protocols of file systems, where a move is a rename."""
+_COPY_BYTES = 8 << 20
+
+
+class Interrupted(CheckpointError):
+    """A copy was given up because the agent or the job ends."""
+
+
+class RemoteFolder:
+    """The files of one job below a URL; names are relative, with ``/``.
+
+    Any call may raise OSError or what the driver raises: callers treat every
+    exception as "not now".
+
+    Args:
+        url: ``CheckpointPolicy.remote_url``.
+        job: The job's name, the folder below it.
+
+    Raises:
+        ConfigError: nobody knows the URL's protocol, or its driver is not installed.
+    """
+
+    def __init__(self, url: str, job: str) -> None:
+        from fsspec.core import url_to_fs
+
+        self.url = f"{url.rstrip('/')}/{job}"
+        try:
+            files, root = url_to_fs(self.url)
+        except ImportError as error:
+            raise ConfigError(
+                f"remote_url {url} needs a driver that is not installed where the agents run: {error}"
+            ) from error
+        except ValueError as error:
+            raise ConfigError(
+                f"remote_url {url} cannot be used: {error}. Give an fsspec URL such as s3://bucket/runs or file:///mnt/runs"
+            ) from error
+        self._files: Any = files
+        self._root = str(root).rstrip("/")
+        protocols = {files.protocol} if isinstance(files.protocol, str) else set(files.protocol)
+        self._moves = bool(protocols & _MOVES)
+
+    def sizes(self) -> dict[str, int]:
+        """Every whole file with its bytes."""
+        self._files.invalidate_cache()
+        try:
+            found = self._files.find(self._root, detail=True)
+        except FileNotFoundError:
+            return {}
+        start = len(self._root) + 1
+        return {name[start:]: int(info["size"]) for name, info in found.items() if not name.endswith(PART)}
+
+    def put(self, local: Path, name: str, ended: Callable[[], bool]) -> None:
+        """Copy a file there; it appears whole or not at all.
+
+        Raises:
+            Interrupted: ``ended`` became true.
+        """
+        target = self._at(name)
+        self._files.makedirs(target.rpartition("/")[0], exist_ok=True)
+        if not self._moves:
+            self._files.put_file(str(local), target, callback=_until(ended))
+            return
+        temporary = f"{target}.{uuid.uuid4().hex[:8]}{PART}"
+        try:
+            self._copy(local, temporary, ended)
+            self._files.mv(temporary, target)
+        except BaseException:
+            with contextlib.suppress(Exception):
+                self._files.rm_file(temporary)
+            raise
+
+    def read(self, names: Iterable[str]) -> dict[str, bytes]:
+        """The contents of small files, all at once; those that are gone are left out."""
+        places = {self._at(name): name for name in names}
+        if not places:
+            return {}
+        found = self._files.cat(list(places), on_error="omit")
+        return {places[place]: bytes(data) for place, data in found.items()}
+
+    def open(self, name: str) -> BinaryIO:
+        """A file for reading, seekable."""
+        return cast(BinaryIO, self._files.open(self._at(name), "rb"))
+
+    def move(self, name: str, to: str) -> None:
+        """Give a small file another name."""
+        self._files.mv(self._at(name), self._at(to))
+
+    def remove(self, name: str) -> None:
+        """Remove a file or folder, which may be gone already."""
+        with contextlib.suppress(FileNotFoundError):
+            self._files.rm(self._at(name), recursive=True)
+
+    def _copy(self, local: Path, target: str, ended: Callable[[], bool]) -> None:
+        with local.open("rb") as source, self._files.open(target, "wb") as sink:
+            while data := source.read(_COPY_BYTES):
+                if ended():
+                    raise Interrupted(f"the copy of {local} was given up")
+                sink.write(data)
+            sink.flush()
+            with contextlib.suppress(AttributeError, OSError):
+                os.fsync(sink.fileno())
+
+    def _at(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+
+def _until(ended: Callable[[], bool]) -> Any:
+    """A callback for drivers that ends a transfer."""
+    from fsspec.callbacks import Callback
+
+    class Until(Callback):  # type: ignore[misc]
+        def relative_update(self, inc: int = 1) -> None:
+            if ended():
+                raise Interrupted("the copy was given up")
+            super().relative_update(inc)
+
+    return Until()
