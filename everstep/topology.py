@@ -57,6 +57,26 @@ class Topology:
                 f"into tp {self.tp} x pp {self.pp}: {self.world_size} is not a multiple of {self.tp * self.pp}"
             )
 
+    @classmethod
+    def parse(cls, text: str) -> Topology:
+        """A topology from what ``str`` makes of it: ``machines,ranks_per_machine,tp,pp,order``.
+
+        Raises:
+            TopologyError: it does not read like that, or the sizes make no sense.
+        """
+        try:
+            *sizes, axes = text.split(",")
+            machines, ranks_per_machine, tp, pp = map(int, sizes)
+        except ValueError:
+            raise TopologyError(
+                f"{text!r} must read like 4,2,2,2,pp-dp-tp (machines, ranks per machine, tp, pp, order)"
+            ) from None
+        return cls(machines, ranks_per_machine, tp, pp, tuple(axes.split("-")))  # type: ignore[arg-type]
+
+    def __str__(self) -> str:
+        """The topology in one line, as ranks get it in their environment."""
+        return f"{self.machines},{self.ranks_per_machine},{self.tp},{self.pp},{'-'.join(self.order)}"
+
     @property
     def world_size(self) -> int:
         """Number of ranks."""

@@ -96,3 +96,14 @@ def test_places_that_do_not_exist_are_named() -> None:
     ):
         with pytest.raises(TopologyError, match="does not exist"):
             call()
+
+
+@given(topologies())
+def test_a_topology_reads_its_own_line(topology: Topology) -> None:
+    assert Topology.parse(str(topology)) == topology
+
+
+@pytest.mark.parametrize("text", ["", "1,1,1,pp-dp-tp", "1,1,1,one,pp-dp-tp", "1,1,1,1,pp-dp", "2,1,3,1,pp-dp-tp"])
+def test_a_line_that_is_no_topology_is_named(text: str) -> None:
+    with pytest.raises(TopologyError):
+        Topology.parse(text)
