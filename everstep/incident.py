@@ -109,10 +109,13 @@ class Restored(Model):
 
     moved: list[Copy] = Field(default_factory=list)
     failed: list[Held] = Field(default_factory=list)
-    """Copies that turned out damaged or unreachable, not valid, with reasons."""
+    """Copies that turned out damaged or gone, not valid, with reasons."""
+    unreached: list[Held] = Field(default_factory=list)
+    """Copies that may be good and could not be brought, not valid for now, with reasons."""
     bytes: int = 0
     seconds: float = 0.0
     unreachable: list[str] = Field(default_factory=list)
+    """Machines that should have been given copies and did not answer."""
 
 
 class Evidence(Model):
@@ -126,6 +129,8 @@ class Evidence(Model):
     """Why the machines could not be asked at all."""
     emptied: list[str] = Field(default_factory=list)
     """Machines that answered and know nothing of the job: they, or their agents' memory, were lost."""
+    disk_shared: bool = False
+    """Several machines told of the same files: the folder of disk checkpoints is shared."""
 
 
 class Failure(Model):
@@ -157,6 +162,8 @@ class Launched(Model):
     started_ns: int
     forked_ns: int = 0
     """When the last rank was forked."""
+    backups: str = ""
+    """Where the backups lie and what may be lost with their owners, for people; empty: there are none."""
 
 
 class Confirmation(Model):
@@ -194,3 +201,5 @@ class IncidentReport(Model):
     timings: list[Stage] = Field(default_factory=list)
     resume_step: int = -1
     """Where the newest generation began; -1: the script restores by itself."""
+    lineage: list[tuple[int, int]] = Field(default_factory=list)
+    """Of each generation that was launched: its number and where it began."""

@@ -52,6 +52,16 @@ class JobState(BaseModel):
     """Newest generation launched; 0: none yet."""
     resume_step: int = -1
     """Where the newest generation began; -1: the script restores by itself."""
+    resume_from: int | None = None
+    """Completed steps that the job starts with, from what an earlier run of its name left; None: from the beginning."""
+    resume_path: str = ""
+    """Folder of a disk checkpoint that it starts from, saved with any parallel sizes; empty: none."""
+    resume_path_step: int = -1
+    """Completed steps of that checkpoint; -1: not known yet."""
+    lineage: list[tuple[int, int]] = Field(default_factory=list)
+    """Of each generation: its number and where it began; see ``everstep.decisions.lineage``."""
+    backups: str = ""
+    """Where the backups lie and what may be lost with their owners, for people."""
     status: JobStatus = "starting"
     incidents: list[IncidentSummary] = Field(default_factory=list, description="The last 20, oldest first.")
     incident_count: int = 0
