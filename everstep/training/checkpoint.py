@@ -22,6 +22,7 @@ from everstep.training.codec import Layout, decode, encode
 from everstep.training.rng import RandomState
 
 _RNG = "everstep.rng"
+_STEP = "everstep.step"
 
 
 @runtime_checkable
@@ -86,7 +87,7 @@ class Checkpoint:
         if self._file is None:
             return
         tree = {name: thing.state_dict() for name, thing in self._things.items()}
-        tree[_RNG] = RandomState().state_dict()
+        tree |= {_RNG: RandomState().state_dict(), _STEP: completed_steps}
         encoded = encode(tree, self._layout)
         self._layout = encoded.layout
         base = self._file.begin(encoded.structure, encoded.layout.total_bytes)
@@ -117,7 +118,12 @@ class Checkpoint:
             raise
         except Exception as error:
             raise CorruptCheckpoint(f"{self._file.path}: the state's structure cannot be read: {error}") from error
-        rng = tree.pop(_RNG, None)
+        rng, inside = tree.pop(_RNG, None), tree.pop(_STEP, None)
+        if inside != completed_steps:
+            raise CorruptCheckpoint(
+                f"{self._file.path}: what is labelled as the state after step {completed_steps} says it is the one "
+                f"after step {inside}. Start from another step, or from the beginning"
+            )
         if tree.keys() != self._things.keys():
             raise CheckpointError(
                 f"the checkpoint holds {', '.join(tree) or 'nothing'}, the script gives {', '.join(self._things)}: "

@@ -1,18 +1,19 @@
 """State dicts to bytes and back: tensors apart, everything else in one small structure.
 
-The structure is a pickle in which tensors are numbered references. It is read
-with an unpickler that builds containers, numbers and strings only, so that a
-checkpoint file can never run code; what it could not read back is refused when
-it is saved, with the name of its type.
+The structure (``everstep/structure.py``) is a table of the tensors, and a
+pickle in which tensors are numbered references. That is read with an unpickler
+that builds containers, numbers and strings only, so that a checkpoint file can
+never run code; what it could not read back is refused when it is saved, with
+the name of its type.
 """
 
 from __future__ import annotations
 
 import io
 import pickle
-import struct
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,9 +23,10 @@ from torch import Tensor
 
 from everstep.errors import CheckpointError, CorruptCheckpoint
 from everstep.slot_format import aligned
+from everstep.structure import TensorSpec, pack_table, split
 
-_LENGTH = struct.Struct("<Q")
-_PLAIN = {str, int, float, bool, type(None), dict, list, tuple, bytes}
+_LEAVES = {str, int, float, bool, type(None), bytes}
+_PLAIN = {*_LEAVES, dict, list, tuple}
 _ALLOWED = {
     ("builtins", "bytearray"),
     ("builtins", "complex"),
@@ -46,18 +48,6 @@ _ALLOWED = {
 }
 
 
-class TensorSpec(NamedTuple):
-    """Where one tensor's bytes are and what they mean."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-    """Bytes from the beginning of the tensors."""
-    nbytes: int
-    device: str
-    """Device type, e.g. ``cpu`` or ``cuda``."""
-
-
 class Layout:
     """The places of the tensors of one state; kept from save to save while the tensors stay alike.
 
@@ -65,29 +55,45 @@ class Layout:
         CheckpointError: a tensor has no plain data.
     """
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self.likeness = _likeness(tensors)
+    def __init__(self, found: Sequence[Found]) -> None:
+        self.likeness = _likeness(found)
         self.specs: list[TensorSpec] = []
         end = 0
-        for tensor in tensors:
+        taken: set[str] = set()
+        for one in found:
+            tensor = one.tensor
             if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
                 raise CheckpointError(
                     f"a state dict holds a {tensor.layout} tensor on {tensor.device}: only dense tensors are saved"
                 )
             nbytes = tensor.numel() * tensor.element_size()
             dtype = str(tensor.dtype).removeprefix("torch.")
-            self.specs.append(TensorSpec(dtype, tuple(tensor.shape), end, nbytes, tensor.device.type))
+            name = _unique(one.name, taken)
+            spec = TensorSpec(name, dtype, tuple(tensor.shape), end, nbytes, tensor.device.type)
+            self.specs.append(spec._replace(**_chunk(one.whole)))
             end += aligned(nbytes)
         self.total_bytes = end
-        self.encoded = pickle.dumps([tuple(spec) for spec in self.specs], protocol=5)
+        self.table = pack_table(self.specs)
 
-    def fits(self, tensors: Sequence[Tensor]) -> bool:
+    def fits(self, found: Sequence[Found]) -> bool:
         """Whether tensors of a later save go to the same places."""
-        return self.likeness == _likeness(tensors)
+        return self.likeness == _likeness(found)
 
 
-def _likeness(tensors: Sequence[Tensor]) -> list[tuple[Any, ...]]:
-    return [(tensor.dtype, tensor.shape, tensor.device) for tensor in tensors]
+class Found(NamedTuple):
+    """A tensor in a tree."""
+
+    name: str
+    tensor: Tensor
+    """What is saved: the local shard of a DTensor."""
+    whole: Any = None
+    """The DTensor."""
+    description: Any = None
+    """All of the DTensor but its shard, in plain values."""
+
+
+def _likeness(found: Sequence[Found]) -> list[tuple[Any, ...]]:
+    return [(one.name, one.tensor.dtype, one.tensor.shape, one.tensor.device, one.description) for one in found]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +117,10 @@ def encode(tree: Mapping[str, Any], known: Layout | None = None) -> Encoded:
         CheckpointError: something else is in the tree.
     """
     buffer = io.BytesIO()
-    pickler = _Pickler(buffer)
+    pickler = _Pickler(buffer, _paths(tree))
     pickler.dump(tree)
-    layout = known if known is not None and known.fits(pickler.tensors) else Layout(pickler.tensors)
-    tail = buffer.getbuffer()
-    return Encoded(pickler.tensors, layout, b"".join((_LENGTH.pack(len(layout.encoded)), layout.encoded, tail)))
+    layout = known if known is not None and known.fits(pickler.found) else Layout(pickler.found)
+    return Encoded([one.tensor for one in pickler.found], layout, layout.table + buffer.getvalue())
 
 
 def decode(structure: bytes, tensors: memoryview, meshes: Mapping[Any, Any]) -> Any:
@@ -130,8 +135,7 @@ def decode(structure: bytes, tensors: memoryview, meshes: Mapping[Any, Any]) -> 
     Raises:
         CorruptCheckpoint: the structure names something that no state dict holds.
     """
-    (length,) = _LENGTH.unpack_from(structure)
-    specs = [TensorSpec(*fields) for fields in _Unpickler(io.BytesIO(structure[8 : 8 + length]), None).load()]
+    specs, pickled = split(structure)
 
     def tensor(index: int) -> Tensor:
         spec = specs[index]
@@ -158,15 +162,16 @@ def decode(structure: bytes, tensors: memoryview, meshes: Mapping[Any, Any]) -> 
             case _:
                 raise CorruptCheckpoint(f"a checkpoint's structure has an unknown reference {reference!r}")
 
-    return _Unpickler(io.BytesIO(structure[8 + length :]), find).load()
+    return _Unpickler(io.BytesIO(pickled), find).load()
 
 
 class _Pickler(pickle.Pickler):
     """Replaces tensors by references and refuses what ``_Unpickler`` would not read."""
 
-    def __init__(self, buffer: io.BytesIO) -> None:
+    def __init__(self, buffer: io.BytesIO, paths: Mapping[int, str]) -> None:
         super().__init__(buffer, protocol=5)
-        self.tensors: list[Tensor] = []
+        self.found: list[Found] = []
+        self._paths = paths
 
     def persistent_id(self, obj: Any) -> int | tuple[Any, ...] | None:
         # Called for every object of every save: the common kinds come first. A plain tensor is its number.
@@ -174,11 +179,11 @@ class _Pickler(pickle.Pickler):
         if kind in _PLAIN:
             return None
         if kind is Tensor:
-            return self._add(obj)
+            return self._add(obj, obj)
         if isinstance(obj, Tensor):
-            return self._dtensor(obj) or self._add(obj)
+            return self._dtensor(obj) or self._add(obj, obj)
         if isinstance(obj, numpy.ndarray):
-            return ("array", self._add(_tensor_of(obj)))
+            return ("array", self._add(obj, _tensor_of(obj)))
         if kind in {torch.dtype, torch.device}:
             return (kind.__name__, str(obj).removeprefix("torch."))
         return None
@@ -195,11 +200,11 @@ class _Pickler(pickle.Pickler):
             "tensors, arrays, numbers, strings, and lists, tuples and dicts of them"
         )
 
-    def _add(self, tensor: Tensor) -> int:
+    def _add(self, obj: Any, tensor: Tensor, whole: Any = None, description: Any = None) -> int:
         if tensor.dtype.is_complex:  # a lazily conjugated tensor's memory is not its value
             tensor = tensor.resolve_conj()
-        self.tensors.append(tensor)
-        return len(self.tensors) - 1
+        self.found.append(Found(self._paths.get(id(obj), "tensor"), tensor, whole, description))
+        return len(self.found) - 1
 
     def _dtensor(self, tensor: Tensor) -> tuple[Any, ...] | None:
         """Reference to a DTensor's local shard; None for a plain tensor."""
@@ -211,13 +216,14 @@ class _Pickler(pickle.Pickler):
             return None
         from everstep.training.dtensors import describe
 
-        return ("dtensor", self._add(tensor._local_tensor), describe(tensor))
+        description = describe(tensor)
+        return ("dtensor", self._add(tensor, tensor._local_tensor, tensor, description), description)
 
 
 class _Unpickler(pickle.Unpickler):
     """Builds containers, numbers and strings, nothing else."""
 
-    def __init__(self, buffer: io.BytesIO, find: Callable[[Any], Any] | None) -> None:
+    def __init__(self, buffer: io.BytesIO, find: Callable[[Any], Any]) -> None:
         super().__init__(buffer)
         self._find = find
 
@@ -227,8 +233,6 @@ class _Unpickler(pickle.Unpickler):
         return super().find_class(module, name)
 
     def persistent_load(self, pid: Any) -> Any:
-        if self._find is None:
-            raise CorruptCheckpoint("a checkpoint's table of tensors refers to a tensor")
         return self._find(pid)
 
 
@@ -238,3 +242,48 @@ def _tensor_of(array: numpy.ndarray[Any, Any]) -> Tensor:
         return torch.from_numpy(numpy.array(array, order="C"))
     except TypeError as error:
         raise CheckpointError(f"a state dict holds a numpy array of {array.dtype}: use an array of numbers") from error
+
+
+def _paths(tree: Any) -> dict[int, str]:
+    """The path of every tensor and array in a tree by its id; of one that is there twice the first."""
+    paths: dict[int, str] = {}
+    seen: set[int] = set()
+
+    def walk(node: Any, path: str) -> None:
+        if isinstance(node, Tensor | numpy.ndarray):
+            paths.setdefault(id(node), path)
+            return
+        items: Iterable[tuple[Any, Any]]
+        if isinstance(node, dict):
+            items = node.items()
+        elif isinstance(node, list | tuple | deque | set | frozenset):
+            items = enumerate(node)
+        else:
+            return
+        if id(node) not in seen:
+            seen.add(id(node))
+            for key, value in items:
+                if type(value) not in _LEAVES:
+                    walk(value, f"{path}.{key}" if path else str(key))
+
+    walk(tree, "")
+    return paths
+
+
+def _unique(name: str, taken: set[str]) -> str:
+    """A name that no tensor before has."""
+    found, count = name, 1
+    while found in taken:
+        count += 1
+        found = f"{name}.{count}"
+    taken.add(found)
+    return found
+
+
+def _chunk(whole: Any) -> dict[str, Any]:
+    """Fields of the table that say which chunk of a DTensor is saved."""
+    if whole is None:
+        return {}
+    from everstep.training.dtensors import chunk_of
+
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in chunk_of(whole).items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import ctypes
 import pickle
 import random
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from everstep.errors import CheckpointError, CorruptCheckpoint
 from everstep.reports import ReportFile
 from everstep.slot_reader import held
 from everstep.slots import SlotFile
+from everstep.structure import split
 from everstep.training.checkpoint import Checkpoint
 from everstep.training.codec import decode, encode
 
@@ -244,8 +246,50 @@ class Evil:
 def test_a_structure_cannot_run_code(capsys: pytest.CaptureFixture[str]) -> None:
     good = encode({"a": 1})
     with pytest.raises(CorruptCheckpoint, match=r"names builtins\.print"):
-        decode(good.structure[:8] + good.layout.encoded + pickle.dumps(Evil()), memoryview(b""), {})
+        decode(good.layout.table + pickle.dumps(Evil()), memoryview(b""), {})
     assert capsys.readouterr().out == ""
+
+
+def test_the_table_names_every_tensor_by_its_path(shm: Path) -> None:
+    one = torch.ones(2)
+    tied = nn.ModuleDict({"a": nn.Linear(3, 2, bias=False), "b": nn.Linear(3, 2, bias=False)})
+    tied["b"].weight = tied["a"].weight
+    clashing = {"x.y": one, "x": {"y": torch.ones(3)}, "again": [one, one], 1: torch.ones(1), "1": torch.ones(1)}
+    deep = {"deque": collections.deque([torch.ones(4)]), "rng": {"key": (1, numpy.arange(2))}}
+    encoded = encode({"model": tied.state_dict(), "clashing": clashing, "deep": deep})
+    assert [spec.name for spec in split(encoded.structure)[0]] == [
+        *("model.a.weight", "model.b.weight"),
+        *("clashing.x.y", "clashing.x.y.2", "clashing.x.y.3", "clashing.x.y.4", "clashing.1", "clashing.1.2"),
+        *("deep.deque.0", "deep.rng.key.1"),
+    ]
+
+
+def test_the_table_is_made_anew_only_when_it_no_longer_fits() -> None:
+    first = encode({"a": torch.ones(2), "b": torch.ones(2), "n": 1})
+    assert encode({"a": torch.zeros(2), "b": torch.zeros(2), "n": 2}, first.layout).layout is first.layout
+    renamed = encode({"a": torch.ones(2), "c": torch.ones(2), "n": 1}, first.layout)
+    assert [spec.name for spec in split(renamed.structure)[0]] == ["a", "c"]
+    grown = encode({"a": torch.ones(2), "b": torch.ones(3), "n": 1}, first.layout)
+    assert [spec.shape for spec in split(grown.structure)[0]] == [(2,), (3,)]
+
+
+def test_the_table_says_which_chunk_a_dtensor_is(mesh: DeviceMesh) -> None:
+    weight = distribute_tensor(torch.randn(6, 4), mesh, [Shard(0), Replicate()])
+    spec = split(encode({"model": {"weight": weight}}).structure)[0][0]
+    assert (spec.name, spec.shape, spec.global_shape, spec.offsets) == ("model.weight", (6, 4), (6, 4), (0, 0))
+    assert (spec.replica, spec.group) == (False, None)
+
+
+def test_a_step_inside_that_is_not_the_label_is_refused(shm: Path) -> None:
+    file = SlotFile(shm / "c")
+    Checkpoint({"a": Holder(1)}, file).save(4)
+    payload = file.load(4)
+    mislabelled = SlotFile(shm / "d")
+    base = mislabelled.begin(payload.structure, len(payload.tensors))
+    ctypes.memmove(base, payload.tensors.tobytes(), len(payload.tensors))
+    mislabelled.commit(5)
+    with pytest.raises(CorruptCheckpoint, match="labelled as the state after step 5 says it is the one after step 4"):
+        Checkpoint({"a": Holder(0)}, mislabelled).restore(5)
 
 
 def test_a_damaged_slot_and_other_names_and_shapes_are_explained(shm: Path) -> None:
