@@ -1,0 +1,68 @@
+"""Which copies belong to the line of steps that led to the job as it is now.
+
+A generation that begins at step 20 disowns what generations before it had
+saved beyond 20, and one that begins from nothing disowns all of it. Agents throw
+such copies away when they launch a generation; but a machine may have been away
+then, remote storage asks nobody, and a job's name may be used again for
+something else. So every copy is compared with the line before it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from everstep.incident import Copy, Held
+
+FROM_NOTHING = -1
+"""Where a generation began that restored nothing of ours."""
+KEPT = 100
+"""Launches that are remembered one by one; older ones are merged, on the safe side (ours)."""
+
+Lineage = Sequence[tuple[int, int]]
+"""Of each generation that was launched, oldest first: its number and the completed steps that it began with."""
+
+
+def extended(lineage: Lineage, launches: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The line after further launches.
+
+    Where it grows too long its two oldest entries become one with the lower
+    step: of copies between them some that would do are refused, and never one
+    used that would not.
+    """
+    line = [*lineage, *launches]
+    while len(line) > KEPT:
+        (_, before), (generation, step) = line[:2]
+        line[:2] = [(generation, min(before, step))]
+    return line
+
+
+def is_ours(copy: Held, lineage: Lineage) -> bool:
+    """Whether the job as it is now went through this copy's state.
+
+    Every generation after the one that saved it must have begun at its step or
+    later. A copy that does not say which generation saved it counts as ours.
+    """
+    if copy.generation == 0:
+        return True
+    return all(copy.completed_steps <= step for generation, step in lineage if generation > copy.generation)
+
+
+def usable(held: Iterable[Held], lineage: Lineage, bad: Iterable[Held] = ()) -> list[Held]:
+    """What may be restored: the copies in the line, those that failed since they were told of marked as not valid.
+
+    Args:
+        held: What the machines told of.
+        lineage: The line of the job.
+        bad: Copies that could not be used, with reasons; a later one wins.
+    """
+    reasons = {copy_of(one): one.reason for one in bad}
+    return [
+        one.model_copy(update={"valid": False, "reason": reasons[copy_of(one)]}) if copy_of(one) in reasons else one
+        for one in held
+        if is_ours(one, lineage)
+    ]
+
+
+def copy_of(held: Held) -> Copy:
+    """Which copy it is."""
+    return Copy(rank=held.rank, completed_steps=held.completed_steps, tier=held.tier, machine=held.machine)
