@@ -106,6 +106,19 @@ def aligned(size: int, to: int = ALIGNMENT) -> int:
     return -(-size // to) * to
 
 
+def capacity_for(payload_bytes: int) -> int:
+    """Capacity of each slot of a file that is made for such a payload, bytes.
+
+    Some room more, so that a longer structure does not move the file again.
+    """
+    return aligned(payload_bytes + max(payload_bytes // 64, 16 * PAGE), PAGE)
+
+
+def file_bytes(payload_bytes: int, slots: int) -> int:
+    """Size of a file that is made for such a payload."""
+    return PAGE + slots * (PAGE + capacity_for(payload_bytes))
+
+
 def file_header(page: bytes) -> tuple[int, int, str]:
     """(slots, capacity in bytes, what is wrong with the file: empty when nothing)."""
     if len(page) < FILE.size + 8:

@@ -47,6 +47,8 @@ from everstep.slot_format import (
     Pin,
     SlotHeader,
     aligned,
+    capacity_for,
+    file_bytes,
     file_header,
     inspect_slot,
     pins_of,
@@ -314,9 +316,8 @@ class SlotFile:
     def _grow(self, need: int) -> None:
         """Put a larger file with the same committed slots in this one's place, atomically."""
         old, offsets = self._map, [self._slot_at(index) for index in range(self.slots)]
-        # Some room more, so that a longer structure does not move the file again.
-        capacity = aligned(need + max(need // 64, 16 * PAGE), PAGE)
-        fresh = _allocate(self._growing, PAGE + self.slots * (PAGE + capacity))
+        capacity = capacity_for(need)
+        fresh = _allocate(self._growing, file_bytes(need, self.slots))
         header = FILE.pack(MAGIC, VERSION, self.slots, capacity)
         fresh[: len(header)] = header
         U64.pack_into(fresh, len(header), xxhash.xxh3_64_intdigest(header))
