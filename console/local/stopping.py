@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from console.local import procfs
+from console.local import mounts, procfs
 from console.local.plan import STOP_ORDER, Kind, State
 
 GRACE_S: dict[Kind, float] = {"worker": 3.0, "agent": 3.0, "temporal": 5.0}
@@ -67,7 +67,8 @@ def make_shared_memory(shm: Path, home: Path) -> None:
 
 
 def remove_shared_memory(shm: Path) -> None:
-    """Give back the shared memory of a cluster."""
+    """Give back the shared memory of a cluster, and what a drill mounted there."""
+    mounts.unmount(shm)
     shutil.rmtree(shm, ignore_errors=True)
 
 

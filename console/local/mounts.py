@@ -1,0 +1,85 @@
+"""Small file systems of a cluster's own: a full disk and full shared memory for drills."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from everstep.errors import ClusterError
+
+TABLE = Path("/proc/self/mounts")
+
+
+def below(folder: Path) -> list[Path]:
+    """What is mounted at a folder or below it, the deepest first."""
+    try:
+        lines = TABLE.read_text().splitlines()
+    except OSError:
+        return []
+    places = {Path(_unescaped(fields[1])) for line in lines if len(fields := line.split()) > 1}
+    inside = [place for place in places if place.is_relative_to(folder)]
+    return sorted(inside, key=lambda place: (-len(place.parts), place))
+
+
+def unmount(folder: Path) -> None:
+    """Unmount whatever is mounted at a folder or below it, busy or not."""
+    for place in below(folder):
+        if _run("umount", str(place)):
+            _run("umount", "-l", str(place))  # busy: gone for new uses, and wholly with the last one
+
+
+@contextmanager
+def small(folder: Path, size: int) -> Iterator[None]:
+    """Put a memory file system of a given size over a folder, as long as the block lasts.
+
+    Args:
+        folder: made if it does not exist; what is in it is hidden meanwhile.
+        size: bytes.
+
+    Raises:
+        ClusterError: it cannot be mounted; the message says why.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    _mount(folder, size)
+    try:
+        yield
+    finally:
+        unmount(folder)
+
+
+def why_not(folder: Path) -> str:
+    """Why nothing can be mounted below a folder; empty: it can."""
+    trial = folder / f"mount-{os.getpid()}"
+    try:
+        with small(trial, 1 << 16):
+            return ""
+    except (ClusterError, OSError) as error:
+        return str(error)
+    finally:
+        if trial.is_dir():
+            trial.rmdir()
+
+
+def _mount(folder: Path, size: int) -> None:
+    if os.geteuid():
+        raise ClusterError(f"mounting a file system on {folder} needs root: run it as root, or in a container of yours")
+    said = _run("mount", "-t", "tmpfs", "-o", f"size={size},mode=0700", "everstep", str(folder))
+    if said:
+        raise ClusterError(f"a file system cannot be mounted on {folder}: {said}")
+
+
+def _run(*command: str) -> str:
+    """What a command said when it failed; empty: it worked."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        return str(error)
+    return (done.stderr.strip() or f"{command[0]} ended with code {done.returncode}") if done.returncode else ""
+
+
+def _unescaped(place: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), place)
