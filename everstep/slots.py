@@ -213,6 +213,11 @@ class SlotFile:
             if steps > completed_steps:
                 self._forget(index)
 
+    def forget(self, completed_steps: int) -> None:
+        """Forget the slot of one step; nothing happens when it is not held."""
+        if completed_steps >= 0 and completed_steps in self._steps:
+            self._forget(self._steps.index(completed_steps))
+
     def _forget(self, index: int) -> None:
         I64.pack_into(self._mapped(), self._slot_at(index), EMPTY)
         SLOT.pack_into(self._mapped(), self._slot_at(index), EMPTY, 0, UNUSED, 0, 0, 0, 0)
