@@ -1,0 +1,203 @@
+"""One rank of ``benchmarks/checkpoint.py``: busy steps on a state of a given size, saved in one of several ways.
+
+    python -P -m benchmarks.checkpoint_rank '{"side": "everstep", …}'
+
+Run by the interpreter of the side's own environment. What is *blocking* is measured alike for all: from the end of
+a step's body to the beginning of the next one's (the save), and from the call of ``optimizer.step()`` to the
+beginning of its work (the gate).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from benchmarks.peers import savers
+from benchmarks.peers.savers import Saver
+
+PARAMETERS = 8
+"""Tensors of the model: with their two moments 24 large tensors are saved."""
+SIZE = 1024
+"""Of the matrices that a step multiplies: work for the cores, little for the memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a rank is to do."""
+
+    side: str
+    megabytes: int
+    """Of parameters and both moments together, 10^6 bytes."""
+    calls: int
+    """Matrix products in a step; 0: find out how many make a second."""
+    warm: int
+    """Steps before the clock starts."""
+    steps: int
+    folder: str
+    rank: int
+    ranks: int
+    device: str = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One step, seconds."""
+
+    save: float
+    gate: float
+    waited: float
+    """For an earlier save that had not ended: a part of the save that is counted apart."""
+    step: float
+    """From body to body, all of it."""
+
+
+class Timed(torch.optim.AdamW):
+    """AdamW that notes when its work begins, all hooks done."""
+
+    began = 0.0
+
+    def step(self, closure: Any = None) -> Any:
+        """One step."""
+        self.began = time.perf_counter()
+        return super().step(closure)
+
+
+class Work:
+    """A model of a given size of state, its optimizer, and a step that keeps one core busy.
+
+    Args:
+        megabytes: Of parameters and both moments.
+        calls: Matrix products in a step.
+        device: Where.
+    """
+
+    def __init__(self, megabytes: float, calls: int, device: str = "cpu") -> None:
+        torch.manual_seed(1)
+        each = int(megabytes * 1e6) // (3 * PARAMETERS * 4)
+        shape = (each // 64, 64)
+        self.model = nn.ParameterList(nn.Parameter(torch.randn(shape, device=device)) for _ in range(PARAMETERS))
+        for one in self.model:
+            one.grad = torch.full_like(one, 1e-3)
+        self.optimizer = Timed(self.model.parameters(), lr=1e-6, fused=True)
+        self.calls = calls
+        self.bytes = 3 * sum(one.numel() * 4 for one in self.model)
+        self._left = torch.randn(SIZE, SIZE, device=device)
+        self._right = torch.randn(SIZE, SIZE, device=device)
+        self._result = torch.empty(SIZE, SIZE, device=device)
+
+    def compute(self) -> None:
+        """What stands for forward and backward."""
+        for _ in range(self.calls):
+            torch.mm(self._left, self._right, out=self._result)
+
+
+class Everstep(Saver):
+    """everstep, as a training script uses it."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        import everstep
+
+        self._run = everstep.join()
+        self._state = self._run.checkpoint(model=self.model, optimizer=self.optimizer)
+
+    def steps(self, total: int) -> Iterator[int]:
+        """The loop of a script."""
+        return self._run.steps(total, self._state)
+
+    def report(self, step: int, loss: float) -> None:
+        """The report of a script."""
+        self._run.report(step, loss=loss)
+
+    def saved_bytes(self) -> int:
+        """Size of the newest committed slot's tensors."""
+        from everstep import environment
+        from everstep.slot_reader import SlotReader
+
+        return SlotReader(Path(os.environ[environment.CHECKPOINT_FILE])).headers()[-1].tensor_bytes
+
+
+SIDES: dict[str, type[Saver]] = {
+    "none": Saver,
+    "everstep": Everstep,
+    "everstep blocking": Everstep,
+    "blocking copy": savers.BlockingCopy,
+    "DLRover memory": savers.DlroverMemory,
+    "DCP async": savers.Dcp,
+    "DCP stager": savers.DcpStager,
+}
+
+
+def main() -> None:
+    """Train, and leave the samples in ``<folder>/rank-<r>.json``."""
+    settings = Settings(**json.loads(sys.argv[1]))
+    torch.set_num_threads(1)
+    if settings.ranks > 1:
+        dist.init_process_group("gloo")
+    result: dict[str, Any]
+    if not settings.calls:
+        result = {"calls_per_second": calibrate()}
+    else:
+        work = Work(settings.megabytes, settings.calls, settings.device)
+        work.optimizer.step()  # the moments exist from here on
+        saver = SIDES[settings.side](work.model, work.optimizer, Path(settings.folder), settings.rank)
+        samples = train(work, saver, settings)
+        saved = saver.saved_bytes()
+        saver.close()
+        if saved is not None and saved < work.bytes:
+            raise RuntimeError(f"{settings.side} saved {saved} bytes of {work.bytes}")
+        result = {"samples": [asdict(one) for one in samples], "bytes": work.bytes}
+    Path(settings.folder, f"rank-{settings.rank}.json").write_text(json.dumps(result))
+    if settings.ranks > 1:
+        dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)  # whatever threads and processes a side left: the parent ends them
+
+
+def calibrate() -> float:
+    """Matrix products per second of one core while all ranks compute."""
+    work = Work(1, 20)
+    work.compute()
+    dist.barrier()
+    began = time.perf_counter()
+    count = 0
+    while time.perf_counter() < began + 2:
+        work.compute()
+        count += work.calls
+    return count / (time.perf_counter() - began)
+
+
+def train(work: Work, saver: Saver, settings: Settings) -> list[Sample]:
+    """The steps after the warm ones, each with the save before it."""
+    samples = []
+    loss = torch.zeros(1)
+    ended = 0.0
+    for step in saver.steps(settings.warm + settings.steps + 1):
+        began = time.perf_counter()
+        saved = began - ended - saver.waited_s
+        work.compute()
+        if settings.ranks > 1:
+            dist.all_reduce(loss)
+        asked = time.perf_counter()
+        saver.gate()
+        work.optimizer.step()
+        gate = work.optimizer.began - asked
+        saver.report(step, 1.0)
+        before, ended = ended, time.perf_counter()
+        if step > settings.warm:
+            samples.append(Sample(saved, gate, saver.waited_s, ended - before))
+    return samples
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+"""What a save costs the training thread: the sides take turns, each turn in processes of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.checkpoint_rank import SIDES, Sample, Settings
+from benchmarks.common import Row, Spread, rows_of, say
+from benchmarks.peers import environments
+from benchmarks.peers.savers import DLROVER_RUN, clean_dlrover
+from benchmarks.peers.torchrun import PeerFailed
+from everstep import environment
+from everstep.reports import ReportFile
+
+RANKS = 2
+AGAINST_DLROVER, AGAINST_STAGER = 1 / 10, 1 / 2
+LIMIT_S = 300.0
+ROOT = Path(__file__).resolve().parents[1]
+DLROVER = "DLRover memory"
+DLROVER_MODULE = "dlrover.trainer.torch.flash_checkpoint.ddp"
+DLROVER_PACKAGES = (
+    "dlrover==0.6.1",
+    "certifi",
+    "charset-normalizer",
+    "deprecated",
+    "idna",
+    "packaging",
+    "psutil",
+    "pynvml",
+    "requests",
+    "urllib3",
+    "wrapt",
+)
+WARM = 4
+"""Saves before the clock starts: three slots are touched for the first time, and once more (ours)."""
+
+
+@dataclass(slots=True)
+class Saves:
+    """All samples of one size."""
+
+    megabytes: int
+    samples: dict[str, list[Sample]] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+
+    def blocking(self, side: str) -> list[float]:
+        """Seconds of the training thread per save, without the wait for earlier saves."""
+        return [one.save + one.gate for one in self.samples.get(side, [])]
+
+    def rows(self) -> list[Row]:
+        """everstep against the others."""
+        name = f"save of {self.megabytes} MB blocks"
+        ours = self.blocking("everstep")
+        rows = rows_of(f"{name}, DLRover", "s", ours, self.blocking(DLROVER), aim=AGAINST_DLROVER)
+        rows += rows_of(f"{name}, DCP's stager", "s", ours, self.blocking("DCP stager"), aim=AGAINST_STAGER)
+        for side in ("DCP async", "blocking copy", "everstep blocking"):
+            rows += rows_of(f"{name}, {side}", "s", ours, self.blocking(side), aim=None)
+        return rows
+
+    def table(self) -> str:
+        """A line for each side."""
+        lines = [
+            f"Saves of {self.megabytes} MB a rank, {RANKS} ranks (s)",
+            f"  {'':18} {'blocking':>8} {'p90':>8} {'max':>8}   "
+            f"{'save':>8} {'gate':>8} {'earlier':>8} {'step':>8} {'n':>4}",
+        ]
+        for side, samples in self.samples.items():
+            spread = Spread.of(self.blocking(side))
+            parts = (
+                Spread.of([getattr(one, part) for one in samples]).median for part in ("save", "gate", "waited", "step")
+            )
+            numbers = " ".join(f"{value:8.4f}" for value in parts)
+            lines.append(
+                f"  {side:18} {spread.median:8.4f} {spread.p90:8.4f} {spread.maximum:8.4f}   {numbers} {spread.runs:4}"
+            )
+        return "\n".join([*lines, *self.failures])
+
+
+def measure(sizes: Sequence[int], *, rounds: int, steps: int, sides: Sequence[str]) -> list[Saves]:
+    """Let the sides take turns, in another order each round.
+
+    Args:
+        sizes: MB of state a rank.
+        rounds: Turns of each side.
+        steps: Saves measured in a turn.
+        sides: Which, by their names.
+    """
+    results = [Saves(size) for size in sizes]
+    found = {side: Path(sys.executable) for side in sides}
+    if "DLRover memory" in found:
+        try:
+            found["DLRover memory"] = environments.python(
+                "dlrover", DLROVER, "dlrover.trainer.torch.flash_checkpoint.ddp"
+            )
+        except PeerFailed as error:
+            del found["DLRover memory"]
+            results[0].failures.append(f"DLRover: {error}")
+    calls = calibrate()
+    for result in results:
+        for turn in range(rounds):
+            order = list(found) if turn % 2 == 0 else list(found)[::-1]
+            for side in order:
+                try:
+                    samples = run_turn(side, found[side], result.megabytes, calls, steps=steps)
+                except PeerFailed as error:
+                    result.failures.append(f"{side}: {error}")
+                    say(result.failures[-1])
+                    continue
+                result.samples.setdefault(side, []).extend(samples)
+                blocked = Spread.of([one.save + one.gate for one in samples])
+                say(f"{result.megabytes} MB, round {turn + 1} of {rounds}: {side} blocks {blocked.median:.4f} s")
+        result.samples = {side: result.samples[side] for side in SIDES if side in result.samples}
+    return results
+
+
+def calibrate() -> int:
+    """Matrix products that keep each rank busy for a second while all of them compute."""
+    with scratch() as folder:
+        settings = [Settings("none", 1, 0, 0, 0, str(folder), rank, RANKS) for rank in range(RANKS)]
+        found = _run(settings, Path(sys.executable), {})
+    return round(float(sum(one["calls_per_second"] for one in found)) / len(found))
+
+
+def run_turn(side: str, interpreter: Path, megabytes: int, calls: int, *, steps: int) -> list[Sample]:
+    """One side's turn; the samples of all ranks that save.
+
+    Raises:
+        PeerFailed: it did not end well.
+    """
+    with scratch() as folder:
+        run = folder.name
+        settings = [Settings(side, megabytes, calls, WARM, steps, str(folder), rank, RANKS) for rank in range(RANKS)]
+        given = {DLROVER_RUN: run, "DLROVER_LOG_LEVEL": "WARNING"} if side == DLROVER else {}
+        if side.startswith("everstep"):
+            given = everstep_environment(folder, RANKS, overlap=side == "everstep")
+        try:
+            results = _run(settings, interpreter, given)
+        finally:
+            clean_dlrover(run)
+        saving = results[:1] if side == DLROVER else results
+        return [Sample(**sample) for result in saving for sample in result["samples"]]
+
+
+def everstep_environment(folder: Path, ranks: int, *, overlap: bool) -> dict[str, str]:
+    """What an agent gives its ranks; ``{rank}`` stands for the rank. The reports' files are made here."""
+    for rank in range(ranks):
+        ReportFile.create(folder / f"report-{rank}", rank=rank, generation=1).close()
+    return {
+        environment.REPORT_FILE: f"{folder}/report-{{rank}}",
+        environment.CHECKPOINT_FILE: f"{folder}/checkpoint-{{rank}}",
+        environment.CHECKPOINT_SLOTS: "3",
+        environment.CHECKPOINT_OVERLAP: str(int(overlap)),
+        environment.TOPOLOGY: f"1,{ranks},1,1,pp-dp-tp",
+        environment.GENERATION: "1",
+    }
+
+
+@contextlib.contextmanager
+def scratch() -> Iterator[Path]:
+    """A folder in shared memory for one turn."""
+    folder = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="everstep-benchmark-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run(settings: Sequence[Settings], interpreter: Path, given: dict[str, str]) -> list[dict[str, Any]]:
+    """Start the ranks, wait for their results, end what they leave."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = str(found.getsockname()[1])
+    started = []
+    folder = Path(settings[0].folder)
+    try:
+        for one in settings:
+            env = dict(os.environ) | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+            env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1"}
+            env |= {"RANK": str(one.rank), "LOCAL_RANK": str(one.rank)}
+            env |= {"WORLD_SIZE": str(one.ranks), "LOCAL_WORLD_SIZE": str(one.ranks)}
+            env |= {name: value.format(rank=one.rank) for name, value in given.items()}
+            command = [str(interpreter), "-P", "-m", "benchmarks.checkpoint_rank", json.dumps(asdict(one))]
+            with (folder / f"output-{one.rank}").open("wb") as file:
+                started.append(subprocess.Popen(command, env=env, stdout=file, stderr=file, start_new_session=True))
+        deadline = time.monotonic() + LIMIT_S
+        while any(process.poll() is None for process in started):
+            if time.monotonic() > deadline or any(process.poll() for process in started):
+                break
+            time.sleep(0.05)
+    finally:
+        for process in started:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    results = []
+    for one in settings:
+        path = folder / f"rank-{one.rank}.json"
+        if not path.exists():
+            lines = (folder / f"output-{one.rank}").read_text(errors="replace").strip().splitlines()
+            raise PeerFailed(f"rank {one.rank} left no result; it said: {lines[-1] if lines else 'nothing'}")
+        results.append(json.loads(path.read_text()))
+    return results

@@ -1,0 +1,207 @@
+"""Other ways to save a state after every step, behind one interface: what ``benchmarks/checkpoint.py`` compares.
+
+Each one is set up in its own favour and saves into memory: nothing waits for a disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import mmap
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+DLROVER_RUN = "TORCHELASTIC_RUN_ID"
+"""Environment variable after which DLRover names its shared memory and its sockets."""
+
+
+class Saver:
+    """Saves nothing; the base of those that do."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, folder: Path, rank: int) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.folder = folder
+        self.rank = rank
+        self.waited_s = 0.0
+        """Of the last save: seconds for which an earlier one that had not ended yet was waited for."""
+
+    def steps(self, total: int) -> Iterator[int]:
+        """A step's number before each step; what runs between two of them is the save."""
+        for step in range(total):
+            yield step
+            self.save(step + 1)
+
+    def save(self, completed_steps: int) -> None:
+        """Save the state, or begin to."""
+
+    def gate(self) -> None:
+        """Wait until the optimizer may change parameters and its own state."""
+
+    def report(self, step: int, loss: float) -> None:
+        """Report a step, where that is part of it."""
+
+    def saved_bytes(self) -> int | None:
+        """Size of the newest whole copy; None: this rank saves nothing."""
+        return None
+
+    def close(self) -> None:
+        """Wait for what still runs, and give everything back."""
+
+    def state(self) -> dict[str, Any]:
+        """The state dicts, as a script collects them."""
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+
+class BlockingCopy(Saver):
+    """One memmove per tensor into warm shared memory, and nothing else: the floor of what blocks."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        path = self.folder / f"plain-{self.rank}"
+        size = sum(one.numel() * one.element_size() for one in tensors_of(self.state()))
+        with path.open("w+b") as file:
+            os.posix_fallocate(file.fileno(), 0, size)
+            self._map = mmap.mmap(file.fileno(), size)
+        self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self._size = size
+
+    def save(self, completed_steps: int) -> None:
+        """Copy."""
+        at = self._base
+        for tensor in tensors_of(self.state()):
+            size = tensor.numel() * tensor.element_size()
+            ctypes.memmove(at, tensor.data_ptr(), size)
+            at += size
+
+    def saved_bytes(self) -> int:
+        """Size of the copy."""
+        return self._size
+
+
+class Dcp(Saver):
+    """torch's ``dcp.async_save`` with a gloo group of its own, to files in ``/dev/shm``, two in turn."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        import torch.distributed as dist
+
+        self._group: Any = dist.new_group(backend="gloo")
+        self._upload: Future[Any] | None = None
+        self._stager: Any = None
+        self._staged: Future[Any] | None = None
+
+    def save(self, completed_steps: int) -> None:
+        """Stage; the files are written in a thread. An earlier one is waited for: a stager has room for one state."""
+        from torch.distributed.checkpoint.filesystem import FileSystemWriter
+        from torch.distributed.checkpoint.state_dict_saver import async_save
+
+        began = time.perf_counter()
+        if self._upload is not None:
+            self._upload.result()
+        self.waited_s = time.perf_counter() - began
+        # Keys of its own: what two ranks save under one name is taken for the same and written once.
+        found: Any = async_save(
+            {f"rank-{self.rank}": self.state()},
+            storage_writer=FileSystemWriter(
+                self.folder / f"dcp-{completed_steps % 2}", single_file_per_rank=True, sync_files=False
+            ),
+            process_group=self._group,
+            async_stager=self._stager,
+        )
+        if self._stager is None:
+            self._upload = found
+        else:
+            self._upload, self._staged = found.upload_completion, found.staging_completion
+
+    def gate(self) -> None:
+        """Wait for the stager."""
+        if self._staged is not None:
+            self._staged.result()
+
+    def saved_bytes(self) -> int:
+        """Size of this rank's files of the newest checkpoint."""
+        if self._upload is not None:
+            self._upload.result()
+        newest = max(self.folder.glob("dcp-*"), key=lambda path: path.stat().st_mtime_ns)
+        return sum(path.stat().st_size for path in newest.glob(f"__{self.rank}_*.distcp"))
+
+    def close(self) -> None:
+        """Wait for the last upload."""
+        if self._upload is not None:
+            self._upload.result()
+        if self._stager is not None:
+            self._stager.close()
+
+
+class DcpStager(Dcp):
+    """The same with ``DefaultStager``: staged in shared memory by a thread, while training goes on."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+        cuda = torch.cuda.is_available()
+        self._stager = DefaultStager(
+            StagingOptions(
+                use_pinned_memory=cuda, use_shared_memory=True, use_async_staging=True, use_non_blocking_copy=cuda
+            )
+        )
+
+
+class DlroverMemory(Saver):
+    """DLRover's flash checkpoint to memory for DDP: rank 0 copies, the others hold the same state and save nothing."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        flash = importlib.import_module("dlrover.trainer.torch.flash_checkpoint.checkpointer")
+        ddp = importlib.import_module("dlrover.trainer.torch.flash_checkpoint.ddp")
+        self._memory = flash.StorageType.MEMORY
+        self._checkpointer = ddp.DdpCheckpointer(str(self.folder / "dlrover"))
+        self._step = 0
+
+    def save(self, completed_steps: int) -> None:
+        """Copy, on rank 0."""
+        self._step = completed_steps
+        self._checkpointer.save_checkpoint(completed_steps, self.state(), storage_type=self._memory)
+
+    def saved_bytes(self) -> int | None:
+        """Size of its shared memory, when the last save was not skipped.
+
+        Raises:
+            RuntimeError: it was.
+        """
+        if self.rank:
+            return None
+        engine = self._checkpointer._engine
+        if engine._cached_step != self._step:
+            raise RuntimeError(f"DLRover holds step {engine._cached_step}, not {self._step}")
+        return int(engine._shm_handler.shared_memory.size)
+
+
+def clean_dlrover(run: str) -> None:
+    """Remove what DLRover leaves behind of one run: shared memory and sockets."""
+    for path in (*Path("/dev/shm").glob(f"{run}_*"), *Path("/tmp/ckpt_sock").glob(f"{run}/*")):
+        path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        Path("/tmp/ckpt_sock", run).rmdir()
+
+
+def tensors_of(tree: Any) -> Iterator[torch.Tensor]:
+    """The tensors of a state dict, in its order."""
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif isinstance(tree, dict):
+        for value in tree.values():
+            yield from tensors_of(value)
+    elif isinstance(tree, list | tuple):
+        for value in tree:
+            yield from tensors_of(value)
