@@ -13,9 +13,9 @@ import io
 import pickle
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy
 import torch
@@ -26,6 +26,7 @@ from everstep.slot_format import aligned
 from everstep.structure import TensorSpec, pack_table, split
 
 _LEAVES = {str, int, float, bool, type(None), bytes}
+_CONTAINERS = (dict, list, tuple, deque, set, frozenset)
 _PLAIN = {*_LEAVES, dict, list, tuple}
 _ALLOWED = {
     ("builtins", "bytearray"),
@@ -48,6 +49,17 @@ _ALLOWED = {
 }
 
 
+@dataclass(slots=True)
+class Found:
+    """The tensors of a tree by their number."""
+
+    tensors: list[Tensor] = field(default_factory=list)
+    """What is saved: the local shards of DTensors."""
+    names: list[str] = field(default_factory=list)
+    wholes: dict[int, tuple[Any, Any]] = field(default_factory=dict)
+    """The DTensors among them, each with all of it but its shard in plain values."""
+
+
 class Layout:
     """The places of the tensors of one state; kept from save to save while the tensors stay alike.
 
@@ -55,45 +67,40 @@ class Layout:
         CheckpointError: a tensor has no plain data.
     """
 
-    def __init__(self, found: Sequence[Found]) -> None:
-        self.likeness = _likeness(found)
+    def __init__(self, found: Found) -> None:
         self.specs: list[TensorSpec] = []
+        self._names = found.names
+        self._kinds = [(tensor.dtype, tensor.shape, tensor.device) for tensor in found.tensors]
+        self._descriptions = _descriptions(found)
         end = 0
         taken: set[str] = set()
-        for one in found:
-            tensor = one.tensor
+        for index, (tensor, name) in enumerate(zip(found.tensors, found.names, strict=True)):
             if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
                 raise CheckpointError(
                     f"a state dict holds a {tensor.layout} tensor on {tensor.device}: only dense tensors are saved"
                 )
             nbytes = tensor.numel() * tensor.element_size()
             dtype = str(tensor.dtype).removeprefix("torch.")
-            name = _unique(one.name, taken)
-            spec = TensorSpec(name, dtype, tuple(tensor.shape), end, nbytes, tensor.device.type)
-            self.specs.append(spec._replace(**_chunk(one.whole)))
+            spec = TensorSpec(_unique(name, taken), dtype, tuple(tensor.shape), end, nbytes, tensor.device.type)
+            self.specs.append(spec._replace(**_chunk(found.wholes[index][0])) if index in found.wholes else spec)
             end += aligned(nbytes)
         self.total_bytes = end
         self.table = pack_table(self.specs)
 
-    def fits(self, found: Sequence[Found]) -> bool:
-        """Whether tensors of a later save go to the same places."""
-        return self.likeness == _likeness(found)
+    def fits(self, found: Found) -> bool:
+        """Whether tensors of a later save go to the same places under the same names."""
+        return (
+            self._names == found.names
+            and self._descriptions == _descriptions(found)
+            and all(
+                tensor.dtype is dtype and tensor.shape == shape and tensor.device == device
+                for tensor, (dtype, shape, device) in zip(found.tensors, self._kinds, strict=True)
+            )
+        )
 
 
-class Found(NamedTuple):
-    """A tensor in a tree."""
-
-    name: str
-    tensor: Tensor
-    """What is saved: the local shard of a DTensor."""
-    whole: Any = None
-    """The DTensor."""
-    description: Any = None
-    """All of the DTensor but its shard, in plain values."""
-
-
-def _likeness(found: Sequence[Found]) -> list[tuple[Any, ...]]:
-    return [(one.name, one.tensor.dtype, one.tensor.shape, one.tensor.device, one.description) for one in found]
+def _descriptions(found: Found) -> dict[int, Any]:
+    return {index: description for index, (_, description) in found.wholes.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +123,10 @@ def encode(tree: Mapping[str, Any], known: Layout | None = None) -> Encoded:
     Raises:
         CheckpointError: something else is in the tree.
     """
-    buffer = io.BytesIO()
-    pickler = _Pickler(buffer, _paths(tree))
-    pickler.dump(tree)
-    layout = known if known is not None and known.fits(pickler.found) else Layout(pickler.found)
-    return Encoded([one.tensor for one in pickler.found], layout, layout.table + buffer.getvalue())
+    buffer, found = io.BytesIO(), Found()
+    _Pickler(buffer, found, _paths(tree)).dump(tree)
+    layout = known if known is not None and known.fits(found) else Layout(found)
+    return Encoded(found.tensors, layout, layout.table + buffer.getvalue())
 
 
 def decode(structure: bytes, tensors: memoryview, meshes: Mapping[Any, Any]) -> Any:
@@ -168,9 +174,9 @@ def decode(structure: bytes, tensors: memoryview, meshes: Mapping[Any, Any]) -> 
 class _Pickler(pickle.Pickler):
     """Replaces tensors by references and refuses what ``_Unpickler`` would not read."""
 
-    def __init__(self, buffer: io.BytesIO, paths: Mapping[int, str]) -> None:
+    def __init__(self, buffer: io.BytesIO, found: Found, paths: Mapping[int, str]) -> None:
         super().__init__(buffer, protocol=5)
-        self.found: list[Found] = []
+        self._found = found
         self._paths = paths
 
     def persistent_id(self, obj: Any) -> int | tuple[Any, ...] | None:
@@ -200,11 +206,13 @@ class _Pickler(pickle.Pickler):
             "tensors, arrays, numbers, strings, and lists, tuples and dicts of them"
         )
 
-    def _add(self, obj: Any, tensor: Tensor, whole: Any = None, description: Any = None) -> int:
-        if tensor.dtype.is_complex:  # a lazily conjugated tensor's memory is not its value
-            tensor = tensor.resolve_conj()
-        self.found.append(Found(self._paths.get(id(obj), "tensor"), tensor, whole, description))
-        return len(self.found) - 1
+    def _add(self, obj: Any, tensor: Tensor) -> int:
+        if tensor.is_conj() or tensor.is_neg():  # a lazily conjugated tensor's memory is not its value
+            tensor = tensor.resolve_conj().resolve_neg()
+        tensors = self._found.tensors
+        tensors.append(tensor)
+        self._found.names.append(self._paths.get(id(obj), "tensor"))
+        return len(tensors) - 1
 
     def _dtensor(self, tensor: Tensor) -> tuple[Any, ...] | None:
         """Reference to a DTensor's local shard; None for a plain tensor."""
@@ -217,7 +225,9 @@ class _Pickler(pickle.Pickler):
         from everstep.training.dtensors import describe
 
         description = describe(tensor)
-        return ("dtensor", self._add(tensor, tensor._local_tensor, tensor, description), description)
+        index = self._add(tensor, tensor._local_tensor)
+        self._found.wholes[index] = tensor, description
+        return ("dtensor", index, description)
 
 
 class _Unpickler(pickle.Unpickler):
@@ -249,22 +259,21 @@ def _paths(tree: Any) -> dict[int, str]:
     paths: dict[int, str] = {}
     seen: set[int] = set()
 
-    def walk(node: Any, path: str) -> None:
-        if isinstance(node, Tensor | numpy.ndarray):
-            paths.setdefault(id(node), path)
+    def walk(node: Any, prefix: str) -> None:
+        if id(node) in seen:
             return
-        items: Iterable[tuple[Any, Any]]
-        if isinstance(node, dict):
-            items = node.items()
-        elif isinstance(node, list | tuple | deque | set | frozenset):
-            items = enumerate(node)
-        else:
-            return
-        if id(node) not in seen:
-            seen.add(id(node))
-            for key, value in items:
-                if type(value) not in _LEAVES:
-                    walk(value, f"{path}.{key}" if path else str(key))
+        seen.add(id(node))
+        items: Iterable[tuple[Any, Any]] = node.items() if isinstance(node, dict) else enumerate(node)
+        for key, value in items:
+            kind = type(value)
+            if kind is Tensor:
+                paths.setdefault(id(value), f"{prefix}{key}")
+            elif kind in _LEAVES:
+                continue
+            elif isinstance(value, Tensor | numpy.ndarray):
+                paths.setdefault(id(value), f"{prefix}{key}")
+            elif isinstance(value, _CONTAINERS):
+                walk(value, f"{prefix}{key}.")
 
     walk(tree, "")
     return paths
