@@ -27,7 +27,7 @@ from benchmarks.peers.savers import Saver
 
 PARAMETERS = 8
 """Tensors of the model: with their two moments 24 large tensors are saved."""
-SIZE = 1024
+SIZE = {"cpu": 1024, "cuda": 8192}
 """Of the matrices that a step multiplies: work for the cores, little for the memory."""
 
 
@@ -91,14 +91,26 @@ class Work:
         self.optimizer = Timed(self.model.parameters(), lr=1e-6, fused=True)
         self.calls = calls
         self.bytes = 3 * sum(one.numel() * 4 for one in self.model)
-        self._left = torch.randn(SIZE, SIZE, device=device)
-        self._right = torch.randn(SIZE, SIZE, device=device)
-        self._result = torch.empty(SIZE, SIZE, device=device)
+        size = SIZE[device]
+        self._left = torch.randn(size, size, device=device)
+        self._right = torch.randn(size, size, device=device)
+        self._result = torch.empty(size, size, device=device)
 
     def compute(self) -> None:
-        """What stands for forward and backward."""
+        """What stands for forward and backward; returns when it is done."""
         for _ in range(self.calls):
             torch.mm(self._left, self._right, out=self._result)
+        self.finish()
+
+    def update(self) -> None:
+        """The optimizer's step, done when it returns."""
+        self.optimizer.step()
+        self.finish()
+
+    def finish(self) -> None:
+        """Wait for the device: what is measured is then neither hidden in nor blamed on what it still has to do."""
+        if self._left.is_cuda:
+            torch.cuda.synchronize()
 
 
 class Everstep(Saver):
@@ -142,14 +154,13 @@ def main() -> None:
     """Train, and leave the samples in ``<folder>/rank-<r>.json``."""
     settings = Settings(**json.loads(sys.argv[1]))
     torch.set_num_threads(1)
-    if settings.ranks > 1:
-        dist.init_process_group("gloo")
+    dist.init_process_group("gloo")
     result: dict[str, Any]
     if not settings.calls:
-        result = {"calls_per_second": calibrate()}
+        result = {"calls_per_second": calibrate(settings.device)}
     else:
         work = Work(settings.megabytes, settings.calls, settings.device)
-        work.optimizer.step()  # the moments exist from here on
+        work.update()  # the moments exist from here on
         saver = SIDES[settings.side](work.model, work.optimizer, Path(settings.folder), settings.rank)
         samples = train(work, saver, settings)
         saved = saver.saved_bytes()
@@ -158,15 +169,14 @@ def main() -> None:
             raise RuntimeError(f"{settings.side} saved {saved} bytes of {work.bytes}")
         result = {"samples": [asdict(one) for one in samples], "bytes": work.bytes}
     Path(settings.folder, f"rank-{settings.rank}.json").write_text(json.dumps(result))
-    if settings.ranks > 1:
-        dist.barrier()
+    dist.barrier()
     sys.stdout.flush()
     os._exit(0)  # whatever threads and processes a side left: the parent ends them
 
 
-def calibrate() -> float:
-    """Matrix products per second of one core while all ranks compute."""
-    work = Work(1, 20)
+def calibrate(device: str) -> float:
+    """Matrix products per second of one core, or of the device, while all ranks compute."""
+    work = Work(1, 20, device)
     work.compute()
     dist.barrier()
     began = time.perf_counter()
@@ -186,11 +196,10 @@ def train(work: Work, saver: Saver, settings: Settings) -> list[Sample]:
         began = time.perf_counter()
         saved = began - ended - saver.waited_s
         work.compute()
-        if settings.ranks > 1:
-            dist.all_reduce(loss)
+        dist.all_reduce(loss)
         asked = time.perf_counter()
         saver.gate()
-        work.optimizer.step()
+        work.update()
         gate = work.optimizer.began - asked
         saver.report(step, 1.0)
         before, ended = ended, time.perf_counter()

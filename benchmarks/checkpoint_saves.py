@@ -53,6 +53,7 @@ class Saves:
     """All samples of one size."""
 
     megabytes: int
+    ranks: int = RANKS
     samples: dict[str, list[Sample]] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
 
@@ -73,7 +74,7 @@ class Saves:
     def table(self) -> str:
         """A line for each side."""
         lines = [
-            f"Saves of {self.megabytes} MB a rank, {RANKS} ranks (s)",
+            f"Saves of {self.megabytes} MB a rank, {self.ranks} ranks (s)",
             f"  {'':18} {'blocking':>8} {'p90':>8} {'max':>8}   "
             f"{'save':>8} {'gate':>8} {'earlier':>8} {'step':>8} {'n':>4}",
         ]
@@ -126,15 +127,17 @@ def measure(sizes: Sequence[int], *, rounds: int, steps: int, sides: Sequence[st
     return results
 
 
-def calibrate() -> int:
+def calibrate(ranks: int = RANKS, device: str = "cpu") -> int:
     """Matrix products that keep each rank busy for a second while all of them compute."""
     with scratch() as folder:
-        settings = [Settings("none", 1, 0, 0, 0, str(folder), rank, RANKS) for rank in range(RANKS)]
+        settings = [Settings("none", 1, 0, 0, 0, str(folder), rank, ranks, device) for rank in range(ranks)]
         found = _run(settings, Path(sys.executable), {})
     return round(float(sum(one["calls_per_second"] for one in found)) / len(found))
 
 
-def run_turn(side: str, interpreter: Path, megabytes: int, calls: int, *, steps: int) -> list[Sample]:
+def run_turn(
+    side: str, interpreter: Path, megabytes: int, calls: int, *, steps: int, ranks: int = RANKS, device: str = "cpu"
+) -> list[Sample]:
     """One side's turn; the samples of all ranks that save.
 
     Raises:
@@ -142,10 +145,12 @@ def run_turn(side: str, interpreter: Path, megabytes: int, calls: int, *, steps:
     """
     with scratch() as folder:
         run = folder.name
-        settings = [Settings(side, megabytes, calls, WARM, steps, str(folder), rank, RANKS) for rank in range(RANKS)]
+        settings = [
+            Settings(side, megabytes, calls, WARM, steps, str(folder), rank, ranks, device) for rank in range(ranks)
+        ]
         given = {DLROVER_RUN: run, "DLROVER_LOG_LEVEL": "WARNING"} if side == DLROVER else {}
         if side.startswith("everstep"):
-            given = everstep_environment(folder, RANKS, overlap=side == "everstep")
+            given = everstep_environment(folder, ranks, overlap=side == "everstep")
         try:
             results = _run(settings, interpreter, given)
         finally:
