@@ -1,0 +1,233 @@
+"""What is in the file of one rank's state on disk: the manifest beside it, with a checksum of everything.
+
+A checkpoint on disk is a folder ``<root>/<job>/step-000000120`` with two files
+of each rank: ``rank-3.safetensors``, and ``rank-3.json``, the manifest, written
+last. Without a manifest whose own checksum holds there is no copy.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+import xxhash
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from everstep.errors import CheckpointError, CorruptCheckpoint
+from everstep.slot_format import SlotHeader
+
+VERSION = 1
+SHARED_BYTES = 16384
+"""Tensors from this size on make up the digest. What differs between the ranks of a data-parallel group although
+its parameters are alike is smaller: states of random number generators (5 KB), positions, batch statistics (ours)."""
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Entry(_Model):
+    """One tensor, as the table of a slot's structure has it."""
+
+    name: str
+    """Key path in the rank's state, joined by dots."""
+    dtype: str
+    """torch's name, without ``torch.``."""
+    shape: tuple[int, ...]
+    """Of what this rank holds."""
+    offset: int = Field(ge=0)
+    """Bytes from the beginning of the slot's tensors."""
+    nbytes: int = Field(ge=0)
+    global_shape: tuple[int, ...] | None = None
+    """Of the whole tensor, when this is a chunk of one."""
+    offsets: tuple[int, ...] = ()
+    """Where in the whole tensor the chunk begins."""
+    replica: bool = False
+    """Another rank holds the same chunk and saves it."""
+    group: int | None = None
+    """Lowest rank of the mesh of the whole tensor, when the mesh leaves ranks of the job out."""
+
+    @model_validator(mode="after")
+    def _same_dimensions(self) -> Self:
+        if self.global_shape is not None and not len(self.shape) == len(self.global_shape) == len(self.offsets):
+            raise ValueError(f"{self.name}: {self.shape} at {self.offsets} is no chunk of {self.global_shape}")
+        return self
+
+
+class Part(Entry):
+    """One tensor, and where it is in the file."""
+
+    key: str
+    """Its name in the safetensors file."""
+    stored: str
+    """Its type there; ``U8`` also for what safetensors has no name for."""
+    width: int = 1
+    """Bytes of an element, when more than one of them are stored as bytes."""
+    at: int = Field(ge=0)
+    """Bytes from the beginning of the file."""
+    xxh3: str = ""
+    """xxh3_64 of its bytes, hexadecimal like all of them."""
+
+    def stored_shape(self) -> list[int]:
+        """Its shape in the file: bytes of elements that safetensors has no name for are a last dimension."""
+        return [*self.shape, self.width] if self.width > 1 else list(self.shape)
+
+    def stored_offsets(self) -> list[int]:
+        """Where its chunk begins in the whole tensor, in the file's dimensions."""
+        offsets = list(self.offsets) if self.global_shape is not None else [0] * len(self.shape)
+        return [*offsets, 0] if self.width > 1 else offsets
+
+
+class Piece(_Model):
+    """A range of the file that is no tensor of the state."""
+
+    at: int = Field(ge=0)
+    nbytes: int = Field(ge=0)
+    xxh3: str = ""
+
+
+class Manifest(_Model):
+    """All about ``rank-<r>.safetensors``."""
+
+    version: int = VERSION
+    job: str
+    rank: int = Field(ge=0)
+    step: int = Field(ge=0)
+    """Completed steps."""
+    generation: int
+    """Generation of the job that saved the state."""
+    topology: str
+    """As in ``EVERSTEP_TOPOLOGY``; empty: not known."""
+    saved_ns: int
+    """When the rank saved it, nanoseconds of the wall clock."""
+    bytes: int = Field(ge=0)
+    """Size of the file."""
+    xxh3: str
+    """xxh3_64 of the whole file."""
+    digest: str
+    """Of the tensors of 16 KiB and more: names, places and contents. Equal in two manifests: either rank's slot has
+    them. Empty: there are none."""
+    tensor_bytes: int = Field(ge=0)
+    checksum: str
+    """Of the slot's payload, as in its header: seeded with the step."""
+    head: Piece
+    """Length and header of the safetensors file."""
+    tensors: tuple[Part, ...]
+    """In the order of the payload, which is that of the file."""
+    padding: Piece
+    """The payload's bytes between tensors, one after the other."""
+    structure: Piece
+    """The structure of the slot: table, and pickle of the tree."""
+
+    def slot_header(self, newest_generation: int | None = None) -> SlotHeader:
+        """The header of the slot that the file was written from.
+
+        Args:
+            newest_generation: A higher generation becomes this one: that of another run of the job means nothing here.
+        """
+        generation = self.generation if newest_generation is None else min(self.generation, newest_generation)
+        return SlotHeader(
+            self.step, generation, self.tensor_bytes, self.structure.nbytes, int(self.checksum, 16), self.saved_ns
+        )
+
+    def gaps(self) -> list[tuple[int, int]]:
+        """(offset, bytes) of what lies between the tensors of the payload and before the structure.
+
+        Raises:
+            CorruptCheckpoint: tensors overlap or lie outside.
+        """
+        return gaps(self.tensors, self.slot_header().payload_bytes - self.structure.nbytes)
+
+    def to_json(self) -> str:
+        """The text of ``rank-<r>.json``."""
+        fields = self.model_dump(mode="json", exclude_defaults=True) | {"version": self.version}
+        return json.dumps({"checksum": _checksum(fields), "manifest": fields})
+
+
+def data_name(rank: int) -> str:
+    """Name of the file with a rank's state."""
+    return f"rank-{rank}.safetensors"
+
+
+def manifest_name(rank: int) -> str:
+    """Name of the manifest beside it."""
+    return f"rank-{rank}.json"
+
+
+def read_manifest(folder: Path, rank: int) -> Manifest:
+    """The manifest of a rank in a ``step-…`` folder.
+
+    Raises:
+        CheckpointError: there is none, or it cannot be read.
+        CorruptCheckpoint: it is damaged.
+    """
+    path = folder / manifest_name(rank)
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
+    return parse_manifest(text, str(path), rank)
+
+
+def parse_manifest(text: bytes, whence: str, rank: int | None = None) -> Manifest:
+    """A manifest from its text.
+
+    Args:
+        text: Contents of ``rank-<r>.json``.
+        whence: Its path or URL, for messages.
+        rank: Whose it must be.
+
+    Raises:
+        CorruptCheckpoint: it is damaged.
+    """
+    try:
+        record = json.loads(text)
+        fields = record["manifest"]
+        if record["checksum"] != _checksum(fields):
+            raise CorruptCheckpoint(f"{whence} does not match its own checksum")
+        if fields.get("version") != VERSION:
+            raise CorruptCheckpoint(
+                f"{whence} has version {fields.get('version')}, this everstep reads version {VERSION}"
+            )
+        manifest = Manifest.model_validate(fields)
+        manifest.slot_header()
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise CorruptCheckpoint(f"{whence} is no manifest: {str(error).splitlines()[0]}") from error
+    if rank is not None and manifest.rank != rank:
+        raise CorruptCheckpoint(f"{whence} is that of rank {manifest.rank}")
+    return manifest
+
+
+def digest_of(parts: Sequence[Part]) -> str:
+    """``Manifest.digest`` of some tensors."""
+    shared = [part for part in parts if part.nbytes >= SHARED_BYTES]
+    if not shared:
+        return ""
+    told = [[part.name, part.dtype, list(part.shape), part.offset, part.nbytes, part.xxh3] for part in shared]
+    return xxhash.xxh3_64_hexdigest(json.dumps(told, separators=(",", ":")).encode())
+
+
+def gaps(tensors: Sequence[Entry], end: int) -> list[tuple[int, int]]:
+    """(offset, bytes) of what tensors, in the order of their offsets, leave of the bytes before ``end``.
+
+    Raises:
+        CorruptCheckpoint: tensors overlap or lie outside.
+    """
+    found, done = [], 0
+    for tensor in tensors:
+        if tensor.offset < done:
+            raise CorruptCheckpoint(f"the tensor {tensor.name} overlaps the one before it")
+        if tensor.offset > done:
+            found.append((done, tensor.offset - done))
+        done = tensor.offset + tensor.nbytes
+    if done > end:
+        raise CorruptCheckpoint(f"the tensors end at byte {done} of {end}")
+    if end > done:
+        found.append((done, end - done))
+    return found
+
+
+def _checksum(fields: object) -> str:
+    return xxhash.xxh3_64_hexdigest(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode())

@@ -1,0 +1,147 @@
+"""Files that are either whole and on the disk, or not there."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import xxhash
+
+from everstep.errors import CheckpointError
+
+WRITING = ".writing"
+"""End of the names of files that are not whole yet. Readers of checkpoints do not take them for any."""
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_CANNOT_RESERVE = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
+
+
+class Output:
+    """A file under a temporary name until ``commit``; without it nothing stays.
+
+    Args:
+        path: Its name in the end. The folder is made when it does not exist.
+        size: Its bytes, reserved at once: a full disk is an error now and not at the end.
+
+    Raises:
+        CheckpointError: it cannot be written; on a full disk with numbers. All methods may raise it.
+    """
+
+    def __init__(self, path: Path, size: int) -> None:
+        self.path, self.size = path, size
+        self._written = 0
+        self._digest = xxhash.xxh3_64()
+        # A name of its own: on a shared disk a machine that was given up may still be writing the same rank's.
+        self._temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}{WRITING}")
+        try:
+            _make_folder(path.parent)
+            for left in path.parent.glob(f"{path.name}.*{WRITING}"):
+                left.unlink(missing_ok=True)
+            self._descriptor = os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise self._failure(error) from error
+
+    def __enter__(self) -> Self:
+        try:
+            if self.size:
+                os.posix_fallocate(self._descriptor, 0, self.size)
+        except OSError as error:
+            if error.errno not in _CANNOT_RESERVE:
+                self.__exit__(None, None, None)
+                raise self._failure(error) from error
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+            with contextlib.suppress(OSError):
+                self._temporary.unlink()
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Append."""
+        self._digest.update(data)
+        try:
+            with memoryview(data) as view:
+                done = 0
+                while done < len(view):
+                    done += os.write(self._descriptor, view[done:])
+        except OSError as error:
+            raise self._failure(error) from error
+        self._written += len(data)
+
+    def fill(self, end: int) -> None:
+        """Append zeros up to byte ``end``."""
+        self.write(bytes(end - self._written))
+
+    def digest(self) -> str:
+        """xxh3_64 of what was written, hexadecimal."""
+        return self._digest.hexdigest()
+
+    def commit(self, outdated: Path | None = None) -> None:
+        """Bring everything to the disk and give the file its name.
+
+        Args:
+            outdated: A file that describes the one that is replaced: it goes first.
+        """
+        try:
+            os.fsync(self._descriptor)
+            if outdated is not None:
+                outdated.unlink(missing_ok=True)
+            # Nobody reads it soon: leave the memory to training.
+            os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            self._temporary.rename(self.path)
+            os.close(self._descriptor)
+            self._descriptor = -1
+            sync_folder(self.path.parent)
+        except OSError as error:
+            raise self._failure(error) from error
+
+    def _failure(self, error: OSError) -> CheckpointError:
+        if error.errno not in _NO_ROOM:
+            return CheckpointError(f"{self.path} cannot be written: {error.strerror or error}")
+        free = "no"
+        with contextlib.suppress(OSError):
+            found = os.statvfs(self.path.parent)
+            free = f"{found.f_bavail * found.f_frsize / 1e6:.1f}"
+        return CheckpointError(
+            f"no room for {self.path.name} of {self.size / 1e6:.1f} MB in {self.path.parent}: {free} MB are free. "
+            "Free space, keep fewer checkpoints (disk_keep) or give another folder (disk_path)"
+        )
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a small file, or put it in another's place.
+
+    Raises:
+        CheckpointError: it cannot be written.
+    """
+    with Output(path, len(data)) as output:
+        output.write(data)
+        output.commit()
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring a folder's names to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _make_folder(folder: Path) -> None:
+    """Make a folder, with those above it, lastingly."""
+    missing = []
+    while not folder.is_dir():
+        missing.append(folder)
+        folder = folder.parent
+    for one in reversed(missing):
+        one.mkdir(exist_ok=True)
+        sync_folder(one.parent)
