@@ -8,9 +8,12 @@ consequence.
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from everstep.incident import Failure, RankExit, Symptom
+
+MACHINE_LOST = "machine lost"
+"""Cause of a failure in which a machine lost all that it knew and ran."""
 
 # What a rank says when a peer went away: gloo ("Connection closed by peer [127.0.0.1]:4213"), torch's TCPStore
 # ("failed to recv, got 0 bytes. Connection was likely closed") and NCCL ("ncclRemoteError").
@@ -76,6 +79,23 @@ def headline_of(end: RankExit) -> str:
     if end.code == 0:
         return f"{where} left with code 0 before the job was over"
     return f"{where} ended with exit code {end.code}"
+
+
+def headline_of_loss(lost: Mapping[str, Sequence[int]], end: RankExit | None) -> str:
+    """One line about machines that came back empty: ``m2 came back empty and lost ranks 4, 5``.
+
+    Args:
+        lost: Machine → the ranks that it ran.
+        end: The first end of a rank elsewhere; it is named unless it only followed.
+    """
+    ranks = sorted(rank for ranks in lost.values() for rank in ranks)
+    noun = "rank" if len(ranks) == 1 else "ranks"
+    said = f"{_listed(sorted(lost))} came back empty and lost {noun} {_listed(ranks)}"
+    return said if end is None or is_victim(end) else f"{said}; {headline_of(end)}"
+
+
+def _listed(values: Sequence[object]) -> str:
+    return ", ".join(map(str, values[:8])) + (f" and {len(values) - 8} more" if len(values) > 8 else "")
 
 
 def failure_of(end: RankExit, *, generation: int, step: int) -> Failure:

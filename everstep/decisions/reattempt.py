@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from everstep.incident import Evidence, Failure
+from everstep.incident import Evidence, Failure, Held
 from everstep.policy import RecoveryPolicy
 
 
@@ -31,6 +31,10 @@ class Facts:
     world_size: int
     resume_step: int = 0
     """Where the failed generation had begun."""
+    restore_reason: str = ""
+    """Why the restart would go on there."""
+    unreached: tuple[Held, ...] = ()
+    """Copies that are there and could not be brought to where they are needed, with reasons."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +91,25 @@ def attempts_exhausted(facts: Facts, policy: RecoveryPolicy) -> str | None:
     return None
 
 
+def copies_out_of_reach(facts: Facts, policy: RecoveryPolicy) -> str | None:
+    """The job would begin anew although copies of its state are there, which could not be brought."""
+    if facts.restore_step > 0 or not facts.unreached:
+        return None
+    first = facts.unreached[0]
+    return (
+        f"{len(facts.unreached)} copies are there and could not be brought to where they are needed, "
+        f"of rank {first.rank} at step {first.completed_steps} the {first.tier} on {first.machine}: {first.reason}"
+    )
+
+
 def too_much_to_lose(facts: Facts, policy: RecoveryPolicy) -> str | None:
-    """No common checkpoint is left and many steps would be lost."""
+    """The state that is left is many steps old, or none is left."""
     lost = facts.failure.step - max(facts.restore_step, 0)
-    if facts.restore_step == 0 and lost > policy.max_lost_steps:
-        return f"no checkpoint that all ranks hold: a restart would lose {lost} steps"
-    return None
+    if facts.restore_step < 0 or lost <= policy.max_lost_steps:
+        return None
+    if facts.restore_step == 0:
+        return f"no checkpoint that all ranks can restore: a restart would lose {lost} steps ({facts.restore_reason})"
+    return f"a restart from step {facts.restore_step} would lose {lost} steps ({facts.restore_reason})"
 
 
 PARK_WHEN: tuple[Rule, ...] = (
@@ -101,6 +118,7 @@ PARK_WHEN: tuple[Rule, ...] = (
     same_step_again,
     no_progress,
     attempts_exhausted,
+    copies_out_of_reach,
     too_much_to_lose,
 )
 """The policy: the first rule that gives a reason parks the job."""

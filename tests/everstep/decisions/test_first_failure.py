@@ -1,6 +1,14 @@
 """Which rank failed first."""
 
-from everstep.decisions.first_failure import cause_of, failure_of, first_failure, headline_of, is_victim, symptom_of
+from everstep.decisions.first_failure import (
+    cause_of,
+    failure_of,
+    first_failure,
+    headline_of,
+    headline_of_loss,
+    is_victim,
+    symptom_of,
+)
 from everstep.incident import RankExit, Symptom
 
 
@@ -66,3 +74,16 @@ def test_a_user_exception_is_no_crash() -> None:
 def test_a_peer_that_went_away_shows_in_the_log_too() -> None:
     assert is_victim(end(1, 1, code=1, log_tail="…\n[rank1]: " + GLOO))
     assert not is_victim(end(1, 1, code=1, exception="ValueError: Connection"))
+
+
+def test_a_machine_that_came_back_empty_is_named_and_not_the_rank_that_saw_it_go() -> None:
+    victim = end(3, 10, code=1, exception=GLOO)
+
+    assert headline_of_loss({"m2": [4, 5]}, victim) == "m2 came back empty and lost ranks 4, 5"
+    assert headline_of_loss({"m3": [3], "m1": [1]}, None) == "m1, m3 came back empty and lost ranks 1, 3"
+    assert headline_of_loss({"m2": [2]}, None) == "m2 came back empty and lost rank 2"
+    assert headline_of_loss({"m2": range(16, 32)}, None).endswith("ranks 16, 17, 18, 19, 20, 21, 22, 23 and 8 more")
+
+
+def test_a_rank_that_ended_on_its_own_is_named_beside_the_lost_machine() -> None:
+    assert headline_of_loss({"m2": [4]}, end(1, 5, signal=9)).endswith("rank 4; rank 1 on m0 ended by SIGKILL")

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.decisions.reattempt import Facts, backoff_s, decide_reattempt, steady
-from everstep.incident import Evidence, Failure, RankExit, Symptom
+from everstep.incident import Evidence, Failure, Held, RankExit, Symptom, Tier
 from everstep.policy import RecoveryPolicy
 
 POLICY = RecoveryPolicy()
@@ -112,3 +112,28 @@ def test_steady_progress_or_time_forgives() -> None:
     assert steady(old, step=119, now_ns=2, policy=POLICY) == old
     assert steady(old, step=120, now_ns=2, policy=POLICY) == []
     assert steady(old, step=-1, now_ns=int(POLICY.steady_s * 1e9) + 2, policy=POLICY) == []
+
+
+def test_an_old_state_parks_as_none_at_all_does_when_it_costs_too_many_steps() -> None:
+    policy = RecoveryPolicy(max_lost_steps=100)
+    old = facts(failure=failure(500), restore_step=399, restore_reason="step 399 is on disk")
+
+    decision = decide_reattempt(old, policy)
+
+    assert decision.action == "park"
+    assert decision.reason == "a restart from step 399 would lose 101 steps (step 399 is on disk)"
+    assert decide_reattempt(facts(failure=failure(500), restore_step=400), policy).action == "reattempt"
+
+
+def test_a_script_that_restores_by_itself_loses_what_nobody_knows() -> None:
+    assert decide_reattempt(facts(failure=failure(5000), restore_step=-1), POLICY).action == "reattempt"
+
+
+def test_a_job_does_not_begin_anew_while_copies_are_there_that_could_not_be_brought() -> None:
+    stuck = Held(rank=4, machine="m1", completed_steps=19, tier=Tier.BACKUP, valid=False, reason="no room on m2")
+
+    decision = decide_reattempt(facts(restore_step=0, unreached=(stuck,)), POLICY)
+
+    assert decision.action == "park"
+    assert "of rank 4 at step 19 the backup on m1: no room on m2" in decision.reason
+    assert decide_reattempt(facts(restore_step=18, unreached=(stuck,)), POLICY).action == "reattempt"
