@@ -2,49 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from agent.v1 import agent_pb2 as pb
 from everstep import environment
 from everstep.decisions.watch import Seen
-from everstep.incident import Evidence, Held, RankExit
+from everstep.incident import RankExit
 from everstep.job import JobSpec
-
-
-def evidence_of(generation: int, replies: dict[str, pb.StopReply], unreachable: list[str]) -> Evidence:
-    """What the machines answered to a stop."""
-    exits = [
-        RankExit(
-            rank=rank.rank,
-            machine=machine,
-            pid=rank.pid,
-            code=code_of(rank.exit),
-            signal=signal_of(rank.exit),
-            time_ns=rank.exit.time_ns,
-            stopped_by_us=rank.stopped_by_us,
-            completed_steps=rank.completed_steps,
-            exception=rank.exception,
-            log_tail=rank.log_tail,
-        )
-        for machine, reply in replies.items()
-        for rank in reply.ranks
-    ]
-    held = [
-        Held(
-            rank=one.rank,
-            machine=machine,
-            completed_steps=one.completed_steps,
-            bytes=one.bytes,
-            valid=one.valid,
-            reason=one.reason,
-        )
-        for machine, reply in replies.items()
-        for one in reply.checkpoints
-    ]
-    return Evidence(
-        generation=generation,
-        exits=sorted(exits, key=lambda end: end.rank),
-        held=sorted(held, key=lambda one: (one.rank, one.completed_steps)),
-        unreachable=sorted(unreachable),
-    )
+from everstep.machine import Machine
+from everstep.placement import Placement
 
 
 def seen_of(observation: pb.Observation) -> Seen:
@@ -116,7 +82,7 @@ def rank_launches(spec: JobSpec, machine: int) -> list[pb.RankLaunch]:
     ]
 
 
-def checkpoint_options(spec: JobSpec) -> pb.CheckpointOptions:
+def checkpoint_options(spec: JobSpec, *, reshard_from: str = "") -> pb.CheckpointOptions:
     """What the agents must know of the job's checkpoint policy."""
     policy = spec.checkpoint
     return pb.CheckpointOptions(
@@ -133,7 +99,20 @@ def checkpoint_options(spec: JobSpec) -> pb.CheckpointOptions:
         disk_keep=policy.disk_keep,
         remote_url=policy.remote_url,
         remote_keep=policy.remote_keep,
+        reshard_from=reshard_from,
     )
+
+
+def backup_peers(spec: JobSpec, machines: Sequence[Machine], placement: Placement, machine: int) -> list[pb.BackupPeer]:
+    """To where one machine, by its index, sends the backups of its ranks."""
+    topology = spec.topology()
+    found = []
+    for rank in topology.ranks(machine):
+        peer = placement.peers[rank]
+        if peer is not None:
+            to = machines[topology.machine(peer)]
+            found.append(pb.BackupPeer(rank=rank, machine=to.name, address=to.address))
+    return found
 
 
 READ_AT_IMPORT = ("PYTHON", "LD_", "GLIBC_", "MALLOC_", "ATEN_", "MKL_", "TORCH_LOGS", "TORCH_DEVICE_BACKEND")

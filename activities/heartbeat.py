@@ -5,26 +5,36 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from temporalio import activity
 
 HEARTBEAT_S = 0.4
 """Between two heartbeats, seconds: a fifth of the heartbeat timeout of 2 s."""
 
+Say = Callable[[str], None]
+"""Takes what an activity waits for; the Web UI shows it with the pending activity."""
+
 
 @contextlib.asynccontextmanager
-async def heartbeating() -> AsyncIterator[None]:
-    """Heartbeat while the body runs, so that a dead worker is noticed within the heartbeat timeout."""
+async def heartbeating() -> AsyncIterator[Say]:
+    """Heartbeat while the body runs, so that a dead worker is noticed within the heartbeat timeout.
+
+    The value says what is waited for, in each further heartbeat.
+    """
+    said: list[str] = []
 
     async def beat() -> None:
         while True:
-            activity.heartbeat()
+            activity.heartbeat(*said)
             await asyncio.sleep(HEARTBEAT_S)
+
+    def say(text: str) -> None:
+        said[:] = [text] if text else []
 
     task = asyncio.create_task(beat())
     try:
-        yield
+        yield say
     finally:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from everstep.incident import Anomaly, Confirmation, Evidence, IncidentReport, Launched, Model
+from everstep.incident import Anomaly, Confirmation, Copy, Evidence, IncidentReport, Launched, Model
 from everstep.job import JobSpec
 from everstep.machine import Machine
 
 PREPARE = "Prepare machines"
 STOP = "Stop ranks"
+FIND = "Find checkpoints"
+RESTORE = "Restore checkpoints"
+FOLDER = "Look at checkpoint folder"
+ROOM = "Check room"
 LAUNCH = "Launch ranks"
 CONFIRM = "Confirm steps"
 RELEASE = "Release machines"
@@ -33,6 +37,62 @@ class StopInput(Model):
     grace_s: float = 0.0
     patience_s: float = 30.0
     """How long a silent agent is asked again, seconds (ours)."""
+    spec: JobSpec | None = None
+    """Says where each rank runs."""
+
+
+class FindInput(Model):
+    """Ask what copies of training state there are, disk and remote storage included."""
+
+    spec: JobSpec
+    machines: list[Machine]
+    at: int | None = None
+    """A step that is looked for: of many copies those of this step are named first."""
+    patience_s: float = 10.0
+
+
+class FolderInput(Model):
+    """Look at the folder of one disk checkpoint, of whatever job it is."""
+
+    machines: list[Machine]
+    path: str
+    patience_s: float = 10.0
+
+
+class FolderFound(Model):
+    """Whether a job can start from a folder."""
+
+    problem: str = ""
+    """Why it cannot; empty when it can."""
+    step: int = -1
+    """Completed steps of the checkpoint."""
+    ranks: int = 0
+    """How many it holds."""
+
+
+class RestoreInput(Model):
+    """Bring copies to the machines that need them."""
+
+    spec: JobSpec
+    machines: list[Machine]
+    copies: list[Copy]
+    digests: dict[int, str] = Field(default_factory=dict)
+    """Rank → digest of the tensors, where the storage says it."""
+    bytes: dict[int, int] = Field(default_factory=dict)
+    """Rank → size of its copy."""
+    disk_shared: bool = False
+    patience_s: float = 30.0
+    """How long a silent agent is asked again, seconds (ours)."""
+    reach_s: float = 10.0
+    """How long a copy is tried again that could not be fetched, seconds (ours)."""
+
+
+class RoomInput(Model):
+    """Ask whether the machines have room for the job's checkpoints."""
+
+    spec: JobSpec
+    machines: list[Machine]
+    patience_s: float = 10.0
 
 
 class LaunchInput(Model):
@@ -44,6 +104,8 @@ class LaunchInput(Model):
     resume_step: int
     reason: str = ""
     patience_s: float = 30.0
+    reshard_from: str = ""
+    """Folder of a disk checkpoint that the ranks start from, saved with any parallel sizes; empty: none."""
 
 
 class ConfirmInput(Model):

@@ -8,9 +8,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-from activities.convert import evidence_of, import_environment, rank_launches, shared_environment
-from agent.v1 import agent_pb2 as pb
+from activities.convert import (
+    backup_peers,
+    checkpoint_options,
+    import_environment,
+    rank_launches,
+    shared_environment,
+)
+from everstep.checkpoint_policy import CheckpointPolicy
 from everstep.job import JobSpec
+from everstep.machine import Machine
+from everstep.placement import place_backups
 
 PROGRAM = """
 import json, os, sys
@@ -64,17 +72,24 @@ def test_a_users_variable_wins_over_a_default_but_not_over_torchruns() -> None:
     assert (found["OMP_NUM_THREADS"], found["WORLD_SIZE"]) == ("4", "1")
 
 
-def test_evidence_keeps_unknown_ends_unknown() -> None:
-    reply = pb.StopReply(
-        ranks=[
-            pb.RankEvidence(rank=1, exit=pb.Exit(kind=pb.Exit.SIGNAL, value=9, time_ns=5), completed_steps=20),
-            pb.RankEvidence(rank=0, exit=pb.Exit(kind=pb.Exit.UNKNOWN, time_ns=6), stopped_by_us=True),
-        ],
-        checkpoints=[pb.HeldCheckpoint(rank=1, completed_steps=20, valid=False, reason="checksum")],
-    )
+def test_each_machine_is_told_where_the_backups_of_its_ranks_go() -> None:
+    spec = JobSpec(name="job", script="/job.py", machines=4, ranks_per_machine=2, tp=2, pp=2)
+    machines = [Machine(name=f"m{index}", address=f"10.0.0.{index}:1") for index in range(4)]
+    placement = place_backups(spec.topology())
 
-    found = evidence_of(1, {"m0": reply}, ["m1"])
+    for index in range(4):
+        peers = backup_peers(spec, machines, placement, index)
+        assert [peer.rank for peer in peers] == [2 * index, 2 * index + 1]
+        for peer in peers:
+            assert peer.machine != f"m{index}"
+            assert peer.address == f"10.0.0.{peer.machine[1:]}:1"
+    alone = JobSpec(name="job", script="/job.py", ranks_per_machine=2)
+    assert backup_peers(alone, machines[:1], place_backups(alone.topology()), 0) == []
 
-    assert [(end.rank, end.code, end.signal) for end in found.exits] == [(0, None, None), (1, None, 9)]
-    assert found.held[0].reason == "checksum"
-    assert found.unreachable == ["m1"]
+
+def test_agents_are_told_all_of_the_checkpoint_policy_that_is_theirs() -> None:
+    """A new field of the policy must reach the agents, or be decided by the control plane."""
+    options = {field.name for field in checkpoint_options(JobSpec(name="job", script="/job.py")).DESCRIPTOR.fields}
+
+    ours = {"disk_every_min", "state_mb_per_rank", "max_unsaved_steps", "max_unsaved_s"}
+    assert set(CheckpointPolicy.model_fields) - ours == options - {"reshard_from"}

@@ -1,0 +1,175 @@
+"""What the machines answered, as the decisions take it, and no larger than a history can hold.
+
+A payload of Temporal may have 2 MB. A thousand ranks that hold several copies in
+several tiers, each with the end of its output, are more than that: what the
+decision does not need is left out here.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+from activities.convert import code_of, signal_of
+from agent.v1 import agent_pb2 as pb
+from everstep.decisions.first_failure import PEER_WENT_AWAY, is_victim
+from everstep.incident import Evidence, Held, RankExit, Tier
+from everstep.job import JobSpec
+from everstep.machine import Machine
+
+HELD_LIMIT = 4000
+"""Copies in one payload, about 200 bytes each (ours)."""
+DAMAGED_LIMIT = 100
+"""Damaged copies that are named (ours)."""
+TAILS = 32
+"""Ranks whose end of the output is kept whole: those that ended first (ours)."""
+LINE = 300
+"""Characters of an exception's line (ours)."""
+
+TIERS = {
+    pb.HeldCheckpoint.OWN: Tier.OWN,
+    pb.HeldCheckpoint.BACKUP: Tier.BACKUP,
+    pb.HeldCheckpoint.DISK: Tier.DISK,
+    pb.HeldCheckpoint.REMOTE: Tier.REMOTE,
+}
+ON_FILES = {Tier.DISK, Tier.REMOTE}
+
+
+def evidence_of(
+    generation: int,
+    replies: Mapping[str, pb.StopReply],
+    unreachable: Iterable[str],
+    homes: Mapping[int, str] | None = None,
+) -> Evidence:
+    """What the machines answered to a stop.
+
+    Args:
+        generation: The one that was stopped.
+        replies: Machine → answer.
+        unreachable: Machines that did not answer.
+        homes: Rank → machine that runs it.
+    """
+    exits = [exit_of(machine, rank) for machine, reply in replies.items() for rank in reply.ranks]
+    held, shared = held_of({machine: reply.checkpoints for machine, reply in replies.items()}, homes)
+    return Evidence(
+        generation=generation,
+        exits=bounded_exits(sorted(exits, key=lambda end: end.rank)),
+        held=bounded(held),
+        unreachable=sorted(unreachable),
+        emptied=sorted(machine for machine, reply in replies.items() if reply.unknown),
+        disk_shared=shared,
+    )
+
+
+def exit_of(machine: str, rank: pb.RankEvidence) -> RankExit:
+    """How one rank ended."""
+    return RankExit(
+        rank=rank.rank,
+        machine=machine,
+        pid=rank.pid,
+        code=code_of(rank.exit),
+        signal=signal_of(rank.exit),
+        time_ns=rank.exit.time_ns,
+        stopped_by_us=rank.stopped_by_us,
+        completed_steps=rank.completed_steps,
+        exception=rank.exception,
+        log_tail=rank.log_tail,
+    )
+
+
+def held_of(
+    told: Mapping[str, Iterable[pb.HeldCheckpoint]], homes: Mapping[int, str] | None = None
+) -> tuple[list[Held], bool]:
+    """The copies, and whether several machines told of the same files on disk.
+
+    A file that several machines see is one copy: it is named where the rank runs
+    that needs it, so that this machine reads it directly.
+    """
+    homes = homes or {}
+    held: list[Held] = []
+    files: dict[tuple[object, ...], Held] = {}
+    seen_by: dict[tuple[object, ...], set[str]] = defaultdict(set)
+    for machine, checkpoints in sorted(told.items()):
+        for one in checkpoints:
+            copy = Held(
+                rank=one.rank,
+                machine=machine,
+                completed_steps=one.completed_steps,
+                bytes=one.bytes,
+                valid=one.valid,
+                reason=one.reason[:LINE],
+                tier=TIERS.get(one.tier, Tier.OWN),
+                generation=one.generation,
+                saved_ns=one.saved_ns,
+                digest=one.digest,
+            )
+            if copy.tier not in ON_FILES or not one.place:
+                held.append(copy)
+                continue
+            file = (copy.tier, one.place, copy.rank, copy.completed_steps, copy.valid, copy.digest, copy.saved_ns)
+            seen_by[file].add(machine)
+            if file not in files or machine == homes.get(copy.rank):
+                files[file] = copy
+    shared = any(len(machines) > 1 for file, machines in seen_by.items() if file[0] is Tier.DISK)
+    return sorted([*held, *files.values()], key=_order), shared
+
+
+def _order(one: Held) -> tuple[int, int, int, str]:
+    return one.rank, one.completed_steps, list(Tier).index(one.tier), one.machine
+
+
+def bounded(held: list[Held], *, at: int | None = None, limit: int = HELD_LIMIT) -> list[Held]:
+    """The copies that matter, at most about ``limit`` of them.
+
+    First the damaged ones, some of them, then the newest steps that every rank
+    can restore, whole steps at a time, then the newest of the rest.
+
+    Args:
+        held: All of them.
+        at: A step that is asked for; it comes before all others.
+        limit: How many; one step of all ranks is kept whatever it takes.
+    """
+    if len(held) <= limit:
+        return held
+    damaged = [one for one in held if not one.valid][-DAMAGED_LIMIT:]
+    by_step: dict[int, list[Held]] = defaultdict(list)
+    for one in held:
+        if one.valid:
+            by_step[one.completed_steps].append(one)
+    everybody = {one.rank for one in held}
+    whole = [step for step, copies in by_step.items() if {one.rank for one in copies} == everybody]
+    order = sorted(by_step, key=lambda step: (step != at, step not in whole, -step))
+    kept = list(damaged)
+    for position, step in enumerate(order):
+        if position and len(kept) + len(by_step[step]) > limit:
+            continue
+        kept += by_step[step]
+    return sorted(kept, key=_order)
+
+
+def bounded_exits(exits: list[RankExit]) -> list[RankExit]:
+    """The ends, with the output of the first ones only; who is a victim of another rank stays a victim."""
+    if len(exits) <= TAILS:
+        return exits
+    own = sorted((end for end in exits if not end.stopped_by_us), key=lambda end: (is_victim(end), end.time_ns))
+    whole = {end.rank for end in own[:TAILS]}
+    return [
+        end.model_copy(
+            update={
+                "exception": end.exception[:LINE],
+                "log_tail": end.log_tail if end.rank in whole else _said_of_a_peer(end),
+            }
+        )
+        for end in exits
+    ]
+
+
+def _said_of_a_peer(end: RankExit) -> str:
+    said = end.exception + end.log_tail[-2000:]
+    return "" if end.stopped_by_us else next((phrase for phrase in PEER_WENT_AWAY if phrase in said), "")
+
+
+def homes_of(spec: JobSpec, machines: list[Machine]) -> dict[int, str]:
+    """Rank → name of the machine that runs it."""
+    topology = spec.topology()
+    return {rank: machine.name for index, machine in enumerate(machines) for rank in topology.ranks(index)}

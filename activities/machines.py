@@ -1,0 +1,111 @@
+"""Calling the agents of many machines at once: silent ones are asked again, refusals are final."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from temporalio import activity
+from temporalio.exceptions import ApplicationError
+
+from activities.convert import import_environment
+from activities.heartbeat import Say, request_id
+from agent.client import AgentClient, AgentPool, UnknownJob
+from agent.v1 import agent_pb2 as pb
+from everstep.errors import AgentUnreachable, EverstepError
+from everstep.job import JobSpec
+from everstep.machine import Machine
+
+T = TypeVar("T")
+RETRY_S = 0.1
+"""Between two calls of a silent agent, seconds (ours)."""
+PREPARE_S = 120.0
+"""A fork server that cannot fork after this long is given up, seconds (ours)."""
+NAMED = 8
+"""Machines that a message names; the others are counted."""
+
+
+async def on_all(
+    agents: AgentPool,
+    machines: Sequence[Machine],
+    call: Callable[[Machine, AgentClient], Awaitable[T]],
+    *,
+    patience_s: float,
+    say: Say,
+) -> tuple[dict[str, T], list[str]]:
+    """Call every machine's agent at once; returns the answers and the machines that stayed silent.
+
+    Args:
+        agents: Clients by address.
+        machines: Whom to call.
+        call: What to ask one machine.
+        patience_s: How long a silent agent is asked again, seconds.
+        say: Is told who is silent while they are waited for.
+
+    Raises:
+        ApplicationError: not to be retried; an agent refused.
+    """
+    deadline = asyncio.get_running_loop().time() + patience_s
+    waiting: dict[str, None] = {}
+
+    async def persist(machine: Machine) -> T | None:
+        while True:
+            try:
+                answer = await call(machine, agents.get(machine.address))
+            except AgentUnreachable as error:
+                if asyncio.get_running_loop().time() > deadline:
+                    activity.logger.warning("agent is silent", extra={"machine": machine.name, "error": str(error)})
+                    return None
+                waiting[machine.name] = None
+                say(f"waiting for {names(list(waiting))}, whose agent does not answer")
+                await asyncio.sleep(RETRY_S)
+            except EverstepError as error:
+                raise ApplicationError(
+                    f"{machine.name}: {error}", type=type(error).__name__, non_retryable=True
+                ) from error
+            else:
+                if machine.name in waiting:
+                    del waiting[machine.name]
+                    say(f"waiting for {names(list(waiting))}, whose agent does not answer" if waiting else "")
+                return answer
+
+    answers = await asyncio.gather(*(persist(machine) for machine in machines))
+    named = {machine.name: answer for machine, answer in zip(machines, answers, strict=True)}
+    return (
+        {name: answer for name, answer in named.items() if answer is not None},
+        [name for name, answer in named.items() if answer is None],
+    )
+
+
+def prepare_request(spec: JobSpec) -> pb.PrepareRequest:
+    """What starts a job's fork server."""
+    return pb.PrepareRequest(request_id=request_id(), job=spec.name, python=spec.python, env=import_environment(spec))
+
+
+async def prepared(client: AgentClient, spec: JobSpec, call: Callable[[], Awaitable[T]]) -> T:
+    """Call an agent that may not know the job: its machine was silent when the job was prepared, or lost its state."""
+    try:
+        return await call()
+    except UnknownJob:
+        await client.prepare(prepare_request(spec), timeout_s=PREPARE_S)
+        return await call()
+
+
+def refuse_silent(silent: list[str], machines: Sequence[Machine]) -> None:
+    """Raise, retryable, when machines stayed silent.
+
+    Raises:
+        ApplicationError: names them and counts the ones that answered.
+    """
+    if silent:
+        raise ApplicationError(
+            f"{len(machines) - len(silent)} of {len(machines)} agents answered; {names(silent)} did not",
+            type="AgentUnreachable",
+        )
+
+
+def names(machines: Sequence[str]) -> str:
+    """``m1, m2``, and how many more."""
+    more = len(machines) - NAMED
+    return ", ".join(machines[:NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,152 @@
+"""What machines answered: nothing that the decision needs is lost, and histories stay small."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from activities.evidence import HELD_LIMIT, TAILS, bounded, bounded_exits, evidence_of
+from agent.v1 import agent_pb2 as pb
+from everstep.decisions.first_failure import first_failure, is_victim
+from everstep.incident import Held, RankExit, Tier
+
+
+def test_evidence_keeps_unknown_ends_unknown() -> None:
+    reply = pb.StopReply(
+        ranks=[
+            pb.RankEvidence(rank=1, exit=pb.Exit(kind=pb.Exit.SIGNAL, value=9, time_ns=5), completed_steps=20),
+            pb.RankEvidence(rank=0, exit=pb.Exit(kind=pb.Exit.UNKNOWN, time_ns=6), stopped_by_us=True),
+        ],
+        checkpoints=[pb.HeldCheckpoint(rank=1, completed_steps=20, valid=False, reason="checksum")],
+    )
+
+    found = evidence_of(1, {"m0": reply}, ["m1"])
+
+    assert [(end.rank, end.code, end.signal) for end in found.exits] == [(0, None, None), (1, None, 9)]
+    assert found.held[0].reason == "checksum"
+    assert found.unreachable == ["m1"]
+
+
+def checkpoint(rank: int, step: int, **more: Any) -> pb.HeldCheckpoint:
+    return pb.HeldCheckpoint(rank=rank, completed_steps=step, valid=True, **more)
+
+
+DISK, BACKUP = pb.HeldCheckpoint.DISK, pb.HeldCheckpoint.BACKUP
+
+
+def test_evidence_says_where_copies_lie_and_which_machines_know_nothing() -> None:
+    told = checkpoint(1, 20, tier=BACKUP, generation=3, saved_ns=7, bytes=5)
+
+    found = evidence_of(3, {"m0": pb.StopReply(checkpoints=[told]), "m1": pb.StopReply(unknown=True)}, [])
+
+    assert found.emptied == ["m1"]
+    [one] = found.held
+    assert (one.tier, one.machine, one.generation, one.saved_ns, one.bytes) == (Tier.BACKUP, "m0", 3, 7, 5)
+
+
+def test_a_file_in_a_shared_folder_is_one_copy_at_the_machine_that_needs_it() -> None:
+    same = [checkpoint(rank, 20, tier=DISK, place=f"/nfs/rank-{rank}", digest="d") for rank in (0, 1)]
+    replies = {machine: pb.StopReply(checkpoints=same) for machine in ("m0", "m1", "m2")}
+
+    found = evidence_of(1, replies, [], {0: "m1", 1: "m2"})
+
+    assert [(one.rank, one.machine) for one in found.held] == [(0, "m1"), (1, "m2")]
+    assert found.disk_shared
+
+
+def test_files_of_one_name_on_local_disks_are_copies_of_their_own() -> None:
+    replies = {
+        machine: pb.StopReply(checkpoints=[checkpoint(0, 20, tier=DISK, place="/disk/rank-0", saved_ns=saved)])
+        for machine, saved in (("m0", 1), ("m1", 2))
+    }
+
+    found = evidence_of(1, replies, [])
+
+    assert [one.machine for one in found.held] == ["m0", "m1"]
+    assert not found.disk_shared
+
+
+def test_a_thousand_ranks_fit_into_a_payload_of_temporal() -> None:
+    machines: dict[str, pb.StopReply] = {}
+    for machine in range(125):
+        ranks = range(8 * machine, 8 * machine + 8)
+        machines[f"machine-{machine:04d}"] = pb.StopReply(
+            ranks=[pb.RankEvidence(rank=rank, completed_steps=10**6, log_tail="x" * 4096) for rank in ranks],
+            checkpoints=[
+                checkpoint(rank, step, tier=tier, bytes=10**10, saved_ns=10**18, generation=10, digest="f" * 32)
+                for rank in ranks
+                for tier in (pb.HeldCheckpoint.OWN, BACKUP, DISK)
+                for step in (999_998, 999_999, 1_000_000)
+            ],
+        )
+
+    found = evidence_of(10, machines, [])
+
+    assert len(found.model_dump_json()) < 1_600_000
+    assert {(one.rank, one.tier) for one in found.held if one.completed_steps == 10**6} == {
+        (rank, tier) for rank in range(1000) for tier in (Tier.OWN, Tier.BACKUP, Tier.DISK)
+    }
+
+
+copies = st.builds(
+    Held,
+    rank=st.integers(0, 3),
+    machine=st.sampled_from(["m0", "m1"]),
+    completed_steps=st.integers(0, 9),
+    valid=st.booleans(),
+    tier=st.sampled_from(list(Tier)),
+)
+
+
+def newest_whole_step(held: list[Held], everybody: set[int]) -> int:
+    steps = {one.completed_steps for one in held}
+    whole = [s for s in steps if {one.rank for one in held if one.valid and one.completed_steps == s} == everybody]
+    return max(whole, default=-1)
+
+
+@given(st.lists(copies, max_size=60), st.integers(0, 60))
+def test_the_newest_step_that_all_ranks_hold_survives_any_limit_with_all_its_copies(
+    held: list[Held], limit: int
+) -> None:
+    kept = bounded(held, limit=limit)
+
+    everybody = {one.rank for one in held}
+    step = newest_whole_step(held, everybody)
+    assert newest_whole_step(kept, everybody) == step
+    assert sum(one.completed_steps == step and one.valid for one in kept) == sum(
+        one.completed_steps == step and one.valid for one in held
+    )
+    assert bounded(held, limit=HELD_LIMIT) == held
+
+
+def test_a_step_that_is_asked_for_comes_first() -> None:
+    held = [Held(rank=rank, machine="m0", completed_steps=step) for rank in (0, 1) for step in (5, 10, 15)]
+
+    assert {one.completed_steps for one in bounded(held, at=5, limit=3)} == {5}
+
+
+ends = st.builds(
+    RankExit,
+    rank=st.integers(0, 10**6),
+    machine=st.just("m0"),
+    code=st.sampled_from([None, 0, 1]),
+    signal=st.sampled_from([None, 9]),
+    time_ns=st.integers(0, 10**6),
+    stopped_by_us=st.booleans(),
+    exception=st.sampled_from(["", "ValueError: x", "RuntimeError: Connection closed by peer"]),
+    log_tail=st.sampled_from(["", "boom", "a\nBroken pipe\nb"]),
+)
+
+
+@settings(max_examples=30)
+@given(st.lists(ends, min_size=TAILS, max_size=3 * TAILS, unique_by=lambda end: end.rank))
+def test_the_first_failure_is_the_same_without_the_output_that_was_left_out(exits: list[RankExit]) -> None:
+    kept = bounded_exits(exits)
+
+    first, before = first_failure(kept), first_failure(exits)
+    assert first == before
+    assert [is_victim(end) for end in kept if not end.stopped_by_us] == [
+        is_victim(end) for end in exits if not end.stopped_by_us
+    ]
