@@ -68,8 +68,13 @@ class Terms:
 
     def abandons(self, header: SlotHeader) -> bool:
         """Whether a copy belongs to a future that this generation does not go on from."""
-        later = self.resume_step <= 0 or header.completed_steps > self.resume_step
-        return header.generation < self.generation and later
+        return abandoned(header, self.generation, self.resume_step)
+
+
+def abandoned(header: SlotHeader, generation: int, resume_step: int) -> bool:
+    """Whether a copy belongs to a future that a generation does not go on from, which began at a step."""
+    later = resume_step <= 0 or header.completed_steps > resume_step
+    return header.generation < generation and later
 
 
 @dataclass(frozen=True)

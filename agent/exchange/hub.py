@@ -1,0 +1,67 @@
+"""What all jobs of an agent share to exchange state: the data port, its tokens, the way to other agents."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+from agent.client import AgentPool
+from agent.exchange.server import DataPort, Shelf
+from agent.exchange.tokens import Tokens
+from agent.exchange.wire import Wire, connect
+from agent.security import ClientSecurity
+from agent.v1 import agent_pb2 as pb
+
+OPEN_S = 5.0
+"""An agent that does not answer gRPC within this time is not asked longer for now (ours)."""
+CONNECT_S = 3.0
+LOOK_S = 0.1
+
+
+class Exchange:
+    """Serves the data port, and connects to those of others. Needs the running loop.
+
+    Args:
+        machine: This machine's name.
+        host: Where the data port listens; the same as gRPC.
+        security: What other agents ask for.
+        shelf: What a job keeps here; None: it is not known.
+    """
+
+    def __init__(self, machine: str, host: str, security: ClientSecurity, shelf: Callable[[str], Shelf | None]) -> None:
+        self.tokens = Tokens()
+        self.port = DataPort(host, self.tokens, shelf)
+        self._machine = machine
+        self._loop = asyncio.get_running_loop()
+        self._agents = AgentPool(security)
+
+    def connect(self, address: str, job: str, closing: threading.Event | None = None) -> Wire:
+        """A connection to the data port of the agent at ``host:port``; called in any thread but the loop's.
+
+        Raises:
+            AgentError: the agent did not answer, or knows no such job.
+            OSError, WireError: its data port did not.
+        """
+        asked = asyncio.run_coroutine_threadsafe(self._open(address, job), self._loop)
+        while True:
+            try:
+                opened = asked.result(LOOK_S)
+                break
+            except TimeoutError:
+                if asked.done():
+                    raise
+                if closing is not None and closing.is_set():
+                    asked.cancel()
+                    raise ConnectionAbortedError("no longer needed") from None
+        host = address.rpartition(":")[0]
+        return connect(host, opened.port, job, opened.token, connect_s=CONNECT_S)
+
+    async def _open(self, address: str, job: str) -> pb.OpenExchangeReply:
+        request = pb.OpenExchangeRequest(job=job, machine=self._machine)
+        return await self._agents.get(address).open_exchange(request, timeout_s=OPEN_S)
+
+    async def close(self) -> None:
+        """End."""
+        self.port.close()
+        await self._agents.close()

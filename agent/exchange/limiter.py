@@ -1,0 +1,39 @@
+"""A bound on what a machine sends, so that backups leave the network to the training traffic."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+BURST_S = 0.05
+"""What may be sent at once after a pause, as seconds of the rate (ours)."""
+
+
+class Limiter:
+    """A token bucket that several threads share.
+
+    Args:
+        bytes_per_s: The rate; 0: no limit.
+        clock: Seconds, monotonic.
+    """
+
+    def __init__(self, bytes_per_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.bytes_per_s = bytes_per_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._free_at = clock()
+
+    def delay(self, count: int) -> float:
+        """Seconds to wait before sending so many bytes; they count as sent."""
+        if self.bytes_per_s <= 0:
+            return 0.0
+        with self._lock:
+            now = self._clock()
+            start = max(self._free_at, now - BURST_S)
+            self._free_at = start + count / self.bytes_per_s
+            return max(0.0, start - now)
+
+    def piece(self, wanted: int) -> int:
+        """The size of a piece: as wanted, or less, so that a slow rate still shows progress every quarter second."""
+        return min(wanted, max(4096, int(self.bytes_per_s / 4))) if self.bytes_per_s > 0 else wanted

@@ -1,0 +1,257 @@
+"""Sends the saves of this machine's ranks to their peers, for as long as a generation runs.
+
+One thread for each peer machine. It never holds anything up: a rank that needs
+a slot which is being sent takes it, and the sender chooses another step; a peer
+that is slow or silent costs steps that are not backed up, and a line that says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import structlog
+
+from agent.exchange.choose import choose_step
+from agent.exchange.limiter import Limiter
+from agent.exchange.offers import Header, Offer, as_message
+from agent.exchange.put import Fate, Outcome, put
+from agent.exchange.wire import Wire
+from agent.terms import Place, Terms
+from agent.v1 import agent_pb2 as pb
+from everstep.errors import AgentError, CorruptCheckpoint
+from everstep.slot_format import Pin, SlotHeader
+from everstep.slot_reader import SlotReader
+
+FIRST_RETRY_S = 0.5
+LAST_RETRY_S = 5.0
+"""A peer that failed is tried again after the first, then ever longer, up to the second (ours)."""
+JOIN_S = 1.0
+"""A thread that waits for a connection is left to itself after this; it sends nothing any more (ours)."""
+DEFAULT_PIECE = 4 << 20
+
+ConnectTo = Callable[[str, str, threading.Event], Wire]
+"""``connect(address, job, closing)``: a connection to another agent's data port."""
+
+logger = structlog.get_logger()
+
+
+class Sender:
+    """All of a job's ranks on this machine, from ``start`` to ``close``."""
+
+    def __init__(self, place: Place, terms: Terms, connect: ConnectTo) -> None:
+        options = terms.options
+        peers: dict[tuple[str, str], list[int]] = {}
+        for peer in terms.peers if options.backup else ():
+            peers.setdefault((peer.machine, peer.address), []).append(peer.rank)
+        limiter = Limiter(options.backup_rate_mb_s * 1e6)
+        self._lanes = [
+            Lane(place, terms, machine=machine, address=address, ranks=ranks, connect=connect, limiter=limiter)
+            for (machine, address), ranks in peers.items()
+        ]
+        self._by_rank = {rank: lane for lane in self._lanes for rank in lane.ranks}
+
+    def start(self) -> None:
+        """Begin."""
+        for lane in self._lanes:
+            lane.start()
+
+    def on_saved(self, rank: int, header: SlotHeader) -> None:
+        """A rank saved something."""
+        if lane := self._by_rank.get(rank):
+            lane.wake()
+
+    def close(self) -> None:
+        """End; what is under way is broken off."""
+        for lane in self._lanes:
+            lane.end()
+        for lane in self._lanes:
+            lane.join()
+
+
+class Lane:
+    """One peer machine and the ranks that are backed up there."""
+
+    def __init__(
+        self,
+        place: Place,
+        terms: Terms,
+        *,
+        machine: str,
+        address: str,
+        ranks: Sequence[int],
+        connect: ConnectTo,
+        limiter: Limiter,
+    ) -> None:
+        self.ranks = ranks
+        self._place = place
+        self._terms = terms
+        self._machine = machine
+        self._address = address
+        self._connect = connect
+        self._limiter = limiter
+        self._buffer = memoryview(bytearray(int(terms.options.backup_chunk_mb * 1e6) or DEFAULT_PIECE))
+        self._readers: dict[int, SlotReader] = {}
+        self._newest = dict.fromkeys(ranks, -1)
+        self._spoiled: set[tuple[int, SlotHeader]] = set()
+        self._wire: Wire | None = None
+        self._lock = threading.Lock()
+        self._due = threading.Event()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"backups to {machine}", daemon=True)
+        self._log = logger.bind(job=place.job, peer=machine)
+
+    def start(self) -> None:
+        """Begin, with what is held already."""
+        self._due.set()
+        self._thread.start()
+
+    def wake(self) -> None:
+        """There is something new."""
+        self._due.set()
+
+    def end(self) -> None:
+        """Break off and end."""
+        self._closing.set()
+        self._due.set()
+        with self._lock:
+            if self._wire:
+                self._wire.cut()
+
+    def join(self) -> None:
+        """Wait for the end."""
+        if self._thread.is_alive():
+            self._thread.join(JOIN_S)
+
+    def _run(self) -> None:
+        retry_s = FIRST_RETRY_S
+        while True:
+            self._due.wait()
+            self._due.clear()
+            if self._closing.is_set():
+                break
+            if self._send_what_is_due():
+                retry_s = FIRST_RETRY_S
+            else:
+                self._closing.wait(retry_s)
+                retry_s = min(2 * retry_s, LAST_RETRY_S)
+                self._due.set()
+        self._disconnect()
+        for reader in self._readers.values():
+            reader.close()
+
+    def _send_what_is_due(self) -> bool:
+        """Whether there is no reason to wait before the next try."""
+        fine = True
+        for rank in self.ranks:
+            if self._closing.is_set():
+                return True
+            try:
+                header = self._next(rank)
+                if header is None:
+                    continue
+                self._due.set()  # it may have saved more meanwhile
+                fine = self._settle(rank, header, self._send(rank, header)) and fine
+            except (OSError, AgentError) as error:
+                self._disconnect()
+                self._problem(self.ranks, f"no backup to {self._machine} at {self._address}: {error}")
+                return False
+        return fine
+
+    def _next(self, rank: int) -> SlotHeader | None:
+        """The slot to send now."""
+        try:
+            reader = self._readers.get(rank)
+            if reader is None:
+                reader = self._readers[rank] = SlotReader(self._place.shm / f"checkpoint-{rank}")
+                reader.unpin(Pin.BACKUP)  # an agent that died may have left it
+            held = {header.completed_steps: header for header in reader.headers()}
+        except (OSError, CorruptCheckpoint):
+            return None  # nothing is saved yet
+        held = {step: header for step, header in held.items() if (rank, header) not in self._spoiled}
+        step = self._choose(rank, held)
+        return held[step] if step is not None else None
+
+    def _choose(self, rank: int, held: Mapping[int, SlotHeader]) -> int | None:
+        every = max(1, self._terms.options.backup_every_steps)
+        return choose_step(held, newest=self._newest[rank], every=every, resumed=self._terms.resume_step)
+
+    def _send(self, rank: int, header: SlotHeader) -> Outcome:
+        reader = self._readers[rank]
+        offer = Offer(
+            machine=self._place.machine,
+            rank=rank,
+            generation=self._terms.generation,
+            resume_step=self._terms.resume_step,
+            slots=max(2, self._terms.options.backup_slots),
+            header=Header(**as_message(header)),
+        )
+        if not reader.pin(Pin.BACKUP, header.completed_steps):
+            return Outcome(Fate.GONE)
+        try:
+            wire, fresh = self._connected()
+            try:
+                return self._put(wire, reader, header, offer)
+            except (OSError, AgentError):
+                if fresh or self._closing.is_set():
+                    raise
+                self._disconnect()  # the peer's agent may have been restarted since the last backup
+                return self._put(self._connected()[0], reader, header, offer)
+        finally:
+            with contextlib.suppress(OSError):
+                reader.unpin(Pin.BACKUP)
+
+    def _put(self, wire: Wire, reader: SlotReader, header: SlotHeader, offer: Offer) -> Outcome:
+        return put(wire, reader, header, offer, buffer=self._buffer, limiter=self._limiter, closing=self._closing)
+
+    def _settle(self, rank: int, header: SlotHeader, outcome: Outcome) -> bool:
+        """Note what became of a slot; False: wait before the next try."""
+        match outcome.fate:
+            case Fate.KEPT:
+                self._kept(rank, header.completed_steps)
+            case Fate.REFUSED if outcome.newest >= 0:
+                self._kept(rank, outcome.newest)
+            case Fate.REFUSED:
+                self._problem([rank], f"{self._machine} took no backup of rank {rank}: {outcome.reason}")
+                return False
+            case Fate.DAMAGED:
+                self._spoiled.add((rank, header))
+                self._problem([rank], f"no backup of step {header.completed_steps} of rank {rank}: {outcome.reason}")
+            case Fate.GONE:
+                pass
+        return True
+
+    def _kept(self, rank: int, step: int) -> None:
+        """The peer has a step; the rank spares it until the peer has a newer one."""
+        self._newest[rank] = max(self._newest[rank], step)
+        self._readers[rank].pin(Pin.KEEP, step)
+        if not self._closing.is_set():
+            self._place.saved.update(rank, backup_step=step, backup_ns=time.time_ns(), backup_problem="")
+
+    def _problem(self, ranks: Sequence[int], text: str) -> None:
+        if self._closing.is_set():
+            return
+        for rank in ranks:
+            known: pb.SavedState = self._place.saved.of(rank)
+            if known.backup_problem != text:
+                self._place.saved.update(rank, backup_problem=text)
+                self._log.warning("backups do not go through", rank=rank, reason=text)
+
+    def _connected(self) -> tuple[Wire, bool]:
+        """The connection, and whether it was made just now."""
+        if self._wire:
+            return self._wire, False
+        wire = self._connect(self._address, self._place.job, self._closing)
+        with self._lock:
+            self._wire = wire
+            if self._closing.is_set():
+                wire.cut()
+        return wire, True
+
+    def _disconnect(self) -> None:
+        with self._lock:
+            wire, self._wire = self._wire, None
+        if wire:
+            wire.close()

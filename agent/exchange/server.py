@@ -1,0 +1,199 @@
+"""The data port: takes backups from other agents, and gives them copies to restore."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+
+from agent.exchange.backup import Refused, Transfer
+from agent.exchange.offers import Offer, Request, as_message, parse
+from agent.exchange.received import Received
+from agent.exchange.tokens import Tokens
+from agent.exchange.wire import (
+    MAGIC,
+    NONCE_BYTES,
+    STALL_S,
+    Wire,
+    WireError,
+    exactly,
+    prepare,
+    session_key,
+)
+from everstep.errors import CheckpointError, CorruptCheckpoint, Fenced
+from everstep.slot_reader import SlotReader
+
+MOST_CONNECTIONS = 256
+"""More are turned away: each has a thread (ours)."""
+GREET_S = 5.0
+"""Who has not shown by then that it knows a token is turned away (ours)."""
+IDLE_S = 120.0
+"""A connection on which nothing is asked for so long is closed; a sender makes a new one (ours)."""
+PIECE = 4 << 20
+
+logger = structlog.get_logger()
+
+
+class Shelf:
+    """What one job keeps on this machine, as the data port sees it."""
+
+    def __init__(self, shm: Path, received: Received) -> None:
+        self.shm = shm
+        self.received = received
+
+    def path(self, request: Request) -> Path:
+        """The file that a machine asks for."""
+        return self.shm / f"{'checkpoint' if request.file == 'own' else 'backup'}-{request.rank}"
+
+
+class DataPort:
+    """Listens and serves, one thread for each connection.
+
+    Args:
+        host: Where to listen; the port is chosen by the kernel.
+        tokens: Who may connect.
+        shelf: The shelf of a job, None when the job is not known here.
+
+    Raises:
+        OSError: the address is not of this machine.
+    """
+
+    def __init__(self, host: str, tokens: Tokens, shelf: Callable[[str], Shelf | None]) -> None:
+        self._tokens = tokens
+        self._shelf = shelf
+        self._lock = threading.Lock()
+        self._connections: set[socket.socket] = set()
+        name = host.strip("[]")
+        family, *_, address = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        self._listener = socket.create_server((str(address[0]), 0), family=family, backlog=64)
+        self.port = int(self._listener.getsockname()[1])
+        self._thread = threading.Thread(target=self._accept, name="data port", daemon=True)
+
+    def start(self) -> None:
+        """Begin to serve."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Serve no more; connections break."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        with self._lock:
+            open_now = list(self._connections)
+        for connection in open_now:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, peer = self._listener.accept()
+            except OSError:
+                return  # closed
+            with self._lock:
+                full = len(self._connections) >= MOST_CONNECTIONS
+                if not full:
+                    self._connections.add(connection)
+            if full:
+                logger.warning("the data port has too many connections", peer=peer[0], most=MOST_CONNECTIONS)
+                connection.close()
+                continue
+            threading.Thread(
+                target=self._serve, args=(connection, peer[0]), name=f"data from {peer[0]}", daemon=True
+            ).start()
+
+    def _serve(self, connection: socket.socket, peer: str) -> None:
+        try:
+            self._converse(connection)
+        except WireError as error:
+            logger.warning("a connection to the data port is refused", peer=peer, reason=str(error))
+        except (OSError, Fenced) as error:
+            logger.debug("a connection to the data port ended", peer=peer, reason=str(error))
+        except Exception as error:
+            logger.error("a connection to the data port failed", peer=peer, exc_info=error)
+        finally:
+            with self._lock:
+                self._connections.discard(connection)
+            connection.close()
+
+    def _converse(self, connection: socket.socket) -> None:
+        prepare(connection, GREET_S)
+        nonce = os.urandom(NONCE_BYTES)
+        connection.sendall(MAGIC + nonce)
+        job = exactly(connection, exactly(connection, 1)[0]).decode(errors="replace")
+        client_nonce = exactly(connection, NONCE_BYTES)
+        token, shelf = self._tokens.of(job), self._shelf(job)
+        # Without a token the answer is the same as to a wrong one, at the same time.
+        wire = Wire(connection, session_key(token or os.urandom(32), job, nonce, client_nonce), client=False)
+        request = wire.receive()
+        if shelf is None:
+            raise WireError(f"job {job[:40]!r} is not known here")
+        while True:
+            wire.set_patience(STALL_S)
+            match parse(request):
+                case Offer() as offer:
+                    take(wire, offer, shelf.received)
+                case Request() as wanted:
+                    give(wire, wanted, shelf)
+            wire.set_patience(IDLE_S)
+            request = wire.receive()
+
+
+def take(wire: Wire, offer: Offer, received: Received) -> None:
+    """PUT, the receiver's side."""
+    try:
+        with received.transfer(offer, wire) as transfer:
+            if transfer.grows():
+                wire.send({"allocating": True})
+            transfer.begin()
+            wire.send({"have": transfer.offset, "held": transfer.held})
+            if not transfer.held and not _fill(wire, transfer):
+                return
+        wire.send({"ok": True})
+    except CorruptCheckpoint as error:
+        wire.send({"damaged": str(error)})
+    except Refused as error:
+        wire.send({"refused": str(error), "newest": error.newest})
+    except (Fenced, CheckpointError) as error:
+        wire.send({"refused": str(error), "newest": -1})
+
+
+def _fill(wire: Wire, transfer: Transfer) -> bool:
+    """Take the payload; False when the sender gave up."""
+    while room := transfer.rest():
+        count = wire.receive_chunk(room)
+        if count == 0:
+            transfer.give_up()
+            return False
+        transfer.arrived(count)
+    transfer.commit()
+    return True
+
+
+def give(wire: Wire, wanted: Request, shelf: Shelf) -> None:
+    """GET, the giver's side: the header, then the payload, which the other side verifies."""
+    try:
+        reader = SlotReader(shelf.path(wanted))
+    except (OSError, CorruptCheckpoint) as error:
+        wire.send({"gone": f"{shelf.path(wanted).name} cannot be read: {error}"})
+        return
+    with contextlib.closing(reader):
+        header = reader.header(wanted.step)
+        if header is None:
+            wire.send({"gone": f"{shelf.path(wanted).name} does not hold step {wanted.step}"})
+            return
+        end = header.payload_bytes if wanted.length < 0 else min(header.payload_bytes, wanted.offset + wanted.length)
+        wire.send({"header": as_message(header)})
+        buffer, at = memoryview(bytearray(PIECE)), wanted.offset
+        while at < end:
+            count = reader.read_into(header, at, buffer[: end - at])
+            if count == 0:
+                wire.give_up()
+                return
+            wire.send_chunk(buffer[:count])
+            at += count

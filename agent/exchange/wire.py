@@ -1,0 +1,193 @@
+"""One connection to a data port: authenticated messages, and payload in chunks.
+
+Both sides know the job's token from gRPC. The server greets with a magic and a
+nonce, the client names the job and its own nonce; the key of the connection is
+an HMAC of all that under the token. Each message is ``u32 length | JSON | HMAC``
+over direction, number and JSON: nothing of it can be made, altered, reordered
+or repeated without the token. Payload is not encrypted, and protected by the
+slot's checksum alone, like the gradients that go over the same network.
+
+Payload: chunks of ``u32 length | bytes``. A length of 0 gives the copy up: its
+slot was overwritten meanwhile.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import socket
+import struct
+from typing import Any
+
+from everstep.errors import AgentError
+
+MAGIC = b"EVSTXCH1"
+NONCE_BYTES = 32
+MAC_BYTES = 32
+MESSAGE_LIMIT = 64 << 10
+"""Bytes of one message; far more than any needs (ours)."""
+CHUNK_LIMIT = 256 << 20
+BUFFER_BYTES = 4 << 20
+"""Asked for as the socket's buffers, as measured best with pieces of 1 to 4 MiB (ours); the kernel may give less."""
+STALL_S = 10.0
+"""A side that makes no progress for so long is given up (ours)."""
+_U32 = struct.Struct("<I")
+_NUMBER = struct.Struct("<Q")
+
+Message = dict[str, Any]
+
+
+class WireError(AgentError):
+    """The other side broke the protocol, or does not know the token."""
+
+
+class Wire:
+    """A connection after its handshake. One thread uses it; any thread may ``cut`` it."""
+
+    def __init__(self, connection: socket.socket, key: bytes, *, client: bool) -> None:
+        self._socket = connection
+        self._key = key
+        self._mine, self._theirs = (b"c", b"s") if client else (b"s", b"c")
+        self._sent = self._received = 0
+
+    def send(self, message: Message) -> None:
+        """Send a message."""
+        body = json.dumps(message).encode()
+        self._send(_U32.pack(len(body)) + body + self._mac(self._mine, self._sent, body))
+        self._sent += 1
+
+    def receive(self) -> Message:
+        """The next message.
+
+        Raises:
+            WireError: it is too long, not authentic, or no JSON object.
+            ConnectionError, TimeoutError: the other side went away, or is silent.
+        """
+        length = self._length()
+        if length > MESSAGE_LIMIT:
+            raise WireError(f"a message of {length} bytes; the limit is {MESSAGE_LIMIT}")
+        body, mac = self._exactly(length), self._exactly(MAC_BYTES)
+        if not hmac.compare_digest(mac, self._mac(self._theirs, self._received, body)):
+            raise WireError("a message is not authentic: the other side does not know the job's token")
+        self._received += 1
+        try:
+            message = json.loads(body)
+        except ValueError as error:
+            raise WireError(f"a message is not JSON: {error}") from error
+        if not isinstance(message, dict):
+            raise WireError("a message is not a JSON object")
+        return message
+
+    def send_chunk(self, data: memoryview) -> None:
+        """Send a piece of the payload."""
+        self._send(_U32.pack(len(data)), socket.MSG_MORE)
+        self._send(data)
+
+    def give_up(self) -> None:
+        """Say that no more of the payload will come."""
+        self._send(_U32.pack(0))
+
+    def receive_chunk(self, room: memoryview) -> int:
+        """Fill ``room`` with the next piece of the payload; returns its length, 0: the other side gave up."""
+        length = self._length()
+        if length > min(len(room), CHUNK_LIMIT):
+            raise WireError(f"a piece of {length} bytes, where {len(room)} are left of the payload")
+        self._fill(room[:length])
+        return length
+
+    def set_patience(self, seconds: float) -> None:
+        """How long the other side may make no progress."""
+        set_patience(self._socket, seconds)
+
+    def cut(self) -> None:
+        """Break the connection; whoever waits on it gets an error."""
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return  # it is closed already
+
+    def close(self) -> None:
+        """Close it."""
+        self._socket.close()
+
+    def _send(self, data: bytes | memoryview, flags: int = 0) -> None:
+        try:
+            self._socket.sendall(data, flags)
+        except BlockingIOError as error:
+            raise TimeoutError("no data was taken in time") from error
+
+    def _mac(self, direction: bytes, number: int, body: bytes) -> bytes:
+        return hmac.digest(self._key, direction + _NUMBER.pack(number) + body, hashlib.sha256)
+
+    def _length(self) -> int:
+        return int.from_bytes(self._exactly(_U32.size), "little")
+
+    def _exactly(self, count: int) -> bytes:
+        return exactly(self._socket, count)
+
+    def _fill(self, room: memoryview) -> None:
+        _fill(self._socket, room)
+
+
+def exactly(connection: socket.socket, count: int) -> bytes:
+    """So many bytes; raises ConnectionError or TimeoutError."""
+    found = bytearray(count)
+    _fill(connection, memoryview(found))
+    return bytes(found)
+
+
+def _fill(connection: socket.socket, room: memoryview) -> None:
+    done = 0
+    while done < len(room):
+        try:
+            got = connection.recv_into(room[done:], 0, socket.MSG_WAITALL)
+        except BlockingIOError as error:
+            raise TimeoutError("no data came in time") from error
+        if got == 0:
+            raise ConnectionError("the other side closed the connection")
+        done += got
+
+
+def set_patience(connection: socket.socket, seconds: float) -> None:
+    """Let the kernel end a wait: Python's own time-outs cost a poll for each call and rule out MSG_WAITALL."""
+    connection.settimeout(None)
+    value = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
+
+
+def prepare(connection: socket.socket, patience_s: float) -> None:
+    """Set a fresh connection up."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    set_patience(connection, patience_s)
+
+
+def session_key(token: bytes, job: str, server_nonce: bytes, client_nonce: bytes) -> bytes:
+    """The key of one connection."""
+    return hmac.digest(token, MAGIC + server_nonce + client_nonce + job.encode(), hashlib.sha256)
+
+
+def connect(
+    host: str, port: int, job: str, token: bytes, *, connect_s: float = STALL_S, patience_s: float = STALL_S
+) -> Wire:
+    """Connect to a data port as a client.
+
+    Raises:
+        WireError: no data port of this kind listens there.
+        OSError: no connection, or no answer in time.
+    """
+    connection = socket.create_connection((host.strip("[]"), port), timeout=connect_s)
+    try:
+        prepare(connection, patience_s)
+        greeting = exactly(connection, len(MAGIC) + NONCE_BYTES)
+        if not greeting.startswith(MAGIC):
+            raise WireError(f"{host}:{port} is not a data port of everstep")
+        nonce, name = os.urandom(NONCE_BYTES), job.encode()
+        connection.sendall(bytes([len(name)]) + name + nonce)
+        return Wire(connection, session_key(token, job, greeting[len(MAGIC) :], nonce), client=True)
+    except BaseException:
+        connection.close()
+        raise
