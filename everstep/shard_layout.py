@@ -17,16 +17,14 @@ from __future__ import annotations
 
 import json
 import math
-import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from everstep.errors import CheckpointError, CorruptCheckpoint
 from everstep.shard_manifest import Entry, Part, Piece, gaps
 from everstep.slot_format import ALIGNMENT, U64, SlotHeader, aligned
+from everstep.structure import split
 from everstep.topology import Topology
 
 _STORED = {
@@ -67,20 +65,16 @@ class Layout:
 
 
 def table_of(structure: bytes) -> tuple[Entry, ...]:
-    """The table at the beginning of a slot's structure, in the order of the payload.
+    """The table of a slot's structure, in the order of the payload.
 
     Raises:
         CorruptCheckpoint: it cannot be read.
     """
+    specs, _ = split(structure)
     try:
-        (length,) = U64.unpack_from(structure)
-        if length > len(structure) - U64.size:
-            raise ValueError(f"{length} bytes of {len(structure)}")
-        table = json.loads(structure[U64.size : U64.size + length])
-        found = TypeAdapter(tuple[Entry, ...]).validate_python(table["tensors"])
-    except (ValueError, TypeError, KeyError, RecursionError, struct.error) as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise CorruptCheckpoint(f"the structure of the state has no table of tensors: {reason}") from error
+        found = [Entry.model_validate(spec._asdict()) for spec in specs]
+    except ValueError as error:
+        raise CorruptCheckpoint(f"the table of tensors of a state makes no sense: {error}") from error
     return tuple(sorted(found, key=lambda entry: (entry.offset, entry.nbytes)))
 
 

@@ -42,7 +42,7 @@ class Entry(_Model):
     nbytes: int = Field(ge=0)
     global_shape: tuple[int, ...] | None = None
     """Of the whole tensor, when this is a chunk of one."""
-    offsets: tuple[int, ...] = ()
+    offsets: tuple[int, ...] | None = None
     """Where in the whole tensor the chunk begins."""
     replica: bool = False
     """Another rank holds the same chunk and saves it."""
@@ -51,7 +51,7 @@ class Entry(_Model):
 
     @model_validator(mode="after")
     def _same_dimensions(self) -> Self:
-        if self.global_shape is not None and not len(self.shape) == len(self.global_shape) == len(self.offsets):
+        if self.global_shape is not None and not len(self.shape) == len(self.global_shape) == len(self.offsets or ()):
             raise ValueError(f"{self.name}: {self.shape} at {self.offsets} is no chunk of {self.global_shape}")
         return self
 
@@ -76,7 +76,7 @@ class Part(Entry):
 
     def stored_offsets(self) -> list[int]:
         """Where its chunk begins in the whole tensor, in the file's dimensions."""
-        offsets = list(self.offsets) if self.global_shape is not None else [0] * len(self.shape)
+        offsets = list(self.offsets or [0] * len(self.shape))
         return [*offsets, 0] if self.width > 1 else offsets
 
 
