@@ -112,7 +112,7 @@ class IncidentWorkflow:
         return await asyncio.create_task(self._flow(), name="incident flow")
 
     async def _flow(self) -> IncidentReport:
-        world_size = self.given.spec.topology().world_size
+        topology, machines = self.given.spec.topology(), [machine.name for machine in self.given.machines]
         self._enter("stop")
         try:
             evidence = await self._stop()
@@ -123,7 +123,7 @@ class IncidentWorkflow:
                     self.history = steady(self.history, step=failure.step, now_ns=workflow.time_ns(), policy=policy)
                 self.failures.append(failure)
                 held_before = self.resume_step >= 0
-                restore = choose_restore(evidence.held, world_size, held_before=held_before)
+                restore = choose_restore(evidence.held, topology, machines, held_before=held_before)
                 decision = self._decide(failure, evidence, restore)
                 if decision.action == "park":
                     await self._park(decision.reason)
@@ -131,7 +131,7 @@ class IncidentWorkflow:
                     evidence = await self._stop()
                     if evidence.unreachable or evidence.problem:
                         continue
-                    restore = choose_restore(evidence.held, world_size, held_before=held_before)
+                    restore = choose_restore(evidence.held, topology, machines, held_before=held_before)
                 self._count_lost(restore)
                 confirmation, evidence = await self._reattempt(decision, restore)
                 if confirmation is not None and confirmation.ok:
