@@ -38,7 +38,8 @@ CHUNK_BYTES = 4 << 20
 ReadAt = Callable[[int, memoryview], int]
 """``read(offset, buffer)``: fills the buffer or a part of it; returns the bytes read, 0 when there are none."""
 Pace = Callable[[int], object]
-"""Called with the bytes of each piece that was moved: waits to keep a rate, raises to give up."""
+"""Called with the bytes of each piece that was moved: waits to keep a rate, raises to give up. ``write_shard`` calls
+it with 0 when all is on the disk and nothing counts yet: who raises then can be sure that nothing ever will."""
 
 
 def write_shard(
@@ -97,6 +98,9 @@ def write_shard(
             padding=layout.padding.model_copy(update={"xxh3": padding}),
             structure=layout.structure.model_copy(update={"xxh3": pickled}),
         )
+        output.sync()
+        if pace is not None:
+            pace(0)
         # An older manifest must not stand beside the new file, not even for a moment.
         output.commit(outdated=folder / manifest_name(rank))
     replace_file(folder / manifest_name(rank), manifest.to_json().encode())

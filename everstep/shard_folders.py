@@ -114,11 +114,18 @@ def held_in(folder: Path, step: int, rank: int, *, verify: bool = False) -> OnDi
     )
 
 
-def prune(root: Path, job: str, keep: int, ranks: Collection[int]) -> list[int]:
+def prune(root: Path, job: str, keep: int, ranks: Collection[int], *, spare: Collection[int] = ()) -> list[int]:
     """Delete what is older than the last ``keep`` steps of which every one of some ranks is there and whole.
 
     What other ranks have of the deleted steps goes too: without these ranks it
     is good for nothing.
+
+    Args:
+        root: Of all jobs.
+        job: Name of the job.
+        keep: How many of them are kept.
+        ranks: Those that must be there.
+        spare: Steps that are not deleted, whatever comes.
 
     Returns:
         The steps that were deleted.
@@ -133,7 +140,7 @@ def prune(root: Path, job: str, keep: int, ranks: Collection[int]) -> list[int]:
     ]
     if len(whole) < keep:
         return []
-    old = [step for step in folders if step < whole[-keep]]
+    old = [step for step in folders if step < whole[-keep] and step not in spare]
     for step in old:
         _delete(folders[step])
     return old

@@ -16,6 +16,9 @@ from everstep.errors import CheckpointError
 
 WRITING = ".writing"
 """End of the names of files that are not whole yet. Readers of checkpoints do not take them for any."""
+FLUSH_BYTES = 64 << 20
+"""Written data is brought to the disk, and given up by the page cache, in pieces of this size: training's own files
+stay in memory, and nobody waits long for the end of a large file (ours)."""
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _CANNOT_RESERVE = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
 
@@ -33,7 +36,7 @@ class Output:
 
     def __init__(self, path: Path, size: int) -> None:
         self.path, self.size = path, size
-        self._written = 0
+        self._written = self._flushed = 0
         self._digest = xxhash.xxh3_64()
         # A name of its own: on a shared disk a machine that was given up may still be writing the same rank's.
         self._temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}{WRITING}")
@@ -72,9 +75,11 @@ class Output:
                 done = 0
                 while done < len(view):
                     done += os.write(self._descriptor, view[done:])
+            self._written += len(data)
+            if self._written - self._flushed >= FLUSH_BYTES:
+                self._flush()
         except OSError as error:
             raise self._failure(error) from error
-        self._written += len(data)
 
     def fill(self, end: int) -> None:
         """Append zeros up to byte ``end``."""
@@ -83,6 +88,13 @@ class Output:
     def digest(self) -> str:
         """xxh3_64 of what was written, hexadecimal."""
         return self._digest.hexdigest()
+
+    def sync(self) -> None:
+        """Bring what was written to the disk."""
+        try:
+            self._flush()
+        except OSError as error:
+            raise self._failure(error) from error
 
     def commit(self, outdated: Path | None = None) -> None:
         """Bring everything to the disk and give the file its name.
@@ -94,14 +106,17 @@ class Output:
             os.fsync(self._descriptor)
             if outdated is not None:
                 outdated.unlink(missing_ok=True)
-            # Nobody reads it soon: leave the memory to training.
-            os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             self._temporary.rename(self.path)
             os.close(self._descriptor)
             self._descriptor = -1
             sync_folder(self.path.parent)
         except OSError as error:
             raise self._failure(error) from error
+
+    def _flush(self) -> None:
+        os.fdatasync(self._descriptor)
+        os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        self._flushed = self._written
 
     def _failure(self, error: OSError) -> CheckpointError:
         if error.errno not in _NO_ROOM:
