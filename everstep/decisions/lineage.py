@@ -40,10 +40,13 @@ def is_ours(copy: Held, lineage: Lineage) -> bool:
     """Whether the job as it is now went through this copy's state.
 
     Every generation after the one that saved it must have begun at its step or
-    later. A copy that does not say which generation saved it counts as ours.
+    later; one that was never launched is of another run of the name. A copy that
+    does not say which generation saved it counts as ours.
     """
-    if copy.generation == 0:
+    if copy.generation == 0 or not lineage:
         return True
+    if copy.generation > lineage[-1][0]:
+        return False
     return all(copy.completed_steps <= step for generation, step in lineage if generation > copy.generation)
 
 

@@ -26,6 +26,11 @@ def test_an_earlier_run_of_the_name_is_disowned_by_a_fresh_start() -> None:
     assert is_ours(held(5, 3), [(4, 5)]), "unless the job was started from it"
 
 
+def test_a_generation_that_was_never_launched_is_of_another_run_of_the_name() -> None:
+    assert not is_ours(held(5, 9), [(4, FROM_NOTHING)])
+    assert is_ours(held(5, 9), []), "the job began before lines were kept"
+
+
 def test_what_does_not_say_who_saved_it_is_used() -> None:
     assert is_ours(held(5, 0), [(4, FROM_NOTHING)])
 
