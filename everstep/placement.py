@@ -19,8 +19,9 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, permutations
 from math import gcd
+from operator import eq
 from typing import Literal
 
 from everstep.errors import TopologyError
@@ -33,6 +34,9 @@ Hit = Mapping[Kind, Mapping[tuple[int, ...], int]]
 """Those of them whose loss takes an owner together with its peer."""
 Move = Callable[[int], int]
 """From a machine to the one that holds its backups."""
+FEW = 6
+"""Up to so many machines every permutation is tried where no perfect one exists; for more, the best of those that the
+search comes by (ours)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +131,10 @@ def _best(topology: Topology, spans: Spans) -> list[int]:
             found += [_costed(spans, whole)] if len(whole) == machines else []
         if found and tolerated <= {"domain"} and not found[-1][0][0]:
             break  # no parallel group is hit
+    else:
+        if machines <= FEW:
+            every = permutations(range(machines))
+            found += [_costed(spans, [*to]) for to in every if not any(map(eq, to, range(machines)))]
     return min(found, key=lambda one: one[0])[1]
 
 

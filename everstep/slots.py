@@ -5,7 +5,8 @@ number of completed steps. A save goes into the slot that is needed least; the
 slot's header is cleared first and committed last, so that a kill in the middle
 never costs the step before. Two slots suffice while the copy blocks the step
 and every step has a collective that all ranks enter: no rank can then be more
-than one step ahead of another. An overlapped copy needs three.
+than one step ahead of another. An overlapped copy needs three: a rank may have
+committed a step while another one, past the same collective, has not.
 
 The agent reads the same file while the rank trains (``SlotReader``) and *pins*
 the steps that it is sending, writing to disk, or keeping: a save spares pinned
@@ -23,6 +24,7 @@ import errno
 import mmap
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,7 +80,7 @@ class SlotFile:
         CheckpointError: too few or too many slots, or the file cannot be opened.
     """
 
-    def __init__(self, path: Path, *, slots: int = 2, generation: int = 0) -> None:
+    def __init__(self, path: Path, *, slots: int = 3, generation: int = 0) -> None:
         if not 2 <= slots <= MAX_SLOTS:
             raise CheckpointError(f"{slots} checkpoint slots: use 2 to {MAX_SLOTS}; with one, a kill loses everything")
         self.path = path
@@ -87,6 +89,8 @@ class SlotFile:
         self.capacity = 0
         self.mapping = 0
         """Counts the mappings: views and addresses that were taken in an earlier one are stale."""
+        self.before_unmap: Callable[[], None] = lambda: None
+        """Called before memory is unmapped, by whoever is about to; for those who registered it somewhere."""
         self._map: mmap.mmap | None = None
         self._base = 0
         self._steps = [EMPTY] * slots
@@ -266,12 +270,18 @@ class SlotFile:
     def close(self) -> None:
         """Unmap the file, which stays; memory under views that are still held goes when they do."""
         if self._map is not None:
+            self.before_unmap()
             with contextlib.suppress(BufferError):
                 self._map.close()
         self._map, self._saving, self.capacity = None, None, 0
         self._steps = [EMPTY] * self.slots
 
     # The file.
+
+    @property
+    def region(self) -> tuple[int, int]:
+        """Address and length of the mapped file; zeros while nothing is mapped."""
+        return (self._base, len(self._map)) if self._map is not None else (0, 0)
 
     @property
     def _growing(self) -> Path:
@@ -338,6 +348,7 @@ class SlotFile:
                 SLOT.pack_into(fresh, at, EMPTY, 0, UNUSED, 0, 0, 0, 0)
         self._growing.rename(self.path)
         if old is not None:
+            self.before_unmap()
             with contextlib.suppress(BufferError):
                 old.close()
         self._adopt(fresh)
