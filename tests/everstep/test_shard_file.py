@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from everstep import shard_output
 from everstep.shard_file import open_shard, restore, restore_shard, write_shard
 from everstep.shard_folders import held_on_disk, step_folder
 from everstep.shard_manifest import read_manifest
@@ -85,14 +84,15 @@ def test_every_tensor_begins_at_a_multiple_of_its_element(slot: Slot, tmp_path: 
 
 
 def test_the_files_of_all_ranks_are_one_checkpoint_for_torch(tmp_path: Path) -> None:
-    import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict_loader import load
 
     whole = torch.arange(70, dtype=torch.float32).reshape(7, 10)
     wide = torch.arange(7).to(torch.complex128)
     for rank, rows in enumerate((slice(0, 4), slice(4, 7), slice(7, 7))):  # torch.chunk(3) leaves the last one nothing
         chunks = {"model.w": whole[rows], "model.c": wide[rows]}
-        specs, tensors = [], []
+        specs: list[TensorSpec] = []
+        tensors: list[bytes] = []
         for name, chunk in chunks.items():
             offset = specs[-1].offset + aligned(specs[-1].nbytes) if specs else 0
             data = chunk.contiguous().numpy().tobytes()
@@ -121,7 +121,7 @@ def test_the_files_of_all_ranks_are_one_checkpoint_for_torch(tmp_path: Path) -> 
     found = {"model.w": torch.zeros(7, 10), "model.c": torch.zeros(7, 16, dtype=torch.uint8)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        dcp.load(found, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
+        load(found, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
     assert torch.equal(found["model.w"], whole)
     assert torch.equal(found["model.c"].view(torch.complex128).reshape(7), wide)
 
@@ -170,7 +170,7 @@ def test_files_are_on_the_disk_before_they_have_their_names(
         events.append("rename " + target.name)
         return rename(self, target)
 
-    monkeypatch.setattr(shard_output.os, "fsync", synced)
+    monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(Path, "rename", renamed)
     step_folder(tmp_path, "job", 7).mkdir(parents=True)
     slot.write(tmp_path)
