@@ -203,16 +203,20 @@ def read_piece(read: ReadAt, piece: Part | Piece, view: memoryview, what: str, p
 
 def verify_shard(manifest: Manifest, read: ReadAt) -> str:
     """What is wrong with a file, reading all of it; empty: nothing."""
-    whole = Piece(at=0, nbytes=manifest.bytes, xxh3=manifest.xxh3)
+    return verify_piece(Piece(at=0, nbytes=manifest.bytes, xxh3=manifest.xxh3), read)
+
+
+def verify_piece(piece: Part | Piece, read: ReadAt) -> str:
+    """What is wrong with a piece of a file, with little memory; empty: nothing."""
     digest, done = xxhash.xxh3_64(), 0
-    buffer = memoryview(bytearray(min(CHUNK_BYTES, max(whole.nbytes, 1))))
-    while done < whole.nbytes:
-        got = read(done, buffer[: whole.nbytes - done])
+    buffer = memoryview(bytearray(min(CHUNK_BYTES, max(piece.nbytes, 1))))
+    while done < piece.nbytes:
+        got = read(piece.at + done, buffer[: piece.nbytes - done])
         if not got:
-            return f"truncated: {done} of {whole.nbytes} bytes are there"
+            return f"truncated: {done} of {piece.nbytes} bytes are there"
         digest.update(buffer[:got])
         done += got
-    return "" if digest.hexdigest() == whole.xxh3 else "the file's contents do not match their checksum"
+    return "" if digest.hexdigest() == piece.xxh3 else "the contents do not match their checksum"
 
 
 @contextlib.contextmanager

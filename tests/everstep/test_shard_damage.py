@@ -86,7 +86,7 @@ def test_a_flipped_bit_is_found_wherever_it_is(slot: Slot, tmp_path: Path, where
     flip(folder / "rank-0.safetensors", places[where])
     (found,) = held_on_disk(tmp_path, "job", verify=True)
     assert not found.valid
-    assert "rank-0.safetensors: the file's contents do not match their checksum" in found.reason
+    assert "rank-0.safetensors: the contents do not match their checksum" in found.reason
     assert [one.valid for one in held_on_disk(tmp_path, "job")] == [True]  # sizes only
     again = SlotFile(tmp_path / "again", slots=2)
     if where == "head":  # nothing of it is used to fill a slot
