@@ -90,9 +90,9 @@ def place_backups(topology: Topology, domains: Sequence[str] = ()) -> Placement:
 
 def survives(topology: Topology, placement: Placement, lost_machines: AbstractSet[int]) -> bool:
     """Whether every rank's state, or its backup, is on a machine that is left."""
+    size = topology.ranks_per_machine
     return all(
-        topology.machine(rank) not in lost_machines
-        or (peer is not None and topology.machine(peer) not in lost_machines)
+        rank // size not in lost_machines or (peer is not None and peer // size not in lost_machines)
         for rank, peer in enumerate(placement.peers)
     )
 
