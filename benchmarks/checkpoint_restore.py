@@ -10,7 +10,6 @@ import ctypes
 import gc
 import importlib
 import mmap
-import multiprocessing
 import os
 import time
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from typing import Any
 import torch
 import xxhash
 
+from benchmarks import forks
 from benchmarks.checkpoint_rank import Work
 from benchmarks.checkpoint_saves import everstep_environment, scratch
 from benchmarks.common import Row, Spread, rows_of, say
@@ -66,11 +66,11 @@ def measure(megabytes: int, *, runs: int) -> Restores:
 
 def _measure(found: Restores, runs: int) -> Restores:
     with scratch() as folder:
-        _forked(_save, folder, found.megabytes)
+        forks.call(_save, folder, found.megabytes)
         for run in range(runs + 1):  # the first one warms the page cache and is not counted
             for way in list(WAYS) if run % 2 else list(WAYS)[::-1]:
                 try:
-                    taken = _forked(_restore, folder, found.megabytes, way)
+                    taken = forks.call(_restore, folder, found.megabytes, way)
                 except RuntimeError as error:
                     found.failures.append(f"{way}: {error}")
                     continue
@@ -78,35 +78,6 @@ def _measure(found: Restores, runs: int) -> Restores:
                     found.seconds.setdefault(way, []).append(taken)
         say(", ".join(f"{way} {Spread.of(values).median:.3f} s" for way, values in found.seconds.items()))
     return found
-
-
-def _forked(do: Callable[..., float], *args: Any) -> float:
-    """Call in a forked process; its result.
-
-    Raises:
-        RuntimeError: it failed.
-    """
-    context = multiprocessing.get_context("fork")
-    ours, its = context.Pipe()
-
-    def run() -> None:
-        try:
-            its.send((do(*args), ""))
-        except BaseException as error:
-            its.send((0.0, f"{type(error).__name__}: {error}"))
-
-    process = context.Process(target=run)
-    process.start()
-    its.close()
-    try:
-        seconds, problem = ours.recv()
-    except EOFError:
-        seconds, problem = 0.0, "its process died"
-    finally:
-        process.join()
-    if problem:
-        raise RuntimeError(problem)
-    return float(seconds)
 
 
 def _checkpoint(folder: Path, work: Work) -> Any:

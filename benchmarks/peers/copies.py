@@ -6,8 +6,8 @@ import ctypes
 import mmap
 import os
 import socket
-from collections.abc import Callable
 from pathlib import Path
+from typing import Self
 
 PIECE = 4 << 20
 """The fastest of 64 KiB to 4 MiB on the loopback interface (measured)."""
@@ -31,23 +31,34 @@ def memcpy(source: Mapped, target: Mapped) -> None:
     ctypes.memmove(target.address, source.address, source.size)
 
 
-def send(port: int, source: Mapped, count: int, between: Callable[[Callable[[], None]], None]) -> None:
-    """Send all of it so many times over one TCP connection; ``between`` is given each time's action."""
-    with socket.create_connection(("127.0.0.1", port)) as connection:
-        _prepare(connection)
+class Sender:
+    """One TCP connection to ``receive``; a context manager."""
 
-        def once() -> None:
-            for at in range(0, source.size, PIECE):
-                connection.sendall(source.view[at : at + PIECE])
-            if connection.recv(1) != b".":
-                raise ConnectionError("the receiver went away")
+    def __init__(self, port: int, source: Mapped) -> None:
+        self._source = source
+        self._connection = socket.create_connection(("127.0.0.1", port))
+        _prepare(self._connection)
 
-        for _ in range(count):
-            between(once)
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+    def send(self) -> None:
+        """Send all of it; returns when it has arrived.
+
+        Raises:
+            ConnectionError: the receiver went away.
+        """
+        for at in range(0, self._source.size, PIECE):
+            self._connection.sendall(self._source.view[at : at + PIECE])
+        if self._connection.recv(1) != b".":
+            raise ConnectionError("the receiver went away")
 
 
 def receive(listener: socket.socket, target: Mapped, count: int) -> None:
-    """The other end of ``send``: straight into the mapping, nothing verified."""
+    """The other end of a ``Sender``, for so many times: straight into the mapping, nothing verified."""
     connection, _ = listener.accept()
     with connection:
         _prepare(connection)

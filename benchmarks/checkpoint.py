@@ -1,0 +1,118 @@
+"""Checkpoints of every step: what they cost, what they block, how fast they travel and come back.
+
+Four parts, each against peers in the same run, with equal bytes: what a save costs the training thread (DLRover's
+flash checkpoint, torch's DCP, plain copies), what training loses to a save and a backup of every step, how fast
+agents exchange slots (a bare socket, a plain copy), and how long a fresh rank takes to have its state again
+(torch.load, DCP, a plain copy).
+
+    python -P benchmarks/checkpoint.py
+    python -P benchmarks/checkpoint.py --quick --parts saves,restore
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from benchmarks import checkpoint_exchange, checkpoint_restore, checkpoint_saves, checkpoint_throughput
+from benchmarks.checkpoint_rank import SIDES
+from benchmarks.checkpoint_throughput import Case
+from benchmarks.common import Row, say, show, show_json
+
+LARGE = 512
+SIZES = (64, LARGE)
+"""MB of state a rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one part found."""
+
+    rows: list[Row]
+    notes: list[str]
+    runs: Any
+    """Every single figure, for JSON."""
+
+
+def saves(quick: bool) -> Part:
+    """What a save costs the training thread."""
+    sizes = SIZES[:1] if quick else SIZES
+    found = checkpoint_saves.measure(sizes, rounds=1 if quick else 3, steps=6 if quick else 10, sides=list(SIDES))
+    return Part(
+        [row for one in found for row in one.rows()], [one.table() for one in found], [asdict(one) for one in found]
+    )
+
+
+def throughput(quick: bool) -> Part:
+    """What training loses."""
+    steps = 4 if quick else 8
+    cases = [
+        Case(ranks, megabytes, backup)
+        for megabytes in (SIZES[:1] if quick else SIZES)
+        for ranks in (1, 2)
+        for backup in (True, False)
+    ]
+    asyncio.run(checkpoint_throughput.measure(cases, blocks=2 if quick else 10, steps=steps))
+    rows = [row for case in cases for row in case.rows(steps)]
+    return Part(rows, [case.note() for case in cases], [asdict(case) for case in cases])
+
+
+def exchange(quick: bool) -> Part:
+    """How fast slots travel between agents."""
+    found = checkpoint_exchange.measure(LARGE, runs=3 if quick else 20)
+    return Part(found.rows(), [found.table()], asdict(found))
+
+
+def restore(quick: bool) -> Part:
+    """How long a fresh rank takes to have its state."""
+    found = checkpoint_restore.measure(LARGE, runs=3 if quick else 12)
+    return Part(found.rows(), found.failures, asdict(found))
+
+
+PARTS: dict[str, Callable[[bool], Part]] = {
+    "exchange": exchange,  # first: it forks, and must do so before there are threads
+    "restore": restore,
+    "saves": saves,
+    "throughput": throughput,
+}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter runs, 64 MB instead of 64 and 512")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--parts", default=",".join(PARTS), help="which of them (default: %(default)s)")
+    options = parser.parse_args()
+    chosen = options.parts.split(",")
+    if unknown := set(chosen) - PARTS.keys():
+        parser.error(f"there is no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    # What was started is ended on the way out, whoever asks for it.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
+    found = {}
+    for name, measure in PARTS.items():
+        if name in chosen:
+            load = os.getloadavg()[0]
+            say(f"{name} (load {load:.1f})")
+            part = measure(options.quick)
+            found[name] = Part(part.rows, [*part.notes, f"load at the beginning of {name}: {load:.1f}"], part.runs)
+    rows = [row for part in found.values() for row in part.rows]
+    if options.json:
+        show_json("checkpoint", rows, runs={name: part.runs for name, part in found.items()})
+    else:
+        show("checkpoint", rows, [note for part in found.values() for note in part.notes])
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
