@@ -10,21 +10,20 @@ from __future__ import annotations
 import contextlib
 import os
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from everstep.errors import CheckpointError, ConfigError
+from everstep.errors import ConfigError
+from everstep.shard_file import Pace
 
 PART = ".part"
 """End of the names of files that are not whole yet."""
 _MOVES = {"file", "local", "sftp", "ssh", "smb", "hdfs", "arrow_hdfs", "memory"}
 """Protocols of file systems, where a move is a rename."""
 _COPY_BYTES = 8 << 20
-
-
-class Interrupted(CheckpointError):
-    """A copy was given up because the agent or the job ends."""
+_READ_AHEAD = 32 << 20
+"""What is asked for at once when a whole file is read: a request to an object store takes tens of ms (ours)."""
 
 
 class RemoteFolder:
@@ -70,20 +69,22 @@ class RemoteFolder:
         start = len(self._root) + 1
         return {name[start:]: int(info["size"]) for name, info in found.items() if not name.endswith(PART)}
 
-    def put(self, local: Path, name: str, ended: Callable[[], bool]) -> None:
+    def put(self, local: Path, name: str, pace: Pace) -> None:
         """Copy a file there; it appears whole or not at all.
 
-        Raises:
-            Interrupted: ``ended`` became true.
+        Args:
+            local: The file.
+            name: Its name there.
+            pace: Called with the bytes of each piece; raises to give up.
         """
         target = self._at(name)
         self._files.makedirs(target.rpartition("/")[0], exist_ok=True)
         if not self._moves:
-            self._files.put_file(str(local), target, callback=_until(ended))
+            self._files.put_file(str(local), target, callback=_callback(pace))
             return
         temporary = f"{target}.{uuid.uuid4().hex[:8]}{PART}"
         try:
-            self._copy(local, temporary, ended)
+            self._copy(local, temporary, pace)
             self._files.mv(temporary, target)
         except BaseException:
             with contextlib.suppress(Exception):
@@ -99,8 +100,14 @@ class RemoteFolder:
         return {places[place]: bytes(data) for place, data in found.items()}
 
     def open(self, name: str) -> BinaryIO:
-        """A file for reading, seekable."""
-        return cast(BinaryIO, self._files.open(self._at(name), "rb"))
+        """A file for reading from its beginning to its end, seekable."""
+        return cast(BinaryIO, self._files.open(self._at(name), "rb", block_size=_READ_AHEAD))
+
+    def ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Parts of a file, (begin, end) each, all at once."""
+        path = self._at(name)
+        begins, ends = [begin for begin, _ in ranges], [end for _, end in ranges]
+        return [bytes(data) for data in self._files.cat_ranges([path] * len(ranges), begins, ends, on_error="raise")]
 
     def move(self, name: str, to: str) -> None:
         """Give a small file another name."""
@@ -111,12 +118,11 @@ class RemoteFolder:
         with contextlib.suppress(FileNotFoundError):
             self._files.rm(self._at(name), recursive=True)
 
-    def _copy(self, local: Path, target: str, ended: Callable[[], bool]) -> None:
+    def _copy(self, local: Path, target: str, pace: Pace) -> None:
         with local.open("rb") as source, self._files.open(target, "wb") as sink:
             while data := source.read(_COPY_BYTES):
-                if ended():
-                    raise Interrupted(f"the copy of {local} was given up")
                 sink.write(data)
+                pace(len(data))
             sink.flush()
             with contextlib.suppress(AttributeError, OSError):
                 os.fsync(sink.fileno())
@@ -125,14 +131,14 @@ class RemoteFolder:
         return f"{self._root}/{name}"
 
 
-def _until(ended: Callable[[], bool]) -> Any:
-    """A callback for drivers that ends a transfer."""
+def _callback(pace: Pace) -> Any:
+    """The pace as drivers take it."""
     from fsspec.callbacks import Callback
 
-    class Until(Callback):  # type: ignore[misc]
+    class Pacing(Callback):  # type: ignore[misc]
         def relative_update(self, inc: int = 1) -> None:
-            if ended():
-                raise Interrupted("the copy was given up")
             super().relative_update(inc)
+            if inc:
+                pace(inc)
 
-    return Until()
+    return Pacing()

@@ -12,7 +12,8 @@ from fsspec import register_implementation
 from fsspec.callbacks import Callback
 from fsspec.implementations.memory import MemoryFileSystem
 
-from agent.tiers.remote_folder import PART, Interrupted, RemoteFolder
+from agent.tiers.background import Gate, Interrupted
+from agent.tiers.remote_folder import PART, RemoteFolder
 from everstep.errors import ConfigError
 
 
@@ -54,12 +55,16 @@ def local(tmp_path: Path) -> Path:
 
 def test_a_file_goes_there_and_back(folder: RemoteFolder, local: Path) -> None:
     assert folder.sizes() == {}
-    folder.put(local, "step-1/rank-0.safetensors", lambda: False)
+    folder.put(local, "step-1/rank-0.safetensors", Gate())
     assert folder.sizes() == {"step-1/rank-0.safetensors": 20_000_000}
     with folder.open("step-1/rank-0.safetensors") as file:
         file.seek(10_000_000)
         assert file.read() == local.read_bytes()[10_000_000:]
-    folder.put(local, "step-1/rank-0.json", lambda: False)
+    assert folder.ranges("step-1/rank-0.safetensors", [(0, 3), (7_000_000, 7_000_100)]) == [
+        local.read_bytes()[:3],
+        local.read_bytes()[7_000_000:7_000_100],
+    ]
+    folder.put(local, "step-1/rank-0.json", Gate())
     assert folder.read(["step-1/rank-0.json", "step-1/rank-7.json"]) == {"step-1/rank-0.json": local.read_bytes()}
     folder.remove("step-1")
     folder.remove("step-1")
@@ -67,9 +72,17 @@ def test_a_file_goes_there_and_back(folder: RemoteFolder, local: Path) -> None:
 
 
 def test_a_copy_that_is_given_up_leaves_nothing(folder: RemoteFolder, local: Path, tmp_path: Path) -> None:
-    asked = iter([False, True, True, True])
+    gate, moved = Gate(), []
+
+    def pace(size: int) -> None:
+        moved.append(size)
+        if sum(moved) > 10_000_000:
+            gate.end(0)
+        gate(size)
+
     with pytest.raises(Interrupted):
-        folder.put(local, "step-1/rank-0.safetensors", lambda: next(asked))
+        folder.put(local, "step-1/rank-0.safetensors", pace)
+    assert 10_000_000 < sum(moved) < 20_000_000
     assert folder.sizes() == {}
     assert not list(tmp_path.rglob(f"*{PART}"))
 
