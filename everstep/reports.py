@@ -71,7 +71,7 @@ class Snapshot:
     attached: bool
     finished: bool
     completed_steps: int
-    """Steps completed and saved since the job's beginning; -1: the script does not report."""
+    """Steps completed since the job's beginning; -1: the script does not report."""
     optimizer_steps: int
     milestones: dict[str, int]
     newest: Record | None
@@ -145,7 +145,7 @@ class ReportFile:
         _U32.pack_into(self._map, _AT_FINISHED, 1)
 
     def complete(self, completed_steps: int) -> None:
-        """Say how many steps are completed and saved."""
+        """Say how many steps are completed; the newest may still be on its way into a slot."""
         _I64.pack_into(self._map, _AT_COMPLETED, completed_steps)
 
     def count_optimizer_step(self) -> int:

@@ -150,7 +150,9 @@ class SlotFile:
         at = self._slot_at(index)
         with memoryview(self._mapped()) as view:
             payload = view[at + PAGE : at + PAGE + aligned(tensor_bytes) + structure_bytes]
-            checksum = xxhash.xxh3_64_intdigest(payload, seed=completed_steps)
+            digest = xxhash.xxh3_64(seed=completed_steps)
+            digest.update(payload)  # releases the GIL
+            checksum = digest.intdigest()
         header = SlotHeader(completed_steps, self.generation, tensor_bytes, structure_bytes, checksum, time.time_ns())
         self._write_header(index, header)
         return header

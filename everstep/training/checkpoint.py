@@ -1,14 +1,12 @@
 """Every-step checkpoints of one rank in shared memory that outlives it.
 
-A save is one copy of the rank's own tensors into a slot (``everstep/slots.py``):
-memmove for contiguous CPU tensors, which releases the GIL and is twice as fast
-as ``copy_``. DTensors save and load their local shard, so no rank ever gathers
-anything.
+A save is one copy of the rank's own tensors into a slot (``everstep/slots.py``),
+most of it while training goes on (``saver.py``). DTensors save and load their
+local shard, so no rank ever gathers anything.
 """
 
 from __future__ import annotations
 
-import ctypes
 import sys
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
@@ -18,8 +16,10 @@ import torch
 from everstep.errors import CheckpointError, ConfigError, CorruptCheckpoint, EverstepError
 from everstep.faults import RankFaults
 from everstep.slots import SlotFile
+from everstep.training.bell import Bell
 from everstep.training.codec import Layout, decode, encode
 from everstep.training.rng import RandomState
+from everstep.training.saver import Saver
 
 _RNG = "everstep.rng"
 _STEP = "everstep.step"
@@ -56,7 +56,13 @@ class Checkpoint:
     """
 
     def __init__(
-        self, things: Mapping[str, Stateful], file: SlotFile | None, *, faults: RankFaults | None = None
+        self,
+        things: Mapping[str, Stateful],
+        file: SlotFile | None,
+        *,
+        overlap: bool = False,
+        bell: Bell | None = None,
+        faults: RankFaults | None = None,
     ) -> None:
         for name, thing in things.items():
             if not isinstance(thing, Stateful):
@@ -65,8 +71,11 @@ class Checkpoint:
                 )
         self._things = dict(things)
         self._file = file
-        self._faults = faults
         self._layout: Layout | None = None
+        self._saver: Saver | None = None
+        if file is not None:
+            midway = None if faults is None else lambda completed_steps: faults.meet("save", completed_steps - 1)
+            self._saver = Saver(file, overlap=overlap, bell=bell, midway=midway)
 
     @property
     def active(self) -> bool:
@@ -79,28 +88,35 @@ class Checkpoint:
         return self._things
 
     def save(self, completed_steps: int) -> None:
-        """Save the state after so many completed steps; returns when the slot is committed.
+        """Save the state after so many completed steps; returns when training may go on.
+
+        With overlap, parameters and optimizer state are copied meanwhile, and
+        the next ``optimizer.step`` waits for that.
 
         Raises:
-            CheckpointError: no room in shared memory, or a state that cannot be saved.
+            CheckpointError: no room in shared memory, a state that cannot be saved, or the save before failed.
         """
-        if self._file is None:
+        if self._saver is None:
             return
         tree = {name: thing.state_dict() for name, thing in self._things.items()}
         tree |= {_RNG: RandomState().state_dict(), _STEP: completed_steps}
         encoded = encode(tree, self._layout)
         self._layout = encoded.layout
-        base = self._file.begin(encoded.structure, encoded.layout.total_bytes)
-        half = encoded.layout.total_bytes // 2 if self._faults else -1
-        for tensor, spec in zip(encoded.tensors, encoded.layout.specs, strict=True):
-            if tensor.is_cpu and tensor.is_contiguous():
-                ctypes.memmove(base + spec.offset, tensor.data_ptr(), spec.nbytes)
-            else:
-                self._copy(tensor, base + spec.offset, spec.nbytes)
-            if self._faults and 0 <= half <= spec.offset + spec.nbytes:
-                half = -1
-                self._faults.meet("save", completed_steps - 1)
-        self._file.commit(completed_steps)
+        self._saver.save(self._things, encoded, completed_steps)
+
+    def wait(self) -> None:
+        """Return when the last save is committed.
+
+        Raises:
+            CheckpointError: it failed.
+        """
+        if self._saver is not None:
+            self._saver.settle()
+
+    def drain(self) -> None:
+        """Like ``wait`` for a script that is leaving: not forever, and whatever became of the save."""
+        if self._saver is not None:
+            self._saver.drain()
 
     def restore(self, completed_steps: int) -> None:
         """Load the state after so many completed steps and forget later ones.
@@ -147,9 +163,9 @@ class Checkpoint:
                 thing.zero_grad(set_to_none=True)
 
     def close(self) -> None:
-        """Give the mapping back; the file stays for the next generation."""
-        if self._file is not None:
-            self._file.close()
+        """End saving and give the mapping back; the file stays for the next generation."""
+        if self._saver is not None:
+            self._saver.close()
 
     def _load(self, name: str, thing: Stateful, state: Any) -> None:
         # Module.load_state_dict copies. Others, optimizers first of all, keep the given
@@ -178,15 +194,6 @@ class Checkpoint:
             elif isinstance(thing, torch.optim.Optimizer):
                 tensors += [parameter for group in thing.param_groups for parameter in group["params"]]
         return dict(meshes_of(tensors))
-
-    @staticmethod
-    def _copy(tensor: torch.Tensor, address: int, nbytes: int) -> None:
-        """Copy a tensor that is not contiguous or not on the CPU into the slot."""
-        if not nbytes:
-            return
-        raw = (ctypes.c_char * nbytes).from_address(address)
-        view = torch.frombuffer(raw, dtype=torch.uint8).view(tensor.dtype).view(tensor.shape)
-        view.copy_(tensor.detach())
 
 
 def _clone(tree: Any) -> Any:

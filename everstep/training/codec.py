@@ -1,10 +1,9 @@
 """State dicts to bytes and back: tensors apart, everything else in one small structure.
 
 The structure (``everstep/structure.py``) is a table of the tensors, and a
-pickle in which tensors are numbered references. That is read with an unpickler
-that builds containers, numbers and strings only, so that a checkpoint file can
-never run code; what it could not read back is refused when it is saved, with
-the name of its type.
+pickle in which tensors are numbered references. An unpickler that builds
+containers, numbers and strings only reads it, so that a checkpoint file can
+never run code; what that could not read is refused when saved, by its type.
 """
 
 from __future__ import annotations
@@ -75,9 +74,11 @@ class Layout:
         end = 0
         taken: set[str] = set()
         for index, (tensor, name) in enumerate(zip(found.tensors, found.names, strict=True)):
-            if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
+            dense = tensor.layout is torch.strided and not hasattr(type(tensor), "__tensor_flatten__")
+            if not dense or tensor.is_quantized or tensor.is_meta:
                 raise CheckpointError(
-                    f"a state dict holds a {tensor.layout} tensor on {tensor.device}: only dense tensors are saved"
+                    f"a state dict holds a {tensor.layout} {type(tensor).__name__} on {tensor.device}: "
+                    "only dense tensors are saved"
                 )
             nbytes = tensor.numel() * tensor.element_size()
             dtype = str(tensor.dtype).removeprefix("torch.")
@@ -129,7 +130,12 @@ def encode(tree: Mapping[str, Any], known: Layout | None = None) -> Encoded:
     return Encoded(found.tensors, layout, layout.table + buffer.getvalue())
 
 
-def decode(structure: bytes, tensors: memoryview, meshes: Mapping[Any, Any]) -> Any:
+def decode(
+    structure: bytes,
+    tensors: memoryview,
+    meshes: Mapping[Any, Any],
+    whole: Callable[[int, Any], Tensor] | None = None,
+) -> Any:
     """Put a tree of state dicts together again.
 
     Args:
@@ -137,6 +143,7 @@ def decode(structure: bytes, tensors: memoryview, meshes: Mapping[Any, Any]) -> 
         tensors: The tensors' bytes. CPU tensors of the result are views of
             them: clone what is kept.
         meshes: Device meshes of this process by ``dtensors.mesh_key``, for DTensors.
+        whole: Makes a DTensor, given its number and its ``dtensors.Description``. None: of its local shard.
 
     Raises:
         CorruptCheckpoint: the structure names something that no state dict holds.
@@ -158,6 +165,8 @@ def decode(structure: bytes, tensors: memoryview, meshes: Mapping[Any, Any]) -> 
             case ("array", index):
                 return tensor(index).clone().numpy()
             case ("dtensor", index, description):
+                if whole is not None:
+                    return whole(index, description)
                 from everstep.training.dtensors import rebuild
 
                 return rebuild(tensor(index), description, meshes)

@@ -18,6 +18,7 @@ from everstep.faults import RankFaults
 from everstep.reports import ReportFile
 from everstep.slots import SlotFile
 from everstep.topology import Axis, Coordinate, Topology
+from everstep.training.bell import Bell
 from everstep.training.checkpoint import Checkpoint, Stateful
 from everstep.training.scalars import Held, number, on_device
 
@@ -63,6 +64,7 @@ class Run:
         """Completed steps of the state that the loop went on from; None before the loop and on a fresh start."""
         self._reports = reports
         self._step: int | None = None
+        self._state: Checkpoint | None = None
         self._entered = False
         self._held: list[Held] = []
         self._faults = RankFaults.from_environment(rank) if reports is not None else None
@@ -101,10 +103,13 @@ class Run:
             return Checkpoint(things, None)
         file = SlotFile(
             Path(name),
-            slots=_number(environment.CHECKPOINT_SLOTS, 2),
+            slots=_number(environment.CHECKPOINT_SLOTS, 3),
             generation=_number(environment.GENERATION, 0),
         )
-        return Checkpoint(things, file, faults=self._faults)
+        # With two slots a rank that is a step ahead would have given up the step that the others are still saving.
+        overlap = _number(environment.CHECKPOINT_OVERLAP, 1) != 0 and file.slots > 2
+        bell = os.environ.get(environment.CHECKPOINT_BELL)
+        return Checkpoint(things, file, overlap=overlap, bell=Bell(Path(bell) if bell else None), faults=self._faults)
 
     def steps(
         self,
@@ -117,12 +122,15 @@ class Run:
         """The steps of training: ``for step in run.steps(total, state)``. Enter it once.
 
         At entry the state is restored at the step that all ranks agreed on;
-        after each body it is saved. The state is that *between* steps: a body
+        after each body saving it begins. The state is that *between* steps: a body
         that was cut short is run again.
 
         Every step needs something that makes all ranks wait for each other
-        (an all-reduce of the loss or of the gradient norm will do): with two
-        slots a rank may be at most one step ahead of another.
+        (an all-reduce of the loss or of the gradient norm will do): a rank may
+        be at most one step ahead of another.
+
+        Parameters and optimizer state are copied while the next body runs, until
+        it calls ``optimizer.step``; docs/training.md says what that asks of a script.
 
         Args:
             total: Number of steps of the whole job.
@@ -141,25 +149,19 @@ class Run:
         if self._entered:
             raise ConfigError("run.steps() was entered twice: use one loop and count its steps over all epochs")
         self._entered = True
+        self._state = state
         first = self._restore(state, start, warm_up)
-        reports = self._reports
-        for step in range(first, total):
-            self._step = step
-            yield step
-            if self._faults is not None:
-                self._faults.meet("step", step)
-            if reports is None:
-                continue
+        try:
+            for step in range(first, total):
+                self._step = step
+                yield step
+                self._complete(step, first)
+            if self._reports is not None:
+                self._reports.mark("first_step")  # restored at the job's very end there was none to run
+            self.finish()
+        finally:  # also when the body raises or leaves the loop: the step before it is complete, and should be kept
             if state is not None:
-                state.save(step + 1)
-            if self._held:
-                self._publish_held(wait=False)
-            reports.complete(step + 1)
-            if step == first:
-                reports.mark("first_step")
-        if reports is not None:
-            reports.mark("first_step")  # restored at the job's very end there was none to run
-        self.finish()
+                state.drain()
 
     def report(self, step: int, *, loss: float | Tensor, grad_norm: float | Tensor = math.nan, tokens: int = 0) -> None:
         """Report how a step went: a store into mapped memory, which never blocks.
@@ -182,11 +184,32 @@ class Run:
             self._reports.report(step, number(loss), number(grad_norm), tokens)
 
     def finish(self) -> None:
-        """Say that training is over; ``steps`` does at its end, a script that breaks out of the loop should."""
+        """Say that training is over; ``steps`` does at its end, a script that breaks out of the loop should.
+
+        Raises:
+            CheckpointError: the last save failed.
+        """
         self._step = None
+        if self._state is not None:
+            self._state.wait()
+            self._state.close()
         if self._reports is not None:
             self._publish_held(wait=True)
             self._reports.finish()
+
+    def _complete(self, step: int, first: int) -> None:
+        """The body of a step is done: say so, and save."""
+        if self._faults is not None:
+            self._faults.meet("step", step)
+        if self._reports is None:
+            return
+        self._reports.complete(step + 1)
+        if self._state is not None:
+            self._state.save(step + 1)
+        if self._held:
+            self._publish_held(wait=False)
+        if step == first:
+            self._reports.mark("first_step")
 
     def _restore(self, state: Checkpoint | None, start: int, warm_up: Callable[[], object] | None) -> int:
         """Restore the agreed state; returns the first step to run."""

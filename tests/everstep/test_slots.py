@@ -65,7 +65,7 @@ def test_a_loaded_state_is_the_saved_one(folder: Path) -> None:
 
 
 def test_growth_keeps_committed_slots(folder: Path) -> None:
-    file = SlotFile(folder / "c")
+    file = SlotFile(folder / "c", slots=2)
     save(file, 1, 100)
     save(file, 2, 100)
     before = file.mapping
@@ -154,7 +154,7 @@ def test_a_flipped_bit_is_never_taken_for_a_state(data: st.DataObject) -> None:
     folder = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="everstep-test-"))
     try:
         path = folder / "c"
-        file = SlotFile(path)
+        file = SlotFile(path, slots=2)
         size = data.draw(st.integers(1, 3 * PAGE))
         save(file, 1, size)
         save(file, 2, size)
@@ -185,7 +185,7 @@ def test_a_truncated_file_gives_reasons_and_keeps_whole_slots(length: int) -> No
     folder = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="everstep-test-"))
     try:
         path = folder / "c"
-        file = SlotFile(path)
+        file = SlotFile(path, slots=2)
         save(file, 1, 8000)
         save(file, 2, 8000)
         ends = [PAGE + PAGE + 8000 + 64, PAGE + (PAGE + file.capacity) + PAGE + 8000 + 64]

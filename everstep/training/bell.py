@@ -1,0 +1,52 @@
+"""Tells the agent of a committed save: one byte into a FIFO, without waiting and without caring."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+
+REOPEN_S = 1.0
+"""A bell that could not be rung is tried again so much later (ours)."""
+
+
+class Bell:
+    """The rank's end of the bell.
+
+    The agent polls as well: a ring that is lost costs it a fraction of a second.
+
+    Args:
+        path: The FIFO; None: there is none.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._descriptor = -1
+        self._not_before = 0.0
+
+    def ring(self) -> None:
+        """Write a byte; whatever goes wrong is nobody's business."""
+        if self._path is None or not self._opened():
+            return
+        try:
+            os.write(self._descriptor, b"\x01")
+        except BlockingIOError:
+            pass  # the agent has rings enough to wake up
+        except OSError:  # its reader is gone
+            self.close()
+            self._not_before = time.monotonic() + REOPEN_S
+
+    def close(self) -> None:
+        """Close the FIFO."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor = -1
+
+    def _opened(self) -> bool:
+        now = time.monotonic()
+        if self._descriptor < 0 and now >= self._not_before and self._path is not None:
+            self._not_before = now + REOPEN_S
+            with contextlib.suppress(OSError):  # no such FIFO, or nobody reads it
+                self._descriptor = os.open(self._path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        return self._descriptor >= 0

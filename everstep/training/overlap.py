@@ -1,0 +1,140 @@
+"""Which tensors of a state may be copied while training goes on, and how a mistake about that is noticed.
+
+Nothing but an optimizer's step changes parameters and the optimizer's state,
+and that step can be made to wait. So the parameters that a given
+``torch.optim.Optimizer`` trains, and the tensors in its state, are copied during
+the next forward and backward pass. Whatever else there is, forward may change
+(statistics of a BatchNorm, generators, an average of weights), or nobody knows:
+it is copied before training goes on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from everstep.structure import TensorSpec
+
+PROBES = 64
+"""Tensors that are probed at most (ours): some microseconds a save."""
+PROBE_BYTES = 64
+"""Of each of them: a cache line (ours)."""
+
+Watched = list[tuple[str, Tensor]]
+
+
+def classify(
+    things: Iterable[Any], tensors: Sequence[Tensor], specs: Sequence[TensorSpec]
+) -> tuple[list[bool], Watched]:
+    """Which tensors change in ``optimizer.step`` only.
+
+    Args:
+        things: What the state is the state of: models, optimizers, others.
+        tensors: The tensors of the encoded state.
+        specs: What the table says of them.
+
+    Returns:
+        For each tensor whether its copy may overlap training, and those
+        parameters and optimizer states, with names, whose version counters tell
+        whether somebody changes them all the same.
+    """
+    stepped: list[tuple[int, Tensor]] = []
+    other: set[int] = set()
+    for thing in things:
+        if isinstance(thing, torch.optim.Optimizer) and _has_hooks(thing):
+            for tensor in _trained(thing):
+                stepped += [(_memory(tensor), tensor), (_memory(tensor), _local(tensor))]
+        elif isinstance(thing, torch.nn.Module):
+            other |= {_memory(buffer) for buffer in thing.buffers()}
+    allowed = {memory for memory, tensor in stepped if not tensor.is_inference()} - other
+    memories = [_memory(tensor) for tensor in tensors]
+    later = [
+        memory in allowed and bool(spec.nbytes) and tensor.device.type in {"cpu", "cuda"}
+        for memory, tensor, spec in zip(memories, tensors, specs, strict=True)
+    ]
+    names = {memory: spec.name for memory, spec, one in zip(memories, specs, later, strict=True) if one}
+    return later, [(names[memory], tensor) for memory, tensor in stepped if memory in names]
+
+
+class Witness:
+    """What tensors looked like when their copy began.
+
+    Version counters notice every change that torch knows of. Changes by way of
+    ``.data``, and those of fused kernels, leave no trace there, so a cache line
+    of some tensors is remembered too.
+
+    Args:
+        watched: From ``classify``.
+        probed: Name, address of the bytes, and their offset among the state's tensors; from ``probes``.
+    """
+
+    def __init__(self, watched: Watched, probed: Sequence[tuple[str, int, int]]) -> None:
+        self._watched = watched
+        self._versions = [tensor._version for _, tensor in watched]
+        self._probed = [(name, at, offset, ctypes.string_at(at, PROBE_BYTES)) for name, at, offset in probed]
+
+    def changed(self) -> str:
+        """Name of a tensor that is no longer as it was; empty: none is known to have changed."""
+        for (name, tensor), version in zip(self._watched, self._versions, strict=True):
+            if tensor._version != version:
+                return name
+        return next((name for name, at, _, was in self._probed if ctypes.string_at(at, PROBE_BYTES) != was), "")
+
+    def missed(self, address: int) -> str:
+        """Name of a tensor whose copy is not what it was when the copy began; empty: none is known.
+
+        Args:
+            address: Of the copied tensors.
+        """
+        return next(
+            (name for name, _, offset, was in self._probed if ctypes.string_at(address + offset, PROBE_BYTES) != was),
+            "",
+        )
+
+
+def probes(tensors: Sequence[Tensor], specs: Sequence[TensorSpec], later: Sequence[bool]) -> list[tuple[str, int, int]]:
+    """Where to look for changes: in the middle of up to ``PROBES`` tensors in the memory of the host."""
+    fit = [
+        index
+        for index, (tensor, spec) in enumerate(zip(tensors, specs, strict=True))
+        if later[index] and tensor.is_cpu and tensor.is_contiguous() and spec.nbytes >= PROBE_BYTES
+    ]
+    found = []
+    for index in fit[:: -(-len(fit) // PROBES) or 1]:
+        spec = specs[index]
+        into = (spec.nbytes - PROBE_BYTES) // 2
+        found.append((spec.name, tensors[index].data_ptr() + into, spec.offset + into))
+    return found
+
+
+def optimizers_of(things: Mapping[str, Any]) -> list[torch.optim.Optimizer]:
+    """The optimizers of torch among some things."""
+    return [thing for thing in things.values() if isinstance(thing, torch.optim.Optimizer)]
+
+
+def _has_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the optimizer's step calls torch's hooks; one that skips torch's constructor does not."""
+    return bool(getattr(type(optimizer).step, "hooked", False))
+
+
+def _trained(optimizer: torch.optim.Optimizer) -> Iterable[Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+    for state in optimizer.state.values():
+        if isinstance(state, dict):
+            yield from (value for value in state.values() if isinstance(value, Tensor))
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """The shard of a DTensor; any other tensor as it is."""
+    local: Tensor = getattr(tensor, "_local_tensor", tensor)
+    return local
+
+
+def _memory(tensor: Tensor) -> int:
+    """Tells tensors that share memory from others."""
+    return _local(tensor).untyped_storage().data_ptr()

@@ -1,0 +1,268 @@
+"""Saves that overlap training: copied by a thread while forward and backward run, waited for by the optimizer's step.
+
+One save after the other::
+
+    script thread   | save n: small copies | forward, backward | wait | optimizer.step | save n + 1 …
+    copying thread  |                      | large copies ------------| checksum, commit, bell
+
+A save is committed only if nothing that it copied was changed meanwhile by
+somebody else than an optimizer; else it is given up, a warning names the tensor,
+and from then on everything is copied before training goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from everstep.errors import CheckpointError
+from everstep.slots import SlotFile
+from everstep.training.bell import Bell
+from everstep.training.codec import Encoded
+from everstep.training.copier import Copier, HostCopier
+from everstep.training.overlap import Witness
+from everstep.training.plan import HOST, Pieces, Plan
+
+if TYPE_CHECKING:
+    from everstep.training.pinned import PinnedRegion
+
+DRAIN_S = 30.0
+"""A script that leaves its loop early waits so long at most for the last save (ours)."""
+
+
+@dataclass(slots=True)
+class _Save:
+    """A save on its way."""
+
+    completed_steps: int
+    address: int
+    plan: Plan
+    witness: Witness
+    copied: threading.Event = field(default_factory=threading.Event)
+    """The copies are done, or ordered on the devices."""
+    ended: threading.Event = field(default_factory=threading.Event)
+    """Committed or given up."""
+    error: BaseException | None = None
+    torn: str = ""
+    """Tensor that was changed too early."""
+    committed: bool = False
+    stepped: bool = False
+    """An optimizer's step was let through: changes are as they should be."""
+
+
+class Saver:
+    """Saves encoded states into a slot file.
+
+    Args:
+        file: Where to.
+        overlap: Copy what may be copied while training goes on. Else ``save``
+            returns when all is committed.
+        bell: Rung after each commit.
+        midway: Called when about half of a save is copied, with the number of completed steps; for drills.
+    """
+
+    def __init__(
+        self,
+        file: SlotFile,
+        *,
+        overlap: bool = False,
+        bell: Bell | None = None,
+        midway: Callable[[int], None] | None = None,
+    ) -> None:
+        self._file = file
+        self._overlap = overlap
+        self._bell = bell or Bell(None)
+        self._midway = midway
+        self._trusting = overlap
+        """Whether tensors are copied while training goes on; ends with the first surprise."""
+        self._plan: Plan | None = None
+        self._save: _Save | None = None
+        self._copiers: dict[str, Copier] = {}
+        self._pinned: PinnedRegion | None = None
+        self._lock = threading.Lock()
+        self._orders: SimpleQueue[_Save | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._process = os.getpid()
+        self._unhook: Callable[[], None] | None = None
+        if overlap:
+            from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+            self._unhook = register_optimizer_step_pre_hook(self._before_step).remove
+
+    def save(self, things: Mapping[str, Any], encoded: Encoded, completed_steps: int) -> None:
+        """Save a state; returns when training may go on.
+
+        Args:
+            things: What the state is the state of.
+            encoded: The state.
+            completed_steps: Its label.
+
+        Raises:
+            CheckpointError: no room in shared memory, or the save before this one failed.
+        """
+        self.settle()
+        address = self._file.begin(encoded.structure, encoded.layout.total_bytes)
+        try:
+            plan = self._planned(things, encoded)
+            for device in plan.devices:
+                self._copiers[device].follow()
+            now = plan.now(encoded)
+            self._copy(now, address, None if plan.later else completed_steps)
+            for device, _ in now:
+                self._copiers[device].hold()
+            save = _Save(completed_steps, address, plan, plan.witness())
+            if self._overlap:
+                self._hand_over(save)
+                return
+            self._finish(save)
+        except BaseException:
+            self._file.abort()
+            raise
+
+    def settle(self) -> None:
+        """Return when the last save is committed.
+
+        Raises:
+            CheckpointError: it failed.
+        """
+        save = self._save
+        if save is None or os.getpid() != self._process:
+            return
+        save.ended.wait()
+        self._let_step(save)
+        self._save = None
+
+    def drain(self) -> None:
+        """Wait for the last save, but not forever, and whatever became of it: the script is leaving already."""
+        save = self._save
+        if save is not None and os.getpid() == self._process:
+            save.ended.wait(DRAIN_S)
+
+    def close(self) -> None:
+        """End the thread and give the mapping back; the file stays."""
+        with contextlib.suppress(CheckpointError):
+            self.settle()
+        if self._unhook is not None:
+            self._unhook()
+            self._unhook = None
+        if self._thread is not None and os.getpid() == self._process:
+            self._orders.put(None)
+            self._thread.join()
+        self._thread = None
+        for copier in self._copiers.values():
+            copier.close()
+        self._copiers.clear()
+        self._plan = None
+        self._file.close()
+        self._bell.close()
+
+    # The script's thread.
+
+    def _planned(self, things: Mapping[str, Any], encoded: Encoded) -> Plan:
+        plan = self._plan
+        if plan is None or not plan.fits(encoded):
+            parts = 2 if self._midway else 1
+            plan = self._plan = Plan(things.values(), encoded, overlap=self._trusting, parts=parts)
+            self._make_copiers(plan.devices)
+        plan.follow(self._file.mapping)
+        return plan
+
+    def _hand_over(self, save: _Save) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name="everstep saves", daemon=True)
+            self._thread.start()
+        self._save = save
+        self._orders.put(save)
+
+    def _before_step(self, *_: Any) -> None:
+        """Let an optimizer's step wait for the copies; called by torch before every step of every optimizer."""
+        save = self._save
+        if save is None or save.stepped or os.getpid() != self._process:
+            return
+        save.copied.wait()
+        for device in {device for device, _ in save.plan.later}:
+            self._copiers[device].hold()
+        self._let_step(save)
+
+    def _let_step(self, save: _Save) -> None:
+        """Allow changes from now on; see whether there were any before."""
+        with self._lock:
+            if not save.stepped:
+                save.stepped = True
+                save.torn = save.torn or save.witness.changed()
+                if save.torn and save.committed:
+                    # Most likely the copy was whole before the change came, but its end may have met the beginning.
+                    self._file.forget(save.completed_steps)
+        if save.error is not None:
+            raise CheckpointError(
+                f"the state after step {save.completed_steps} could not be saved: {save.error}"
+            ) from save.error
+        if save.torn and self._trusting:
+            self._trusting, self._plan = False, None
+            warnings.warn(
+                f"everstep: {save.torn!r} was changed outside of optimizer.step() while it was being saved. The state "
+                f"after step {save.completed_steps} is not kept, and from now on training waits for every copy. Change "
+                "parameters within the step, after optimizer.step(), or set EVERSTEP_CHECKPOINT_OVERLAP=0",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+    # The copying thread.
+
+    def _serve(self) -> None:
+        while (save := self._orders.get()) is not None:
+            try:
+                self._finish(save)
+            except BaseException as error:
+                save.error = error
+                self._file.abort()
+            finally:
+                save.copied.set()
+                save.ended.set()
+
+    def _finish(self, save: _Save) -> None:
+        """Copy what is left, and commit."""
+        self._copy(save.plan.later, save.address, save.completed_steps)
+        save.copied.set()
+        for device in save.plan.devices:
+            self._copiers[device].wait()
+        with self._lock:
+            if not save.stepped:
+                save.torn = save.witness.changed()
+            save.torn = save.torn or save.witness.missed(save.address)
+        if save.torn:
+            self._file.abort()
+            return
+        self._file.commit(save.completed_steps)
+        with self._lock:
+            save.committed = True
+            if save.torn:
+                self._file.forget(save.completed_steps)
+                return
+        self._bell.ring()
+
+    def _copy(self, pieces: Pieces, address: int, midway: int | None) -> None:
+        for index, (device, batch) in enumerate(pieces):
+            self._copiers[device].copy(batch, address)
+            if self._midway is not None and midway is not None and index == (len(pieces) - 1) // 2:
+                self._midway(midway)
+
+    def _make_copiers(self, devices: set[str]) -> None:
+        for device in devices - self._copiers.keys():
+            if device == HOST:
+                self._copiers[device] = HostCopier()
+            else:
+                from everstep.training.pinned import DeviceCopier, PinnedRegion
+
+                if self._pinned is None:
+                    self._pinned = PinnedRegion(lambda: self._file.region)
+                    self._file.before_unmap = self._pinned.unpin
+                self._copiers[device] = DeviceCopier(torch.device(device), self._pinned)
