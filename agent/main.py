@@ -16,12 +16,13 @@ import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from agent import logs
+from agent.exchange.hub import Exchange
 from agent.fork_client import ForkServers
+from agent.host import Host
 from agent.observations import ObservationLog
 from agent.processes import Reaper
 from agent.requests import RequestMemory
-from agent.runner import Host
-from agent.security import ServerSecurity
+from agent.security import ClientSecurity, ServerSecurity
 from agent.service import AgentService
 from agent.v1 import agent_pb2_grpc
 from everstep.errors import ConfigError
@@ -52,6 +53,9 @@ class AgentOptions:
     prewarm: bool = False
     """Have a fork server ready before the first job asks."""
     security: ServerSecurity = field(default_factory=ServerSecurity)
+    """What callers must show …"""
+    peers: ClientSecurity = field(default_factory=ClientSecurity)
+    """… and what this agent shows others."""
     log_bytes: int = 64 << 20
     """A rank's log is rotated beyond this size."""
     log_backups: int = 3
@@ -77,6 +81,8 @@ async def serve(options: AgentOptions) -> None:
     """
     options.security.check(options.host)
     credentials, interceptors = options.security.credentials(), options.security.interceptors()
+    if credentials and options.peers.ca_file is None:
+        logger.warning("agents cannot reach each other for backups and restores: give --ca-file")
     structlog.contextvars.bind_contextvars(machine=options.machine)
     options.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     options.shm_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -100,6 +106,10 @@ async def _run(options: AgentOptions, server: grpc.aio.Server) -> None:
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
     reaper = Reaper()
     reaper.install()
+    try:
+        exchange = Exchange(options.machine, options.host, options.peers)
+    except OSError as error:
+        raise ConfigError(f"the agent cannot listen on {options.host} for other agents' data: {error}") from error
     host = Host(
         machine=options.machine,
         address=options.host,
@@ -108,9 +118,11 @@ async def _run(options: AgentOptions, server: grpc.aio.Server) -> None:
         log=ObservationLog(options.state_dir / "observations.jsonl", options.machine),
         reaper=reaper,
         fork_servers=ForkServers(options.state_dir / "fork-servers", prewarm=options.prewarm),
+        exchange=exchange,
     )
     service = AgentService(host, RequestMemory(options.state_dir / "requests.jsonl"))
     adopted = await service.recover()
+    exchange.port.start(service.shelf)
     host.fork_servers.warm_up()
     agent_pb2_grpc.add_AgentServicer_to_server(service, server)
     checks = health.aio.HealthServicer()  # type: ignore[attr-defined]
@@ -118,7 +130,7 @@ async def _run(options: AgentOptions, server: grpc.aio.Server) -> None:
     for name in ("", SERVICE):
         await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
     await server.start()
-    logger.info("agent serves", listen=options.listen, pid=os.getpid(), adopted=adopted)
+    logger.info("agent serves", listen=options.listen, data=exchange.port.port, pid=os.getpid(), adopted=adopted)
     host.spawn(_drain(service))
     host.spawn(_rotate(service, options))
     await ended.wait()
@@ -128,6 +140,7 @@ async def _run(options: AgentOptions, server: grpc.aio.Server) -> None:
         task.cancel()
     for runner in service.runners.values():
         await runner.detach()
+    await exchange.close()
     await host.fork_servers.close(end_warm=True)
     service.memory.close()
     host.log.close()

@@ -57,6 +57,8 @@ class JobRecord(BaseModel):
     fork_server_pid: int = 0
     fork_server_ticks: int = 0
     released: bool = False
+    terms: str = ""
+    """What the newest Launch said about copies of state, ``Terms.to_json``."""
     ranks: list[RankRecord] = Field(default_factory=list)
     stores: list[StoreRecord] = Field(default_factory=list)
 

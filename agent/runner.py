@@ -13,19 +13,21 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Awaitable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import structlog
 
 from agent import logs
-from agent.fork_client import ForkServer, ForkServerLost, ForkServers, inherited_environment
-from agent.observations import ObservationLog
-from agent.processes import End, Reaper, Watch, is_alive, kill_session, maps, start_ticks, wait_gone
+from agent.custody import Custody
+from agent.fork_client import ForkServer, ForkServerLost
+from agent.host import Host
+from agent.launching import check_launch, fork_arguments
+from agent.processes import End, Watch, is_alive, kill_session, maps, start_ticks, wait_gone
 from agent.records import EndRecord, JobRecord, RankRecord, StoreRecord
 from agent.steps import Reports, StepArchive
+from agent.terms import Terms
 from agent.v1 import agent_pb2 as pb
 from everstep import environment
 from everstep.errors import AgentError, ConfigError, Fenced
@@ -36,32 +38,6 @@ PUSH_PATIENCE_S = 2.0
 KILL_PATIENCE_S = 10.0
 
 logger = structlog.get_logger()
-
-
-@dataclass
-class Host:
-    """What all jobs of a machine share."""
-
-    machine: str
-    address: str
-    """The host on which stores listen."""
-    state_dir: Path
-    shm_dir: Path
-    log: ObservationLog
-    reaper: Reaper
-    fork_servers: ForkServers
-    tasks: set[asyncio.Task[Any]] = field(default_factory=set)
-
-    def spawn(self, work: Awaitable[Any]) -> None:
-        """Run something in the background; a failure is logged."""
-        task = asyncio.ensure_future(work)
-        self.tasks.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[Any]) -> None:
-        self.tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()):
-            logger.error("background work failed", error=str(error), exc_info=error)
 
 
 class JobRunner:
@@ -76,6 +52,7 @@ class JobRunner:
         (self.folder / "logs").mkdir(parents=True, exist_ok=True)
         self.archive = StepArchive(self.folder)
         self.reports = Reports(self.shm)
+        self.custody = Custody(host.place(record.job), host.exchange, record.fenced)
         self.server: ForkServer | None = None
         self._starting: asyncio.Task[ForkServer] | None = None
         self._watches: dict[int, Watch] = {}
@@ -310,9 +287,10 @@ class JobRunner:
                     f"stop generation {generation - 1} first"
                 )
             missing = [rank for rank in request.ranks if not self.record.find(generation, rank.rank)]
+            await self._open_custody(request, {rank.rank for rank in missing})
             try:
                 if missing:
-                    reply = await server.request("fork", **self._fork_arguments(request, missing))
+                    reply = await server.request("fork", **fork_arguments(self, request, missing))
                     for row in reply["ranks"]:
                         self._recorded(row)
                 break
@@ -329,42 +307,43 @@ class JobRunner:
         wanted = {rank.rank for rank in request.ranks}
         return [rank for rank in self.record.of(generation) if rank.rank in wanted]
 
-    def _fork_arguments(self, request: pb.LaunchRequest, ranks: list[pb.RankLaunch]) -> dict[str, Any]:
-        shared = {
-            "OMP_NUM_THREADS": "1",  # as torchrun does
-            **inherited_environment(),
-            **dict(self.record.env),
-            **dict(request.env),
-            environment.JOB: request.job,
-            environment.MACHINE: self.host.machine,
-            environment.GENERATION: str(request.generation),
-            environment.RESUME_STEP: str(request.resume_step),
-            environment.CHECKPOINT_SLOTS: str(request.checkpoint.slots or 2),
-        }
-        rows = []
-        for rank in ranks:
-            report = self.reports.prepare(rank.rank, request.generation)
-            own = {
-                **dict(rank.env),
-                environment.REPORT_FILE: str(report),
-                environment.CHECKPOINT_FILE: str(self.shm / f"checkpoint-{rank.rank}"),
-            }
-            files = {stream: str(self.log_path(rank.rank, stream[3:])) for stream in ("stdout", "stderr")}
-            rows.append({"rank": rank.rank, "env": own, "report": str(report), **files})
-        return {
-            "generation": request.generation,
-            "fenced": self.record.fenced,
-            "script": request.script,
-            "args": list(request.args),
-            "cwd": request.cwd or str(Path(request.script).parent),
-            "env": shared,
-            "ranks": rows,
-        }
+    async def _open_custody(self, request: pb.LaunchRequest, unforked: set[int]) -> None:
+        """Before ranks are forked: forget copies that they do not go on from, make the bell, start to send."""
+        if unforked or self.custody.terms is None:
+            terms = Terms.of(request)
+            self.record.terms = terms.to_json()
+            self.save()
+            await asyncio.to_thread(self.custody.launch, terms, unforked)
+
+    async def resume_custody(self) -> None:
+        """After a restart of the agent go on as the newest launch said, unless that was stopped or memory was lost."""
+        if not self.record.terms or not self.shm.is_dir():
+            return
+        try:
+            terms = Terms.from_json(self.record.terms)
+        except ValueError as error:
+            self._log.error("backups stop until the next launch", reason=str(error))
+            return
+        if terms.generation > self.record.fenced:
+            await asyncio.to_thread(self.custody.open, terms)
+
+    def is_unknown(self) -> bool:
+        """Whether the machine came here empty: its agent knows of no launch, or what was in shared memory is gone."""
+        return not self.record.prepared or (self.record.generation > 0 and not self.shm.is_dir())
 
     async def stop(self, generation: int, grace_s: float) -> list[RankRecord]:
         """Kill and fence every generation up to one; returns the ranks of the newest of them."""
         self.record.fenced = max(self.record.fenced, generation)
         self.save()  # the fence holds from here on, whoever dies
+        shutting = asyncio.create_task(asyncio.to_thread(self.custody.stop, generation))
+        try:
+            await self._end_ranks(generation, grace_s)
+        finally:
+            await shutting
+        older = [rank.generation for rank in self.record.ranks if rank.generation <= generation]
+        return self.record.of(max(older)) if older else []
+
+    async def _end_ranks(self, generation: int, grace_s: float) -> None:
         if self.server and not self.server.lost:
             with contextlib.suppress(ForkServerLost):
                 reply = await self.server.request(
@@ -376,8 +355,6 @@ class JobRunner:
         self.find_orphans()
         await self._kill_orphans(generation, grace_s)
         self.save()
-        older = [rank.generation for rank in self.record.ranks if rank.generation <= generation]
-        return self.record.of(max(older)) if older else []
 
     async def _kill_orphans(self, generation: int, grace_s: float) -> None:
         """Kill what a dead fork server left."""
@@ -421,6 +398,8 @@ class JobRunner:
             self.server = None
         self.record.fork_server_pid = self.record.fork_server_ticks = 0
         self.reports.close()
+        await asyncio.to_thread(self.custody.close)
+        self.host.exchange.tokens.forget(self.record.job)
         freed = sum(path.stat().st_blocks * 512 for path in self.shm.rglob("*") if path.is_file())
         await asyncio.to_thread(shutil.rmtree, self.shm, ignore_errors=True)
         self.save()
@@ -432,6 +411,7 @@ class JobRunner:
             watch.close()
         if self.server:
             await self.server.disconnect()
+        await asyncio.to_thread(self.custody.close)
 
     def drain(self) -> None:
         """Keep the step records of the newest generation."""
@@ -450,21 +430,6 @@ class JobRunner:
                 f"generation {generation} of {self.record.job} was stopped: "
                 f"everything up to {self.record.fenced} is fenced"
             )
-
-
-def check_launch(request: pb.LaunchRequest) -> None:
-    """Refuse what cannot run, before anything is forked.
-
-    Raises:
-        ConfigError: no ranks, a rank twice, or a script or folder that is not there.
-    """
-    ranks = [rank.rank for rank in request.ranks]
-    if not ranks or len(set(ranks)) != len(ranks) or min(ranks) < 0:
-        raise ConfigError(f"ranks are {ranks}; each must be named once, from 0 on, and there must be one at least")
-    if not Path(request.script).is_absolute() or not Path(request.script).is_file():
-        raise ConfigError(f"script {request.script} is not a file on this machine; give the absolute path of one")
-    if request.cwd and not Path(request.cwd).is_dir():
-        raise ConfigError(f"cwd {request.cwd} is not a folder on this machine")
 
 
 def to_exit(end: End | EndRecord) -> pb.Exit:

@@ -1,4 +1,4 @@
-"""TLS and the bearer token between the control plane and an agent.
+"""TLS and the bearer token between the control plane and an agent, and among agents.
 
 Off on loopback unless configured; beyond loopback both are required. Tokens
 and keys are given by file paths, never by value.
@@ -92,6 +92,17 @@ class ServerSecurity:
         pair = (read_secret(self.tls_key, "TLS key"), read_secret(self.tls_cert, "TLS certificate"))
         authority = read_secret(self.tls_client_ca, "client CA") if self.tls_client_ca else None
         return grpc.ssl_server_credentials([pair], authority, require_client_auth=authority is not None)
+
+    def as_client(self, ca_file: Path | None) -> ClientSecurity:
+        """What this agent shows other agents, which ask for the same as it does."""
+        named = ClientSecurity.from_environment()
+        own = (self.tls_cert, self.tls_key) if self.tls_client_ca else (None, None)
+        return ClientSecurity(
+            ca_file=ca_file or named.ca_file,
+            token_file=self.token_file or named.token_file,
+            cert_file=named.cert_file or own[0],
+            key_file=named.key_file or own[1],
+        )
 
     def interceptors(self) -> list[Interceptor]:
         """What checks the token of every call."""

@@ -1,37 +1,28 @@
-"""The agent's gRPC service: each rpc of ``proto/agent/v1/agent.proto``."""
+"""The agent's gRPC service: every rpc of ``proto/agent/v1/agent.proto`` that is not about copies of state."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import math
 import os
 import shutil
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator
 
 import grpc
-import grpc.aio
 import structlog
-from google.protobuf.message import Message
 
 import everstep
 from agent import logs
-from agent.client import UnknownJob
+from agent.answers import evidence_of, progress_of
+from agent.checkpoints_service import CheckpointsService
 from agent.fork_client import ForkServer
+from agent.parts import Context
 from agent.processes import is_alive
-from agent.records import JobRecord, RankRecord
-from agent.requests import Command, RequestMemory
-from agent.runner import Host, JobRunner, to_exit
+from agent.records import JobRecord
+from agent.room import room
+from agent.runner import JobRunner
 from agent.v1 import agent_pb2 as pb
-from agent.v1 import agent_pb2_grpc
-from everstep.errors import AgentError, ConfigError, EverstepError, Fenced
-from everstep.job import JOB_NAME
-
-Context = grpc.aio.ServicerContext[Any, Any]
-Reply = TypeVar("Reply", bound=Message)
+from everstep.errors import AgentError
 
 PROGRESS_FLOOR_S = 0.01
 PROGRESS_CEILING_S = 1.0
@@ -39,14 +30,8 @@ PROGRESS_CEILING_S = 1.0
 logger = structlog.get_logger()
 
 
-class AgentService(agent_pb2_grpc.AgentServicer):
+class AgentService(CheckpointsService):
     """Serves one machine."""
-
-    def __init__(self, host: Host, memory: RequestMemory) -> None:
-        self.host = host
-        self.memory = memory
-        self.runners: dict[str, JobRunner] = {}
-        self.started_ns = time.time_ns()
 
     # Coming up.
 
@@ -77,6 +62,7 @@ class AgentService(agent_pb2_grpc.AgentServicer):
             runner.find_orphans()
             for rank in runner.record.living():
                 runner.watch(rank)
+            await runner.resume_custody()
             if runner.server is None and runner.record.prepared and not runner.server_is_silent():
                 self.host.spawn(runner.ensure_server())
             runner.save()
@@ -126,7 +112,11 @@ class AgentService(agent_pb2_grpc.AgentServicer):
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeReply:  # noqa: N802
         """What this machine is and what runs on it."""
         reply = pb.DescribeReply(
-            machine=self.host.machine, version=everstep.__version__, started_ns=self.started_ns, pid=os.getpid()
+            machine=self.host.machine,
+            version=everstep.__version__,
+            started_ns=self.started_ns,
+            pid=os.getpid(),
+            room=room(self.host.shm_dir, self.host.state_dir),
         )
         for job, runner in self.runners.items():
             record = runner.record
@@ -138,7 +128,7 @@ class AgentService(agent_pb2_grpc.AgentServicer):
                 generation=record.generation,
                 fenced_generation=record.fenced,
                 fork_server_pid=server.pid if server and not server.lost else 0,
-                ranks=self._progress(runner),
+                ranks=progress_of(runner),
             )
         return reply
 
@@ -149,7 +139,7 @@ class AgentService(agent_pb2_grpc.AgentServicer):
             self.memory.forget(request.job)  # the replies belong to an earlier job of this name
 
         async def carry_out() -> pb.PrepareReply:
-            runner = self._new_runner(request.job)
+            runner = self.new_runner(request.job)
             async with runner.lock:
                 record = runner.record
                 reused = runner.server is not None and not runner.server.lost
@@ -167,43 +157,44 @@ class AgentService(agent_pb2_grpc.AgentServicer):
                     fork_server_pid=server.pid, reused=reused, seconds=0.0 if reused else server.seconds
                 )
 
-        return await self._command("Prepare", request, pb.PrepareReply, context, carry_out)
+        return await self.command("Prepare", request, pb.PrepareReply, context, carry_out)
 
     async def StartStore(self, request: pb.StartStoreRequest, context: Context) -> pb.StartStoreReply:  # noqa: N802
         """Start the rendezvous store of a generation."""
 
         async def carry_out() -> pb.StartStoreReply:
-            runner = self._runner(request.job)
+            runner = self.runner(request.job)
             async with runner.lock:
                 store = await runner.start_store(request.generation)
             return pb.StartStoreReply(host=self.host.address, port=store.port, pid=store.pid)
 
-        return await self._command("StartStore", request, pb.StartStoreReply, context, carry_out)
+        return await self.command("StartStore", request, pb.StartStoreReply, context, carry_out)
 
     async def Launch(self, request: pb.LaunchRequest, context: Context) -> pb.LaunchReply:  # noqa: N802
         """Start this machine's ranks of a generation."""
 
         async def carry_out() -> pb.LaunchReply:
-            runner = self._runner(request.job)
+            runner = self.runner(request.job)
             async with runner.lock:
                 ranks = await runner.launch(request)
             started = [pb.RankProcess(rank=r.rank, pid=r.pid, forked_ns=r.forked_ns) for r in ranks]
             return pb.LaunchReply(generation=request.generation, resume_step=request.resume_step, ranks=started)
 
-        return await self._command("Launch", request, pb.LaunchReply, context, carry_out)
+        return await self.command("Launch", request, pb.LaunchReply, context, carry_out)
 
     async def Stop(self, request: pb.StopRequest, context: Context) -> pb.StopReply:  # noqa: N802
         """Kill and fence; return the evidence and the checkpoints."""
 
         async def carry_out() -> pb.StopReply:
-            runner = self._new_runner(request.job)  # an unknown job gets its fence too
+            runner = self.new_runner(request.job)  # an unknown job gets its fence too
             async with runner.lock:
+                unknown = runner.is_unknown()
                 ranks = await runner.stop(request.generation, request.grace_s)
-                checkpoints = await asyncio.to_thread(held_checkpoints, runner.shm)
-            evidence = [self._evidence(runner, rank) for rank in ranks]
-            return pb.StopReply(ranks=evidence, checkpoints=checkpoints)
+                checkpoints = await self.held_after_stop(runner)
+            evidence = [evidence_of(runner, rank) for rank in ranks]
+            return pb.StopReply(ranks=evidence, checkpoints=checkpoints, unknown=unknown)
 
-        return await self._command("Stop", request, pb.StopReply, context, carry_out)
+        return await self.command("Stop", request, pb.StopReply, context, carry_out)
 
     async def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.ReleaseReply:  # noqa: N802
         """End the job on this machine."""
@@ -219,7 +210,7 @@ class AgentService(agent_pb2_grpc.AgentServicer):
             self.host.fork_servers.warm_up()
             return pb.ReleaseReply(bytes_freed=freed)
 
-        return await self._command("Release", request, pb.ReleaseReply, context, carry_out)
+        return await self.command("Release", request, pb.ReleaseReply, context, carry_out)
 
     async def Acknowledge(self, request: pb.AcknowledgeRequest, context: Context) -> pb.AcknowledgeReply:  # noqa: N802
         """Forget observations."""
@@ -242,7 +233,7 @@ class AgentService(agent_pb2_grpc.AgentServicer):
             reply = pb.ProgressReply()
             if runner:
                 reply.generation = runner.record.generation
-                reply.ranks.extend(self._progress(runner))
+                reply.ranks.extend(progress_of(runner))
             state = reply.SerializeToString(deterministic=True)
             if state != sent or time.monotonic() - sent_at >= PROGRESS_CEILING_S:
                 sent, sent_at = state, time.monotonic()
@@ -252,7 +243,7 @@ class AgentService(agent_pb2_grpc.AgentServicer):
 
     async def Steps(self, request: pb.StepsRequest, context: Context) -> AsyncIterator[pb.StepsReply]:  # noqa: N802
         """Step records of one rank, or of all."""
-        runner = await self._known(request.job, context)
+        runner = await self.known(request.job, context)
         runner.drain()
         for rank in runner.archive.ranks() if request.rank < 0 else [request.rank]:
             for reply in runner.archive.read(rank, request.from_step):
@@ -260,7 +251,7 @@ class AgentService(agent_pb2_grpc.AgentServicer):
 
     async def ReadLog(self, request: pb.ReadLogRequest, context: Context) -> AsyncIterator[pb.LogChunk]:  # noqa: N802
         """Captured output of one rank."""
-        runner = await self._known(request.job, context)
+        runner = await self.known(request.job, context)
         names = {pb.ReadLogRequest.STDOUT: "out", pb.ReadLogRequest.STDERR: "err"}
         wanted = {
             stream: runner.log_path(request.rank, suffix)
@@ -274,150 +265,7 @@ class AgentService(agent_pb2_grpc.AgentServicer):
         async for chunk in logs.read_log(wanted, request.tail_bytes, request.follow):
             yield chunk
 
-    # Copies of training state.
-
-    async def Checkpoints(self, request: pb.CheckpointsRequest, context: Context) -> pb.CheckpointsReply:  # noqa: N802
-        """The copies that this machine holds."""
-        raise NotImplementedError
-
-    async def Restore(self, request: pb.RestoreRequest, context: Context) -> pb.RestoreReply:  # noqa: N802
-        """Bring copies into own slots."""
-        raise NotImplementedError
-
-    async def Persist(self, request: pb.PersistRequest, context: Context) -> pb.PersistReply:  # noqa: N802
-        """Write a coming step to disk."""
-        raise NotImplementedError
-
-    async def OpenExchange(self, request: pb.OpenExchangeRequest, context: Context) -> pb.OpenExchangeReply:  # noqa: N802
-        """Where other agents send and fetch state."""
-        raise NotImplementedError
-
-    # Parts.
-
-    async def _command(
-        self,
-        name: str,
-        request: Command,
-        reply_type: type[Reply],
-        context: Context,
-        carry_out: Callable[[], Awaitable[Reply]],
-    ) -> Reply:
-        log = logger.bind(command=name, job=request.job, request=request.request_id)
-        try:
-            if not JOB_NAME.fullmatch(request.job):
-                raise ConfigError(f"{request.job!r} is not a job name: use up to 30 of a-z, 0-9 and '-'")
-            return await self.memory.once(name, request, reply_type, carry_out)
-        except (EverstepError, OSError) as error:
-            log.warning("refused", reason=str(error))
-            await context.abort(status_of(error), str(error))
-            raise
-
-    def _runner(self, job: str) -> JobRunner:
-        runner = self.runners.get(job)
-        if runner and runner.record.released:  # a late attempt must not bring it back
-            raise AgentError(f"{job} is over on {self.host.machine}: its memory was given back")
-        if runner is None or not runner.record.prepared:
-            raise UnknownJob(f"{job} is not prepared on {self.host.machine}: call Prepare first")
-        return runner
-
-    def _new_runner(self, job: str) -> JobRunner:
-        runner = self.runners.get(job)
-        if runner and not runner.record.released:
-            return runner
-        folder = self.host.state_dir / "jobs" / job
-        if folder.exists():  # an earlier job of this name: its logs are kept until the next one
-            previous = folder.with_name(f"{job}.previous")
-            shutil.rmtree(previous, ignore_errors=True)
-            folder.rename(previous)
-        runner = self.runners[job] = JobRunner(self.host, JobRecord(job=job))
-        runner.save()
-        return runner
-
     async def _end_server(self, runner: JobRunner) -> None:
         if runner.server:
             await runner.server.end()
             runner.server = None
-
-    async def _known(self, job: str, context: Context) -> JobRunner:
-        runner = self.runners.get(job)
-        if runner is None:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"{self.host.machine} knows no job {job!r}")
-            raise AssertionError
-        return runner
-
-    def _progress(self, runner: JobRunner) -> list[pb.RankProgress]:
-        found = []
-        for rank in runner.record.of(runner.record.generation):
-            report = runner.reports.get(rank.rank, rank.generation)
-            progress = pb.RankProgress(
-                rank=rank.rank,
-                generation=rank.generation,
-                pid=rank.pid,
-                alive=rank.end is None,
-                exit=to_exit(rank.end) if rank.end else None,
-                completed_steps=-1,
-                loss=math.nan,
-                grad_norm=math.nan,
-            )
-            if report:
-                now = report.snapshot()
-                progress.attached, progress.finished = now.attached, now.finished
-                progress.completed_steps, progress.optimizer_steps = now.completed_steps, now.optimizer_steps
-                progress.milestones.CopyFrom(pb.Milestones(**now.milestones))
-                progress.tokens = runner.archive.tokens(rank.rank, rank.generation)
-                if now.newest:
-                    progress.loss, progress.grad_norm = now.newest.loss, now.newest.grad_norm
-            found.append(progress)
-        return found
-
-    def _evidence(self, runner: JobRunner, rank: RankRecord) -> pb.RankEvidence:
-        now = runner.snapshot(rank)
-        said = logs.of_generation(logs.tail(runner.log_path(rank.rank, "err"), logs.SEARCHED_BYTES), rank.generation)
-        return pb.RankEvidence(
-            rank=rank.rank,
-            generation=rank.generation,
-            pid=rank.pid,
-            exit=to_exit(rank.end) if rank.end else None,
-            stopped_by_us=rank.stopped,
-            completed_steps=now.completed_steps if now else -1,
-            exception=rank.exception,
-            log_tail=said[-logs.TAIL_BYTES :].decode(errors="replace"),
-        )
-
-
-def held_checkpoints(shm: Path) -> list[pb.HeldCheckpoint]:
-    """The checkpoints in a job's shared memory, each verified by its checksum."""
-    from everstep.slot_reader import held
-
-    found = []
-    for path in sorted(shm.glob("checkpoint-*")):
-        rank = path.name.partition("-")[2]
-        if not rank.isdecimal():
-            continue
-        with contextlib.suppress(FileNotFoundError):
-            found += [
-                pb.HeldCheckpoint(
-                    rank=int(rank),
-                    completed_steps=slot.completed_steps,
-                    bytes=slot.bytes,
-                    valid=slot.valid,
-                    reason=slot.reason,
-                )
-                for slot in held(path)
-            ]
-    return found
-
-
-def status_of(error: Exception) -> grpc.StatusCode:
-    """The gRPC status that stands for an error; :func:`agent.client.translate` is its inverse."""
-    match error:
-        case Fenced():
-            return grpc.StatusCode.FAILED_PRECONDITION
-        case ConfigError():
-            return grpc.StatusCode.INVALID_ARGUMENT
-        case UnknownJob():
-            return grpc.StatusCode.NOT_FOUND
-        case OSError():
-            return grpc.StatusCode.RESOURCE_EXHAUSTED
-        case _:
-            return grpc.StatusCode.ABORTED

@@ -63,6 +63,14 @@ class SlotReader:
                 return os.preadv(self._descriptor, [buffer[:room]], at)
         return 0
 
+    def intact(self, header: SlotHeader) -> bool:
+        """Whether a slot still holds what it held, with the contents that its checksum says."""
+        digest, done, buffer = xxhash.xxh3_64(seed=header.completed_steps), 0, memoryview(bytearray(CHUNK))
+        while count := self.read_into(header, done, buffer):
+            digest.update(buffer[:count])
+            done += count
+        return digest.intdigest() == header.checksum and self.header(header.completed_steps) == header
+
     def pin(self, why: Pin, completed_steps: int) -> bool:
         """Ask the rank to spare a step; whether the step is still held after that."""
         self._follow()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Literal
 
 import xxhash
@@ -13,11 +14,13 @@ from agent.exchange.offers import Request, as_header
 from agent.exchange.wire import Wire, WireError
 from everstep.errors import AgentError, AgentUnreachable, CorruptCheckpoint
 from everstep.slot_format import SlotHeader
+from everstep.slot_reader import SlotReader
 from everstep.slots import SlotFile
 
 ATTEMPTS = 3
 """So many connections in a row may break without a byte of progress (ours)."""
 RETRY_S = 0.3
+PIECE = 4 << 20
 
 Connect = Callable[[], Wire]
 
@@ -98,6 +101,30 @@ class _Part:
         self._view = memoryview(b"")
         self._into.abort()
         self._header, self.done = None, 0
+
+
+def copy_slot(path: Path, step: int, into: SlotFile) -> int:
+    """Copy one slot of another file of this machine, verified; returns its bytes.
+
+    Raises:
+        CorruptCheckpoint: the copy is bad or gone.
+        CheckpointError: no room here.
+    """
+    try:
+        reader = SlotReader(path)
+    except OSError as error:
+        raise CorruptCheckpoint(f"{path} cannot be read: {error}") from error
+    with contextlib.closing(reader):
+        header = reader.header(step)
+        if header is None:
+            raise CorruptCheckpoint(f"{path} does not hold step {step}")
+        view, done, digest = into.receive(header), 0, xxhash.xxh3_64(seed=step)
+        while count := reader.read_into(header, done, view[done : done + PIECE]):
+            digest.update(view[done : done + count])
+            done += count
+        view.release()
+        into.commit_received(header, digest.intdigest())
+        return done
 
 
 def ask(wire: Wire, request: Request) -> SlotHeader:

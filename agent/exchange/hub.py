@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
 
 from agent.client import AgentPool
-from agent.exchange.server import DataPort, Shelf
+from agent.exchange.server import DataPort
 from agent.exchange.tokens import Tokens
 from agent.exchange.wire import Wire, connect
 from agent.security import ClientSecurity
@@ -26,12 +25,14 @@ class Exchange:
         machine: This machine's name.
         host: Where the data port listens; the same as gRPC.
         security: What other agents ask for.
-        shelf: What a job keeps here; None: it is not known.
+
+    Raises:
+        OSError: the host is not of this machine.
     """
 
-    def __init__(self, machine: str, host: str, security: ClientSecurity, shelf: Callable[[str], Shelf | None]) -> None:
+    def __init__(self, machine: str, host: str, security: ClientSecurity) -> None:
         self.tokens = Tokens()
-        self.port = DataPort(host, self.tokens, shelf)
+        self.port = DataPort(host, self.tokens)
         self._machine = machine
         self._loop = asyncio.get_running_loop()
         self._agents = AgentPool(security)

@@ -6,8 +6,6 @@ import threading
 from dataclasses import dataclass
 from enum import Enum
 
-import xxhash
-
 from agent.exchange.limiter import Limiter
 from agent.exchange.offers import Offer
 from agent.exchange.wire import STALL_S, Message, Wire
@@ -78,20 +76,16 @@ def put(
     if reply.get("ok"):
         return Outcome(Fate.KEPT, bytes=at - start)
     if "damaged" in reply:
-        return _why_damaged(reader, header, buffer)
+        return _why_damaged(reader, header)
     return _refusal(reply)
 
 
-def _why_damaged(reader: SlotReader, header: SlotHeader, buffer: memoryview) -> Outcome:
-    digest, at = xxhash.xxh3_64(seed=header.completed_steps), 0
-    while at < header.payload_bytes and (count := reader.read_into(header, at, buffer)):
-        digest.update(buffer[:count])
-        at += count
-    if reader.header(header.completed_steps) != header:
-        return Outcome(Fate.GONE, "the rank wrote into the slot meanwhile")
-    if digest.intdigest() == header.checksum:
+def _why_damaged(reader: SlotReader, header: SlotHeader) -> Outcome:
+    if reader.intact(header):
         return Outcome(Fate.REFUSED, "it was damaged on its way")
-    return Outcome(Fate.DAMAGED, "it is damaged in its own memory")
+    if reader.header(header.completed_steps) == header:
+        return Outcome(Fate.DAMAGED, "it is damaged in its own memory")
+    return Outcome(Fate.GONE, "the rank wrote into the slot meanwhile")
 
 
 def _refusal(reply: Message) -> Outcome:

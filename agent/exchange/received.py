@@ -145,7 +145,7 @@ class Received:
     def _room(self) -> int:
         return min(free(self._shm), memory_available())
 
-    def remove_stale(self, before: int | None) -> None:
+    def remove_stale(self, before: int | None) -> bool:
         """Remove backups whose ranks send theirs elsewhere since the newest Launch.
 
         Nobody tells this machine which those are. It shows when other ranks have
@@ -155,22 +155,33 @@ class Received:
         Args:
             before: Only those whose steps are all older than this one: no rank here could go back so far.
                 None: all of them, since room is needed.
+
+        Returns:
+            Whether there may be some left.
         """
         with self._lock:
             newest = max((one.generation for one in self._backups.values()), default=0)
-            known = dict(self._backups)
-        for rank, path in backup_files(self._shm).items():
-            backup = known.get(rank) or self._backup(rank)
-            if newest == 0 or backup.generation >= newest or not backup.turn.acquire(blocking=False):
+        left = newest == 0
+        for rank in backup_files(self._shm) if newest else ():
+            backup = self._backup(rank)
+            if backup.generation >= newest:
                 continue
-            try:
-                steps = [header.completed_steps for header in backup.headers()]
-                if before is None or max(steps, default=-1) < before:
-                    logger.info("removing a backup that its rank keeps elsewhere now", rank=rank, steps=steps)
-                    backup.close()
-                    path.unlink(missing_ok=True)
-            finally:
-                backup.turn.release()
+            left = not self._remove(backup, before) or left
+        return left
+
+    def _remove(self, backup: Backup, before: int | None) -> bool:
+        if not backup.turn.acquire(blocking=False):
+            return False
+        try:
+            steps = [header.completed_steps for header in backup.headers()]
+            if before is not None and max(steps, default=-1) >= before:
+                return False
+            logger.info("removing a backup that its rank keeps elsewhere now", path=str(backup.path), steps=steps)
+            backup.close()
+            backup.path.unlink(missing_ok=True)
+            return True
+        finally:
+            backup.turn.release()
 
     def _backup(self, rank: int) -> Backup:
         with self._lock:

@@ -57,15 +57,14 @@ class DataPort:
     Args:
         host: Where to listen; the port is chosen by the kernel.
         tokens: Who may connect.
-        shelf: The shelf of a job, None when the job is not known here.
 
     Raises:
         OSError: the address is not of this machine.
     """
 
-    def __init__(self, host: str, tokens: Tokens, shelf: Callable[[str], Shelf | None]) -> None:
+    def __init__(self, host: str, tokens: Tokens) -> None:
         self._tokens = tokens
-        self._shelf = shelf
+        self._shelf: Callable[[str], Shelf | None] = lambda _: None
         self._lock = threading.Lock()
         self._connections: set[socket.socket] = set()
         name = host.strip("[]")
@@ -74,8 +73,13 @@ class DataPort:
         self.port = int(self._listener.getsockname()[1])
         self._thread = threading.Thread(target=self._accept, name="data port", daemon=True)
 
-    def start(self) -> None:
-        """Begin to serve."""
+    def start(self, shelf: Callable[[str], Shelf | None]) -> None:
+        """Begin to serve.
+
+        Args:
+            shelf: The shelf of a job, None when the job is not known here; called in any thread.
+        """
+        self._shelf = shelf
         self._thread.start()
 
     def close(self) -> None:

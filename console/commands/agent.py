@@ -20,6 +20,10 @@ def agent(  # noqa: PLR0917
     tls_key: Annotated[Path | None, typer.Option(help="Private key of the certificate (PEM).")] = None,
     tls_client_ca: Annotated[Path | None, typer.Option(help="Ask callers for certificates of this authority.")] = None,
     token_file: Annotated[Path | None, typer.Option(help="File with the token that every call must carry.")] = None,
+    ca_file: Annotated[
+        Path | None,
+        typer.Option(envvar="EVERSTEP_AGENT_CA_FILE", help="Authority (PEM) of the other agents' certificates."),
+    ] = None,
     log_mib: Annotated[int, typer.Option(help="Rotate a rank's log beyond this size, MiB.", min=1)] = 64,
     log_backups: Annotated[int, typer.Option(help="Rotated logs to keep.", min=1)] = 3,
     log_format: Annotated[
@@ -49,6 +53,7 @@ def agent(  # noqa: PLR0917
         shm_dir=shm_dir.resolve(),
         prewarm=prewarm,
         security=security,
+        peers=security.as_client(ca_file),
         log_bytes=log_mib << 20,
         log_backups=log_backups,
     )

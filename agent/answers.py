@@ -1,0 +1,54 @@
+"""What the agent says of ranks: where they stand, and how they ended."""
+
+from __future__ import annotations
+
+import math
+
+from agent import logs
+from agent.records import RankRecord
+from agent.runner import JobRunner, to_exit
+from agent.v1 import agent_pb2 as pb
+
+
+def progress_of(runner: JobRunner) -> list[pb.RankProgress]:
+    """Where each rank of a job's newest generation stands."""
+    found = []
+    for rank in runner.record.of(runner.record.generation):
+        report = runner.reports.get(rank.rank, rank.generation)
+        progress = pb.RankProgress(
+            rank=rank.rank,
+            generation=rank.generation,
+            pid=rank.pid,
+            alive=rank.end is None,
+            exit=to_exit(rank.end) if rank.end else None,
+            completed_steps=-1,
+            loss=math.nan,
+            grad_norm=math.nan,
+            saved=runner.custody.place.saved.of(rank.rank),
+        )
+        if report:
+            now = report.snapshot()
+            progress.attached, progress.finished = now.attached, now.finished
+            progress.completed_steps, progress.optimizer_steps = now.completed_steps, now.optimizer_steps
+            progress.milestones.CopyFrom(pb.Milestones(**now.milestones))
+            progress.tokens = runner.archive.tokens(rank.rank, rank.generation)
+            if now.newest:
+                progress.loss, progress.grad_norm = now.newest.loss, now.newest.grad_norm
+        found.append(progress)
+    return found
+
+
+def evidence_of(runner: JobRunner, rank: RankRecord) -> pb.RankEvidence:
+    """How a rank ended, and what it said last."""
+    now = runner.snapshot(rank)
+    said = logs.of_generation(logs.tail(runner.log_path(rank.rank, "err"), logs.SEARCHED_BYTES), rank.generation)
+    return pb.RankEvidence(
+        rank=rank.rank,
+        generation=rank.generation,
+        pid=rank.pid,
+        exit=to_exit(rank.end) if rank.end else None,
+        stopped_by_us=rank.stopped,
+        completed_steps=now.completed_steps if now else -1,
+        exception=rank.exception,
+        log_tail=said[-logs.TAIL_BYTES :].decode(errors="replace"),
+    )

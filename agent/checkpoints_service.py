@@ -1,0 +1,120 @@
+"""The rpcs on copies of training state."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import structlog
+
+from agent.custody import Custody
+from agent.held import in_memory
+from agent.parts import Context, ServiceParts, check_job, status_of
+from agent.runner import JobRunner
+from agent.v1 import agent_pb2 as pb
+from everstep.errors import AgentError, ConfigError, CorruptCheckpoint, EverstepError
+
+MOST_RESTORES = 8
+"""Shards that one Restore brings at once (ours)."""
+DISK_PATIENCE_S = 5.0
+"""A disk that does not answer within this time does not hold up a Stop (ours)."""
+
+logger = structlog.get_logger()
+
+
+class CheckpointsService(ServiceParts):
+    """Checkpoints, Restore, Persist and OpenExchange."""
+
+    async def Checkpoints(self, request: pb.CheckpointsRequest, context: Context) -> pb.CheckpointsReply:  # noqa: N802
+        """The copies that this machine holds, in all tiers; of a job that is not known here too."""
+        try:
+            check_job(request.job)
+            runner = self.runners.get(request.job)
+            custody = runner.custody if runner else Custody(self.host.place(request.job), self.host.exchange, 0)
+            verify = request.verify
+            memory, below = await asyncio.gather(
+                asyncio.to_thread(in_memory, custody.place.shm, verify_own=verify, verify_backups=verify),
+                asyncio.to_thread(custody.tiers.held, request),
+            )
+        except (EverstepError, OSError) as error:
+            await context.abort(status_of(error), str(error))
+            raise
+        return pb.CheckpointsReply(checkpoints=[*memory, *below])
+
+    async def Restore(self, request: pb.RestoreRequest, context: Context) -> pb.RestoreReply:  # noqa: N802
+        """Bring copies into own slots, verified."""
+
+        async def carry_out() -> pb.RestoreReply:
+            runner = self.runner(request.job)
+            check_restore(request)
+            async with runner.lock:
+                living = {rank.rank for rank in runner.record.living()} & {shard.rank for shard in request.shards}
+                if living:
+                    raise AgentError(f"rank {min(living)} still lives and writes its slots: stop it first")
+                return pb.RestoreReply(shards=await self._restore(runner, request))
+
+        return await self.command("Restore", request, pb.RestoreReply, context, carry_out)
+
+    async def _restore(self, runner: JobRunner, request: pb.RestoreRequest) -> list[pb.ShardRestored]:
+        loop, fenced = asyncio.get_running_loop(), runner.record.fenced
+
+        def one(shard: pb.ShardSource) -> pb.ShardRestored:
+            began = time.monotonic()
+            reply = pb.ShardRestored(rank=shard.rank)
+            try:
+                reply.bytes = runner.custody.restore(shard, request.checkpoint, fenced)
+                reply.ok = True
+            except (EverstepError, OSError) as error:
+                reply.damaged, reply.reason = isinstance(error, CorruptCheckpoint), str(error)
+                logger.warning("a copy was not restored", job=request.job, rank=shard.rank, reason=str(error))
+            reply.seconds = time.monotonic() - began
+            return reply
+
+        pool = ThreadPoolExecutor(MOST_RESTORES, thread_name_prefix="restore")
+        try:
+            return list(await asyncio.gather(*(loop.run_in_executor(pool, one, shard) for shard in request.shards)))
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # they need this loop: it must not wait for them
+
+    async def Persist(self, request: pb.PersistRequest, context: Context) -> pb.PersistReply:  # noqa: N802
+        """Write a coming step to disk too."""
+        runner = await self.known(request.job, context)
+        runner.custody.tiers.persist(request.step)
+        return pb.PersistReply()
+
+    async def OpenExchange(self, request: pb.OpenExchangeRequest, context: Context) -> pb.OpenExchangeReply:  # noqa: N802
+        """Where other agents send and fetch the job's state, and the token for it."""
+        try:
+            check_job(request.job)
+            if self.shelf(request.job) is None:
+                self.runner(request.job)
+        except EverstepError as error:
+            await context.abort(status_of(error), str(error))
+            raise
+        return pb.OpenExchangeReply(
+            port=self.host.exchange.port.port, token=self.host.exchange.tokens.issue(request.job)
+        )
+
+    async def held_after_stop(self, runner: JobRunner) -> list[pb.HeldCheckpoint]:
+        """What Stop answers: own slots verified, backups and disk by their headers."""
+        place, tiers = runner.custody.place, runner.custody.tiers
+        request = pb.CheckpointsRequest(job=place.job)
+        below = asyncio.create_task(asyncio.to_thread(tiers.held, request))
+        found = await asyncio.to_thread(in_memory, place.shm, verify_own=True, verify_backups=False)
+        try:
+            found += await asyncio.wait_for(asyncio.shield(below), DISK_PATIENCE_S)
+        except (EverstepError, OSError, TimeoutError) as error:
+            logger.warning("checkpoints on disk are not known", job=place.job, reason=str(error) or "no answer in time")
+        return found
+
+
+def check_restore(request: pb.RestoreRequest) -> None:
+    """Refuse what makes no sense.
+
+    Raises:
+        ConfigError: no shards, or a rank twice.
+    """
+    ranks = [shard.rank for shard in request.shards]
+    if len(set(ranks)) != len(ranks) or any(rank < 0 for rank in ranks):
+        raise ConfigError(f"shards of ranks {ranks}: each rank once, from 0 on")

@@ -1,0 +1,188 @@
+"""The copies of one job's training state on this machine: who is told of saves, who may write, what is thrown away.
+
+Open between Launch and Stop: the bell tells sender and lower tiers of each
+save, and backups are taken from others. Everything here may wait for threads
+and disks, so the runner calls it in a thread, one call at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Literal
+
+import structlog
+
+from agent.bell import Bell, make_fifo, own_files
+from agent.exchange.fetch import copy_slot, fetch_range, fetch_slot
+from agent.exchange.hub import Exchange
+from agent.exchange.received import Received
+from agent.exchange.sender import Sender
+from agent.exchange.server import Shelf
+from agent.no_tiers import JobTiers
+from agent.terms import LowerTiers, Place, Terms
+from agent.v1 import agent_pb2 as pb
+from everstep.errors import CheckpointError, CorruptCheckpoint, EverstepError
+from everstep.slot_format import SlotHeader
+from everstep.slot_reader import SlotReader
+from everstep.slots import SlotFile
+
+logger = structlog.get_logger()
+
+
+class Custody:
+    """One for each ``JobRunner``.
+
+    Args:
+        place: Where the copies lie.
+        exchange: Of the agent.
+        fenced: The newest generation that was stopped.
+    """
+
+    def __init__(self, place: Place, exchange: Exchange, fenced: int) -> None:
+        self.place = place
+        self.terms: Terms | None = None
+        """Of the generation that is open; None: closed."""
+        self.received = Received(place.shm, fenced)
+        self.shelf = Shelf(place.shm, self.received)
+        self.tiers: LowerTiers = JobTiers(place, self._fetch_range)
+        self._exchange = exchange
+        self._bell: Bell | None = None
+        self._sender: Sender | None = None
+        self._stale = False
+        """There may be backups that nobody needs any more."""
+        self._log = logger.bind(job=place.job)
+
+    # From Launch to Stop.
+
+    def launch(self, terms: Terms, unforked: set[int]) -> None:
+        """Throw away what this generation does not go on from, then open.
+
+        Args:
+            terms: Of the launch.
+            unforked: Its ranks that do not run yet: nobody but us writes their files.
+        """
+        self._shut()
+        for rank, path in own_files(self.place.shm).items():
+            if rank in unforked:
+                self._discard_own(path, terms.resume_step)
+        self.received.launch(terms.generation, terms.resume_step)
+        self.place.saved.clear()
+        self._stale = True
+        self.open(terms)
+
+    def open(self, terms: Terms) -> None:
+        """Begin, or after a restart of the agent go on, to send and to write."""
+        self.terms = terms
+        make_fifo(self.place.shm)
+        told = [self._saved]
+        if self._open_tiers(terms):
+            told.append(self.tiers.on_saved)
+        self._sender = Sender(self.place, terms, self._exchange.connect)
+        self._bell = Bell(self.place.shm, [*told, self._sender.on_saved])
+        self._sender.start()
+        self._bell.start()
+
+    def _open_tiers(self, terms: Terms) -> bool:
+        """Training goes on without a disk that fails; whoever looks at the job is told."""
+        try:
+            self.tiers.open(terms)
+        except (EverstepError, OSError) as error:
+            self._log.error("nothing is written to disk", reason=str(error))
+            for rank in terms.ranks:
+                self.place.saved.update(rank, disk_problem=str(error))
+            return False
+        return True
+
+    def stop(self, generation: int) -> None:
+        """Nothing of a generation or older ones is sent, taken or written any more when this returns."""
+        self.received.stop(generation)
+        if self.terms and self.terms.generation <= generation:
+            self._shut()
+
+    def close(self) -> None:
+        """The job is over here, or the agent ends: threads end, files are let go of."""
+        self.received.close()
+        self._shut()
+        self.tiers.close()
+
+    def _shut(self) -> None:
+        self.terms = None
+        if self._sender:
+            self._sender.close()
+        if self._bell:
+            self._bell.close()
+            self.tiers.shut()
+        self._sender = self._bell = None
+
+    # What happens meanwhile.
+
+    def _saved(self, rank: int, header: SlotHeader) -> None:
+        self.place.saved.own(rank, header.completed_steps, header.saved_ns)
+        if self._stale and (oldest := self._oldest_own()) is not None:
+            self._stale = self.received.remove_stale(oldest)
+
+    def _oldest_own(self) -> int | None:
+        """The oldest step in the own slots of this machine's ranks."""
+        steps = []
+        for path in own_files(self.place.shm).values():
+            with contextlib.suppress(OSError, CheckpointError), contextlib.closing(SlotReader(path)) as reader:
+                steps += [header.completed_steps for header in reader.headers()]
+        return min(steps, default=None)
+
+    def _discard_own(self, path: Path, resume_step: int) -> None:
+        """Forget own slots of an abandoned future; the rank does so too, unless it is killed before it can."""
+        try:
+            file = SlotFile(path)
+        except CheckpointError as error:
+            self._log.warning("later steps of a checkpoint file are not forgotten", path=str(path), reason=str(error))
+            return
+        file.discard_after(resume_step if resume_step > 0 else -1)
+        file.close()
+
+    # Restoring.
+
+    def restore(self, shard: pb.ShardSource, options: pb.CheckpointOptions, fenced: int) -> int:
+        """Bring one copy into the own slot of its rank, which does not run; returns the bytes moved.
+
+        Raises:
+            CorruptCheckpoint: the copy is bad or gone.
+            AgentUnreachable, CheckpointError, OSError: it cannot be had now, or there is no room.
+        """
+        path = self.place.shm / f"checkpoint-{shard.rank}"
+        if _holds(path, shard.completed_steps):
+            return 0
+        if shard.tier in {pb.HeldCheckpoint.DISK, pb.HeldCheckpoint.REMOTE}:
+            return self.tiers.restore(shard, options, fenced)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file: Literal["own", "backup"] = "own" if shard.tier == pb.HeldCheckpoint.OWN else "backup"
+        with contextlib.closing(SlotFile(path, slots=slots_of(options))) as into:
+            if not shard.address and file == "backup":
+                return copy_slot(self.place.shm / f"backup-{shard.rank}", shard.completed_steps, into)
+            if not shard.address:
+                raise CorruptCheckpoint(f"{path} does not hold step {shard.completed_steps}, or it is damaged")
+            return fetch_slot(
+                lambda: self._exchange.connect(shard.address, self.place.job),
+                shard.rank,
+                shard.completed_steps,
+                file,
+                into,
+            )
+
+    def _fetch_range(self, address: str, job: str, rank: int, step: int, view: memoryview) -> SlotHeader:
+        return fetch_range(lambda: self._exchange.connect(address, job), rank, step, view)
+
+
+def slots_of(options: pb.CheckpointOptions) -> int:
+    """Slots of an own file; callers that know no policy name none."""
+    return options.slots or 2
+
+
+def _holds(path: Path, step: int) -> bool:
+    """Whether a file holds a step, with the contents that its checksum says."""
+    try:
+        with contextlib.closing(SlotReader(path)) as reader:
+            header = reader.header(step)
+            return header is not None and reader.intact(header)
+    except (OSError, CheckpointError):
+        return False

@@ -1,0 +1,122 @@
+"""What the agent's rpcs share: jobs by name, carrying a command out once, errors as gRPC statuses."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+import structlog
+from google.protobuf.message import Message
+
+from agent.client import UnknownJob
+from agent.exchange.server import Shelf
+from agent.host import Host
+from agent.records import JobRecord
+from agent.requests import Command, RequestMemory
+from agent.runner import JobRunner
+from agent.v1 import agent_pb2_grpc
+from everstep.errors import AgentError, ConfigError, EverstepError, Fenced
+from everstep.job import JOB_NAME
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Reply = TypeVar("Reply", bound=Message)
+
+logger = structlog.get_logger()
+
+
+class ServiceParts(agent_pb2_grpc.AgentServicer):
+    """The jobs of one machine; the rpcs are in the classes that inherit from this one."""
+
+    def __init__(self, host: Host, memory: RequestMemory) -> None:
+        self.host = host
+        self.memory = memory
+        self.runners: dict[str, JobRunner] = {}
+        self.started_ns = time.time_ns()
+
+    def shelf(self, job: str) -> Shelf | None:
+        """What the data port may give and take for a job; None when it is not known here. Called in any thread."""
+        runner = self.runners.get(job)
+        return runner.custody.shelf if runner and not runner.record.released else None
+
+    async def command(
+        self,
+        name: str,
+        request: Command,
+        reply_type: type[Reply],
+        context: Context,
+        carry_out: Callable[[], Awaitable[Reply]],
+    ) -> Reply:
+        """Carry a command out once for each request id; errors become statuses."""
+        log = logger.bind(command=name, job=request.job, request=request.request_id)
+        try:
+            check_job(request.job)
+            return await self.memory.once(name, request, reply_type, carry_out)
+        except (EverstepError, OSError) as error:
+            log.warning("refused", reason=str(error))
+            await context.abort(status_of(error), str(error))
+            raise
+
+    def runner(self, job: str) -> JobRunner:
+        """A job that was prepared and is not over.
+
+        Raises:
+            AgentError: it is over.
+            UnknownJob: it was not prepared.
+        """
+        runner = self.runners.get(job)
+        if runner and runner.record.released:  # a late attempt must not bring it back
+            raise AgentError(f"{job} is over on {self.host.machine}: its memory was given back")
+        if runner is None or not runner.record.prepared:
+            raise UnknownJob(f"{job} is not prepared on {self.host.machine}: call Prepare first")
+        return runner
+
+    def new_runner(self, job: str) -> JobRunner:
+        """A job that is not over, known from here on."""
+        runner = self.runners.get(job)
+        if runner and not runner.record.released:
+            return runner
+        folder = self.host.state_dir / "jobs" / job
+        if folder.exists():  # an earlier job of this name: its logs are kept until the next one
+            previous = folder.with_name(f"{job}.previous")
+            shutil.rmtree(previous, ignore_errors=True)
+            folder.rename(previous)
+        runner = self.runners[job] = JobRunner(self.host, JobRecord(job=job))
+        runner.save()
+        return runner
+
+    async def known(self, job: str, context: Context) -> JobRunner:
+        """A job that was here at any time; ends the rpc when there is none."""
+        runner = self.runners.get(job)
+        if runner is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"{self.host.machine} knows no job {job!r}")
+            raise AssertionError
+        return runner
+
+
+def check_job(job: str) -> None:
+    """Refuse what is no job name; it becomes the name of folders.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if not JOB_NAME.fullmatch(job):
+        raise ConfigError(f"{job!r} is not a job name: use up to 30 of a-z, 0-9 and '-'")
+
+
+def status_of(error: Exception) -> grpc.StatusCode:
+    """The gRPC status that stands for an error; :func:`agent.client.translate` is its inverse."""
+    match error:
+        case Fenced():
+            return grpc.StatusCode.FAILED_PRECONDITION
+        case ConfigError():
+            return grpc.StatusCode.INVALID_ARGUMENT
+        case UnknownJob():
+            return grpc.StatusCode.NOT_FOUND
+        case OSError():
+            return grpc.StatusCode.RESOURCE_EXHAUSTED
+        case _:
+            return grpc.StatusCode.ABORTED
