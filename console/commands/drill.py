@@ -26,16 +26,27 @@ def drill(  # noqa: PLR0917 - one parameter for each option
     machine: Annotated[str, typer.Option(help="Machine to strike, m2 or 2.")] = "",
     at_step: Annotated[int, typer.Option(min=0, help="Step at which the fault strikes.")] = 20,
     times: Annotated[int, typer.Option(min=1, max=20, help="Strike again at that step after each recovery.")] = 1,
-    in_stage: Annotated[str, typer.Option(help="kill-worker, kill-temporal: stop, decide, reattempt, confirm.")] = "",
+    in_stage: Annotated[
+        str, typer.Option(help="kill-worker, kill-temporal: stop, decide, restore, reattempt, confirm.")
+    ] = "",
     at_event: Annotated[int | None, typer.Option(min=1, help="kill-worker: instead, an event of the history.")] = None,
     during: Annotated[str, typer.Option(help="… of the incident that this fault opens; kill-agent: launch.")] = "",
     moment: Annotated[str, typer.Option(help="… at the begin, in the middle or at the end of its work.")] = "middle",
+    kind: Annotated[str, typer.Option(help="kill-group: tp, pp or dp.")] = "",
+    index: Annotated[int, typer.Option(min=0, help="kill-group: which group of that kind.")] = 0,
+    where: Annotated[str, typer.Option(help="flip-bit: buffer (own memory), backup (the peer's) or file (disk).")] = "",
+    fits: Annotated[str, typer.Option(help="shm-full: nothing, or own (but no backups of others).")] = "nothing",
+    then: Annotated[str, typer.Option(help="kill-agent, kill-peer: kill-rank or kill-machine, once it is back.")] = "",
+    seconds: Annotated[float, typer.Option(help="hang-peer: how long the agent stands still.", max=30)] = 6.0,
     machines: Annotated[int | None, typer.Option(min=1, help="Machines of the job. Default: 4.")] = None,
     ranks_per_machine: Annotated[int | None, typer.Option(min=1, help="Ranks on each. Default: 2.")] = None,
     tp: Annotated[int | None, typer.Option(min=1, help="Tensor-parallel size. Default: 2.")] = None,
     pp: Annotated[int | None, typer.Option(min=1, help="Pipeline-parallel size. Default: 2.")] = None,
     standbys: Annotated[int, typer.Option(min=0, help="Machines beside those of the job.")] = 1,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps of the job, handed to the script as --steps.")] = None,
+    step_seconds: Annotated[
+        float | None, typer.Option(min=0, help="Shortest step of the example; 0.2 where backups must keep pace.")
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="A job file; options win.")] = None,
     repeat: Annotated[int, typer.Option(min=1, help="So many runs on one cluster; then median, p90, maximum.")] = 1,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the cluster up, and say where.")] = False,
@@ -51,13 +62,21 @@ def drill(  # noqa: PLR0917 - one parameter for each option
     copies. In a script's arguments `{run}` stands for a folder that each run has
     of its own, for checkpoints that the script writes itself.
 
+    Where a drill takes copies of the training state away or damages them, it
+    looks itself at what is left, and says how many steps that may cost: one where
+    the placement of the backups promises it. Small file systems need root.
+
     Examples:
 
         everstep drill kill-rank --rank 5 --at-step 20
 
         everstep drill kill-rank --rank 1 --rank 6 --repeat 10
 
-        everstep drill kill-worker --in-stage confirm --during kill-rank --rank 3
+        everstep drill kill-group --kind pp --index 0
+
+        everstep drill flip-bit --where backup --rank 5
+
+        everstep drill kill-worker --in-stage restore --during kill-machine --machine m2
 
         everstep drill exit-rank --code 0 --json -- examples/ddp_plain.py --out '{run}'
 
@@ -80,6 +99,11 @@ def drill(  # noqa: PLR0917 - one parameter for each option
         ("--signal", "kill-rank", signal != "KILL"),
         ("--code", "exit-rank", code != 1),
         ("--exception", "raise", exception != "RuntimeError"),
+        ("--kind", "kill-group", kind != ""),
+        ("--index", "kill-group", index != 0),
+        ("--where", "flip-bit", where != ""),
+        ("--fits", "shm-full", fits != "nothing"),
+        ("--seconds", "hang-peer", seconds != 6.0),
     ):
         if changed and goes_with not in {fault, during}:
             raise ConfigError(f"{option} goes with {goes_with}, not with {fault}")
@@ -97,12 +121,19 @@ def drill(  # noqa: PLR0917 - one parameter for each option
             at_event=at_event,
             during=during,
             moment=moment,
+            kind=kind,
+            index=index,
+            where=where,
+            fits=fits,
+            then=then,
+            seconds=seconds,
             machines=machines,
             ranks_per_machine=ranks_per_machine,
             tp=tp,
             pp=pp,
             standbys=standbys,
             steps=steps,
+            step_seconds=step_seconds,
             config=config,
             script=script or [],
         )

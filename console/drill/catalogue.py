@@ -25,7 +25,6 @@ class FaultKind:
 
 
 _HANGS = "needs the detection of hangs, which is not part of this release"
-_MACHINES = "needs standbys and eviction, which are not part of this release"
 _DEVICES = "needs the machine monitor, which is not part of this release"
 _NETWORK = "needs machines in network namespaces, which are not part of this release"
 _LOSSES = "needs the watching of losses, which is not part of this release"
@@ -42,9 +41,13 @@ CATALOGUE: tuple[FaultKind, ...] = (
     FaultKind("nan", "--rank R | --machine M", "NaN in the loss; bound to a machine it follows the machine", _LOSSES),
     FaultKind("bitflip", "--machine M [--only-in-job]", "one bit of a gradient flips on that machine", _LOSSES),
     FaultKind("slow-machine", "--machine M --factor F", "less CPU for the machine's ranks", _HANGS),
-    FaultKind("kill-machine", "--machine M", "SIGKILL of everything of a machine", _MACHINES),
-    FaultKind("kill-group", "--kind tp|pp|dp --index I", "SIGKILL of all machines of a parallel group", _MACHINES),
-    FaultKind("kill-agent", "--machine M [--during launch]", "SIGKILL of a node agent; its ranks live on"),
+    FaultKind("kill-machine", "--machine M", "SIGKILL of everything of a machine, which comes back empty"),
+    FaultKind("kill-group", "--kind tp|pp|dp --index I", "the same to all machines of a parallel group at once"),
+    FaultKind(
+        "kill-agent",
+        "--machine M [--during launch | --then FAULT]",
+        "SIGKILL of a node agent; its ranks live on. With --then a rank or the machine is killed once it is back",
+    ),
     FaultKind("kill-forkserver", "--machine M", "SIGKILL of a job's fork server; its ranks live on"),
     FaultKind(
         "kill-worker",
@@ -62,7 +65,7 @@ CATALOGUE: tuple[FaultKind, ...] = (
     FaultKind("gpu-hot", "--machine M", "a GPU overheats", _DEVICES),
     FaultKind("nic-down", "--machine M", "a network card goes down", _DEVICES),
     FaultKind("nic-flap", "--machine M", "a network card goes down and up", _DEVICES),
-    FaultKind("disk-full", "--machine M", "no space is left on the machine's disk", _DEVICES),
+    FaultKind("disk-full", "--machine M", "no space for checkpoints on a machine's disk; then memory is lost"),
     FaultKind("fs-readonly", "--machine M", "the machine's file system turns read-only", _DEVICES),
     FaultKind("oom", "--machine M", "a rank is killed for its memory", _DEVICES),
     FaultKind("cut-link", "--between M1 M2", "no packet passes between two machines", _NETWORK),
@@ -73,6 +76,23 @@ CATALOGUE: tuple[FaultKind, ...] = (
         "a hot update whose code fails",
         "needs hot updates, which are not part of this release",
     ),
+    FaultKind(
+        "flip-bit",
+        "--where buffer|backup|file [--rank R]",
+        "one bit of a rank's saved state flips, and what holds the better copies is killed",
+    ),
+    FaultKind("truncate-file", "[--rank R]", "a rank's newest checkpoint on disk is cut short, and then needed"),
+    FaultKind(
+        "shm-full",
+        "--machine M [--fits nothing|own]",
+        "shared memory too small for the machine's own checkpoints, or for the backups that others send",
+    ),
+    FaultKind("hang-peer", "--machine M [--seconds S]", "SIGSTOP of an agent while it receives backups"),
+    FaultKind(
+        "kill-peer",
+        "--machine M [--then FAULT]",
+        "SIGKILL of an agent in the middle of a backup; once it is back, the owner's machine or rank is killed",
+    ),
 )
 
 RANK_FAULTS = ("kill-rank", "stop-rank", "exit-rank", "raise", "kill-during-save")
@@ -81,6 +101,20 @@ MACHINE_FAULTS = ("kill-agent", "kill-forkserver")
 """Done from outside to a process beside the ranks."""
 CONTROL_FAULTS = ("kill-worker", "kill-temporal")
 """Done in a stage of the incident that another fault opened."""
+LOSSES = ("kill-machine", "kill-group")
+"""Machines are killed and come back empty."""
+DAMAGE = ("flip-bit", "truncate-file")
+"""A copy is damaged, then it is needed."""
+ROOM = ("shm-full", "disk-full")
+"""A file system of a machine is too small."""
+PEERS = ("hang-peer", "kill-peer")
+"""Done to an agent while backups flow."""
+THEN = ("kill-rank", "kill-machine")
+"""What may follow, once a killed agent is back."""
+WHERE = ("buffer", "backup", "file")
+"""Where a bit flips: in a rank's own memory, in its backup at the peer, on disk."""
+FITS = ("nothing", "own")
+"""What a machine's shared memory has room for."""
 
 _BY_NAME = {kind.name: kind for kind in CATALOGUE}
 

@@ -17,7 +17,7 @@ from console.control import Control
 from console.drill.catalogue import CannotInject
 from console.drill.copies import Tree
 from console.local import cluster as local
-from console.local import procfs
+from console.local import mounts, procfs
 from everstep import environment
 from everstep.errors import ClusterError
 from everstep.machine import Machine
@@ -140,6 +140,10 @@ class DrillCluster:
         if hasattr(self, "file"):
             left = procfs.of_cluster(self.file.id) - {one.pid for one in seen}
             self.leaked += [f"process {pid} after the cluster was down" for pid in sorted(left)]
+            left_mounted = mounts.below(self.folder) + mounts.below(self.file.shm)
+            self.leaked += [f"mount {path} after the cluster was down" for path in left_mounted]
+            for path in left_mounted:
+                mounts.unmount(path)
             if self.file.shm.exists():
                 self.leaked += [f"{path} after the cluster was down" for path in self.file.shm.rglob("*")]
         self.clear()

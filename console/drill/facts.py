@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,11 +12,12 @@ from typing import Any
 from temporalio.client import WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
+from activities import messages
 from console.drill import losses
 from console.drill.cluster import DrillCluster
-from console.drill.inject import Absorbed
 from console.drill.losses import Records
-from everstep.incident import IncidentReport
+from console.drill.seen import Seen
+from everstep.incident import Copy, IncidentReport, Restored, Tier
 from everstep.job import JobSpec
 from everstep.job_state import incident_workflow_id
 from everstep.machine import Machine
@@ -47,7 +49,11 @@ class Facts:
     marks: dict[str, dict[str, Any] | None] = field(default_factory=dict)
     incidents: list[IncidentFacts] = field(default_factory=list)
     records: Records = field(default_factory=Records)
-    absorbed: Absorbed | None = None
+    seen: Seen = field(default_factory=Seen)
+    texts: list[str] = field(default_factory=list)
+    """What the incidents said, whole lines: stages, conclusions, headlines."""
+    restored_from: dict[str, int] = field(default_factory=dict)
+    """Tier → ranks that went on from a copy there, in the last restart."""
     differences: list[str] | None = None
     duplicates: int = 0
     leaked: list[str] = field(default_factory=list)
@@ -81,13 +87,47 @@ async def launches(cluster: DrillCluster, incident: str) -> list[tuple[int, int]
     async for event in cluster.control.client.get_workflow_handle(incident).fetch_history_events():
         at = event.event_time.ToNanoseconds()
         if event.HasField("activity_task_scheduled_event_attributes"):
-            if event.activity_task_scheduled_event_attributes.activity_type.name == "Launch ranks":
+            if event.activity_task_scheduled_event_attributes.activity_type.name == messages.LAUNCH:
                 started[event.event_id] = at
         elif event.HasField("activity_task_completed_event_attributes"):
             scheduled = event.activity_task_completed_event_attributes.scheduled_event_id
             if scheduled in started:
                 found.append((started[scheduled], at))
     return found
+
+
+async def texts(cluster: DrillCluster, incident: IncidentFacts) -> list[str]:
+    """What an incident said: its stages as the report has them, and its conclusions whole, from the ledger."""
+    said = [incident.report.headline, *incident.report.stages] if incident.report else []
+    if ledger := await cluster.control.ledger():
+        recorded = await asyncio.to_thread(ledger.incident, incident.id)
+        said += [f"{event.stage}: {event.text}" for event in recorded.events] if recorded else []
+    return said
+
+
+async def moved(cluster: DrillCluster, incident: str) -> list[Copy]:
+    """The copies that an incident brought to the machines that needed them, in order, from its history."""
+    scheduled: set[int] = set()
+    found: list[Copy] = []
+    handle = cluster.control.client.get_workflow_handle(incident)
+    async for event in handle.fetch_history_events():
+        if event.HasField("activity_task_scheduled_event_attributes"):
+            if event.activity_task_scheduled_event_attributes.activity_type.name == messages.RESTORE:
+                scheduled.add(event.event_id)
+        elif event.HasField("activity_task_completed_event_attributes"):
+            done = event.activity_task_completed_event_attributes
+            if done.scheduled_event_id in scheduled:
+                converter = cluster.control.client.data_converter
+                [restored] = await converter.decode(done.result.payloads, [Restored])
+                found += restored.moved
+    return found
+
+
+def restored_from(moved: Sequence[Copy], world_size: int, step: int) -> dict[str, int]:
+    """How many ranks went on at a step from which tier; what was not moved lay in their own memory."""
+    tiers = {one.rank: one.tier for one in moved if one.completed_steps == step}
+    counts = Counter(str(tiers.get(rank, Tier.OWN)) for rank in range(world_size))
+    return {str(tier): counts[tier] for tier in Tier if counts[tier]}
 
 
 async def left_behind(cluster: DrillCluster, spec: JobSpec, machines: Sequence[Machine]) -> list[str]:
@@ -111,12 +151,14 @@ async def ettr(cluster: DrillCluster, job: str) -> float | None:
     return found.ratio if found else None
 
 
-async def records(cluster: DrillCluster, spec: JobSpec, machines: Sequence[Machine]) -> tuple[Records, int]:
-    """The step records of a job, and how many launches of a rank its logs show too many."""
+async def records(
+    cluster: DrillCluster, spec: JobSpec, machines: Sequence[Machine], known: Records | None = None
+) -> tuple[Records, int]:
+    """The step records of a job, with those known already, and how many launches of a rank its logs show too many."""
     agents = cluster.control.agents
     topology = spec.topology()
     ranks = [topology.ranks(index) for index in range(spec.machines)]
     return (
-        await losses.collect(agents, spec.name, machines),
+        await losses.collect(agents, spec.name, machines, known),
         await losses.launches(agents, spec.name, machines, ranks),
     )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Collection
 from typing import Any
 
 from console.drill.catalogue import CONTROL_FAULTS
 from console.drill.facts import Facts
+from console.drill.inject import STRIKE
 from console.drill.request import DrillRequest
 from console.drill.result import DrillResult
 from everstep.incident import IncidentReport
@@ -14,6 +16,12 @@ from everstep.job import JobSpec
 
 MAX_LOST = 1
 """A fault may cost at most the step that was under way, by design of the every-step checkpoint."""
+MAX_PACE = 1.5
+"""Step time while a peer's agent hangs, in step times before: far above what a busy machine does to a median (ours)."""
+MUST_SAY = ("disk-full", "shm-full")
+"""Faults with which training goes on, so that somebody has to be told."""
+FOUND = ("checksum", "damaged", "truncated", "cut short", "bytes")
+"""Words of which one names what is wrong with a copy."""
 
 
 def judge(request: DrillRequest, spec: JobSpec, facts: Facts) -> DrillResult:
@@ -34,11 +42,19 @@ def judge(request: DrillRequest, spec: JobSpec, facts: Facts) -> DrillResult:
         duplicates=facts.duplicates,
         generations=facts.generations,
         headline=facts.headline,
+        restored_from=facts.restored_from,
+        emptied=facts.seen.emptied,
+        damaged=[f"rank {one.rank}, step {one.step}: {one.path}: {one.what}" for one in facts.seen.damaged],
+        said=sorted(facts.seen.said),
+        pace=_pace(request, facts),
     )
+    if facts.seen.promise:
+        result.steps_promised, result.promise = facts.seen.promise.steps, facts.seen.promise.reason
     _time(request, facts, result, reports)
     result.problems = [
         *_not_fired(facts),
         *(_not_absorbed(facts, result) if request.absorbed else _not_recovered(request, spec, facts, result, reports)),
+        *_copies(request, facts, result),
         *(facts.differences or [])[:5],
         *_not_clean(facts),
     ]
@@ -48,13 +64,13 @@ def judge(request: DrillRequest, spec: JobSpec, facts: Facts) -> DrillResult:
 
 def _time(request: DrillRequest, facts: Facts, result: DrillResult, reports: list[IncidentReport]) -> None:
     """Fill in when it was seen and over, counted from the fault that opened the incident."""
-    times = [mark["time_ns"] for name, mark in facts.marks.items() if mark and _opens(request, name)]
+    times = [mark["time_ns"] for name, mark in facts.marks.items() if mark and _opens(request, name, facts.marks)]
     fault_ns = min(times, default=None)
     if request.absorbed:
         result.resolution = "absorbed" if not facts.incidents else None
         result.steps_lost = 0 if not facts.incidents else None
-        if facts.absorbed and facts.absorbed.back_ns:
-            result.recovered_s = _seconds(facts.absorbed.killed_ns, facts.absorbed.back_ns)
+        if facts.seen.absorbed and facts.seen.absorbed.back_ns:
+            result.recovered_s = _seconds(facts.seen.absorbed.killed_ns, facts.seen.absorbed.back_ns)
     if facts.incidents and fault_ns is not None:
         result.detected_s = _seconds(fault_ns, facts.incidents[0].opened_ns)
     if not reports:
@@ -70,8 +86,10 @@ def _time(request: DrillRequest, facts: Facts, result: DrillResult, reports: lis
             result.recovered_s = _seconds(fault_ns, last.confirmation.stepped_ns)
 
 
-def _opens(request: DrillRequest, fault_id: str) -> bool:
+def _opens(request: DrillRequest, fault_id: str, ids: Collection[str]) -> bool:
     """Whether a fault is the one that the clock starts with."""
+    if STRIKE in ids:
+        return fault_id == STRIKE
     beside = request.fault in CONTROL_FAULTS or request.during == "launch"
     return not (beside and fault_id.startswith(request.fault))
 
@@ -80,9 +98,20 @@ def _seconds(begin_ns: int, end_ns: int) -> float:
     return round((end_ns - begin_ns) / 1e9, 4)
 
 
+def _pace(request: DrillRequest, facts: Facts) -> float | None:
+    away = facts.seen.absorbed
+    if request.base != "hang-peer" or away is None or away.back_ns is None:
+        return None
+    before = facts.records.step_s(0, away.killed_ns)
+    during = facts.records.step_s(away.killed_ns, away.back_ns)
+    return round(during / before, 3) if before and during else None
+
+
 def _not_fired(facts: Facts) -> list[str]:
     if not facts.marks:
         return ["no fault was planned"]
+    if facts.seen.trouble:
+        return [facts.seen.trouble]
     return [f"fault {name} did not fire" for name, mark in facts.marks.items() if mark is None]
 
 
@@ -94,9 +123,11 @@ def _not_absorbed(facts: Facts, result: DrillResult) -> list[str]:
         found.append(f"it opened {len(facts.incidents)} incidents although no rank was hurt")
     if facts.generations > 1:
         found.append(f"the job was launched {facts.generations} times")
-    if facts.absorbed is None or facts.absorbed.back_ns is None:
+    if facts.seen.absorbed is None or facts.seen.absorbed.back_ns is None:
         found.append("the killed part did not come back in time")
-    elif facts.records.of and not facts.records.stepped_between(facts.absorbed.killed_ns, facts.absorbed.back_ns):
+    elif facts.records.of and not facts.records.stepped_between(
+        facts.seen.absorbed.killed_ns, facts.seen.absorbed.back_ns
+    ):
         found.append("the job did not step while the part was away")
     if result.steps_redone:
         found.append(f"{result.steps_redone} steps were done twice")
@@ -106,6 +137,12 @@ def _not_absorbed(facts: Facts, result: DrillResult) -> list[str]:
 def _not_recovered(
     request: DrillRequest, spec: JobSpec, facts: Facts, result: DrillResult, reports: list[IncidentReport]
 ) -> list[str]:
+    if request.parks:
+        told = any("no room" in text for text in facts.texts)
+        return [
+            *([] if facts.parked else ["the job was not parked although its checkpoints have no room"]),
+            *([] if told else ["nobody was told that there is no room"]),
+        ]
     if request.times >= spec.policy.max_failures_at_step:
         # Again and again at one step deserves an operator, not a loop.
         return [] if facts.parked else [f"{request.times} faults at one step and the job was not parked"]
@@ -117,8 +154,8 @@ def _not_recovered(
     found += [f"{one.id} is still open" for one in facts.incidents if one.report is None]
     found += [f"not recovered: {report.headline}" for report in reports if not report.recovered]
     found += _steps(facts, result, reports)
-    if request.during == "launch" and facts.absorbed:
-        killed_ns = facts.absorbed.killed_ns
+    if request.during == "launch" and facts.seen.absorbed:
+        killed_ns = facts.seen.absorbed.killed_ns
         if not any(begin <= killed_ns <= end for begin, end in facts.launches_ns):
             found.append("the agent was not killed within the launch")
     return found
@@ -129,12 +166,35 @@ def _steps(facts: Facts, result: DrillResult, reports: list[IncidentReport]) -> 
     lost, redone = result.steps_lost, result.steps_redone
     if lost is None or redone is None:
         return []
+    most = MAX_LOST if result.steps_promised is None else result.steps_promised
     found = [
-        f"{report.lost_steps} steps lost" for report in reports if report.lost_steps and report.lost_steps > MAX_LOST
+        f"{report.lost_steps} steps lost, {most} would have done"
+        for report in reports
+        if report.lost_steps and report.lost_steps > most
     ]
     # The step under way may have been reported and not completed: one more per incident.
     if facts.records.of and not lost <= redone <= lost + len(reports):
         found.append(f"the incidents say {lost} steps lost, the step records show {redone} done again")
+    return found
+
+
+def _copies(request: DrillRequest, facts: Facts, result: DrillResult) -> list[str]:
+    """Whether what happened to copies was told: damage, machines that came back empty, full file systems."""
+    found = []
+    for one in facts.seen.damaged:
+        named = [text for text in facts.texts if f"rank {one.rank} " in text and any(word in text for word in FOUND)]
+        if not named:
+            found.append(f"the incident does not name the damaged copy of rank {one.rank}")
+    if facts.incidents:
+        found += [
+            f"the incident does not say that {name} came back empty"
+            for name in facts.seen.emptied
+            if not any(name in text and "empty" in text for text in facts.texts)
+        ]
+    if request.base in MUST_SAY and not request.parks and not facts.seen.said:
+        found.append(f"no agent told of a problem although {request.base.replace('-', ' is ')}")
+    if result.pace is not None and result.pace > MAX_PACE:
+        found.append(f"steps took {result.pace:.2f} times as long while the agent hung")
     return found
 
 

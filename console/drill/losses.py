@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import math
 import re
+import statistics
 import struct
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
 
 from agent.client import AgentPool
+from agent.steps import StepArchive
 from agent.v1 import agent_pb2 as pb
-from everstep.errors import AgentError
+from everstep.errors import AgentError, EverstepError
 from everstep.machine import Machine
+from everstep.reports import ReportFile
 
 _MARKER = re.compile(r"^--- everstep: rank (\d+), generation (\d+),", re.MULTILINE)
 
@@ -40,10 +45,25 @@ class Records:
         """Number of different steps."""
         return len({record.step for records in self.of.values() for record in records})
 
+    def add(self, replies: Iterable[pb.StepsReply]) -> None:
+        """Take what an agent tells, after what is known already."""
+        for reply in replies:
+            self.of.setdefault(reply.rank, []).extend(
+                Record(r.step, r.generation, r.time_ns, struct.pack("<d", r.loss)) for r in reply.records
+            )
+
     def redone(self) -> int | None:
         """Most steps that any rank reported more than once; None without reports."""
         again = [sum(n - 1 for n in Counter(r.step for r in records).values()) for records in self.of.values()]
         return max(again, default=None)
+
+    def step_s(self, begin_ns: int, end_ns: int) -> float | None:
+        """Median time of a step between two times, over all ranks that report, seconds; None with too few."""
+        gaps = []
+        for records in self.of.values():
+            times = sorted(r.time_ns for r in records if begin_ns < r.time_ns < end_ns)
+            gaps += [(after - before) / 1e9 for before, after in pairwise(times)]
+        return statistics.median(gaps) if gaps else None
 
     def stepped_between(self, begin_ns: int, end_ns: int) -> int:
         """Fewest steps that any reporting rank reported between two times."""
@@ -52,16 +72,36 @@ class Records:
         )
 
 
-async def collect(agents: AgentPool, job: str, machines: Sequence[Machine]) -> Records:
-    """Ask the agents for all step records of a job."""
-    found = Records()
+async def collect(agents: AgentPool, job: str, machines: Sequence[Machine], known: Records | None = None) -> Records:
+    """Ask the agents for all step records of a job.
+
+    Args:
+        agents: the connections.
+        job: its name.
+        machines: where it ran.
+        known: what machines had recorded that were emptied since.
+    """
+    found = Records({rank: list(records) for rank, records in known.of.items()} if known else {})
     for machine in machines:
         with suppress(AgentError):
-            async for reply in agents.get(machine.address).steps(pb.StepsRequest(job=job, rank=-1)):
-                found.of.setdefault(reply.rank, []).extend(
-                    Record(r.step, r.generation, r.time_ns, struct.pack("<d", r.loss)) for r in reply.records
-                )
+            found.add([one async for one in agents.get(machine.address).steps(pb.StepsRequest(job=job, rank=-1))])
     return found
+
+
+def rescue(into: Records, job: str, state: Path, shm: Path) -> None:
+    """Keep the step records of a machine that is off and about to be emptied: in its files and in mapped reports."""
+    folder = state / "jobs" / job
+    if not folder.is_dir():
+        return
+    archive = StepArchive(folder)
+    reports = sorted((shm / job).glob("report-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+    for path in reports:
+        with suppress(OSError, EverstepError):
+            report = ReportFile.open(path)
+            archive.drain(report)
+            report.close()
+    for rank in archive.ranks():
+        into.add(archive.read(rank, 0))
 
 
 def differences(reference: Records, run: Records) -> list[str] | None:

@@ -14,6 +14,7 @@ from console.drill.judge import summary
 from console.drill.result import DrillResult
 
 PIPE_COLUMNS = 160
+SOURCES = {"own memory": "their own memory", "backup": "backups", "disk": "disk", "remote": "remote storage"}
 
 
 def console() -> Console:
@@ -78,7 +79,19 @@ def _report(out: Console, run: DrillResult) -> None:
         table.add_row("stages", ", ".join(f"{name} {_s(seconds)}" for name, seconds in run.stages))
     if run.parts:
         table.add_row("first step", ", ".join(f"{name} {_s(seconds)}" for name, seconds in run.parts.items()))
-    table.add_row("steps lost", _or(run.steps_lost))
+    allowed = "" if run.steps_promised is None else f" of {run.steps_promised} at most: {run.promise}"
+    table.add_row("steps lost", escape(_or(run.steps_lost) + allowed))
+    if run.damaged:
+        table.add_row("damaged", escape("; ".join(run.damaged)))
+    if run.emptied:
+        table.add_row("emptied", ", ".join(run.emptied))
+    if run.restored_from:
+        told = [f"{ranks} from {SOURCES.get(tier, tier)}" for tier, ranks in run.restored_from.items()]
+        table.add_row("restored", f"{sum(run.restored_from.values())} ranks: {', '.join(told)}")
+    if run.said:
+        table.add_row("told", escape("; ".join(run.said)))
+    if run.pace is not None:
+        table.add_row("pace", f"a step took {run.pace:.2f} times as long while the agent hung")
     table.add_row("losses", _losses(run) + (f", {run.steps} steps" if run.losses_match is not None else ""))
     table.add_row("copies", "never two of a rank" if not run.duplicates else f"[red]{run.duplicates}[/red]")
     table.add_row("left behind", "nothing" if not run.leaked else f"[red]{escape(', '.join(run.leaked[:10]))}[/red]")

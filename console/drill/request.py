@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from console.drill.catalogue import CONTROL_FAULTS, MACHINE_FAULTS, RANK_FAULTS, kind_of
-from console.drill.worker_faults import MOMENTS, STAGES
+from console.drill import checks, settings
+from console.drill.catalogue import CONTROL_FAULTS, DAMAGE, MACHINE_FAULTS, RANK_FAULTS
+from console.drill.checks import machine_names
 from console.job_file import load_job
 from everstep.errors import ConfigError
-from everstep.faults import exception_named
 from everstep.job import JobSpec
+from everstep.topology import AXES, Axis
 
-SIGNALS = ("KILL", "SEGV", "ABRT")
 DEFAULTS: dict[str, Any] = {"machines": 4, "ranks_per_machine": 2, "tp": 2, "pp": 2}
 """Sizes of the job of a drill."""
-DRILL_POLICY = {"stall_floor_s": 3.0, "exit_grace_s": 3.0}
-"""Hangs are found after 10 min, and early leavers after 60 s, by default; a drill's steps take 0.1 s (ours)."""
+PACE = "--step-seconds"
+"""The example's option for the length of its steps."""
+THEN_AFTER = 10
+"""Steps between the first and the second fault of a drill that has two (ours)."""
 
 
 class DrillRequest(BaseModel):
@@ -43,12 +44,19 @@ class DrillRequest(BaseModel):
     at_event: int | None = Field(None, ge=1, description="Instead of a stage: an event of the incident's history.")
     during: str = ""
     moment: str = "middle"
+    kind: str = ""
+    index: int = Field(0, ge=0)
+    where: str = ""
+    fits: str = "nothing"
+    then: str = ""
+    seconds: float = Field(6.0, gt=0, le=30)
     machines: int | None = None
     ranks_per_machine: int | None = None
     tp: int | None = None
     pp: int | None = None
     standbys: int = Field(1, ge=0)
     steps: int | None = Field(None, ge=1)
+    step_seconds: float | None = Field(None, ge=0)
     config: Path | None = None
     script: list[str] = Field(default_factory=list, description="Script and arguments; default: the example GPT.")
     """``{run}`` in an argument stands for a folder of the run's own: for a script that writes checkpoints itself."""
@@ -71,10 +79,30 @@ class DrillRequest(BaseModel):
     @property
     def absorbed(self) -> bool:
         """Whether the job deserves to go on without an incident."""
-        return self.base in MACHINE_FAULTS
+        return (self.base in MACHINE_FAULTS and not self.then) or self.base == "hang-peer"
 
-    def spec(self, name: str, env: dict[str, str]) -> JobSpec:
+    @property
+    def parks(self) -> bool:
+        """Whether the job deserves to be parked: nothing but a person can help."""
+        return self.base == "shm-full" and self.fits == "nothing"
+
+    @property
+    def outside(self) -> bool:
+        """Whether the injector acts, and not the ranks themselves."""
+        return self.base not in RANK_FAULTS
+
+    @property
+    def axis(self) -> Axis:
+        """The kind of the struck group."""
+        return next(axis for axis in AXES if axis == self.kind)
+
+    def spec(self, name: str, env: dict[str, str], *, disk: Path = Path("disk")) -> JobSpec:
         """The job of this drill.
+
+        Args:
+            name: its name.
+            env: environment of its ranks beside the job file's.
+            disk: folder that outlives machines, for checkpoints on disk.
 
         Raises:
             ConfigError: an option makes no sense, or does not fit the job.
@@ -90,15 +118,34 @@ class DrillRequest(BaseModel):
         if self.script:
             given |= {"script": str(Path(self.script[0]).resolve()), "args": self.script[1:]}
         elif self.config is None:
-            given |= {"script": str(example("gpt.py")), "args": ["--steps", str(self.total_steps)]}
+            given |= {"script": str(example("gpt.py")), "args": ["--steps", str(self.total_steps), *self._pace()]}
         spec = load_job(self.config, given)
         if self.steps is not None and "--steps" not in spec.args:  # a script of the user's: handed on
             spec = spec.model_copy(update={"args": [*spec.args, "--steps", str(self.steps)]})
         chosen = set(spec.policy.model_fields_set)
-        quick = {} if self.absorbed else DRILL_POLICY  # a job that is held up is no hang
-        policy = {**{key: value for key, value in quick.items() if key not in chosen}, **self.policy}
-        changed = {"name": name, "env": spec.env | env, "policy": spec.policy.model_copy(update=policy)}
+        policy = {**{key: value for key, value in self._patience().items() if key not in chosen}, **self.policy}
+        kept = set(spec.checkpoint.model_fields_set)
+        needed = settings.checkpoint_settings(self.base, where=self.where, fits=self.fits, disk=disk)
+        checkpoint = {key: value for key, value in needed.items() if key not in kept}
+        changed = {
+            "name": name,
+            "env": spec.env | env,
+            "policy": spec.policy.model_copy(update=policy),
+            "checkpoint": spec.checkpoint.model_copy(update=checkpoint),
+        }
         return JobSpec.model_validate(spec.model_copy(update=changed).model_dump())
+
+    def _patience(self) -> dict[str, float]:
+        if self.absorbed:
+            return {}  # a job that is held up is no hang
+        return settings.DRILL_POLICY if self.strike_hold is None else settings.PATIENT_POLICY
+
+    def _pace(self) -> list[str]:
+        """How long the example's steps are made to last."""
+        seconds = self.step_seconds
+        if seconds is None and self.outside and self.base not in MACHINE_FAULTS:
+            seconds = settings.STEP_S
+        return [] if seconds is None else [PACE, str(seconds)]
 
     @property
     def total_steps(self) -> int:
@@ -110,6 +157,15 @@ class DrillRequest(BaseModel):
         """Step at which a job waits until a killed part beside the ranks is back: it must not end before."""
         return self.at_step + min(20, max(self.total_steps - self.at_step - 5, 1))
 
+    @property
+    def strike_hold(self) -> int | None:
+        """Step at which a job waits for a strike at copies that are known exactly; None: it is struck as it runs."""
+        if self.base in DAMAGE or self.base == "disk-full" or (self.base == "shm-full" and not self.parks):
+            return self.at_step
+        if self.base == "kill-peer" or (self.base == "kill-agent" and self.then):
+            return self.at_step + THEN_AFTER
+        return None
+
     def check(self) -> None:
         """Refuse what makes no sense, before anything is started.
 
@@ -117,45 +173,7 @@ class DrillRequest(BaseModel):
             ConfigError: wrong usage.
             CannotInject: the fault cannot be injected here.
         """
-        kind_of(self.fault)
-        if self.base != self.fault:
-            kind_of(self.base)
-        if self.fault in CONTROL_FAULTS:
-            self._check_stage()
-        elif self.during and not (self.fault == "kill-agent" and self.during == "launch"):
-            raise ConfigError(f"--during {self.during} does not go with {self.fault}: use it with kill-worker")
-        if self.signal not in SIGNALS:
-            raise ConfigError(f"--signal {self.signal}: use one of {', '.join(SIGNALS)}")
-        if self.base == "raise":
-            try:
-                exception_named(self.exception)
-            except ValueError as error:
-                raise ConfigError(f"--exception {error}") from error
-        if not self.script and self.config is None and self.at_step >= self.total_steps:
-            raise ConfigError(
-                f"--at-step {self.at_step} is not reached by a job of --steps {self.total_steps}: "
-                f"its steps are 0 to {self.total_steps - 1}"
-            )
-        self._check_places(self.spec("drill", {}))
-
-    def _check_stage(self) -> None:
-        if self.at_event is not None and (self.fault != "kill-worker" or self.in_stage):
-            raise ConfigError("--at-event goes with kill-worker and without --in-stage")
-        if self.at_event is None and self.in_stage not in STAGES:
-            raise ConfigError(f"--in-stage {self.in_stage or 'is missing'}: use one of {', '.join(STAGES)}")
-        if self.moment not in MOMENTS:
-            raise ConfigError(f"--moment {self.moment}: use one of {', '.join(MOMENTS)}")
-        if self.base not in RANK_FAULTS:
-            raise ConfigError(f"--during {self.base} opens no incident: use one of {', '.join(RANK_FAULTS)}")
-
-    def _check_places(self, spec: JobSpec) -> None:
-        topology = spec.topology()
-        for rank in self.ranks:
-            if not 0 <= rank < topology.world_size:
-                raise ConfigError(f"--rank {rank} does not exist: ranks go from 0 to {topology.world_size - 1}")
-        names = machine_names(spec.machines)
-        if self.machine and self.machine not in names:
-            raise ConfigError(f"--machine {self.machine} does not exist: machines are {', '.join(names)}")
+        checks.check(self)
 
     def struck_ranks(self, spec: JobSpec) -> list[int]:
         """The ranks that the fault strikes."""
@@ -167,12 +185,16 @@ class DrillRequest(BaseModel):
 
     def struck_machine(self, spec: JobSpec) -> str:
         """The machine that the fault strikes."""
-        return self.machine or f"m{spec.topology().machine(self.struck_ranks(spec)[0])}"
+        return self.machine or f"m{self.struck_machine_index(spec)}"
 
-
-def machine_names(count: int) -> Sequence[str]:
-    """Names of a local cluster's machines, without its standbys."""
-    return [f"m{index}" for index in range(count)]
+    def struck_machine_index(self, spec: JobSpec) -> int:
+        """Its place among the job's machines; of an agent that receives backups: that of the struck rank's peer."""
+        topology = spec.topology()
+        if self.machine:
+            return machine_names(spec.machines).index(self.machine)
+        rank = self.struck_ranks(spec)[0]
+        peer = settings.placement_of(spec).peers[rank] if self.base == "kill-peer" else None
+        return topology.machine(rank if peer is None else peer)
 
 
 def example(name: str) -> Path:

@@ -23,6 +23,16 @@ class DrillResult(BaseModel):
     evicted: list[str] = Field(default_factory=list)
     over_evicted: list[str] = Field(default_factory=list)
     steps_lost: int | None = None
+    steps_promised: int | None = None
+    """Most steps that the fault may cost; None: it is none after which copies are needed."""
+    promise: str = ""
+    """Why so many."""
+    restored_from: dict[str, int] = Field(default_factory=dict, description="Tier → ranks that went on from it.")
+    emptied: list[str] = Field(default_factory=list, description="Machines that lost memory and disk.")
+    damaged: list[str] = Field(default_factory=list, description="Copies that were damaged, and how.")
+    said: list[str] = Field(default_factory=list, description="Problems with backups and disks that agents told of.")
+    pace: float | None = None
+    """Step time while an agent hung, in step times before; None: none did."""
     steps_redone: int | None = None
     """Steps that the step records show twice; a report that was cut short by the fault counts as well."""
     losses_match: bool | None = None

@@ -10,19 +10,23 @@ from pathlib import Path
 from temporalio.client import WorkflowFailureError
 
 from console.drill import facts as gather
-from console.drill.catalogue import MACHINE_FAULTS, RANK_FAULTS
 from console.drill.cluster import DrillCluster, Say, silent
 from console.drill.copies import CopyWatch
+from console.drill.describe import describe
 from console.drill.facts import Facts
-from console.drill.inject import Absorbed, Planned, kill_part, planned
+from console.drill.inject import planned
 from console.drill.judge import judge
 from console.drill.losses import Records, differences
-from console.drill.request import DrillRequest
+from console.drill.outside import inject
+from console.drill.request import PACE, DrillRequest, example
 from console.drill.result import DrillResult
+from console.drill.room import small_room
+from console.drill.scene import Scene
+from console.local import mounts
 from everstep import environment
+from everstep.checkpoint_policy import CheckpointPolicy
 from everstep.errors import ClusterError, EverstepError
 from everstep.job import JobSpec
-from everstep.machine import Machine
 from workflows.messages import JobResult
 
 LIMIT_S = 600.0
@@ -39,7 +43,7 @@ class References:
 
     async def of(self, cluster: DrillCluster, spec: JobSpec) -> Records:
         """The records of this job without a fault; runs it if it has not run yet."""
-        clean = spec.model_copy(update={"name": "reference", "env": _without_plan(spec)})
+        clean = without_fault(spec)
         key = clean.model_dump_json()
         if key not in self._known:
             cluster.say("running the same job without a fault, to compare its losses")
@@ -81,38 +85,50 @@ class Drill:
         self.request.check()
         cluster, name = self.cluster, self.cluster.next_name(self.request.fault)
         plan = cluster.home / "drills" / name / "faults.json"
-        spec = self.request.spec(name, {environment.FAULTS: str(plan)})
+        spec = self.request.spec(name, {environment.FAULTS: str(plan)}, disk=cluster.home / "disk")
         machines = cluster.machines[: spec.machines]
         given = planned(self.request, spec, plan, cluster)
         given.write()
         cluster.say(f"{name}: {describe(self.request, spec)}")
-        facts = await self._watched(spec, machines, given)
-        facts.marks = given.fired()
-        await self._gather(spec, machines, facts)
+        scene = Scene(cluster, self.request, spec, machines, given)
+        with small_room(scene):
+            facts = await self._watched(scene)
+            facts.marks = given.fired()
+            await self._gather(scene, facts)
+        facts.leaked += [f"mount {path}" for path in mounts.below(cluster.file.shm) + mounts.below(cluster.home)]
+        if facts.records.of and facts.outcome == "finished":
+            facts.differences = differences(await self.references.of(cluster, spec), facts.records)
         return judge(self.request, spec, facts)
 
-    async def _watched(self, spec: JobSpec, machines: list[Machine], given: Planned) -> Facts:
+    async def _watched(self, scene: Scene) -> Facts:
         """Run the job to its end while the fault is injected and copies of ranks are looked for."""
-        facts = Facts()
+        facts = Facts(seen=scene.seen)
         watch = CopyWatch(self.cluster.tree())
         watch.start()
-        killing: asyncio.Task[Absorbed] | None = None
+        injecting: asyncio.Task[None] | None = None
         try:
-            await self.cluster.control.start_job(_placed(spec, given.plan.parent), machines)
-            if self.request.fault in MACHINE_FAULTS:
-                killing = asyncio.create_task(kill_part(self.cluster, self.request, spec, machines, given))
-            ended = await self._to_its_end(spec, facts)
+            await self.cluster.control.start_job(_placed(scene.spec, scene.given.plan.parent), scene.machines)
+            if scene.given.outside:
+                injecting = asyncio.create_task(self._inject(scene))
+            ended = await self._to_its_end(scene.spec, facts)
             if ended is not None:
                 facts.outcome, facts.headline, facts.generations = ended.outcome, ended.headline, ended.generations
-            if killing is not None and given.fired()[self.request.fault]:
-                facts.absorbed = await killing  # bounded: see inject.BACK_LIMIT_S
+            if injecting is not None and all(scene.fired(fault["id"]) for fault in scene.given.outside):
+                await injecting  # bounded: see scene.BACK_LIMIT_S
         finally:
-            if killing is not None:
-                killing.cancel()
-                await asyncio.gather(killing, return_exceptions=True)
+            if injecting is not None:
+                injecting.cancel()
+                await asyncio.gather(injecting, return_exceptions=True)
             await asyncio.to_thread(watch.stop)
         facts.duplicates = len(watch.copies)
         return facts
+
+    async def _inject(self, scene: Scene) -> None:
+        try:
+            await inject(scene)
+        except (EverstepError, OSError) as error:
+            scene.seen.trouble = str(error)
+            self.cluster.say(f"the fault could not be injected as planned: {error}")
 
     async def _to_its_end(self, spec: JobSpec, facts: Facts) -> JobResult | None:
         """Wait for the job; one that is parked is given up, after it was noted."""
@@ -130,18 +146,21 @@ class Drill:
                     await control.tell(open_one.id, "abandon", "the drill is over")
         return ending.result()
 
-    async def _gather(self, spec: JobSpec, machines: list[Machine], facts: Facts) -> None:
-        cluster = self.cluster
+    async def _gather(self, scene: Scene, facts: Facts) -> None:
+        cluster, spec = self.cluster, scene.spec
         facts.incidents = await gather.incidents(cluster, spec.name)
-        facts.leaked = await gather.left_behind(cluster, spec, machines)
-        facts.records, too_many = await gather.records(cluster, spec, machines)
+        facts.leaked = await gather.left_behind(cluster, spec, scene.machines)
+        facts.records, too_many = await gather.records(cluster, spec, scene.machines, scene.seen.records)
         facts.duplicates += too_many
         facts.ettr = await gather.ettr(cluster, spec.name)
-        if self.request.during == "launch":
-            for incident in facts.incidents:
-                facts.launches_ns += await gather.launches(cluster, incident.id)
-        if facts.records.of and facts.outcome == "finished":
-            facts.differences = differences(await self.references.of(cluster, spec), facts.records)
+        for incident in facts.incidents:
+            facts.texts += await gather.texts(cluster, incident)
+            facts.launches_ns += await gather.launches(cluster, incident.id)
+        last = facts.incidents[-1] if facts.incidents else None
+        if last and last.report and last.report.recovered and last.report.resume_step > 0:
+            moved = await gather.moved(cluster, last.id)
+            world_size = spec.topology().world_size
+            facts.restored_from = gather.restored_from(moved, world_size, last.report.resume_step)
 
 
 async def run_drill(request: DrillRequest, *, say: Say = silent, keep: bool = False) -> DrillResult:
@@ -187,30 +206,6 @@ async def run_drills(
     return results
 
 
-def describe(request: DrillRequest, spec: JobSpec) -> str:
-    """One line about what is going to happen."""
-    ranks = " and ".join(f"rank {rank}" for rank in request.struck_ranks(spec))
-    how = {
-        "kill-rank": f"SIG{request.signal} to {ranks}",
-        "stop-rank": f"SIGSTOP to {ranks}",
-        "exit-rank": f"{ranks} leaves with code {request.code}",
-        "raise": f"{ranks} raises {request.exception}",
-        "kill-during-save": f"SIGKILL to {ranks} in the middle of a save",
-        "kill-agent": f"SIGKILL to the agent of {request.struck_machine(spec)}",
-        "kill-forkserver": f"SIGKILL to the fork server of {request.struck_machine(spec)}",
-    }
-    line = how.get(request.base, request.base) + f" at step {request.at_step}"
-    if request.times > 1:
-        line += f", {request.times} times"
-    if request.fault not in RANK_FAULTS and request.fault != request.base:
-        part = {"kill-worker": "worker", "kill-temporal": "Temporal server"}.get(request.fault, "agent")
-        where = f"stage {request.in_stage}" if request.in_stage else f"the launch on {request.struck_machine(spec)}"
-        if request.at_event is not None:
-            where = f"event {request.at_event} of the incident"
-        line += f", then SIGKILL to the {part} at {where}"
-    return line
-
-
 async def _ended(cluster: DrillCluster, spec: JobSpec) -> JobResult | None:
     """The end of a job; None when it did not come in time, and then it is stopped."""
     try:
@@ -230,5 +225,11 @@ def _placed(spec: JobSpec, folder: Path) -> JobSpec:
     return spec.model_copy(update={"args": [one.replace("{run}", str(folder)) for one in spec.args]})
 
 
-def _without_plan(spec: JobSpec) -> dict[str, str]:
-    return {key: value for key, value in spec.env.items() if key != environment.FAULTS}
+def without_fault(spec: JobSpec) -> JobSpec:
+    """The same job as far as its losses go: no fault, no disk, and no waiting at the end of a step."""
+    args = list(spec.args)
+    if Path(spec.script) == example("gpt.py") and PACE in args:
+        at = args.index(PACE)
+        del args[at : at + 2]
+    env = {key: value for key, value in spec.env.items() if key != environment.FAULTS}
+    return spec.model_copy(update={"name": "reference", "env": env, "args": args, "checkpoint": CheckpointPolicy()})

@@ -64,6 +64,7 @@ Fault = dict[str, Any]
 STAGES = {
     "stop": messages.STOP,
     "decide": messages.DECIDE,
+    "restore": messages.RESTORE,
     "reattempt": messages.LAUNCH,
     "launch": messages.LAUNCH,
     "confirm": messages.CONFIRM,

@@ -51,6 +51,18 @@ def small(folder: Path, size: int) -> Iterator[None]:
         unmount(folder)
 
 
+def shrink(folder: Path, spare: int) -> None:
+    """Leave a file system of :func:`small` only so much room beside what is used, in bytes.
+
+    Raises:
+        ClusterError: it cannot be done; the message says why.
+    """
+    now = os.statvfs(folder)
+    used = (now.f_blocks - now.f_bfree) * now.f_frsize
+    if said := _run("mount", "-o", f"remount,size={used + spare}", str(folder)):
+        raise ClusterError(f"the file system on {folder} cannot be made smaller: {said}")
+
+
 def why_not(folder: Path) -> str:
     """Why nothing can be mounted below a folder; empty: it can."""
     trial = folder / f"mount-{os.getpid()}"

@@ -2,17 +2,20 @@ from __future__ import annotations
 
 import struct
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from console.drill.facts import Facts, IncidentFacts
-from console.drill.inject import Absorbed
+from console.drill.damage import Damaged
+from console.drill.facts import Facts, IncidentFacts, restored_from
 from console.drill.judge import judge, summary
 from console.drill.losses import Record, Records, differences
 from console.drill.request import DrillRequest
 from console.drill.result import DrillResult
-from everstep.incident import Confirmation, IncidentReport, Stage
+from console.drill.seen import Absorbed, Seen
+from console.drill.strike import Promise
+from everstep.incident import Confirmation, Copy, IncidentReport, Stage, Tier
 
 SECOND = 10**9
 KEYS = [
@@ -81,7 +84,7 @@ def test_a_recovery_as_it_should_be() -> None:
         ({"incidents": []}, "1 faults opened 0 incidents"),
         ({"incidents": [IncidentFacts("incident/job/0001", 0, None)]}, "still open"),
         ({"incidents": [IncidentFacts("i", 0, report(recovered=False))]}, "not recovered"),
-        ({"incidents": [IncidentFacts("i", 0, report(lost_steps=2))]}, "2 steps lost"),
+        ({"incidents": [IncidentFacts("i", 0, report(lost_steps=2))]}, "2 steps lost, 1 would have done"),
         ({"records": records(0, 1, 2, 3, 4)}, "the step records show 0 done again"),
         ({"differences": ["rank 0 has another loss at step 3"]}, "another loss"),
         ({"leaked": ["/dev/shm/x"]}, "left behind: /dev/shm/x"),
@@ -101,17 +104,92 @@ def test_a_killed_agent_deserves_that_nothing_happens() -> None:
         generations=1,
         marks={"kill-agent": {"time_ns": 101 * SECOND}},
         records=records(0, 1, 2, 3, 4),
-        absorbed=Absorbed(101 * SECOND, 103 * SECOND + SECOND // 2),
+        seen=Seen(Absorbed(101 * SECOND, 103 * SECOND + SECOND // 2)),
     )
     result = judge(request, SPEC, calm)
     assert result.ok, result.problems
     assert (result.resolution, result.recovered_s, result.incidents, result.steps_lost) == ("absorbed", 2.5, [], 0)
-    stood = replace(calm, absorbed=Absorbed(105 * SECOND, 109 * SECOND))
+    stood = replace(calm, seen=Seen(Absorbed(105 * SECOND, 109 * SECOND)))
     assert "the job did not step while the part was away" in judge(request, SPEC, stood).problems
-    away = replace(calm, absorbed=Absorbed(101 * SECOND, None))
+    away = replace(calm, seen=Seen(Absorbed(101 * SECOND, None)))
     assert "the killed part did not come back in time" in judge(request, SPEC, away).problems
     hurt = replace(calm, incidents=facts().incidents, generations=2)
     assert not judge(request, SPEC, hurt).ok
+
+
+def lost(steps: int, **seen: Any) -> Facts:
+    """As after a strike that cost so many steps."""
+    return facts(
+        marks={"damage": {"time_ns": 1 * SECOND}, "strike": {"time_ns": 10 * SECOND}},
+        incidents=[IncidentFacts("incident/job/0001", 11 * SECOND, report(lost_steps=steps))],
+        records=records(*range(10), *range(10 - steps, 12)),
+        seen=Seen(**seen),
+    )
+
+
+def test_a_strike_may_cost_what_was_promised_and_the_clock_starts_with_it() -> None:
+    request = DrillRequest(fault="kill-machine")
+    result = judge(request, SPEC, lost(4, promise=Promise(4, "step 6 is the latest")))
+    assert result.ok, result.problems
+    assert (result.steps_lost, result.steps_promised, result.detected_s) == (4, 4, 1.0)
+    [problem] = judge(request, SPEC, lost(4, promise=Promise(1, "outside its groups"))).problems
+    assert problem == "4 steps lost, 1 would have done"
+
+
+def test_damage_and_empty_machines_must_be_told() -> None:
+    request = DrillRequest(fault="flip-bit", where="file")
+    damaged = Damaged(Path("rank-5.safetensors"), 5, 20, "bit 0 of byte 7 flipped")
+    silent = lost(1, damaged=[damaged], emptied=["m2"])
+    assert judge(request, SPEC, silent).problems == [
+        "the incident does not name the damaged copy of rank 5",
+        "the incident does not say that m2 came back empty",
+    ]
+    told = ["decide: … rank 5 on m2 (disk): its contents do not match their checksum", "m2 came back empty"]
+    result = judge(request, SPEC, replace(silent, texts=told))
+    assert result.ok, result.problems
+    assert result.damaged == ["rank 5, step 20: rank-5.safetensors: bit 0 of byte 7 flipped"]
+
+
+def test_full_file_systems_must_be_told_of_and_no_room_at_all_parks() -> None:
+    assert (
+        "no agent told of a problem although disk is full"
+        in judge(DrillRequest(fault="disk-full"), SPEC, lost(1)).problems
+    )
+    request = DrillRequest(fault="shm-full")
+    parked = facts(outcome="failed", parked=True, texts=["stop: no room for a checkpoint file of 5.0 MB"])
+    assert judge(request, SPEC, parked).ok
+    assert judge(request, SPEC, replace(parked, texts=[])).problems == ["nobody was told that there is no room"]
+    assert not judge(request, SPEC, replace(parked, parked=False)).ok
+
+
+@pytest.mark.parametrize(("during", "ok"), [(1.2, True), (3.0, False)])
+def test_a_peer_that_hangs_must_not_slow_training_down(during: float, ok: bool) -> None:
+    times = [n * SECOND for n in range(100, 110)] + [int((110 + n * during) * SECOND) for n in range(10)]
+    steps = [Record(step, 1, time, struct.pack("<d", step)) for step, time in enumerate(times)]
+    calm = facts(
+        incidents=[],
+        generations=1,
+        marks={"hang-peer": {"time_ns": 109 * SECOND}},
+        records=Records({0: steps}),
+        seen=Seen(Absorbed(int(109.5 * SECOND), int(110 + 9 * during) * SECOND)),
+    )
+    result = judge(DrillRequest(fault="hang-peer"), SPEC, calm)
+    assert result.pace == pytest.approx(during)
+    assert result.ok is ok, result.problems
+
+
+def test_why_a_fault_could_not_be_injected_is_said_instead_of_that_it_did_not_fire() -> None:
+    result = judge(REQUEST, SPEC, facts(marks={"strike": None}, seen=Seen(trouble="step 8 was not saved")))
+    assert result.problems[0] == "step 8 was not saved"
+
+
+def test_what_was_not_moved_lay_in_its_own_memory() -> None:
+    moved = [
+        Copy(rank=4, completed_steps=20, tier=Tier.DISK, machine="m2"),  # of a choice that came to nothing
+        Copy(rank=4, completed_steps=15, tier=Tier.BACKUP, machine="m1"),
+        Copy(rank=5, completed_steps=15, tier=Tier.DISK, machine="m1"),
+    ]
+    assert restored_from(moved, 8, 15) == {"own memory": 6, "backup": 1, "disk": 1}
 
 
 def test_again_and_again_deserves_an_operator() -> None:

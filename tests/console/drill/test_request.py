@@ -16,11 +16,13 @@ CONTRACT = [
     *("nan", "bitflip", "slow-machine", "kill-machine", "kill-group", "kill-agent", "kill-forkserver"),
     *("kill-worker", "kill-temporal", "kill-during-save", "xid", "gpu-lost", "gpu-hot", "nic-down", "nic-flap"),
     *("disk-full", "fs-readonly", "oom", "cut-link", "slow-link", "bad-version"),
+    *("flip-bit", "truncate-file", "shm-full", "hang-peer", "kill-peer"),
 ]
 
 BUILT = {
     *("kill-rank", "stop-rank", "exit-rank", "raise", "kill-agent", "kill-forkserver"),
-    *("kill-worker", "kill-temporal", "kill-during-save"),
+    *("kill-worker", "kill-temporal", "kill-during-save", "kill-machine", "kill-group", "disk-full"),
+    *("flip-bit", "truncate-file", "shm-full", "hang-peer", "kill-peer"),
 }
 
 
@@ -51,11 +53,21 @@ def test_a_near_name_is_suggested() -> None:
         ({"fault": "raise", "exception": "Nonsense"}, "not a built-in exception"),
         ({"fault": "kill-agent", "machine": "7"}, "machines are m0, m1, m2, m3"),
         ({"fault": "kill-worker"}, "--in-stage is missing"),
-        ({"fault": "kill-worker", "in_stage": "later"}, "stop, decide, reattempt, launch, confirm"),
+        ({"fault": "kill-worker", "in_stage": "later"}, "stop, decide, restore, reattempt, launch, confirm"),
         ({"fault": "kill-worker", "in_stage": "stop", "moment": "then"}, "begin, middle, end"),
         ({"fault": "kill-worker", "in_stage": "stop", "during": "kill-agent"}, "opens no incident"),
         ({"fault": "kill-temporal", "at_event": 3}, "--at-event goes with kill-worker"),
         ({"fault": "kill-rank", "script": ["missing.py"]}, "missing.py"),
+        ({"fault": "kill-worker", "in_stage": "restore"}, "add --during kill-machine or --during kill-group"),
+        ({"fault": "kill-rank", "then": "kill-rank"}, "goes with kill-agent or kill-peer"),
+        ({"fault": "kill-agent", "then": "spin"}, "kill-rank, kill-machine"),
+        ({"fault": "kill-agent", "then": "kill-rank", "steps": 30}, "its second fault comes at step 30"),
+        ({"fault": "kill-group"}, "--kind is missing: use one of tp, pp, dp"),
+        ({"fault": "kill-group", "kind": "pp", "index": 4}, "pp groups go from 0 to 3"),
+        ({"fault": "flip-bit"}, "--where is missing: use one of buffer, backup, file"),
+        ({"fault": "flip-bit", "where": "file", "at_step": 9}, "use --at-step 10 or later"),
+        ({"fault": "flip-bit", "where": "backup", "machines": 1, "tp": 1, "pp": 1}, "it needs two machines"),
+        ({"fault": "shm-full", "fits": "all"}, "nothing, own"),
     ],
 )
 def test_nonsense_is_refused_before_anything_starts(options: dict[str, Any], said: str) -> None:
@@ -110,3 +122,36 @@ async def test_no_cluster_means_that_nothing_can_be_injected(monkeypatch: pytest
         async with DrillCluster(machines=1, standbys=0, workers=1):
             pass
     assert os.environ.get("EVERSTEP_HOME") == before
+
+
+def test_what_cannot_be_mounted_cannot_be_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    for fault in ("shm-full", "disk-full"):
+        with pytest.raises(CannotInject, match=f"{fault}: .* needs root"):
+            DrillRequest(fault=fault).check()
+
+
+def test_a_fault_gets_the_checkpoints_that_it_needs_and_the_users_choice_wins(tmp_path: Path) -> None:
+    spec = DrillRequest(fault="kill-machine").spec("job", {}, disk=tmp_path / "disk")
+    assert (spec.checkpoint.disk_every_steps, spec.checkpoint.disk_path) == (5, str(tmp_path / "disk"))
+    assert spec.args[-2:] == ["--step-seconds", "0.2"]
+    assert DrillRequest(fault="kill-rank").spec("job", {}).checkpoint.disk_every_steps == 0
+    assert "--step-seconds" not in DrillRequest(fault="kill-rank").spec("job", {}).args
+    (tmp_path / "train.py").write_text("")
+    file = tmp_path / "job.toml"
+    file.write_text('script = "train.py"\nmachines = 4\n[checkpoint]\ndisk_every_steps = 2\n')
+    spec = DrillRequest(fault="truncate-file", config=file).spec("job", {}, disk=tmp_path / "disk")
+    assert (spec.checkpoint.disk_every_steps, spec.checkpoint.disk_path) == (2, str(tmp_path / "disk"))
+
+
+def test_what_a_job_deserves_follows_from_fault_and_options() -> None:
+    assert DrillRequest(fault="hang-peer").absorbed
+    assert not DrillRequest(fault="kill-agent", then="kill-rank").absorbed
+    assert DrillRequest(fault="shm-full").parks
+    assert not DrillRequest(fault="shm-full", fits="own").parks
+    assert DrillRequest(fault="flip-bit", where="file", at_step=12).strike_hold == 12
+    assert DrillRequest(fault="kill-peer", at_step=12).strike_hold == 22
+    assert DrillRequest(fault="kill-machine").strike_hold is None
+    during = DrillRequest(fault="kill-worker", in_stage="restore", during="kill-machine", machine="1")
+    during.check()
+    assert during.base == "kill-machine" and during.outside

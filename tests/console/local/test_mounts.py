@@ -33,6 +33,17 @@ def test_a_small_file_system_is_full_soon_and_gone_at_the_end(place: Path) -> No
 
 
 @needs_mounts
+def test_what_is_there_stays_when_room_is_taken_away(place: Path) -> None:
+    with mounts.small(place, 64 << 20):
+        (place / "kept").write_bytes(b"x" * (1 << 20))
+        mounts.shrink(place, 1 << 16)
+        (place / "fits").write_bytes(b"x" * 1000)
+        with pytest.raises(OSError, match="No space"):
+            (place / "large").write_bytes(b"x" * (1 << 17))
+        assert (place / "kept").stat().st_size == 1 << 20
+
+
+@needs_mounts
 def test_what_is_in_use_is_unmounted_all_the_same(place: Path) -> None:
     with mounts.small(place, 1 << 20), mounts.small(place / "inner", 1 << 20):
         used = (place / "inner" / "file").open("wb")
