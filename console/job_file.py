@@ -1,7 +1,7 @@
 """Job files: TOML in, a checked JobSpec out, every problem told at once.
 
 A value comes from the command line, else from the environment
-(``EVERSTEP_JOB_TP``, ``EVERSTEP_JOB_POLICY_MAX_ATTEMPTS``), else from the file::
+(``EVERSTEP_JOB_TP``, ``EVERSTEP_JOB_POLICY_MAX_ATTEMPTS``, ``EVERSTEP_JOB_CHECKPOINT_SLOTS``), else from the file::
 
     script = "train.py"          # relative to this file
     args = ["--steps", "300"]
@@ -9,6 +9,9 @@ A value comes from the command line, else from the environment
     ranks_per_machine = 2
     tp = 2
     pp = 2
+
+    [checkpoint]
+    disk_every_min = 10
 
     [policy]
     max_attempts = 5
@@ -23,7 +26,6 @@ import re
 import secrets
 import shlex
 import tomllib
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,14 +34,18 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from console import job_checks
+from everstep.checkpoint_policy import CheckpointPolicy
 from everstep.errors import ConfigError, TopologyError
 from everstep.job import JobSpec
 from everstep.policy import RecoveryPolicy
 from everstep.topology import Topology
 
 PREFIX = "EVERSTEP_JOB_"
-_TEXT = {"name", "script", "cwd", "python"}
-_PATHS = ("script", "cwd", "python")
+TABLES: dict[str, type[BaseModel]] = {"checkpoint": CheckpointPolicy, "policy": RecoveryPolicy}
+"""The tables of a job file."""
+_TEXT = {"name", "script", "cwd", "python", "disk_path", "remote_url"}
+_PATHS = ("script", "cwd", "python", "disk_path", "remote_url")
 _SHAPE = ("machines", "ranks_per_machine", "tp", "pp", "order")
 
 
@@ -50,7 +56,7 @@ def load_job(
 
     Args:
         path: the job file, or None when everything is given by ``overrides``.
-        overrides: values from the command line by field name; None means not given; ``policy`` may be a mapping.
+        overrides: values from the command line by field name; None means not given; tables are mappings.
         environment: where to look for ``EVERSTEP_JOB_*``; by default the process's own.
 
     Raises:
@@ -90,8 +96,10 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _from_environment(key: str, text: str) -> dict[str, Any]:
-    if key.startswith("policy_"):
-        return {"policy": {key.removeprefix("policy_"): _number(text)}}
+    for table in TABLES:
+        if key.startswith(f"{table}_"):
+            inner = key.removeprefix(f"{table}_")
+            return {table: {inner: text if inner in _TEXT else _number(text)}}
     if key == "args":
         return {key: shlex.split(text)}
     return {key: text if key in _TEXT or key == "order" else _number(text)}
@@ -118,30 +126,29 @@ class _Draft:
         for key, value in given.items():
             if key not in JobSpec.model_fields:
                 self._unknown(key, source, JobSpec, "")
-            elif key == "policy" and isinstance(value, Mapping):
-                self._add_policy(value, source)
+            elif key in TABLES and isinstance(value, Mapping):
+                self._add_table(key, value, source, folder)
             else:
                 self.values[key] = _resolved(key, value, folder)
                 self.sources[key] = source
 
-    def _add_policy(self, given: Mapping[str, Any], source: str) -> None:
-        policy = self.values.setdefault("policy", {})
+    def _add_table(self, table: str, given: Mapping[str, Any], source: str, folder: Path) -> None:
+        values = self.values.setdefault(table, {})
         for key, value in given.items():
             if value is None:
                 continue
-            if key not in RecoveryPolicy.model_fields:
-                self._unknown(key, source, RecoveryPolicy, "policy.")
-            elif isinstance(policy, dict):
-                policy[key] = value
-                self.sources[f"policy.{key}"] = source
+            if key not in TABLES[table].model_fields:
+                self._unknown(key, source, TABLES[table], f"{table}.")
+            elif isinstance(values, dict):
+                values[key] = _resolved(key, value, folder)
+                self.sources[f"{table}.{key}"] = source
 
     def _unknown(self, key: str, source: str, model: type[BaseModel], prefix: str) -> None:
         near = difflib.get_close_matches(key.lower().replace("-", "_"), model.model_fields, n=1, cutoff=0.6)
-        other = RecoveryPolicy if model is JobSpec else JobSpec
-        if near:
+        if place := _other_place(key, model, prefix):
+            hint = f"it belongs {place}"
+        elif near:
             hint = f"did you mean '{prefix}{near[0]}'?"
-        elif key in other.model_fields:
-            hint = "it belongs under [policy]" if other is RecoveryPolicy else "it belongs above [policy], at the top"
         else:
             hint = f"known are {', '.join(model.model_fields)}"
         self.problems.append(f"unknown key '{prefix}{key}' {source}: {hint}")
@@ -157,6 +164,7 @@ class _Draft:
             self.problems.append('script is missing: say which Python script to run, e.g. script = "train.py"')
         elif isinstance(script, str):
             self._check_paths()
+        self._check_checkpoint()
         self.values.setdefault("script", "")
         self.values.setdefault("name", _default_name(self.path, str(script or "job")))
         spec = self._validated()
@@ -201,14 +209,31 @@ class _Draft:
 
     def _check_paths(self) -> None:
         script = Path(self.values["script"])
-        self.problems += [f"script {self.sources['script']}: {problem}" for problem in _script_problems(script)]
+        self.problems += [f"script {self.sources['script']}: {told}" for told in job_checks.script_problems(script)]
         cwd, python = self.values.get("cwd"), self.values.get("python")
         if isinstance(cwd, str) and cwd and not Path(cwd).is_dir():
             self.problems.append(f"cwd {self.sources['cwd']}: there is no folder {cwd}")
         if isinstance(python, str) and "/" in python and not os.access(python, os.X_OK):
             self.problems.append(f"python {self.sources['python']}: {python} is not a program that can be started")
-        if not python and not self.problems and (problem := _syntax_problem(script)):
+        if not python and not self.problems and (problem := job_checks.syntax_problem(script)):
             self.problems.append(problem)
+
+    def _check_checkpoint(self) -> None:
+        given = self.values.get("checkpoint")
+        if isinstance(given, dict):
+            for key, problem in job_checks.checkpoint_problems(given):
+                self.problems.append(
+                    f"checkpoint.{key} = {given[key]!r} {self.sources[f'checkpoint.{key}']}: {problem}"
+                )
+
+
+def _other_place(key: str, model: type[BaseModel], prefix: str) -> str:
+    """Where a key that ``model`` does not know is at home; empty: nowhere."""
+    for table, other in TABLES.items():
+        inner = key.removeprefix(f"{table}_")
+        if other is not model and inner in other.model_fields:
+            return f"under [{table}]" + (f" as '{inner}'" if inner != key else "")
+    return f"above [{prefix[:-1]}], at the top" if prefix and key in JobSpec.model_fields else ""
 
 
 def _resolved(key: str, value: Any, folder: Path) -> Any:
@@ -218,38 +243,9 @@ def _resolved(key: str, value: Any, folder: Path) -> Any:
         value = str(value)
     if key not in _PATHS or not isinstance(value, str) or not value:
         return list(value) if isinstance(value, tuple) else value
-    if key == "python" and "/" not in value:
+    if (key == "python" and "/" not in value) or (key == "remote_url" and "://" in value):
         return value  # a name is looked up on the machine
     return os.path.normpath(folder / Path(value).expanduser())
-
-
-def _script_problems(script: Path) -> list[str]:
-    if script.is_dir():
-        return [f"{script} is a folder: name the Python script in it"]
-    if not script.exists():
-        siblings = [each.name for each in script.parent.glob("*.py")] if script.parent.is_dir() else []
-        near = difflib.get_close_matches(script.name, siblings, n=1)
-        return [f"there is no file {script}" + (f"; did you mean {near[0]}?" if near else ": check the path")]
-    if not os.access(script, os.R_OK):
-        return [f"{script} may not be read: check its permissions"]
-    return []
-
-
-def _syntax_problem(script: Path) -> str | None:
-    """Why a script is not Python. A job with an interpreter of its own is not asked: its grammar may be newer."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            compile(script.read_bytes(), str(script), "exec", dont_inherit=True)
-    except SyntaxError as error:
-        if error.lineno is None:
-            return f"{script} is not Python: {error.msg}"
-        line = (error.text or "").rstrip()
-        pointer = f"\n      {line}\n      {' ' * max(0, (error.offset or 1) - 1)}^" if line else ""
-        return f"{script}, line {error.lineno}, is not Python: {error.msg}{pointer}"
-    except (ValueError, RecursionError, MemoryError) as error:
-        return f"{script} is not Python: {error}"
-    return None
 
 
 def _default_name(path: Path | None, script: str) -> str:
@@ -262,6 +258,7 @@ _EXPECTED = {
     "int_type": "expected a whole number",
     "int_from_float": "expected a whole number",
     "float_type": "expected a number",
+    "bool_type": "expected true or false",
     "string_type": "expected text: put it in quotes",
     "list_type": 'expected a list, e.g. ["--steps", "300"]',
     "tuple_type": 'expected a list, e.g. ["pp", "dp", "tp"]',

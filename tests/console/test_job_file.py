@@ -57,6 +57,54 @@ def test_option_before_environment_before_file(folder: Path) -> None:
     assert (spec.args, spec.policy.max_attempts, spec.policy.backoff_factor) == (["--text", "a b"], 8, 3.0)
 
 
+def test_the_table_checkpoint_is_read_from_all_sources(folder: Path) -> None:
+    text = GOOD + '[checkpoint]\nslots = 4\ndisk_path = "disk"\nremote_url = "s3://bucket/runs"\n'
+    environment = {
+        "EVERSTEP_JOB_CHECKPOINT_SLOTS": "5",
+        "EVERSTEP_JOB_CHECKPOINT_OVERLAP": "false",
+        "EVERSTEP_JOB_CHECKPOINT_BACKUP_RATE_MB_S": "250",
+    }
+
+    policy = load_job(job_file(folder, text), {"checkpoint": {"disk_keep": 7}}, environment).checkpoint
+
+    assert (policy.slots, policy.overlap, policy.backup_rate_mb_s, policy.disk_keep) == (5, False, 250.0, 7)
+    assert (policy.disk_path, policy.remote_url) == (str(folder / "disk"), "s3://bucket/runs")
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (
+            'disk = false\nremote_url = "s3://bucket/runs"',
+            "checkpoint.remote_url = 's3://bucket/runs' in job.toml: what goes there is copied from disk",
+        ),
+        ("disk_every_min = 0", "checkpoint.disk_every_min = 0 in job.toml: nothing would ever be written to disk"),
+        ('remote_url = "gcss://bucket"', "nobody knows the protocol gcss: did you mean gcs://?"),
+        ('remote_url = "nonsense-of-mine://x"', "use a URL such as s3://bucket/runs or file:///mnt/runs"),
+    ],
+)
+def test_what_does_not_fit_together_is_told(folder: Path, lines: str, expected: str) -> None:
+    assert expected in told(job_file(folder, f"{GOOD}[checkpoint]\n{lines}\n", "job.toml"))
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "disk = false\ndisk_every_min = 0",
+        "disk_every_min = 0\ndisk_every_steps = 10",
+        'remote_url = "simplecache::s3://b"',
+    ],
+)
+def test_what_fits_together_is_taken(folder: Path, lines: str) -> None:
+    load_job(job_file(folder, f"{GOOD}[checkpoint]\n{lines}\n"), environment={})
+
+
+def test_a_remote_folder_without_a_protocol_is_a_path(folder: Path) -> None:
+    spec = load_job(job_file(folder, GOOD + '[checkpoint]\nremote_url = "remote"\n'), environment={})
+
+    assert spec.checkpoint.remote_url == str(folder / "remote")
+
+
 def test_paths_follow_where_they_were_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = folder / "elsewhere"
     elsewhere.mkdir()
@@ -82,7 +130,8 @@ def test_everything_wrong_is_told_at_once(folder: Path) -> None:
         job_file(
             folder,
             'name = "Bad Name"\nscript = "trian.py"\nmachnes = 4\nstall_factor = 3\nargs = ["--steps", 300]\n'
-            "env = {A = 1}\ncheckpoint_slots = 99\ntp = 3\nmachines = 4\n"
+            "env = {A = 1}\ncheckpoint_slots = 9\ndisk_keep = 9\ntp = 3\nmachines = 4\n"
+            "[checkpoint]\nslots = 99\noverlp = false\nmax_attempts = 2\nbackup = 1\n"
             '[policy]\nmax_atempts = 3\nmachines = 2\nbackoff_factor = 0.5\nstall_floor_s = "x"\n',
         )
     )
@@ -98,13 +147,18 @@ def test_everything_wrong_is_told_at_once(folder: Path) -> None:
         "use up to 30 of a-z, 0-9 and '-', e.g. 'gpt-small'",
         "args[1] = 300 in gpt-small.toml: expected text: put it in quotes",
         "env.A = 1 in gpt-small.toml: expected text: put it in quotes",
-        "checkpoint_slots = 99 in gpt-small.toml: expected at most 8",
+        "unknown key 'checkpoint_slots' in gpt-small.toml: it belongs under [checkpoint] as 'slots'",
+        "unknown key 'disk_keep' in gpt-small.toml: it belongs under [checkpoint]",
+        "checkpoint.slots = 99 in gpt-small.toml: expected at most 8",
+        "unknown key 'checkpoint.overlp' in gpt-small.toml: did you mean 'checkpoint.overlap'?",
+        "unknown key 'checkpoint.max_attempts' in gpt-small.toml: it belongs under [policy]",
+        "checkpoint.backup = 1 in gpt-small.toml: expected true or false",
         "policy.backoff_factor = 0.5 in gpt-small.toml: expected at least 1.0",
         "policy.stall_floor_s = 'x' in gpt-small.toml: expected a number",
         "4 machines x 1 ranks = 4 ranks cannot be split into tp 3 x pp 1: 4 is not a multiple of 3 (gpt-small.toml)",
     ):
         assert f"  - {expected}" in lines
-    assert len(lines) == 13
+    assert len(lines) == 18
 
 
 @pytest.mark.parametrize(
@@ -119,6 +173,7 @@ def test_everything_wrong_is_told_at_once(folder: Path) -> None:
         ('args = "--steps 3"', "args = '--steps 3' in job.toml: expected a list"),
         ("env = 3", "env = 3 in job.toml: expected a table"),
         ("policy = 3", "policy = 3 in job.toml: expected a table"),
+        ("checkpoint = true", "checkpoint = True in job.toml: expected a table"),
         ('order = "pp-dp"', "order is pp-dp; it must name tp, pp and dp once each"),
         ('order = "xx-dp-tp"', "order[0] = 'xx' in job.toml: expected 'tp', 'pp' or 'dp'"),
         ('python = "/no/such/python"', "/no/such/python is not a program"),
@@ -178,7 +233,6 @@ def test_the_example_in_the_docs_is_a_job_file(folder: Path) -> None:
 
     example = (console.job_file.__doc__ or "").split("::\n", 1)[1]
     text = "\n".join(line.strip() for line in example.splitlines())
-    assert (
-        load_job(job_file(folder, text), environment={}).policy.max_attempts
-        == tomllib.loads(text)["policy"]["max_attempts"]
-    )
+    spec, written = load_job(job_file(folder, text), environment={}), tomllib.loads(text)
+    assert spec.policy.max_attempts == written["policy"]["max_attempts"]
+    assert spec.checkpoint.disk_every_min == written["checkpoint"]["disk_every_min"]
