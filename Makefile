@@ -47,7 +47,7 @@ stubs: setup ## generate the gRPC stubs in agent/v1 from proto/
 	@sh deploy/stubs.sh
 
 bench: temporal ## the benchmarks, quick
-	@for b in benchmarks/step_path.py benchmarks/recovery.py; do echo "$$b --quick"; $(BIN)/python -P $$b --quick || exit 1; done
+	@for b in benchmarks/step_path.py benchmarks/recovery.py benchmarks/checkpoint.py; do echo "$$b --quick"; $(BIN)/python -P $$b --quick || exit 1; done
 
 sweep: temporal ## kill the worker at every event of an incident's history in turn (long)
 	@$(BIN)/everstep sweep

@@ -168,8 +168,8 @@ def _serve(pipe: Connection, shm: Path, megabytes: int, count: int) -> None:
     shelf = Shelf(shm, received)
     tokens = Tokens()
     token = tokens.issue(JOB)
-    port = DataPort("127.0.0.1", tokens, lambda _: shelf)
-    port.start()
+    port = DataPort("127.0.0.1", tokens)
+    port.start(lambda _: shelf)
     target = copies.Mapped(shm / "bare", megabytes * 1_000_000)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=copies.receive, args=(listener, target, count), daemon=True).start()

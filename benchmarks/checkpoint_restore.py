@@ -12,6 +12,7 @@ import importlib
 import mmap
 import os
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,6 +66,7 @@ def measure(megabytes: int, *, runs: int) -> Restores:
 
 
 def _measure(found: Restores, runs: int) -> Restores:
+    warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)  # DCP, once a process
     with scratch() as folder:
         forks.call(_save, folder, found.megabytes)
         for run in range(runs + 1):  # the first one warms the page cache and is not counted

@@ -1,0 +1,88 @@
+"""The arithmetic of the checkpoint benchmark, and its exchange at a small size."""
+
+from __future__ import annotations
+
+import os
+from multiprocessing.connection import Connection
+
+import pytest
+
+from benchmarks import checkpoint_exchange, forks
+from benchmarks.checkpoint_rank import Sample
+from benchmarks.checkpoint_saves import Saves
+from benchmarks.checkpoint_throughput import Case
+
+
+def samples(*blocking: float, waited: float = 0.0) -> list[Sample]:
+    return [Sample(save=one / 2, gate=one / 2, waited=waited, step=1.0) for one in blocking]
+
+
+def test_what_blocks_is_save_and_gate_without_the_wait_for_earlier_saves() -> None:
+    found = Saves(64, samples={"everstep": samples(0.001, 0.003, waited=5.0)})
+    assert found.blocking("everstep") == [0.001, 0.003]
+    assert found.blocking("DLRover memory") == []
+
+
+def test_saves_are_held_against_dlrover_and_the_stager() -> None:
+    found = Saves(
+        64,
+        samples={
+            "everstep": samples(0.002),
+            "DLRover memory": samples(0.02),
+            "DCP stager": samples(0.003),
+        },
+        failures=["DCP async: it did not run"],
+    )
+    met = {row.name: row.met for row in found.rows() if row.aim}
+    assert met == {
+        f"save of 64 MB blocks, {peer}, {label}": peer == "DLRover"
+        for peer in ("DLRover", "DCP's stager")
+        for label in ("median", "p90", "maximum")
+    }
+    assert "DCP async: it did not run" in found.table()
+
+
+def test_throughput_is_compared_between_neighbouring_blocks() -> None:
+    case = Case(1, 64, True, with_s=[10.0, 10.1], without_s=[9.9, 10.1])
+    (row,) = case.rows(steps=10)
+    assert case.ratios == [0.99, 1.0]
+    assert row.ours == pytest.approx(20 / 20.1)
+    assert row.peer == pytest.approx(1.0)
+    assert row.met
+    assert "lost 0.50%" in case.note()
+
+
+def test_the_aim_needs_a_core_to_spare_and_a_failed_case_has_no_figures() -> None:
+    assert Case(2, 64, True, with_s=[1.0], without_s=[1.0]).rows(1)[0].aim is None
+    failed = Case(1, 64, True, failure="no room")
+    assert failed.rows(1) == []
+    assert "no room" in failed.note()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # newer Pythons warn of forks where there are threads
+class TestForks:
+    def test_a_call_runs_in_another_process(self) -> None:
+        assert forks.call(os.getpid) != os.getpid()
+
+    def test_a_failure_and_a_death_are_told(self) -> None:
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+            forks.call(lambda: 1 / 0)
+        with pytest.raises(RuntimeError, match=r"died \(3\)"):
+            forks.call(os._exit, 3)
+
+    def test_questions_are_answered_until_the_end(self) -> None:
+        def doubles(pipe: Connection) -> str:
+            forks.answer(pipe, 2 * pipe.recv())
+            forks.answer(pipe, 2 * pipe.recv())
+            return "over"
+
+        other = forks.Forked(doubles)
+        assert (other.ask(1), other.ask(4), other.result()) == (2, 8, "over")
+        other.close()
+
+    def test_slots_travel_in_every_way(self) -> None:
+        found = checkpoint_exchange.measure(1, runs=2)
+        assert {len(seconds) for seconds in found.seconds.values()} == {2}
+        assert found.seconds.keys() == found.cpu.keys()
+        assert all(row.ours and row.ours > 0 for row in found.rows())
+        assert "bare socket" in found.table()
