@@ -80,7 +80,7 @@ class DiskWriter:
 
         Args:
             terms: Of the generation.
-            root: Folder of the checkpoints of all jobs.
+            root: Folder of the checkpoints of all jobs; nothing is written where it does not exist.
             done: The newest step that is there for all ranks of this machine; -1: none.
         """
         with self._changed:
@@ -222,10 +222,15 @@ class DiskWriter:
             with self._changed:
                 whole = self._step is step and self._written(step, rank, header, problem)
             if whole:
-                self._on_complete(step.number)
+                try:
+                    self._on_complete(step.number)
+                except Exception as error:  # the next step comes all the same
+                    logger.error("a step on disk has no consequences", job=self._place.job, exc_info=error)
 
     def _write(self, rank: int, header: SlotHeader, terms: Terms, root: Path, gate: Gate) -> str:
         """Write one file; returns why it could not be written, empty: it is there."""
+        if not root.is_dir():
+            return f"{root} does not exist on {self._place.machine}: make it, or mount it"
         try:
             reader = SlotReader(self._place.shm / f"checkpoint-{rank}")
             try:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import os
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 from everstep.errors import ConfigError
-from everstep.shard_file import Pace
+from everstep.shard_file import Pace, ReadAt
 
 PART = ".part"
 """End of the names of files that are not whole yet."""
@@ -99,9 +99,16 @@ class RemoteFolder:
         found = self._files.cat(list(places), on_error="omit")
         return {places[place]: bytes(data) for place, data in found.items()}
 
-    def open(self, name: str) -> BinaryIO:
-        """A file for reading from its beginning to its end, seekable."""
-        return cast(BinaryIO, self._files.open(self._at(name), "rb", block_size=_READ_AHEAD))
+    @contextlib.contextmanager
+    def reading(self, name: str) -> Iterator[ReadAt]:
+        """``read(offset, buffer)`` of a file that is read from its beginning to its end."""
+        with self._files.open(self._at(name), "rb", block_size=_READ_AHEAD) as file:
+
+            def read(offset: int, buffer: memoryview) -> int:
+                file.seek(offset)
+                return int(file.readinto(buffer))
+
+            yield read
 
     def ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Parts of a file, (begin, end) each, all at once."""

@@ -57,9 +57,11 @@ def test_a_file_goes_there_and_back(folder: RemoteFolder, local: Path) -> None:
     assert folder.sizes() == {}
     folder.put(local, "step-1/rank-0.safetensors", Gate())
     assert folder.sizes() == {"step-1/rank-0.safetensors": 20_000_000}
-    with folder.open("step-1/rank-0.safetensors") as file:
-        file.seek(10_000_000)
-        assert file.read() == local.read_bytes()[10_000_000:]
+    with folder.reading("step-1/rank-0.safetensors") as read:
+        buffer = memoryview(bytearray(1000))
+        assert read(10_000_000, buffer) == 1000
+        assert buffer == local.read_bytes()[10_000_000:10_001_000]
+        assert read(20_000_000, buffer) == 0
     assert folder.ranges("step-1/rank-0.safetensors", [(0, 3), (7_000_000, 7_000_100)]) == [
         local.read_bytes()[:3],
         local.read_bytes()[7_000_000:7_000_100],

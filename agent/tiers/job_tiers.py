@@ -1,0 +1,187 @@
+"""The tiers below memory of one job on this machine: what ``agent/terms.py`` calls ``LowerTiers``."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import structlog
+
+from agent.saved import SavedStates
+from agent.terms import FetchRange, Place, Terms
+from agent.tiers.disk import DiskWriter
+from agent.tiers.listing import on_disk, on_remote, root_of, roots_of
+from agent.tiers.opened import Opened
+from agent.tiers.remote import RemoteCopier
+from agent.tiers.remote_folder import RemoteFolder
+from agent.tiers.restoring import restore_shard
+from agent.v1 import agent_pb2 as pb
+from everstep.errors import CheckpointError, EverstepError
+from everstep.shard_folders import OnDisk, held_on_disk, prune, set_aside
+from everstep.slot_format import SlotHeader
+from everstep.topology import Topology
+
+MACHINES = "machines"
+"""Folder beside a job's checkpoints with an empty file for each machine that writes there: two of them share it."""
+
+logger = structlog.get_logger()
+
+
+class JobTiers:
+    """Disk and remote storage, of one job.
+
+    Args:
+        place: Where the copies of the job lie.
+        fetch: Gets tensors from another agent.
+    """
+
+    def __init__(self, place: Place, fetch: FetchRange) -> None:
+        self._place = place
+        self._fetch = fetch
+        self._opened = Opened.load(place)
+        self._problems = _Problems(place.saved)
+        self._disk = DiskWriter(place, lambda text: self._problems.say("disk", text), self._whole)
+        self._remote = RemoteCopier(place, lambda text: self._problems.say("remote", text))
+
+    def open(self, terms: Terms) -> None:
+        """A generation starts, or goes on after the agent was restarted."""
+        root = root_of(self._place, terms.options.disk_path)
+        if not terms.options.disk_path:
+            root.mkdir(parents=True, exist_ok=True)
+        before = self._opened
+        again = before is not None and before.terms.generation == terms.generation
+        opened = Opened(terms, before.ns if before and again else time.time_ns())
+        self._opened = opened
+        self._problems.open(terms.ranks)
+        if not again:
+            self._set_aside(opened, root)
+            opened.save(self._place)
+        mine = [one for one in held_on_disk(root, self._place.job, ranks=terms.ranks) if one.valid]
+        whole = self._there(mine, opened)
+        if terms.options.disk:
+            self._mark(root)
+            self._disk.open(terms, root, whole)
+            self._remote.open(opened, root)
+
+    def on_saved(self, rank: int, header: SlotHeader) -> None:
+        """A slot of an own file is committed."""
+        self._disk.on_saved(rank)
+
+    def persist(self, step: int) -> None:
+        """Write a coming step too."""
+        self._disk.persist(step)
+
+    def shut(self) -> None:
+        """Nothing is written to disk any more when this returns; copies under way to remote storage go on."""
+        self._disk.shut()
+
+    def held(self, request: pb.CheckpointsRequest) -> list[pb.HeldCheckpoint]:
+        """What lies on disk, and on remote storage where the request names it.
+
+        Raises:
+            CheckpointError: remote storage cannot be listed now.
+            ConfigError: nobody knows its URL, or its driver is missing.
+        """
+        opened = self._opened
+        known = opened.terms.options.disk_path if opened else ""
+        roots = roots_of(self._place, request.disk_path, known)
+        found = on_disk(roots, self._place.job, opened, verify=request.verify)
+        if request.remote_url:
+            try:
+                folder = RemoteFolder(request.remote_url, self._place.job)
+                found += on_remote(folder, opened, verify=request.verify)
+            except EverstepError:
+                raise
+            except Exception as error:  # whatever a driver raises
+                raise CheckpointError(f"remote storage {request.remote_url} cannot be listed: {error}") from error
+        return found
+
+    def restore(self, shard: pb.ShardSource, options: pb.CheckpointOptions, fenced: int) -> int:
+        """Fill the own slot file of ``shard.rank``; returns the bytes moved."""
+        return restore_shard(self._place, shard, options, fenced, self._fetch)
+
+    def close(self) -> None:
+        """The job or the agent ends: threads end; what is on disk stays."""
+        self._disk.close()
+        self._remote.close()
+
+    def _set_aside(self, opened: Opened, root: Path) -> None:
+        terms = opened.terms
+        try:
+            steps = set_aside(
+                root,
+                self._place.job,
+                terms.resume_step if terms.resume_step > 0 else -1,
+                terms.generation,
+                keep=max(terms.options.disk_keep, 1),
+                abandoned=lambda found: opened.disowns(found.step, found.generation, found.saved_ns),
+            )
+        except (CheckpointError, OSError) as error:  # they are not listed in any case
+            self._problems.say("disk", str(error))
+            return
+        if steps:
+            logger.info("later steps on disk were set aside", job=self._place.job, steps=steps, folder=str(root))
+
+    def _there(self, mine: list[OnDisk], opened: Opened) -> int:
+        """Tell what is on disk of this machine's ranks already; returns the newest step that all of them have."""
+        steps: dict[int, set[int]] = {rank: set() for rank in opened.terms.ranks}
+        for one in sorted(mine, key=lambda one: one.completed_steps):
+            if not opened.disowns(one.completed_steps, one.generation, one.saved_ns):
+                steps[one.rank].add(one.completed_steps)
+                self._place.saved.update(one.rank, disk_step=one.completed_steps, disk_ns=one.saved_ns)
+        return max(set.intersection(*steps.values()), default=-1) if steps else -1
+
+    def _mark(self, root: Path) -> None:
+        """Leave this machine's name, so that others know when they share a folder."""
+        if not root.is_dir():
+            return  # said with the first step that is due
+        try:
+            machines = root / self._place.job / MACHINES
+            machines.mkdir(parents=True, exist_ok=True)
+            (machines / self._place.machine).touch()
+        except OSError as error:
+            self._problems.say("disk", f"{root} cannot be written: {error.strerror or error}")
+
+    def _whole(self, step: int) -> None:
+        """All ranks of this machine have a step on disk. In the writer's thread."""
+        self._remote.notify()
+        opened = self._opened
+        if opened is None:
+            return
+        terms = opened.terms
+        root = root_of(self._place, terms.options.disk_path)
+        ranks = set(terms.ranks)
+        if len(list((root / self._place.job / MACHINES).iterdir())) > 1:
+            # In a shared folder one machine counts, and only steps that are whole for all ranks of the job.
+            if 0 not in ranks or not terms.topology:
+                return
+            ranks = set(range(Topology.parse(terms.topology).world_size))
+        copying = self._remote.copying
+        spare = set() if copying is None else {copying}
+        prune(root, self._place.job, max(terms.options.disk_keep, 1), ranks, spare=spare)
+
+
+class _Problems:
+    """Why writing to disk or to remote storage fails at the moment, in one text for all ranks of the machine."""
+
+    def __init__(self, saved: SavedStates) -> None:
+        self._saved = saved
+        self._lock = threading.Lock()
+        self._texts: dict[str, str] = defaultdict(str)
+        self._ranks: tuple[int, ...] = ()
+
+    def open(self, ranks: tuple[int, ...]) -> None:
+        """A generation starts: nothing fails yet."""
+        with self._lock:
+            self._texts.clear()
+            self._ranks = ranks
+
+    def say(self, where: str, text: str) -> None:
+        """Set what is said of one place, empty: nothing fails there."""
+        with self._lock:
+            self._texts[where] = text
+            whole = "; ".join(filter(None, self._texts.values()))
+            for rank in self._ranks:
+                self._saved.update(rank, disk_problem=whole)
