@@ -1,0 +1,25 @@
+"""DDP with dropout, BatchNorm, a schedule and a shuffling sampler resumes bit for bit."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pytest
+
+SMALL = ["--dim", "16", "--context", "8", "--batch", "8", "--steps", "9"]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("dp", [2, 3])
+def test_killed_and_resumed_is_equal_to_undisturbed(make_job: Any, dp: int) -> None:
+    undisturbed = make_job("ddp.py", SMALL, dp=dp)
+    assert set(undisturbed.launch()) == {0}
+    assert len(set(undisturbed.losses.values())) == 9  # the mean of all ranks, step by step
+    job = make_job("ddp.py", SMALL, dp=dp)
+    job.inject(fault="kill-rank", rank=1, at_step=5)
+    assert job.launch()[1] == -signal.SIGKILL
+    assert job.agreed_step() == 5
+    job.losses.clear()
+    assert set(job.launch(resume=5)) == {0}
+    assert job.losses == {at: loss for at, loss in undisturbed.losses.items() if at[1] >= 5}
