@@ -80,6 +80,7 @@ def _write_generation(ledger: Ledger, job: str, launched: Launched | None, confi
             resume_step=launched.resume_step,
             launched_ns=launched.started_ns,
             forked_ns=launched.forked_ns,
+            reason=f"backups: {launched.backups}" if launched.backups else "",
         )
     if confirmation is not None and confirmation.ok:
         ledger.generation_stepped(job, confirmation.generation, stepped_ns=confirmation.stepped_ns)

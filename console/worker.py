@@ -18,6 +18,7 @@ from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.envconfig import ClientConfig
 from temporalio.worker import Plugin, Worker
 
+from activities.checkpoints import CheckpointActivities
 from activities.cleanup import Cleanup
 from activities.ledger import Ledger, MachineEventRecord
 from activities.ranks import RankActivities
@@ -66,6 +67,7 @@ def build(
 ) -> Worker:
     """A worker with everything that everstep runs on Temporal."""
     ranks = RankActivities(agents, watcher)
+    checkpoints = CheckpointActivities(agents)
     records = RecordActivities(ledger)
     return Worker(
         client,
@@ -77,6 +79,10 @@ def build(
             ranks.launch,
             ranks.confirm,
             ranks.release,
+            checkpoints.find,
+            checkpoints.folder,
+            checkpoints.room,
+            checkpoints.restore,
             records.decide,
             records.record,
         ],

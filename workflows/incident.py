@@ -1,14 +1,14 @@
 """The incident: from an anomaly to a job that steps again, or to an operator.
 
-Stages: stop → decide → reattempt → confirm, again while the policy allows, else
-parked. One incident per fault; the job's workflow starts it as its child.
+Stages: stop → decide → restore, where state has to be brought to a machine →
+reattempt → confirm, again while the policy allows, else parked. One incident per
+fault; the job's workflow starts it as its child.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -16,28 +16,19 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
-    from activities import messages
-    from activities.messages import ConfirmInput, DecideInput, LaunchInput, StopInput
-    from everstep.decisions.first_failure import failure_of, first_failure, headline_of
+    from activities.messages import LaunchInput
+    from everstep.decisions.case import Case
     from everstep.decisions.reattempt import Decision, Facts, decide_reattempt, steady
-    from everstep.decisions.restore import Restore, choose_restore
-    from everstep.incident import (
-        Confirmation,
-        Evidence,
-        Failure,
-        IncidentReport,
-        Launched,
-        Stage,
-        Symptom,
-    )
+    from everstep.decisions.restore import Restore
+    from everstep.decisions.search import look_further, merged
+    from everstep.incident import Confirmation, Evidence, Failure, IncidentReport, Launched, Stage
     from everstep.job_state import incident_workflow_id, job_workflow_id
-    from workflows import attributes, page
+    from workflows import actions, page
     from workflows.messages import IncidentInput
     from workflows.operator import read_request
-    from workflows.options import on_ledger, on_ranks
+    from workflows.story import OPERATOR_JSON, Story
 
 T = TypeVar("T")
-OPERATOR_JSON = 'e.g. {"operator": "you", "note": "why"}'
 
 
 class Abandoned(Exception):  # control flow: an operator ended the incident
@@ -52,24 +43,25 @@ class IncidentWorkflow:
     def __init__(self, given: IncidentInput) -> None:
         self.given = given
         self.id = incident_workflow_id(given.job, given.number)
-        self.generation = given.generation
-        self.resume_step = given.resume_step
+        self.story = Story(given, self.id)
+        self.case = Case(
+            spec=given.spec,
+            machines=given.machines,
+            anomaly=given.anomaly,
+            generation=given.generation,
+            resume_step=given.resume_step,
+            lineage=list(given.lineage),
+            folder=given.resume_path,
+            folder_step=given.resume_path_step,
+        )
         self.history = list(given.history)
         self.failures: list[Failure] = []
         self.attempts = 0
+        self.launched: Launched | None = None
+        self.noted: Evidence | None = None
         self.resumed_by = ""
         self.abandoned_by = ""
         self.answer: str | None = None
-        self.rejected: list[str] = []
-        self.stages: list[Stage] = []
-        self.stage = "open"
-        self.notes: list[Awaitable[Any]] = []
-        self.parked: list[tuple[int, int]] = []
-        self.launched: Launched | None = None
-        self.lost_steps: int | None = None
-        self.farthest = self.lost_from = -1
-        self.headline = given.anomaly.headline
-        self.said = ""
 
     # What an operator may do.
 
@@ -86,22 +78,20 @@ class IncidentWorkflow:
     @workflow.query(name="stage", description="Stage of the incident and why")
     def current_stage(self) -> Stage:
         """The stage at hand."""
-        return Stage(name=self.stage, seconds=0.0, found=self.said or self.headline)
+        return Stage(name=self.story.stage, seconds=0.0, found=self.story.said or self.story.headline)
 
     def _take(self, answer: str, raw: Any, more: tuple[Any, ...]) -> None:
         request = read_request(raw, *more)
         if isinstance(request, str):
-            self.rejected.append(f"{answer}: {request}")
-            self._show()
+            self.story.reject(f"{answer}: {request}")
             return
         who = request.operator + (f" ({request.note})" if request.note else "")
         if answer == "abandon":
             self.abandoned_by = self.abandoned_by or who
-        elif self.stage == "parked":
+        elif self.story.stage == "parked":
             self.answer, self.resumed_by = answer, who
         else:
-            self.rejected.append(f"resume by {who}: the incident is not parked, it is at stage {self.stage}")
-            self._show()
+            self.story.reject(f"resume by {who}: the incident is not parked, it is at stage {self.story.stage}")
 
     # The flow.
 
@@ -112,230 +102,220 @@ class IncidentWorkflow:
         return await asyncio.create_task(self._flow(), name="incident flow")
 
     async def _flow(self) -> IncidentReport:
-        topology, machines = self.given.spec.topology(), [machine.name for machine in self.given.machines]
-        self._enter("stop")
+        self.story.enter("stop")
         try:
             evidence = await self._stop()
             while True:
-                failure = self._failure(evidence)
+                failure = self._failure(evidence, first=not self.failures)
                 if not self.failures:
                     policy = self.given.spec.policy
                     self.history = steady(self.history, step=failure.step, now_ns=workflow.time_ns(), policy=policy)
                 self.failures.append(failure)
-                held_before = self.resume_step >= 0
-                restore = choose_restore(evidence.held, topology, machines, held_before=held_before)
-                decision = self._decide(failure, evidence, restore)
-                if decision.action == "park":
-                    await self._park(decision.reason)
-                    # The machines may have changed while the job was parked: look again.
-                    evidence = await self._stop()
-                    if evidence.unreachable or evidence.problem:
-                        continue
-                    restore = choose_restore(evidence.held, topology, machines, held_before=held_before)
-                self._count_lost(restore)
+                decision, restore = await self._agree(evidence)
                 confirmation, evidence = await self._reattempt(decision, restore)
                 if confirmation is not None and confirmation.ok:
                     return await self._recovered(confirmation)
-                self.history.append(failure)
+                self.history.append(self.failures[-1])
         except Abandoned:
             return await self._given_up()
 
     async def _stop(self) -> Evidence:
-        began = self._enter("stop")
+        """Stop the generation; returns what the machines know, and what else there is where that does not do."""
+        given, case = self.given, self.case
+        began = self.story.enter("stop")
         try:
-            evidence: Evidence = await self._unless_abandoned(
-                workflow.start_activity(
-                    messages.STOP,
-                    StopInput(job=self.given.job, generation=self.generation, machines=self.given.machines),
-                    result_type=Evidence,
-                    summary=page.summary(f"generation {self.generation} on {len(self.given.machines)} machines"),
-                    **on_ranks(timedelta(minutes=2)),
-                )
-            )
+            evidence = await self._unless_abandoned(actions.stop(given.spec, given.machines, case.generation))
         except ActivityError as error:
             # Not knowing is no reason to go on: the job is parked, and asked again when an operator says so.
-            evidence = Evidence(generation=self.generation, problem=str(error.cause or error)[:300])
-        end = first_failure(evidence.exits)
-        self._leave(began, "stop", headline_of(end) if end else "no rank ended by itself")
+            evidence = Evidence(generation=case.generation, problem=str(error.cause or error)[:300])
+        evidence = case.heard(evidence)
+        self.story.leave(began, "stop", page.stopped_text(evidence, case.headline(evidence)))
+        further = look_further(case.choose(evidence), evidence, given.spec.checkpoint)
+        if not further or not workflow.patched("look further for copies"):
+            return evidence
+        began = self.story.enter("find")
+        try:
+            found = await self._unless_abandoned(actions.find(given.spec, given.machines))
+        except ActivityError as error:
+            self.story.leave(began, "find", f"failed: {error.cause or error}")
+            return evidence
+        self.story.leave(began, "find", page.found_text(found.held))
+        return merged(evidence, found)
+
+    def _failure(self, evidence: Evidence, *, first: bool) -> Failure:
+        self.story.headline = self.case.headline(evidence) or self.story.headline
+        return self.case.failure(evidence, now_ns=workflow.time_ns(), first=first)
+
+    async def _look_again(self) -> Evidence:
+        """Ask the machines once more: what is known of the failure at hand may have changed."""
+        evidence = await self._stop()
+        self.failures[-1] = self._failure(evidence, first=len(self.failures) == 1)
         return evidence
 
-    def _failure(self, evidence: Evidence) -> Failure:
-        end = first_failure(evidence.exits)
-        completed = max((one.completed_steps for one in evidence.exits), default=-1)
-        self.farthest = step = max(completed, self.resume_step)
-        now_ns = workflow.time_ns()
-        if end is None:
-            symptom = self.given.anomaly.symptom if not self.failures else Symptom.LAUNCH_FAILED
-            return Failure(generation=self.generation, step=step, symptom=symptom, cause=str(symptom), time_ns=now_ns)
-        self.headline = headline_of(end)
-        if end.completed_steps >= 0:
-            # The culprit's own step is what comes again when the fault is in the step; its peers may be one ahead.
-            step = max(end.completed_steps, self.resume_step)
-        return failure_of(end, generation=self.generation, step=step)
+    async def _agree(self, evidence: Evidence) -> tuple[Decision, Restore]:
+        """Decide, and bring the state to where it is needed: what is returned can be launched."""
+        while True:
+            restore = self.case.choose(evidence)
+            decision = self._decide(evidence, restore)
+            if decision.action == "park":
+                await self._park(decision.reason)
+                evidence = await self._look_again()
+                if evidence.unreachable or evidence.problem:
+                    continue
+                restore = self.case.choose(evidence)
+            changed = await self._restore(restore, evidence) if restore.copies else None
+            if changed is None:
+                return decision, restore
+            evidence = changed
 
-    def _decide(self, failure: Failure, evidence: Evidence, restore: Restore) -> Decision:
+    def _decide(self, evidence: Evidence, restore: Restore) -> Decision:
         facts = Facts(
-            failure=failure,
+            failure=self.failures[-1],
             history=tuple(self.history),
             attempts=self.attempts,
             evidence=evidence,
             restore_step=restore.step,
             world_size=self.given.spec.topology().world_size,
-            resume_step=self.resume_step,
+            resume_step=self.case.resume_step,
+            restore_reason=restore.reason,
+            unreached=tuple(self.case.unreached),
         )
         decision = decide_reattempt(facts, self.given.spec.policy)
-        began = self._enter("decide")
+        began = self.story.enter("decide")
         if decision.action == "park":
             text = f"park: {decision.reason}"
         else:
             wait = f", after {decision.delay_s:.0f} s" if decision.delay_s else ""
             text = f"reattempt {restore.origin}{wait}: {decision.reason} ({restore.reason})"
-        self._leave(began, "decide", text)
-        self._note("decide", text, evidence)
+        self.story.leave(began, "decide", text)
+        self.story.note("decide", text, None if evidence is self.noted else evidence)
+        self.noted = evidence
         return decision
 
-    def _count_lost(self, restore: Restore) -> None:
-        """Steps that are computed anew, from the farthest the job had come to where it goes on now."""
-        self.lost_from = max(self.lost_from, self.farthest)
-        if restore.step == 0 and self.farthest == self.resume_step > 0:
-            # The checkpoints are gone, and with them what would say how far the job had come since it was resumed.
-            self.lost_steps = None
-        elif self.lost_from >= 0 and restore.step >= 0:
-            self.lost_steps = max(self.lost_from - restore.step, 0)
+    async def _restore(self, restore: Restore, evidence: Evidence) -> Evidence | None:
+        """Bring what is not in its place; returns None when all of it is, else what to choose from now."""
+        began = self.story.enter("restore")
+        try:
+            restored = await self._unless_abandoned(
+                actions.restore(self.given.spec, self.given.machines, restore, evidence)
+            )
+        except ActivityError as error:
+            self.story.leave(began, "restore", f"failed: {error.cause or error}")
+            self.attempts += 1
+            return await self._look_again()
+        text = page.restored_text(restored)
+        self.story.leave(began, "restore", text)
+        self.story.note("restore", text)
+        choose_again = self.case.brought(restored)
+        if restored.unreachable:
+            # Such a machine may come back empty, and the backups that it had are gone then.
+            self.attempts += 1
+            return await self._look_again()
+        return evidence if choose_again else None
 
     async def _reattempt(self, decision: Decision, restore: Restore) -> tuple[Confirmation | None, Evidence]:
         """One restart; returns its confirmation, or what the machines know when it failed."""
         if decision.delay_s:
-            self._enter("backoff")
+            self.story.enter("backoff")
             await self._wait(timedelta(seconds=decision.delay_s), "BACKOFF")
         self.attempts += 1
-        self.generation += 1
-        self.resume_step = restore.step
-        began = self._enter("reattempt")
+        self.case.launch(restore)
+        given = LaunchInput(
+            spec=self.given.spec,
+            machines=self.given.machines,
+            generation=self.case.generation,
+            resume_step=restore.step,
+            reason=self.id,
+            reshard_from=restore.folder,
+        )
+        began = self.story.enter("reattempt")
         confirmation: Confirmation | None = None
         try:
-            self.launched = launched = await self._launch(restore)
-            self._leave(began, "reattempt", f"generation {self.generation} {restore.origin}")
-            began = self._enter("confirm")
-            confirmation = await self._confirm(launched)
-            self._leave(began, "confirm", confirmation.reason)
+            self.launched = launched = await self._unless_abandoned(actions.launch(given, restore.origin))
+            self.story.leave(began, "reattempt", f"generation {given.generation} {restore.origin}")
+            began = self.story.enter("confirm")
+            confirmation = await self._unless_abandoned(actions.confirm(self.given.spec, self.given.machines, launched))
+            self.story.leave(began, "confirm", confirmation.reason)
             if confirmation.ok:
-                return confirmation, Evidence(generation=self.generation)
+                return confirmation, Evidence(generation=given.generation)
         except ActivityError as error:
-            self._leave(began, self.stage, f"failed: {error.cause or error}")
+            self.story.leave(began, self.story.stage, f"failed: {error.cause or error}")
         return confirmation, await self._stop()
-
-    async def _launch(self, restore: Restore) -> Launched:
-        spec = self.given.spec
-        ranks = spec.topology().world_size
-        return await self._unless_abandoned(
-            workflow.start_activity(
-                messages.LAUNCH,
-                LaunchInput(
-                    spec=spec,
-                    machines=self.given.machines,
-                    generation=self.generation,
-                    resume_step=restore.step,
-                    reason=self.id,
-                ),
-                result_type=Launched,
-                summary=page.summary(f"generation {self.generation}, {ranks} ranks, {restore.origin}"),
-                **on_ranks(timedelta(minutes=3)),
-            )
-        )
-
-    async def _confirm(self, launched: Launched) -> Confirmation:
-        patience = timedelta(seconds=self.given.spec.policy.confirm_timeout_s + 30)
-        return await self._unless_abandoned(
-            workflow.start_activity(
-                messages.CONFIRM,
-                ConfirmInput(spec=self.given.spec, machines=self.given.machines, launched=launched),
-                result_type=Confirmation,
-                summary=page.summary(f"generation {self.generation}: every rank completes a step"),
-                **on_ranks(patience),
-            )
-        )
 
     async def _park(self, reason: str) -> None:
         """Wait for an operator; nothing is lost meanwhile."""
         self.answer = None
-        began = self._enter("parked", reason)
+        began = self.story.enter("parked", reason)
         await self._tell_job()
         try:
             await self._wait(timedelta(hours=self.given.spec.policy.parked_timeout_h), "PARKED", resumable=True)
         finally:
-            self.parked.append((int(began * 1e9), workflow.time_ns()))
+            self.story.parked.append((int(began * 1e9), workflow.time_ns()))
         if self.answer is None:
             self.abandoned_by = "nobody answered in time"
             raise Abandoned
-        self._leave(began, "parked", f"resumed by {self.resumed_by}")
-        self._note("parked", f"resumed by {self.resumed_by}")
+        self.story.leave(began, "parked", f"resumed by {self.resumed_by}")
+        self.story.note("parked", f"resumed by {self.resumed_by}")
         self.history, self.attempts = [], 0
-        self._enter("reattempt")
+        self.case.try_everything_again()
+        self.story.enter("reattempt")
         await self._tell_job()
 
+    # The end.
+
     async def _recovered(self, confirmation: Confirmation) -> IncidentReport:
-        parked_ns = sum(end - begin for begin, end in self.parked)
+        parked_ns = sum(end - begin for begin, end in self.story.parked)
         seconds = max(confirmation.stepped_ns - self.given.anomaly.seen_ns - parked_ns, 0) / 1e9
-        lost = "" if self.lost_steps is None else f", lost {page.count(self.lost_steps, 'step')}"
+        lost_steps = self.case.lost_steps
+        lost = "" if lost_steps is None else f", lost {page.count(lost_steps, 'step')}"
         resolution = "resumed by operator" if self.resumed_by else "reattempt"
         how = "after an operator's resume" if self.resumed_by else "by reattempt"
         report = self._report(
-            headline=f"Recovered in {seconds:.2f} s {how}{lost}: {self.headline}",
+            headline=f"Recovered in {seconds:.2f} s {how}{lost}: {self.story.headline}",
             resolution=resolution,
             seconds=round(seconds, 4),
             confirmation=confirmation,
         )
-        self._enter("recovered", report.headline)
-        return await self._close(report)
+        self.story.enter("recovered", report.headline)
+        await self.story.close(report, self.launched)
+        return report
 
     async def _given_up(self) -> IncidentReport:
         report = self._report(
-            headline=f"Abandoned by {self.abandoned_by}: {self.headline}", resolution="abandoned", seconds=None
+            headline=f"Abandoned by {self.abandoned_by}: {self.story.headline}", resolution="abandoned", seconds=None
         )
-        self._enter("abandoned", report.headline)
+        self.story.enter("abandoned", report.headline)
         # The ranks must not live on without an owner; a launch may have been under way.
+        why = f"generation {self.case.generation}: leave nothing running"
         with contextlib.suppress(ActivityError):  # the job's release ends what this could not
-            await workflow.execute_activity(
-                messages.STOP,
-                StopInput(job=self.given.job, generation=self.generation, machines=self.given.machines),
-                result_type=Evidence,
-                summary=page.summary(f"generation {self.generation}: leave nothing running"),
-                **on_ranks(timedelta(minutes=2)),
-            )
-        return await self._close(report)
+            await actions.stop(self.given.spec, self.given.machines, self.case.generation, why=why)
+        await self.story.close(report, self.launched)
+        return report
 
     def _report(
         self, *, headline: str, resolution: str, seconds: float | None, confirmation: Confirmation | None = None
     ) -> IncidentReport:
         first = self.failures[0] if self.failures else None
+        stages = self.story.stages
         return IncidentReport(
             headline=headline,
             resolution=resolution,
             cause=first.cause if first else str(self.given.anomaly.symptom),
             step=first.step if first else -1,
-            lost_steps=self.lost_steps,
+            lost_steps=self.case.lost_steps,
             evicted=[],
-            stages=[f"{stage.name}, {stage.seconds:.2f} s: {stage.found}" for stage in self.stages],
-            generation=self.generation,
-            resume_step=self.resume_step,
+            stages=[f"{stage.name}, {stage.seconds:.2f} s: {stage.found}" for stage in stages],
+            generation=self.case.generation,
+            resume_step=self.case.resume_step,
             recovered=confirmation is not None,
             seconds=seconds,
             failures=self.failures,
             confirmation=confirmation,
-            timings=self.stages,
+            timings=stages,
+            lineage=self.case.launches,
         )
 
-    async def _close(self, report: IncidentReport) -> IncidentReport:
-        workflow.upsert_search_attributes(
-            attributes.updates({attributes.VERDICT: report.resolution, attributes.LOST_STEPS: report.lost_steps or 0})
-        )
-        self._note("closed", report.headline, report=report, launched=self.launched)
-        # Every note is bounded in time; a ledger that is down does not fail a recovered job.
-        await asyncio.gather(*self.notes, return_exceptions=True)
-        return report
-
-    # Small things that every stage does.
+    # Waiting.
 
     async def _unless_abandoned(self, started: workflow.ActivityHandle[T]) -> T:
         """Wait for an activity, but not longer than an operator wants."""
@@ -359,62 +339,6 @@ class IncidentWorkflow:
         if self.abandoned_by:
             raise Abandoned
 
-    def _enter(self, stage: str, said: str = "") -> float:
-        self.stage, self.said = stage, said
-        severity = "page" if stage == "parked" else "info"
-        workflow.upsert_search_attributes(attributes.updates({attributes.STAGE: stage, attributes.SEVERITY: severity}))
-        workflow.logger.info("stage entered", extra={"stage": stage, "correlation": self.given.anomaly.id})
-        self._show()
-        return workflow.time()
-
-    def _leave(self, began: float, stage: str, found: str) -> None:
-        self.stages.append(Stage(name=stage, seconds=round(workflow.time() - began, 4), found=page.summary(found)))
-        self._show()
-
-    def _show(self) -> None:
-        parked = (
-            f"**Parked: needs an operator.** Send the signal `resume` or `abandon`, {OPERATOR_JSON}"
-            if self.stage == "parked"
-            else ""
-        )
-        rejected = "\n".join(f"- REJECTED: {line}" for line in self.rejected[-5:])
-        workflow.set_current_details(
-            page.incident_page(
-                self.said
-                if self.stage in {"recovered", "abandoned"}
-                else f"{self.stage}: {self.said or self.headline}",
-                self.stages,
-                workflow.info().namespace,
-                job_workflow_id(self.given.job),
-                "\n\n".join(part for part in (parked, rejected) if part),
-            )
-        )
-
-    def _note(
-        self,
-        stage: str,
-        text: str,
-        evidence: Evidence | None = None,
-        report: IncidentReport | None = None,
-        launched: Launched | None = None,
-    ) -> None:
-        """Write a conclusion into the timeline and the ledger, without holding up the recovery."""
-        given = DecideInput(
-            incident=self.id,
-            job=self.given.job,
-            anomaly=self.given.anomaly,
-            opened_ns=self.given.opened_ns,
-            position=len(self.notes) + 1,
-            time_ns=workflow.time_ns(),
-            stage=stage,
-            text=text,
-            evidence=evidence,
-            launched=launched,
-            report=report,
-            parked=self.parked if report else [],
-        )
-        self.notes.append(workflow.start_activity(messages.DECIDE, given, summary=page.summary(text), **on_ledger()))
-
     async def _tell_job(self) -> None:
         handle = workflow.get_external_workflow_handle(job_workflow_id(self.given.job))
-        await handle.signal("incident_stage", args=[self.given.number, self.stage])
+        await handle.signal("incident_stage", args=[self.given.number, self.story.stage])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from datetime import timedelta
 from typing import Any
 
 from temporalio import workflow
@@ -17,16 +16,17 @@ from temporalio.exceptions import ActivityError, ChildWorkflowError
 with workflow.unsafe.imports_passed_through():
     from activities import messages
     from activities.ledger.records import NumbersUsed
-    from activities.messages import ConfirmInput, LaunchInput, PrepareInput, RecordInput, ReleaseInput, StopInput
+    from activities.messages import RecordInput
+    from everstep.decisions.lineage import extended
     from everstep.decisions.reattempt import steady
-    from everstep.decisions.restore import NOTHING_HELD
-    from everstep.incident import Anomaly, Confirmation, Evidence, IncidentReport, Launched, Symptom
+    from everstep.incident import Anomaly, Confirmation, IncidentReport, Launched, Symptom
     from everstep.job_state import IncidentSummary, JobState, incident_workflow_id
-    from workflows import attributes, page
+    from workflows import actions, attributes, page
+    from workflows.beginning import Beginning, Refused
     from workflows.incident import IncidentWorkflow
     from workflows.messages import IncidentInput, JobResult, lost_incident
     from workflows.operator import read_request
-    from workflows.options import TASK_TIMEOUT, on_ledger, on_ranks
+    from workflows.options import TASK_TIMEOUT, on_ledger
 
 INCIDENTS_KEPT = 20
 FAILURES_KEPT = 50
@@ -114,7 +114,10 @@ class JobWorkflow:
 
     async def _live(self) -> JobResult:
         if self.state.generation == 0:
-            await self._start()
+            try:
+                await self._start()
+            except Refused as refused:
+                return await self._end("failed", f"was not started: {refused}")
         while True:
             await workflow.wait_condition(lambda: self._next_event() != "" or self._should_continue_as_new())
             match self._next_event():
@@ -159,8 +162,12 @@ class JobWorkflow:
         return found
 
     async def _start(self) -> None:
-        """Launch the first generation; a failure is an anomaly like any other."""
-        state, spec = self.state, self.state.spec
+        """Launch the first generation; a failure is an anomaly like any other.
+
+        Raises:
+            Refused: the job cannot start as it was asked for.
+        """
+        state = self.state
         state.started_ns = workflow.time_ns()
         try:
             used = await self._record(started_ns=state.started_ns)
@@ -168,27 +175,15 @@ class JobWorkflow:
             state.generation, state.incident_count = used.generations, used.incidents
         except ActivityError:
             workflow.logger.warning("the ledger did not answer; the job starts without it")
-        state.generation += 1
+        beginning = Beginning(state)
+        await beginning.check()
+        beginning.count()
         try:
-            await workflow.execute_activity(
-                messages.PREPARE,
-                PrepareInput(spec=spec, machines=state.machines),
-                result_type=float,
-                summary=page.summary(f"fork servers on {len(state.machines)} machines"),
-                **on_ranks(timedelta(minutes=5)),
-            )
-            launched = await workflow.execute_activity(
-                messages.LAUNCH,
-                LaunchInput(spec=spec, machines=state.machines, generation=state.generation, resume_step=NOTHING_HELD),
-                result_type=Launched,
-                summary=page.summary(
-                    f"generation {state.generation}, {spec.topology().world_size} ranks, from the beginning"
-                ),
-                **on_ranks(timedelta(minutes=3)),
-            )
+            launched = await beginning.launch()
         except ActivityError as error:
             self._suspect(state.generation, Symptom.LAUNCH_FAILED, str(error.cause or error)[:200])
         else:
+            state.backups = launched.backups
             await self._first_step(launched)
 
     def _suspect(self, generation: int, symptom: Symptom, headline: str) -> None:
@@ -205,14 +200,7 @@ class JobWorkflow:
 
     async def _first_step(self, launched: Launched) -> None:
         """Wait for the first step, but not longer than until something else happens."""
-        patience = timedelta(seconds=self.state.spec.policy.confirm_timeout_s + 30)
-        confirmed = workflow.start_activity(
-            messages.CONFIRM,
-            ConfirmInput(spec=self.state.spec, machines=self.state.machines, launched=launched),
-            result_type=Confirmation,
-            summary=f"generation {launched.generation}: every rank completes a step",
-            **on_ranks(patience),
-        )
+        confirmed = actions.confirm(self.state.spec, self.state.machines, launched)
         event = asyncio.create_task(workflow.wait_condition(lambda: self._next_event() != ""))
         await workflow.wait([confirmed, event], return_when=asyncio.FIRST_COMPLETED)
         event.cancel()
@@ -252,6 +240,9 @@ class JobWorkflow:
             machines=state.machines,
             history=state.failures,
             opened_ns=workflow.time_ns(),
+            lineage=state.lineage,
+            resume_path=state.resume_path,
+            resume_path_step=state.resume_path_step,
         )
         child = await workflow.start_child_workflow(
             IncidentWorkflow.run,
@@ -292,6 +283,7 @@ class JobWorkflow:
             still = steady(state.failures, step=first.step, now_ns=first.time_ns, policy=state.spec.policy)
             state.failures = [*still, *report.failures][-FAILURES_KEPT:]
         state.resume_step = report.resume_step
+        state.lineage = extended(state.lineage, report.lineage)
         one = next(one for one in state.incidents if one.number == number)
         self._replace(
             one.model_copy(
@@ -311,20 +303,10 @@ class JobWorkflow:
     async def _stopped(self) -> JobResult:
         self.state.status = "stopping"
         self._show()
+        state, why = self.state, f"stop asked for by {self.state.stop_requested}"
+        grace_s = state.spec.policy.stop_grace_s
         with contextlib.suppress(ActivityError):  # the release ends what this could not
-            await workflow.execute_activity(
-                messages.STOP,
-                StopInput(
-                    job=self.state.spec.name,
-                    generation=self.state.generation,
-                    machines=self.state.machines,
-                    grace_s=self.state.spec.policy.stop_grace_s,
-                    patience_s=5.0,
-                ),
-                result_type=Evidence,
-                summary=page.summary(f"stop asked for by {self.state.stop_requested}"),
-                **on_ranks(timedelta(minutes=2)),
-            )
+            await actions.stop(state.spec, state.machines, state.generation, why=why, grace_s=grace_s, patience_s=5.0)
         return await self._end("stopped", f"stopped by {self.state.stop_requested}")
 
     async def _end(self, status: str, outcome: str) -> JobResult:
@@ -333,14 +315,8 @@ class JobWorkflow:
         state.status, state.outcome = status, outcome  # type: ignore[assignment]  # one of JobStatus
         self._show()
         await asyncio.gather(
-            workflow.execute_activity(
-                messages.RELEASE,
-                ReleaseInput(job=state.spec.name, machines=state.machines),
-                result_type=int,
-                summary="fork servers and shared memory",
-                **on_ranks(timedelta(minutes=1)),
-            ),
             self._record(),
+            actions.release(state.spec, state.machines),
             *self.records,
             return_exceptions=True,
         )

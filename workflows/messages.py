@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from everstep.incident import Anomaly, Failure, IncidentReport, Model
 from everstep.job import JobSpec
 from everstep.machine import Machine
@@ -20,6 +22,11 @@ class IncidentInput(Model):
     machines: list[Machine]
     history: list[Failure]
     opened_ns: int
+    lineage: list[tuple[int, int]] = Field(default_factory=list)
+    """The job's line of generations; see ``everstep.decisions.lineage``."""
+    resume_path: str = ""
+    """Folder of the disk checkpoint from which the job was started first; empty: none."""
+    resume_path_step: int = -1
 
 
 class JobResult(Model):

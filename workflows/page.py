@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 
-from everstep.incident import Anomaly, Stage
+from everstep.incident import Anomaly, Copy, Evidence, Held, Restored, Stage, Tier
 from everstep.job_state import JobState
 
 SUMMARY_CHARACTERS = 110
@@ -31,6 +32,62 @@ def seconds(value: float) -> str:
     return f"{value:.2f}{NO_BREAK}s"
 
 
+def size(count: float) -> str:
+    """``12.3 MB``, never broken over two lines."""
+    return f"{count / 1e9:.2f}{NO_BREAK}GB" if count >= 1e9 else f"{count / 1e6:.1f}{NO_BREAK}MB"
+
+
+def listed(values: Sequence[object], limit: int = 8) -> str:
+    """``1, 2, 3``; of many only the first, and how many more."""
+    more = f" and {len(values) - limit} more" if len(values) > limit else ""
+    return ", ".join(map(str, values[:limit])) + more
+
+
+SOURCES = {
+    Tier.OWN: "own memory on {}",
+    Tier.BACKUP: "backups on {}",
+    Tier.DISK: "disk of {}",
+    Tier.REMOTE: "remote storage",
+}
+
+
+def copies_text(copies: Iterable[Copy]) -> str:
+    """``ranks 4, 5 from backups on m1; rank 6 from disk of m3``."""
+    ranks: dict[str, list[int]] = defaultdict(list)
+    for copy in copies:
+        ranks[SOURCES[copy.tier].format(copy.machine)].append(copy.rank)
+    parts = [f"{'rank' if len(own) == 1 else 'ranks'} {listed(own)} from {source}" for source, own in ranks.items()]
+    return "; ".join(parts[:4]) + (f"; and from {len(parts) - 4} more places" if len(parts) > 4 else "")
+
+
+def restored_text(restored: Restored) -> str:
+    """What came of bringing copies, the worst first."""
+    failed = [*restored.failed, *restored.unreached]
+    noun = "copy" if len(restored.moved) == 1 else "copies"
+    parts = [f"{listed(restored.unreachable)} does not answer"] if restored.unreachable else []
+    parts += [f"{one.tier} of rank {one.rank} on {one.machine}: {one.reason}" for one in failed[:3]]
+    parts += [f"{len(failed) - 3} more failed"] if len(failed) > 3 else []
+    if restored.moved:
+        took = f"{size(restored.bytes)} in {seconds(restored.seconds)}"
+        parts.append(f"moved {len(restored.moved)} {noun}, {took}: {copies_text(restored.moved)}")
+    return "; ".join(parts) or "nothing was to be moved"
+
+
+def stopped_text(evidence: Evidence, headline: str) -> str:
+    """What a stop found."""
+    parts = [evidence.problem] if evidence.problem else []
+    parts += [f"{listed(evidence.unreachable)} does not answer"] if evidence.unreachable else []
+    return "; ".join([*parts, headline or "no rank ended by itself"])
+
+
+def found_text(held: Sequence[Held]) -> str:
+    """Which copies there are: ``16 copies, of steps 120, 100``."""
+    steps = sorted({one.completed_steps for one in held if one.valid}, reverse=True)
+    if not steps:
+        return "no further copies"
+    return f"{len(held)} {'copy' if len(held) == 1 else 'copies'}, of steps {listed(steps)}"
+
+
 def incident_title(number: int, anomaly: Anomaly) -> str:
     """Title of an incident, as the job's timeline shows it."""
     return summary(f"{number:04d} {anomaly.symptom}: {anomaly.headline}")
@@ -50,6 +107,13 @@ def incident_page(headline: str, stages: Sequence[Stage], namespace: str, job_wo
     return "\n\n".join(part for part in parts if part)[:PAGE_CHARACTERS]
 
 
+def begun_text(state: JobState) -> str:
+    """From where the job was started, when that was not the beginning."""
+    if state.resume_path:
+        return f"Started from {state.resume_path}."
+    return f"Started from step {state.resume_from}." if state.resume_from is not None else ""
+
+
 def job_page(state: JobState, namespace: str) -> str:
     """The living page of a job."""
     topology = state.spec.topology()
@@ -63,14 +127,16 @@ def job_page(state: JobState, namespace: str) -> str:
         ]
         for one in state.incidents[-10:]
     ]
-    size = (
+    ranks = (
         f"{topology.world_size} ranks on {topology.machines} machines "
         f"(tp {topology.tp}, pp {topology.pp}, dp {topology.dp}), generation {state.generation}"
     )
     rejected = "\n".join(f"- REJECTED: {line}" for line in state.rejected[-5:])
+    backups = f"Backups: {state.backups}." if state.backups else ""
     parts = [
         f"## {state.spec.name}: {state.outcome or state.status}",
-        size,
+        " ".join([ranks, begun_text(state)]).strip(),
+        backups,
         table(["Incident", "What", "Resolution", "Lost steps", "Took"], rows) if rows else "No incident so far.",
         rejected,
     ]

@@ -27,10 +27,14 @@ class Restore:
     reason: str
     copies: tuple[Copy, ...] = ()
     """What has to be brought to the machines first, in order of ranks: all but what lies in a rank's own slot."""
+    folder: str = ""
+    """Checkpoint on disk that the ranks read by themselves, saved with any parallel sizes; empty: none."""
 
     @property
     def origin(self) -> str:
         """Where a restart goes on, for people: ``from step 20``."""
+        if self.folder:
+            return f"from {self.folder}"
         return f"from step {self.step}" if self.step >= 0 else "from the script's own checkpoint"
 
 

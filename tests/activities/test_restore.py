@@ -45,6 +45,11 @@ class Keeper(agent_pb2_grpc.AgentServicer):
         return [shard for request in self.asked for shard in request.shards]
 
 
+def keepers(*answers: Answer) -> list[Keeper]:
+    """Four agents, the last of which answer as is said."""
+    return [Keeper(answer) for answer in [*[there] * (4 - len(answers)), *answers]]  # type: ignore[abstract]
+
+
 SPEC = JobSpec(name="job", script="/job.py", machines=4, ranks_per_machine=2, tp=2, pp=2)
 """Data-parallel groups: 0 2, 1 3, 4 6, 5 7."""
 
@@ -64,7 +69,7 @@ async def restore(machines: Sequence[Machine], copies: Sequence[Copy], **more: A
 
 
 async def test_each_machine_is_told_once_where_its_copies_are() -> None:
-    agents = [Keeper() for _ in range(4)]
+    agents = keepers()
     async with serving(agents) as machines:
         found = await restore(machines, [copy(4), copy(5), copy(6, Tier.DISK, "m3"), copy(7, machine="m1")])
 
@@ -88,7 +93,7 @@ async def test_a_damaged_copy_is_named_and_the_others_are_brought() -> None:
             return pb.ShardRestored(rank=4, damaged=True, reason="the payload's checksum does not hold")
         return there(shard)
 
-    async with serving([Keeper(), Keeper(), Keeper(one_bad), Keeper()]) as machines:
+    async with serving(keepers(one_bad, there)) as machines:
         found = await restore(machines, [copy(4), copy(5)])
 
     assert [one.rank for one in found.moved] == [5]
@@ -108,7 +113,7 @@ async def test_a_copy_that_cannot_be_fetched_at_once_is_tried_again(times: int) 
             return pb.ShardRestored(rank=4, reason="m0 is away")
         return there(shard)
 
-    async with serving([Keeper(), Keeper(), Keeper(later), Keeper()]) as machines:
+    async with serving(keepers(later, there)) as machines:
         found = await restore(machines, [copy(4), copy(5)], reach_s=30.0)
 
     assert [one.rank for one in found.moved] == [4, 5]
@@ -119,7 +124,7 @@ async def test_a_copy_that_stays_out_of_reach_is_not_called_damaged() -> None:
     def away(shard: pb.ShardSource) -> pb.ShardRestored:
         return pb.ShardRestored(rank=shard.rank, reason="m0 is away")
 
-    async with serving([Keeper(), Keeper(), Keeper(away), Keeper()]) as machines:
+    async with serving(keepers(away, there)) as machines:
         found = await restore(machines, [copy(4)])
 
     assert not found.failed
@@ -127,7 +132,7 @@ async def test_a_copy_that_stays_out_of_reach_is_not_called_damaged() -> None:
 
 
 async def test_a_machine_that_stays_silent_is_named_and_holds_up_no_other() -> None:
-    async with serving([Keeper() for _ in range(3)]) as machines:
+    async with serving(keepers()[:3]) as machines:
         silent = Machine(name="m3", address=f"{HOST}:1")
         found = await restore([*machines, silent], [copy(4), copy(6)])
 
@@ -136,7 +141,7 @@ async def test_a_machine_that_stays_silent_is_named_and_holds_up_no_other() -> N
 
 
 async def test_a_second_attempt_of_the_activity_brings_nothing_twice() -> None:
-    agents = [Keeper() for _ in range(4)]
+    agents = keepers()
     async with serving(agents) as machines:
         first = await restore(machines, [copy(4), copy(5)])
         again = await restore(machines, [copy(4), copy(5)])
@@ -154,7 +159,7 @@ SAME = {"digests": {rank: f"shard-{rank // 4}-{rank % 2}" for rank in range(8)}}
 
 
 async def test_one_rank_of_a_dp_group_reads_remote_storage_for_the_others() -> None:
-    agents = [Keeper() for _ in range(4)]
+    agents = keepers()
     async with serving(agents) as machines:
         found = await restore(machines, remote(range(8)), **SAME)
 
@@ -175,7 +180,7 @@ async def test_ranks_whose_reader_failed_read_for_themselves() -> None:
             return pb.ShardRestored(rank=shard.rank, damaged=True, reason="other tensors than m2's")
         return there(shard)
 
-    agents = [Keeper(), Keeper(), Keeper(no_reader), Keeper(no_follower)]
+    agents = keepers(no_reader, no_follower)
     async with serving(agents) as machines:
         found = await restore(machines, remote([4, 5, 6, 7]), **SAME)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -107,12 +107,12 @@ async def place(temporal: Client) -> AsyncIterator[Place]:
         machines.append(Machine(name=agent.machine, address=f"127.0.0.31:{port}"))
     found = Place(temporal, f"q-{uuid.uuid4().hex[:8]}", machines, agents)
     cluster, pool = found.cluster, AgentPool()
-    scripted: list[Callable[..., Any]] = [
-        *(cluster.prepare, cluster.stop, cluster.launch, cluster.confirm),
-        *(cluster.release, cluster.decide, cluster.record),
-    ]
     async with Worker(
-        temporal, task_queue=found.queue, workflows=list(WORKFLOWS), activities=scripted, workflow_runner=sandbox()
+        temporal,
+        task_queue=found.queue,
+        workflows=list(WORKFLOWS),
+        activities=cluster.activities,
+        workflow_runner=sandbox(),
     ):
         watching = asyncio.create_task(Watcher(temporal, pool).run())
         yield found

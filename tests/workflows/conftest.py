@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from temporalio import activity
@@ -18,13 +19,19 @@ from activities.ledger.records import NumbersUsed
 from activities.messages import (
     ConfirmInput,
     DecideInput,
+    FindInput,
+    FolderFound,
+    FolderInput,
     LaunchInput,
     PrepareInput,
     RecordInput,
     ReleaseInput,
+    RestoreInput,
+    RoomInput,
     StopInput,
 )
-from everstep.incident import Anomaly, Confirmation, Evidence, Held, Launched, RankExit, Symptom
+from everstep.checkpoint_policy import CheckpointPolicy
+from everstep.incident import Anomaly, Confirmation, Evidence, Held, Launched, RankExit, Restored, Symptom
 from everstep.job import JobSpec
 from everstep.job_state import JobState, job_workflow_id
 from everstep.machine import Machine
@@ -65,7 +72,21 @@ class ScriptedCluster:
         stepped_ns=time.time_ns(),
         completed_steps=21,
     )
+    found: Callable[[FindInput], Evidence] = lambda given: Evidence(generation=0)
+    folder: FolderFound = field(default_factory=FolderFound)
+    lacking: str = ""
+    restored: Callable[[RestoreInput], Restored] = lambda given: Restored(
+        moved=given.copies, bytes=6_150_000 * len(given.copies), seconds=0.08
+    )
     used: NumbersUsed = field(default_factory=NumbersUsed)
+
+    @property
+    def activities(self) -> list[Callable[..., Any]]:
+        """All of them, for a worker."""
+        return [
+            *(self.prepare, self.stop, self.find, self.look_at_folder, self.room, self.restore),
+            *(self.launch, self.confirm, self.release, self.decide, self.record),
+        ]
 
     @activity.defn(name=messages.PREPARE)
     async def prepare(self, given: PrepareInput) -> float:
@@ -77,10 +98,38 @@ class ScriptedCluster:
         self.calls.append(f"stop {given.generation}")
         return self.evidence(given)
 
+    @activity.defn(name=messages.FIND)
+    async def find(self, given: FindInput) -> Evidence:
+        self.calls.append("find" if given.at is None else f"find {given.at}")
+        return self.found(given)
+
+    @activity.defn(name=messages.FOLDER)
+    async def look_at_folder(self, given: FolderInput) -> FolderFound:
+        self.calls.append(f"folder {given.path}")
+        return self.folder
+
+    @activity.defn(name=messages.ROOM)
+    async def room(self, given: RoomInput) -> str:
+        self.calls.append("room")
+        return self.lacking
+
+    @activity.defn(name=messages.RESTORE)
+    async def restore(self, given: RestoreInput) -> Restored:
+        self.calls.append(
+            "restore " + ", ".join(f"{one.rank} from {one.tier} on {one.machine}" for one in given.copies)
+        )
+        return self.restored(given)
+
     @activity.defn(name=messages.LAUNCH)
     async def launch(self, given: LaunchInput) -> Launched:
-        self.calls.append(f"launch {given.generation} from {given.resume_step}")
-        return Launched(generation=given.generation, resume_step=given.resume_step, started_ns=time.time_ns())
+        folder = f" of {given.reshard_from}" if given.reshard_from else ""
+        self.calls.append(f"launch {given.generation} from {given.resume_step}{folder}")
+        return Launched(
+            generation=given.generation,
+            resume_step=given.resume_step,
+            started_ns=time.time_ns(),
+            backups="every backup lies outside its rank's groups",
+        )
 
     @activity.defn(name=messages.CONFIRM)
     async def confirm(self, given: ConfirmInput) -> Confirmation:
@@ -109,14 +158,22 @@ class Jobs:
     cluster: ScriptedCluster
     queue: str
 
-    async def start(self, **policy: float) -> WorkflowHandle[JobWorkflow, JobResult]:
-        """Start a job of two ranks on two machines."""
+    async def start(
+        self, state: dict[str, Any] | None = None, checkpoint: CheckpointPolicy | None = None, **policy: float
+    ) -> WorkflowHandle[JobWorkflow, JobResult]:
+        """Start a job of two ranks on two machines; ``state`` has further fields of its JobState."""
         name = f"job-{uuid.uuid4().hex[:8]}"
         defaults = {"backoff_initial_s": 0.05, "backoff_max_s": 0.05}
-        spec = JobSpec(name=name, script="/job.py", machines=2, policy=RecoveryPolicy.model_validate(defaults | policy))
+        spec = JobSpec(
+            name=name,
+            script="/job.py",
+            machines=2,
+            checkpoint=checkpoint or CheckpointPolicy(),
+            policy=RecoveryPolicy.model_validate(defaults | policy),
+        )
         return await self.client.start_workflow(
             JobWorkflow.run,
-            JobState(spec=spec, machines=MACHINES),
+            JobState(spec=spec, machines=MACHINES, **(state or {})),
             id=job_workflow_id(name),
             task_queue=self.queue,
         )
@@ -152,15 +209,7 @@ async def jobs(temporal: Client) -> AsyncIterator[Jobs]:
         temporal,
         task_queue=queue,
         workflows=list(WORKFLOWS),
-        activities=[
-            cluster.prepare,
-            cluster.stop,
-            cluster.launch,
-            cluster.confirm,
-            cluster.release,
-            cluster.decide,
-            cluster.record,
-        ],
+        activities=cluster.activities,
         workflow_runner=sandbox(),
         max_cached_workflows=0,
     ):

@@ -1,0 +1,133 @@
+"""What is known of one incident, from stop to stop: what failed, what is left, and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from everstep.decisions.first_failure import MACHINE_LOST, failure_of, first_failure, headline_of, headline_of_loss
+from everstep.decisions.lineage import FROM_NOTHING, usable
+from everstep.decisions.restore import Restore, choose_restore
+from everstep.incident import Anomaly, Evidence, Failure, Held, Restored, Symptom
+from everstep.job import JobSpec
+from everstep.machine import Machine
+
+
+@dataclass(slots=True)
+class Case:
+    """Grows with what the machines tell; asks nobody and knows no clock."""
+
+    spec: JobSpec
+    machines: Sequence[Machine]
+    anomaly: Anomaly
+    generation: int
+    """The newest that was launched."""
+    resume_step: int
+    """Where it had begun; -1: the script restores by itself."""
+    lineage: list[tuple[int, int]]
+    """The job's line, this incident's launches included."""
+    folder: str = ""
+    """Checkpoint on disk from which the job was started first; empty: none."""
+    folder_step: int = -1
+    launches: list[tuple[int, int]] = field(default_factory=list)
+    """Of this incident."""
+    emptied: set[str] = field(default_factory=set)
+    """Machines that lost what they held of the generation; an agent says so once."""
+    bad: list[Held] = field(default_factory=list)
+    """Copies that could not be used, with reasons."""
+    unreached: list[Held] = field(default_factory=list)
+    """Those of them that may be good."""
+    farthest: int = -1
+    """Completed steps of the generation at hand."""
+    lost_from: int = -1
+    """The farthest that the job had come in any generation of this incident."""
+    lost_steps: int | None = None
+    """That are computed anew; None: nobody knows."""
+    nobody_knows: bool = False
+
+    def heard(self, evidence: Evidence) -> Evidence:
+        """Take what a stop told; returns it with all machines that lost what they had."""
+        self.emptied |= set(evidence.emptied)
+        return evidence.model_copy(update={"emptied": sorted(self.emptied)})
+
+    def lost_machines(self) -> list[str]:
+        """Machines that lost the ranks of the generation at hand, if it was ever launched there."""
+        first = not self.launches and self.anomaly.symptom is Symptom.LAUNCH_FAILED
+        return [] if first else sorted(self.emptied)
+
+    def headline(self, evidence: Evidence) -> str:
+        """What happened, as the evidence has it; empty: it does not say."""
+        end = first_failure(evidence.exits)
+        if lost := self.lost_machines():
+            topology = self.spec.topology()
+            ranks = {m.name: topology.ranks(index) for index, m in enumerate(self.machines) if m.name in lost}
+            return headline_of_loss(ranks, end)
+        return headline_of(end) if end else ""
+
+    def failure(self, evidence: Evidence, *, now_ns: int, first: bool) -> Failure:
+        """What failed; ``first``: the fault that opened the incident, not a reattempt."""
+        end = first_failure(evidence.exits)
+        completed = max((one.completed_steps for one in evidence.exits), default=-1)
+        lost = self.lost_machines()
+        if completed < 0 and lost:
+            # Nobody is left who could say how far it had come; what was saved was completed.
+            completed = max((one.completed_steps for one in self.usable(evidence) if one.valid), default=-1)
+            self.nobody_knows = True
+        self.farthest = step = max(completed, self.resume_step)
+        if lost:
+            symptom, cause = Symptom.CRASH, MACHINE_LOST
+        elif end is None:
+            symptom = self.anomaly.symptom if first else Symptom.LAUNCH_FAILED
+            cause = str(symptom)
+        else:
+            if end.completed_steps >= 0:
+                # The culprit's own step is what comes again when the fault is in the step; its peers may be one ahead.
+                step = max(end.completed_steps, self.resume_step)
+            return failure_of(end, generation=self.generation, step=step)
+        return Failure(generation=self.generation, step=step, symptom=symptom, cause=cause, time_ns=now_ns)
+
+    def usable(self, evidence: Evidence) -> list[Held]:
+        """The copies of the job's own line; those that failed are marked."""
+        return usable(evidence.held, self.lineage, self.bad)
+
+    def choose(self, evidence: Evidence) -> Restore:
+        """Where the job would go on, and with which copies."""
+        names = [machine.name for machine in self.machines]
+        held_before = self.resume_step >= 0
+        restore = choose_restore(self.usable(evidence), self.spec.topology(), names, held_before=held_before)
+        if self.folder and restore.step < self.folder_step:
+            reason = f"{restore.reason}; it begins again where it was started from"
+            return replace(restore, step=self.folder_step, reason=reason, copies=(), folder=self.folder)
+        return restore
+
+    def brought(self, restored: Restored) -> bool:
+        """Take what came of bringing copies; returns whether another choice has to be made.
+
+        Each copy that failed is left out from then on: with fewer of them in
+        every round, there is an end to it.
+        """
+        failed = [*restored.failed, *restored.unreached]
+        self.bad += failed
+        self.unreached += restored.unreached
+        return bool(failed)
+
+    def try_everything_again(self) -> None:
+        """An operator says so: what could not be reached may be reached now."""
+        self.bad.clear()
+        self.unreached.clear()
+
+    def launch(self, restore: Restore) -> None:
+        """The next generation is launched: count what it computes anew, and remember where it begins."""
+        self.lost_from = max(self.lost_from, self.farthest)
+        gone = restore.step == 0 and self.farthest == self.resume_step > 0
+        if self.nobody_knows or gone:
+            # The checkpoints are gone, and with them what would say how far the job had come since it was resumed.
+            self.lost_steps = None
+        elif self.lost_from >= 0 and restore.step >= 0:
+            self.lost_steps = max(self.lost_from - restore.step, 0)
+        self.generation += 1
+        self.resume_step = restore.step
+        begun = (self.generation, FROM_NOTHING if restore.folder else restore.step)
+        self.launches.append(begun)
+        self.lineage.append(begun)
+        self.emptied.clear()

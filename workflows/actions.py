@@ -1,0 +1,147 @@
+"""What workflows ask of the machines: each activity with its input, its bounds and its line in the timeline."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from temporalio import workflow
+from temporalio.workflow import ActivityHandle
+
+with workflow.unsafe.imports_passed_through():
+    from activities import messages
+    from activities.messages import (
+        ConfirmInput,
+        FindInput,
+        FolderFound,
+        FolderInput,
+        LaunchInput,
+        PrepareInput,
+        ReleaseInput,
+        RestoreInput,
+        RoomInput,
+        StopInput,
+    )
+    from everstep.decisions.lineage import copy_of
+    from everstep.decisions.restore import Restore
+    from everstep.incident import Confirmation, Evidence, Launched, Restored
+    from everstep.job import JobSpec
+    from everstep.machine import Machine
+    from workflows import page
+    from workflows.options import on_ranks
+
+SLOWEST_BYTES = 20_000_000
+"""Bytes a second of one machine: a restore that is slower is given up (ours)."""
+
+
+def prepare(spec: JobSpec, machines: list[Machine]) -> ActivityHandle[float]:
+    """Start the fork servers."""
+    return workflow.start_activity(
+        messages.PREPARE,
+        PrepareInput(spec=spec, machines=machines),
+        result_type=float,
+        summary=page.summary(f"fork servers on {len(machines)} machines"),
+        **on_ranks(timedelta(minutes=5)),
+    )
+
+
+def room(spec: JobSpec, machines: list[Machine]) -> ActivityHandle[str]:
+    """Ask whether the checkpoints fit."""
+    return workflow.start_activity(
+        messages.ROOM,
+        RoomInput(spec=spec, machines=machines),
+        result_type=str,
+        summary=page.summary(f"for {spec.checkpoint.state_mb_per_rank:g} MB of state in each rank"),
+        **on_ranks(timedelta(minutes=1)),
+    )
+
+
+def stop(
+    spec: JobSpec, machines: list[Machine], generation: int, *, why: str = "", **bounds: float
+) -> ActivityHandle[Evidence]:
+    """Stop all ranks; ``bounds`` are ``grace_s`` and ``patience_s`` of the input."""
+    return workflow.start_activity(
+        messages.STOP,
+        StopInput(job=spec.name, generation=generation, machines=machines, spec=spec, **bounds),
+        result_type=Evidence,
+        summary=page.summary(why or f"generation {generation} on {len(machines)} machines"),
+        **on_ranks(timedelta(minutes=2)),
+    )
+
+
+def find(spec: JobSpec, machines: list[Machine], *, at: int | None = None) -> ActivityHandle[Evidence]:
+    """Ask for all copies, on disks and remote storage too."""
+    return workflow.start_activity(
+        messages.FIND,
+        FindInput(spec=spec, machines=machines, at=at),
+        result_type=Evidence,
+        summary=page.summary("on disks and remote storage" if at is None else f"of step {at}"),
+        **on_ranks(timedelta(minutes=2)),
+    )
+
+
+def folder(machines: list[Machine], path: str) -> ActivityHandle[FolderFound]:
+    """Look at the folder of one checkpoint."""
+    return workflow.start_activity(
+        messages.FOLDER,
+        FolderInput(machines=machines, path=path),
+        result_type=FolderFound,
+        summary=page.summary(path),
+        **on_ranks(timedelta(minutes=2)),
+    )
+
+
+def restore(spec: JobSpec, machines: list[Machine], chosen: Restore, evidence: Evidence) -> ActivityHandle[Restored]:
+    """Bring the copies that a choice needs."""
+    wanted = set(chosen.copies)
+    held = {one.rank: one for one in evidence.held if copy_of(one) in wanted}
+    sizes = {rank: one.bytes for rank, one in held.items()}
+    topology = spec.topology()
+    largest = max(sum(sizes.get(rank, 0) for rank in topology.ranks(index)) for index in range(topology.machines))
+    return workflow.start_activity(
+        messages.RESTORE,
+        RestoreInput(
+            spec=spec,
+            machines=machines,
+            copies=list(chosen.copies),
+            digests={rank: one.digest for rank, one in held.items() if one.digest},
+            bytes=sizes,
+            disk_shared=evidence.disk_shared,
+        ),
+        result_type=Restored,
+        summary=page.summary(f"step {chosen.step}: {page.copies_text(chosen.copies)}"),
+        **on_ranks(timedelta(seconds=180 + largest / SLOWEST_BYTES)),
+    )
+
+
+def launch(given: LaunchInput, origin: str) -> ActivityHandle[Launched]:
+    """Start all ranks of a generation; ``origin`` says for people where they go on."""
+    ranks = given.spec.topology().world_size
+    return workflow.start_activity(
+        messages.LAUNCH,
+        given,
+        result_type=Launched,
+        summary=page.summary(f"generation {given.generation}, {ranks} ranks, {origin}"),
+        **on_ranks(timedelta(minutes=3)),
+    )
+
+
+def confirm(spec: JobSpec, machines: list[Machine], launched: Launched) -> ActivityHandle[Confirmation]:
+    """Wait until every rank completed a step."""
+    return workflow.start_activity(
+        messages.CONFIRM,
+        ConfirmInput(spec=spec, machines=machines, launched=launched),
+        result_type=Confirmation,
+        summary=page.summary(f"generation {launched.generation}: every rank completes a step"),
+        **on_ranks(timedelta(seconds=spec.policy.confirm_timeout_s + 30)),
+    )
+
+
+def release(spec: JobSpec, machines: list[Machine]) -> ActivityHandle[int]:
+    """Give everything back."""
+    return workflow.start_activity(
+        messages.RELEASE,
+        ReleaseInput(job=spec.name, machines=machines),
+        result_type=int,
+        summary="fork servers and shared memory",
+        **on_ranks(timedelta(minutes=1)),
+    )

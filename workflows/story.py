@@ -1,0 +1,111 @@
+"""The story of one incident: its stages as they pass, on the living page, in the timeline and in the ledger."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any
+
+from temporalio import workflow
+
+with workflow.unsafe.imports_passed_through():
+    from activities import messages
+    from activities.messages import DecideInput
+    from everstep.incident import Evidence, IncidentReport, Launched, Stage
+    from everstep.job_state import job_workflow_id
+    from workflows import attributes, page
+    from workflows.messages import IncidentInput
+    from workflows.options import on_ledger
+
+OPERATOR_JSON = 'e.g. {"operator": "you", "note": "why"}'
+
+
+class Story:
+    """Told by the incident's workflow."""
+
+    def __init__(self, given: IncidentInput, id: str) -> None:
+        self._given = given
+        self._id = id
+        self._notes: list[Awaitable[Any]] = []
+        self.headline = given.anomaly.headline
+        """What happened, as far as it is known."""
+        self.stage = "open"
+        self.said = ""
+        """Why the stage at hand was entered; empty: the headline says it."""
+        self.stages: list[Stage] = []
+        self.rejected: list[str] = []
+        self.parked: list[tuple[int, int]] = []
+        """When the job was parked, begin and end in nanoseconds."""
+
+    def enter(self, stage: str, said: str = "") -> float:
+        """A stage begins; returns when, for :meth:`leave`."""
+        self.stage, self.said = stage, said
+        severity = "page" if stage == "parked" else "info"
+        workflow.upsert_search_attributes(attributes.updates({attributes.STAGE: stage, attributes.SEVERITY: severity}))
+        workflow.logger.info("stage entered", extra={"stage": stage, "correlation": self._given.anomaly.id})
+        self.show()
+        return workflow.time()
+
+    def leave(self, began: float, stage: str, found: str) -> None:
+        """A stage is over, with what it found."""
+        self.stages.append(Stage(name=stage, seconds=round(workflow.time() - began, 4), found=page.summary(found)))
+        self.show()
+
+    def reject(self, text: str) -> None:
+        """A message made no sense; said on the page."""
+        self.rejected.append(text)
+        self.show()
+
+    def show(self) -> None:
+        """Bring the page up to date."""
+        parked = (
+            f"**Parked: needs an operator.** Send the signal `resume` or `abandon`, {OPERATOR_JSON}"
+            if self.stage == "parked"
+            else ""
+        )
+        rejected = "\n".join(f"- REJECTED: {line}" for line in self.rejected[-5:])
+        workflow.set_current_details(
+            page.incident_page(
+                self.said
+                if self.stage in {"recovered", "abandoned"}
+                else f"{self.stage}: {self.said or self.headline}",
+                self.stages,
+                workflow.info().namespace,
+                job_workflow_id(self._given.job),
+                "\n\n".join(part for part in (parked, rejected) if part),
+            )
+        )
+
+    def note(
+        self,
+        stage: str,
+        text: str,
+        evidence: Evidence | None = None,
+        report: IncidentReport | None = None,
+        launched: Launched | None = None,
+    ) -> None:
+        """Write a conclusion into the timeline and the ledger, without holding up the recovery."""
+        given = DecideInput(
+            incident=self._id,
+            job=self._given.job,
+            anomaly=self._given.anomaly,
+            opened_ns=self._given.opened_ns,
+            position=len(self._notes) + 1,
+            time_ns=workflow.time_ns(),
+            stage=stage,
+            text=text,
+            evidence=evidence,
+            launched=launched,
+            report=report,
+            parked=self.parked if report else [],
+        )
+        self._notes.append(workflow.start_activity(messages.DECIDE, given, summary=page.summary(text), **on_ledger()))
+
+    async def close(self, report: IncidentReport, launched: Launched | None) -> None:
+        """The last entry, and the end of all of them."""
+        workflow.upsert_search_attributes(
+            attributes.updates({attributes.VERDICT: report.resolution, attributes.LOST_STEPS: report.lost_steps or 0})
+        )
+        self.note("closed", report.headline, report=report, launched=launched)
+        # Every note is bounded in time; a ledger that is down does not fail a recovered job.
+        await asyncio.gather(*self._notes, return_exceptions=True)
