@@ -34,6 +34,8 @@ ALIGNMENT = 64
 """Tensors and the structure start at multiples of this many bytes of the payload."""
 EMPTY = -1
 """``completed_steps`` of a slot that holds nothing."""
+NEVER_USED = "empty"
+"""Why a slot is not valid in which nothing was ever saved: that is no damage."""
 
 FILE = struct.Struct("<8sIIQ")
 SLOT = struct.Struct("<qIIQQQq")
@@ -140,7 +142,7 @@ def inspect_slot(page: bytes, room: int, chunks: Chunks | None) -> SlotInfo:
         return SlotInfo(at_steps, generation, used, False, reason, saved_ns)
 
     if steps == EMPTY:
-        return broken("a save into it was cut short" if phase in {SAVING, SAVED} else "empty")
+        return broken("a save into it was cut short" if phase in {SAVING, SAVED} else NEVER_USED)
     if steps < 0 or U64.unpack_from(page, SLOT.size)[0] != xxhash.xxh3_64_intdigest(page[: SLOT.size]):
         return broken("its header does not match its checksum")
     if used > room:

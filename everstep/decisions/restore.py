@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from everstep.errors import CheckpointError
 from everstep.incident import Copy, Held, Tier
+from everstep.slot_format import NEVER_USED
 from everstep.topology import Topology
 
 NOTHING_HELD = -1
@@ -188,7 +189,7 @@ def _nothing(held_before: bool) -> Restore:
 
 
 def _damaged(everything: Sequence[Held]) -> str:
-    damaged = [one for one in everything if not one.valid]
+    damaged = [one for one in everything if not one.valid and one.reason != NEVER_USED]
     return "".join(f"; rank {one.rank} on {one.machine}{_in(one)}: {one.reason}" for one in damaged[:3])
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from everstep.decisions.restore import NOTHING_HELD, choose_restore
 from everstep.errors import CheckpointError
 from everstep.incident import Held, Tier
+from everstep.slot_format import NEVER_USED
 from everstep.topology import Topology
 
 
@@ -63,6 +64,13 @@ def test_a_damaged_copy_of_another_tier_is_named_with_it() -> None:
 
     assert choice.step == 20
     assert "rank 0 on m1 (backup): checksum" in choice.reason
+
+
+def test_a_slot_that_was_never_used_is_no_damage() -> None:
+    unused = Held(rank=0, machine="m0", completed_steps=-1, valid=False, reason=NEVER_USED)
+
+    assert "m0" not in choose_restore([held(0, 20), unused], *size(1)).reason
+    assert choose_restore([unused], *size(1)).step == 0
 
 
 def test_without_any_checkpoint_the_script_decides() -> None:
