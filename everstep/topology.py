@@ -69,7 +69,8 @@ class Topology:
             machines, ranks_per_machine, tp, pp = map(int, sizes)
         except ValueError:
             raise TopologyError(
-                f"{text!r} must read like 4,2,2,2,pp-dp-tp (machines, ranks per machine, tp, pp, order)"
+                f"the topology is {text!r}; it must read like 4,2,2,2,pp-dp-tp "
+                "(machines, ranks per machine, tp, pp, order)"
             ) from None
         return cls(machines, ranks_per_machine, tp, pp, tuple(axes.split("-")))  # type: ignore[arg-type]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -16,6 +17,7 @@ import torch
 from everstep.errors import CheckpointError, ConfigError, CorruptCheckpoint, EverstepError
 from everstep.faults import RankFaults
 from everstep.slots import SlotFile
+from everstep.topology import Topology
 from everstep.training.bell import Bell
 from everstep.training.codec import Layout, decode, encode
 from everstep.training.rng import RandomState
@@ -134,22 +136,32 @@ class Checkpoint:
             raise
         except Exception as error:
             raise CorruptCheckpoint(f"{self._file.path}: the state's structure cannot be read: {error}") from error
-        rng, inside = tree.pop(_RNG, None), tree.pop(_STEP, None)
-        if inside != completed_steps:
-            raise CorruptCheckpoint(
-                f"{self._file.path}: what is labelled as the state after step {completed_steps} says it is the one "
-                f"after step {inside}. Start from another step, or from the beginning"
-            )
-        if tree.keys() != self._things.keys():
-            raise CheckpointError(
-                f"the checkpoint holds {', '.join(tree) or 'nothing'}, the script gives {', '.join(self._things)}: "
-                "checkpoint() must get the same names as when it was saved"
-            )
-        for name, thing in self._things.items():
-            self._load(name, thing, tree.pop(name))
-        if rng is not None:
-            RandomState().load_state_dict(rng)
+        self._take_over(tree, completed_steps, str(self._file.path))
         self._file.discard_after(completed_steps)
+
+    def restore_resharded(self, folder: Path, topology: Topology, rank: int) -> int:
+        """Load a checkpoint on disk that was saved with other parallel sizes, and save it as this rank's own.
+
+        Args:
+            folder: A ``step-…`` folder with the files of all ranks of the old job.
+            topology: Sizes now.
+            rank: This rank.
+
+        Returns:
+            Completed steps of the state.
+
+        Raises:
+            CheckpointError: a file is missing, or the state cannot be mapped to these sizes.
+            CorruptCheckpoint: a file that is needed is damaged.
+        """
+        from everstep.training.reshard import read_resharded
+
+        completed_steps, tree = read_resharded(folder, topology, rank, self._meshes())
+        self._take_over(tree, completed_steps, str(folder))
+        self.discard()
+        self.save(completed_steps)
+        self.wait()
+        return completed_steps
 
     def discard(self) -> None:
         """Forget every slot: the job starts from the beginning."""
@@ -166,6 +178,24 @@ class Checkpoint:
         """End saving and give the mapping back; the file stays for the next generation."""
         if self._saver is not None:
             self._saver.close()
+
+    def _take_over(self, tree: Any, completed_steps: int, whence: str) -> None:
+        """Give everybody their state."""
+        rng, inside = tree.pop(_RNG, None), tree.pop(_STEP, None)
+        if inside != completed_steps:
+            raise CorruptCheckpoint(
+                f"{whence}: what is labelled as the state after step {completed_steps} says it is the one "
+                f"after step {inside}. Start from another step, or from the beginning"
+            )
+        if tree.keys() != self._things.keys():
+            raise CheckpointError(
+                f"the checkpoint holds {', '.join(tree) or 'nothing'}, the script gives {', '.join(self._things)}: "
+                "checkpoint() must get the same names as when it was saved"
+            )
+        for name, thing in self._things.items():
+            self._load(name, thing, tree.pop(name))
+        if rng is not None:
+            RandomState().load_state_dict(rng)
 
     def _load(self, name: str, thing: Stateful, state: Any) -> None:
         # Module.load_state_dict copies. Others, optimizers first of all, keep the given

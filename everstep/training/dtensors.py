@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -89,6 +90,68 @@ def chunk_of(tensor: DTensor) -> dict[str, Any]:
     if len(ranks) < dist.get_world_size():
         chunk["group"] = min(ranks)
     return chunk
+
+
+def matching(
+    name: str, description: Description, meshes: Mapping[MeshKey, DeviceMesh]
+) -> tuple[DeviceMesh, list[Placement]]:
+    """The mesh of this process with the dimensions of a saved tensor's, of whatever sizes, and the placements there.
+
+    Args:
+        name: The tensor's, for messages.
+        description: From ``describe``, of the saved tensor.
+        meshes: Those of this process, by ``mesh_key``.
+
+    Raises:
+        CheckpointError: there is not just one, or the tensor cannot be placed there as it was.
+    """
+    (names, _, sizes), texts, _, _ = description
+    found = {
+        key: mesh
+        for key, mesh in meshes.items()
+        if key[0] == names and (names is not None or len(key[2]) == len(sizes))
+    }
+    if len(found) != 1:
+        raise CheckpointError(
+            f"{name} was saved on a mesh with the dimensions {', '.join(names or ('without names',))}: "
+            f"the given models and optimizers use {len(found) or 'no'} such meshes, and one is needed"
+        )
+    (mesh,) = found.values()
+    placements = [_placement(text) for text in texts]
+    for axis, placement in enumerate(placements):
+        if not isinstance(placement, _StridedShard):
+            continue
+        # How many shards the dimensions to the right make: FSDP2 over tensor parallelism, which splits first.
+        later = [other for other in range(axis + 1, len(sizes)) if placements[other] == Shard(placement.dim)]
+        if placement.split_factor != prod(sizes[other] for other in later):
+            raise CheckpointError(f"{name} is placed as {texts}, which can be read with the same sizes only")
+        factor = prod(mesh.size(other) for other in later)
+        placements[axis] = _StridedShard(placement.dim, split_factor=factor) if factor > 1 else Shard(placement.dim)
+    return mesh, placements
+
+
+def on_mesh(shape: Sequence[int], dtype: torch.dtype, mesh: DeviceMesh, placements: Sequence[Placement]) -> DTensor:
+    """A DTensor of zeros.
+
+    Raises:
+        CheckpointError: this rank's shard of it would not be in one piece.
+    """
+    local_shape, _ = compute_local_shape_and_global_offset(torch.Size(shape), mesh, placements)
+    whole = DTensor.from_local(
+        torch.zeros(local_shape, dtype=dtype, device=mesh.device_type),
+        mesh,
+        placements,
+        run_check=False,
+        shape=torch.Size(shape),
+        stride=torch.empty(shape, device="meta").stride(),
+    )
+    coordinate = mesh.get_coordinate()
+    if coordinate is None or not _in_one_piece(whole, coordinate):
+        raise CheckpointError(
+            f"a tensor of {list(shape)} cannot be split over the mesh {mesh.mesh_dim_names} of sizes "
+            f"{list(mesh.mesh.shape)} in one piece for each rank: use sizes that divide it"
+        )
+    return whole
 
 
 def _in_one_piece(tensor: DTensor, coordinate: Sequence[int]) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy
 import torch
+import xxhash
 
 
 class RandomState:
@@ -33,3 +34,22 @@ class RandomState:
         random.setstate((version, tuple(words.tolist()), gauss))
         if "cuda" in state:
             torch.cuda.set_rng_state(state["cuda"])
+
+
+def reseeded(state: dict[str, Any], rank: int) -> dict[str, Any]:
+    """A state of generators that is another one for every rank, and the same each time.
+
+    Args:
+        state: From ``RandomState.state_dict``; it decides the seed along with ``rank``.
+        rank: Of whom.
+    """
+    seed = xxhash.xxh3_64_intdigest(state["torch"].numpy(), seed=rank)
+    version, words, gauss = random.Random(seed).getstate()
+    fresh: dict[str, Any] = {
+        "torch": torch.Generator().manual_seed(seed).get_state(),
+        "numpy": numpy.random.RandomState(seed % 2**32).get_state(legacy=False),
+        "python": (version, numpy.array(words, dtype=numpy.int64), gauss),
+    }
+    if "cuda" in state:
+        fresh["cuda"] = torch.Generator("cuda").manual_seed(seed).get_state()
+    return fresh

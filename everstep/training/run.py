@@ -219,12 +219,16 @@ class Run:
         first = start
         if state is not None and state.active:
             agreed = _number(environment.RESUME_STEP, 0)
-            if agreed > 0:
+            origin = _origin(agreed)
+            if agreed > 0 or origin is not None:
                 if warm_up is not None:
                     for _ in range(2):
                         warm_up()
                     state.drop_gradients()
-                state.restore(agreed)
+                if origin is not None:
+                    agreed = state.restore_resharded(origin, self.topology, self.rank)
+                else:
+                    state.restore(agreed)
                 first = self.resumed_from = agreed
             else:
                 state.discard()
@@ -258,14 +262,9 @@ def _topology(tp: int | None, pp: int | None, order: tuple[Axis, ...] | None) ->
             local = 1  # machines of unequal size: which ranks share one is not known
         return Topology(world // local, local, 1 if tp is None else tp, 1 if pp is None else pp, order or DEFAULT_ORDER)
     try:
-        *sizes, axes = given.split(",")
-        machines, ranks, job_tp, job_pp = map(int, sizes)
-        job = Topology(machines, ranks, job_tp, job_pp, tuple(axes.split("-")))  # type: ignore[arg-type]
-    except ValueError:
-        raise ConfigError(
-            f"{environment.TOPOLOGY} is {given!r}; it must read like 4,2,2,2,pp-dp-tp "
-            "(machines, ranks per machine, tp, pp, order)"
-        ) from None
+        job = Topology.parse(given)
+    except TopologyError as error:
+        raise ConfigError(f"{environment.TOPOLOGY}: {error}") from None
     wanted = (job.tp if tp is None else tp, job.pp if pp is None else pp, job.order if order is None else order)
     if wanted != (job.tp, job.pp, job.order):
         raise TopologyError(
@@ -274,6 +273,19 @@ def _topology(tp: int | None, pp: int | None, order: tuple[Axis, ...] | None) ->
             "everstep.join() without sizes to take the job's"
         )
     return job
+
+
+def _origin(agreed: int) -> Path | None:
+    """The folder of the checkpoint of other sizes that the job starts from; None when it is further already."""
+    given = os.environ.get(environment.RESHARD_FROM)
+    if not given:
+        return None
+    from everstep.shard_folders import step_of
+
+    step = step_of(Path(given))
+    if step is None:
+        raise ConfigError(f"{environment.RESHARD_FROM} is {given!r}; it must be a folder of one step, …/step-000000120")
+    return Path(given) if agreed <= 0 or agreed == step else None
 
 
 def _number(name: str, default: int) -> int:

@@ -157,7 +157,7 @@ def test_a_topology_that_is_not_the_job_s_names_both(start_rank: StartRank) -> N
     with pytest.raises(TopologyError, match=r"script joins with tp=4 pp=2 .* job was started with tp=2 pp=2"):
         everstep.join(tp=4)
     start_rank(topology="4,2,2")
-    with pytest.raises(ConfigError, match=r"EVERSTEP_TOPOLOGY is '4,2,2'; it must read like"):
+    with pytest.raises(ConfigError, match=r"EVERSTEP_TOPOLOGY: the topology is '4,2,2'; it must read like"):
         everstep.join()
 
 

@@ -1,0 +1,260 @@
+"""Starting from a checkpoint on disk that was saved with other parallel sizes.
+
+Every rank takes the tree of containers and numbers, and the plain tensors, from
+one rank of the old job: that of the same tensor and pipeline place, its data-
+parallel place modulo the old size. DTensors are made anew on the mesh of the
+same dimension names, placed as they were, and torch's distributed checkpoint
+reads the chunks that this rank needs from the files of all old ranks.
+
+Random number generators: a rank whose data-parallel place existed goes on with
+that place's generators. One that is new gets a copy of those too if they were
+equal in all of its group, since the script may count on that; else generators
+seeded from them and its rank, so that no two ranks draw the same numbers.
+"""
+
+from __future__ import annotations
+
+import mmap
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from everstep.errors import CheckpointError, CorruptCheckpoint, EverstepError
+from everstep.shard_file import open_shard, read_piece, verify_piece
+from everstep.shard_folders import held_in, step_of
+from everstep.shard_layout import whole_key
+from everstep.shard_manifest import Manifest, Part, Piece, data_name, read_manifest
+from everstep.structure import split
+from everstep.topology import Topology
+from everstep.training.codec import decode
+from everstep.training.dtensors import Description, MeshKey, matching, on_mesh
+from everstep.training.rng import reseeded
+
+RNG = "everstep.rng"
+
+
+def read_resharded(
+    folder: Path, topology: Topology, rank: int, meshes: Mapping[MeshKey, DeviceMesh]
+) -> tuple[int, Any]:
+    """Completed steps and the tree of state dicts of one rank, from a checkpoint of other sizes.
+
+    Args:
+        folder: A ``step-…`` folder with the files of all ranks of the old job.
+        topology: Sizes now.
+        rank: This rank.
+        meshes: Device meshes of this process by ``dtensors.mesh_key``.
+
+    Raises:
+        CheckpointError: a file is missing, or the state cannot be mapped to these sizes.
+        CorruptCheckpoint: a file that is needed is damaged.
+    """
+    old = OldCheckpoint(folder)
+    source = old.source(topology, rank)
+    reader = _Reader(old, source, meshes)
+    tree = reader.tree()
+    reader.fill_wholes()
+    if isinstance(tree, dict) and RNG in tree and old.must_reseed(topology, rank, source):
+        tree[RNG] = reseeded(tree[RNG], rank)
+    return old.step, tree
+
+
+class OldCheckpoint:
+    """The manifests of all ranks of a checkpoint on disk.
+
+    Raises:
+        CheckpointError: it is not whole.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        step = step_of(folder)
+        if step is None or not folder.is_dir():
+            raise CheckpointError(f"{folder} is no folder of a checkpoint: its name is that of a step, step-000000120")
+        self.step = step
+        found = sorted(folder.glob("rank-*.json"))
+        if not found:
+            raise CheckpointError(f"{folder} holds no checkpoint: there is no rank-<r>.json")
+        first = read_manifest(folder, int(found[0].stem.removeprefix("rank-")))
+        if not first.topology:
+            raise CheckpointError(f"{folder} was saved by a job of unknown sizes, it can be read with the same only")
+        self.topology = Topology.parse(first.topology)
+        """Sizes of the job that saved it."""
+        held = [held_in(folder, step, rank) for rank in range(self.topology.world_size)]
+        if bad := [one for one in held if not one.valid]:
+            raise CheckpointError(
+                f"{folder} is not whole, rank {bad[0].rank} of {self.topology.world_size} is missing or damaged: "
+                f"{bad[0].reason}. Bring the files of all ranks into one folder"
+            )
+        self.manifests = [read_manifest(folder, rank) for rank in range(self.topology.world_size)]
+        for manifest in self.manifests:
+            if (manifest.job, manifest.topology) != (first.job, first.topology):
+                raise CheckpointError(
+                    f"{folder} mixes files of {first.job} ({first.topology}) and {manifest.job} ({manifest.topology})"
+                )
+        known = {data_name(manifest.rank) for manifest in self.manifests}
+        if strangers := sorted({path.name for path in folder.glob("*.safetensors")} - known):
+            raise CheckpointError(f"{folder} holds {strangers[0]}, which is not of this checkpoint: remove it")
+
+    def source(self, topology: Topology, rank: int) -> int:
+        """The old rank whose tree and plain tensors a rank takes over.
+
+        Raises:
+            CheckpointError: there is none.
+        """
+        place = topology.coordinate(rank)
+        if (topology.tp, topology.pp) == (self.topology.tp, self.topology.pp):
+            return self.topology.rank(place._replace(dp=place.dp % self.topology.dp))
+        if reason := self._differs():
+            raise CheckpointError(
+                f"{self.folder} was saved with tp={self.topology.tp} pp={self.topology.pp} and cannot be read with "
+                f"tp={topology.tp} pp={topology.pp}: {reason}. Start with the old tp and pp; dp may change"
+            )
+        return rank % self.topology.world_size
+
+    def must_reseed(self, topology: Topology, rank: int, source: int) -> bool:
+        """Whether a rank may not go on with the random number generators of its source."""
+        if (topology.tp, topology.pp) == (self.topology.tp, self.topology.pp):
+            existed = topology.coordinate(rank).dp < self.topology.dp
+            group: Sequence[int] = self.topology.group(source, "dp")
+        else:
+            existed, group = rank < self.topology.world_size, range(self.topology.world_size)
+        states = {
+            tuple(part.xxh3 for part in self.manifests[one].tensors if part.name.startswith(f"{RNG}.")) for one in group
+        }
+        return not existed and len(states) > 1
+
+    def _differs(self) -> str:
+        """Why the old ranks' states are not interchangeable; empty: all but DTensors is equal in all of them."""
+        first = {part.name: part for part in self.manifests[0].tensors}
+        for manifest in self.manifests:
+            parts = {part.name: part for part in manifest.tensors}
+            if other := sorted(parts.keys() ^ first.keys()):
+                return f"{other[0]} is not in the states of all ranks"
+            for name, part in parts.items():
+                if part.global_shape is not None:
+                    if part.group is not None:
+                        return f"{name} is a DTensor on a mesh of some ranks only"
+                elif not name.startswith(f"{RNG}.") and part.xxh3 != first[name].xxh3:
+                    return (
+                        f"{name} is no DTensor, and differs between ranks {self.manifests[0].rank} and {manifest.rank}"
+                    )
+        return ""
+
+
+class _Reader:
+    """Reads one rank's new state."""
+
+    def __init__(self, old: OldCheckpoint, source: int, meshes: Mapping[MeshKey, DeviceMesh]) -> None:
+        self._old = old
+        self._manifest: Manifest = old.manifests[source]
+        self._meshes = meshes
+        self._wholes: dict[str, DTensor] = {}
+        """What torch has to read, by name in the files."""
+
+    def tree(self) -> Any:
+        """The tree of the source, with plain tensors, and with DTensors that are not filled yet."""
+        manifest, folder = self._manifest, self._old.folder
+        structure = bytearray(manifest.structure.nbytes)
+        # Memory that is not touched costs nothing: the place of the DTensors' shards stays empty.
+        memory = memoryview(mmap.mmap(-1, max(manifest.tensor_bytes, 1)))
+        try:
+            with open_shard(folder, manifest.rank) as read:
+                read_piece(read, manifest.structure, memoryview(structure), "the structure")
+                names = [spec.name for spec in split(memoryview(structure))[0]]
+                parts = {part.name: part for part in manifest.tensors}
+                for part in manifest.tensors:
+                    if part.global_shape is None:
+                        view = memory[part.offset : part.offset + part.nbytes]
+                        read_piece(read, part, view, f"the tensor {part.name}")
+            return decode(
+                bytes(structure), memory, self._meshes, lambda number, told: self._whole(parts[names[number]], told)
+            )
+        except CorruptCheckpoint as error:
+            raise CorruptCheckpoint(f"{folder / data_name(manifest.rank)}: {error}") from error
+        except EverstepError:
+            raise
+        except Exception as error:
+            raise CorruptCheckpoint(
+                f"{folder / data_name(manifest.rank)}: the state's structure cannot be read: {error}"
+            ) from error
+
+    def fill_wholes(self) -> None:
+        """Let torch read the shards of the DTensors, after all that it reads was verified."""
+        if not self._wholes:
+            return
+        from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+        from torch.distributed.checkpoint.state_dict_loader import load
+
+        self._verify()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that it reads without the other ranks is on purpose
+            load(dict(self._wholes), storage_reader=HuggingFaceStorageReader(str(self._old.folder)), no_dist=True)
+
+    def _whole(self, part: Part, description: Description) -> Tensor:
+        """A DTensor on this rank's mesh; its shard is empty until ``fill_wholes``."""
+        if part.global_shape is None:
+            raise CheckpointError(
+                f"{part.name} was saved as partial sums or in several pieces: it can be read with the same sizes only"
+            )
+        dtype: torch.dtype = getattr(torch, part.dtype)
+        mesh, placements = matching(part.name, description, self._meshes)
+        stored = getattr(torch, part.dtype) if part.stored != "U8" else torch.uint8
+        shape = (*part.global_shape, part.width) if part.width > 1 else part.global_shape
+        raw = on_mesh(shape, stored, mesh, placements)
+        self._wholes[whole_key(part)] = raw
+        if stored == dtype:
+            return raw
+        local = raw._local_tensor.view(dtype)
+        return DTensor.from_local(
+            local.view(local.shape[: len(part.global_shape)]),
+            mesh,
+            placements,
+            run_check=False,
+            shape=torch.Size(part.global_shape),
+            stride=torch.empty(part.global_shape, device="meta").stride(),
+        )
+
+    def _verify(self) -> None:
+        """Verify the chunks that this rank needs, and that nothing is missing of them.
+
+        torch neither notices damage nor a hole between chunks.
+        """
+        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+        missing = {}
+        boxes = {}
+        for key, whole in self._wholes.items():
+            boxes[key] = compute_local_shape_and_global_offset(whole.shape, whole.device_mesh, whole.placements)
+            missing[key] = whole._local_tensor.numel()
+        for manifest in self._old.manifests:
+            needed = []
+            for part in manifest.tensors:
+                if part.global_shape is None or part.replica or part.key not in boxes:
+                    continue
+                if common := _common(boxes[part.key], (part.stored_shape(), part.stored_offsets())):
+                    missing[part.key] -= common
+                    needed.append(part)
+            if not needed:
+                continue
+            path = self._old.folder / data_name(manifest.rank)
+            with open_shard(self._old.folder, manifest.rank) as read:
+                pieces: list[tuple[Part | Piece, str]] = [(one, f"the tensor {one.name}") for one in needed]
+                for piece, what in [(manifest.head, "the header"), *pieces]:
+                    if reason := verify_piece(piece, read):
+                        raise CorruptCheckpoint(f"{path}, {what}: {reason}")
+        if holes := sorted(key for key, count in missing.items() if count):
+            raise CheckpointError(f"{self._old.folder} does not hold all of the tensor {holes[0]}")
+
+
+def _common(one: tuple[Sequence[int], Sequence[int]], other: tuple[Sequence[int], Sequence[int]]) -> int:
+    """Number of elements that two boxes, each a shape and where it begins, have in common."""
+    count = 1
+    for size, begin, other_size, other_begin in zip(*one, *other, strict=True):
+        count *= max(0, min(begin + size, other_begin + other_size) - max(begin, other_begin))
+    return count
