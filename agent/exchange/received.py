@@ -134,6 +134,7 @@ class Received:
         Raises:
             Refused: there is not enough, with numbers.
         """
+        self._shm.mkdir(parents=True, exist_ok=True)  # an offer may come before this machine's own Launch
         if size > self._room():
             self.remove_stale(None)
         if size > (there := self._room()):
