@@ -96,7 +96,8 @@ class Agents:
             ClusterError: a rank failed, or it took too long.
         """
         first, second = self._clients
-        await first.prepare(pb.PrepareRequest(request_id="prepare", job=job), timeout_s=START_S)
+        for client in (first, second):
+            await client.prepare(pb.PrepareRequest(request_id="prepare", job=job), timeout_s=START_S)
         store = await first.start_store(
             pb.StartStoreRequest(request_id="store", job=job, generation=1, world_size=ranks), timeout_s=START_S
         )

@@ -61,9 +61,10 @@ class Case:
             return f"{self.name}: {self.failure}"
         spread = Spread.of([1 - ratio for ratio in self.ratios])
         agents = " and ".join(f"{one:.3f}" for one in self.agents_cpu)
+        behind = f"; backups behind by {self.backup_lag} steps at the end" if self.backup else ""
         return (
             f"{self.name}: lost {spread.median:.2%} (median of {spread.runs} pairs of blocks), p90 {spread.p90:.2%}, "
-            f"max {spread.maximum:.2%}; agents {agents} CPU s a step; backups behind by {self.backup_lag} steps"
+            f"max {spread.maximum:.2%}; agents {agents} CPU s a step{behind}"
         )
 
 
@@ -93,6 +94,10 @@ async def measure(cases: list[Case], *, blocks: int, steps: int) -> list[Case]:
             case.with_s, case.without_s = found["with"], found["without"]
             saved = blocks * (steps + 2)
             case.agents_cpu = [(after - before) / saved for before, after in zip(used, agents.cpu_s(), strict=True)]
-            case.backup_lag = [one.saved.own_step - one.saved.backup_step for one in agents.newest]
+            if case.backup:
+                saved_by = [one.saved for one in agents.newest]
+                case.backup_lag = [one.own_step - one.backup_step for one in saved_by]
+                if problem := next((one.backup_problem for one in saved_by if one.backup_problem), ""):
+                    case.failure = problem
             say(case.note())
     return cases
