@@ -59,6 +59,9 @@ class IncidentWorkflow:
         self.attempts = 0
         self.launched: Launched | None = None
         self.noted: Evidence | None = None
+        """What the ledger has."""
+        self.searched: Evidence | None = None
+        """What was known after all copies were asked for."""
         self.resumed_by = ""
         self.abandoned_by = ""
         self.answer: str | None = None
@@ -120,7 +123,7 @@ class IncidentWorkflow:
             return await self._given_up()
 
     async def _stop(self) -> Evidence:
-        """Stop the generation; returns what the machines know, and what else there is where that does not do."""
+        """Stop the generation; returns what the machines know."""
         given, case = self.given, self.case
         began = self.story.enter("stop")
         try:
@@ -130,17 +133,26 @@ class IncidentWorkflow:
             evidence = Evidence(generation=case.generation, problem=str(error.cause or error)[:300])
         evidence = case.heard(evidence)
         self.story.leave(began, "stop", page.stopped_text(evidence, case.headline(evidence)))
-        further = look_further(case.choose(evidence), evidence, given.spec.checkpoint)
-        if not further or not workflow.patched("look further for copies"):
+        return evidence
+
+    async def _search(self, evidence: Evidence) -> Evidence:
+        """Ask for further copies, once, where those that a stop tells of do not do."""
+        if evidence is self.searched or not look_further(
+            self.case.choose(evidence), evidence, self.given.spec.checkpoint
+        ):
+            return evidence
+        if not workflow.patched("search for copies"):
             return evidence
         began = self.story.enter("find")
         try:
-            found = await self._unless_abandoned(actions.find(given.spec, given.machines))
+            found = await self._unless_abandoned(actions.find(self.given.spec, self.given.machines))
         except ActivityError as error:
             self.story.leave(began, "find", f"failed: {error.cause or error}")
-            return evidence
-        self.story.leave(began, "find", page.found_text(found.held))
-        return merged(evidence, found)
+            self.searched = evidence
+        else:
+            self.story.leave(began, "find", page.found_text(found.held))
+            self.searched = merged(evidence, found)
+        return self.searched
 
     def _failure(self, evidence: Evidence, *, first: bool) -> Failure:
         self.story.headline = self.case.headline(evidence) or self.story.headline
@@ -155,6 +167,7 @@ class IncidentWorkflow:
     async def _agree(self, evidence: Evidence) -> tuple[Decision, Restore]:
         """Decide, and bring the state to where it is needed: what is returned can be launched."""
         while True:
+            evidence = await self._search(evidence)
             restore = self.case.choose(evidence)
             decision = self._decide(evidence, restore)
             if decision.action == "park":
@@ -162,6 +175,7 @@ class IncidentWorkflow:
                 evidence = await self._look_again()
                 if evidence.unreachable or evidence.problem:
                     continue
+                evidence = await self._search(evidence)
                 restore = self.case.choose(evidence)
             changed = await self._restore(restore, evidence) if restore.copies else None
             if changed is None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from temporalio import activity
+from temporalio.api.sdk.v1 import WorkflowMetadata
 from temporalio.client import Client, WorkflowHandle
 from temporalio.worker import Worker
 
@@ -75,7 +76,7 @@ class ScriptedCluster:
     found: Callable[[FindInput], Evidence] = lambda given: Evidence(generation=0)
     folder: FolderFound = field(default_factory=FolderFound)
     lacking: str = ""
-    restored: Callable[[RestoreInput], Restored] = lambda given: Restored(
+    restored: Callable[[RestoreInput], Restored | Awaitable[Restored]] = lambda given: Restored(
         moved=given.copies, bytes=6_150_000 * len(given.copies), seconds=0.08
     )
     used: NumbersUsed = field(default_factory=NumbersUsed)
@@ -118,7 +119,8 @@ class ScriptedCluster:
         self.calls.append(
             "restore " + ", ".join(f"{one.rank} from {one.tier} on {one.machine}" for one in given.copies)
         )
-        return self.restored(given)
+        answer = self.restored(given)
+        return await answer if isinstance(answer, Awaitable) else answer
 
     @activity.defn(name=messages.LAUNCH)
     async def launch(self, given: LaunchInput) -> Launched:
@@ -185,6 +187,11 @@ class Jobs:
             if ok(state):
                 return state
             await asyncio.sleep(0.05)
+
+    async def page(self, handle: WorkflowHandle[JobWorkflow, JobResult]) -> str:
+        """What the Web UI shows as the job's current details."""
+        found: WorkflowMetadata = await handle.query("__temporal_workflow_metadata", result_type=WorkflowMetadata)
+        return str(found.current_details)
 
 
 def anomaly(generation: int = 1, *, symptom: Symptom = Symptom.CRASH) -> Anomaly:

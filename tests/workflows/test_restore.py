@@ -1,0 +1,244 @@
+"""State is brought to machines that lost theirs, on a real server, replayed from the start at every task."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from activities.messages import FindInput, RestoreInput, StopInput
+from everstep.checkpoint_policy import CheckpointPolicy
+from everstep.incident import Evidence, Held, IncidentReport, RankExit, Restored, Symptom, Tier
+from everstep.job_state import incident_workflow_id
+from tests.workflows.conftest import anomaly
+from workflows.incident import IncidentWorkflow
+from workflows.job import JobWorkflow
+
+VICTIM = RankExit(
+    rank=0,
+    machine="m0",
+    code=1,
+    time_ns=5,
+    completed_steps=21,
+    exception="RuntimeError: Connection closed by peer [127.0.0.12]:4213",
+)
+
+
+def copy(rank: int, step: int, tier: Tier, machine: str, **more: Any) -> Held:
+    return Held(rank=rank, machine=machine, completed_steps=step, tier=tier, generation=1, bytes=6_150_000, **more)
+
+
+COPIES = [
+    copy(0, 20, Tier.OWN, "m0"),
+    copy(1, 20, Tier.BACKUP, "m0"),
+    copy(0, 15, Tier.DISK, "m0"),
+    copy(1, 15, Tier.DISK, "m1"),
+]
+
+
+def m1_empty(given: StopInput) -> Evidence:
+    """m1 came back empty; rank 1's state is left in its backup at m0, and older on disk."""
+    emptied = ["m1"] if given.generation == 1 else []
+    return Evidence(generation=given.generation, exits=[VICTIM], held=COPIES, emptied=emptied)
+
+
+async def lose_m1(jobs: Any, **policy: float) -> tuple[Any, Any]:
+    """Start a job whose m1 is lost; returns the handles of job and incident."""
+    jobs.cluster.evidence = m1_empty
+    handle = await jobs.start(**policy)
+    await jobs.until(handle, lambda state: state.status == "running")
+    await handle.execute_update(JobWorkflow.report, anomaly())
+    state = await jobs.until(handle, lambda state: state.incidents != [])
+    incident = incident_workflow_id(state.spec.name, 1)
+    return handle, jobs.client.get_workflow_handle_for(IncidentWorkflow.run, incident)
+
+
+def after_stop(jobs: Any) -> list[str]:
+    return list(jobs.cluster.calls[jobs.cluster.calls.index("stop 1") :])
+
+
+async def test_what_a_lost_machine_held_is_brought_from_its_backup_before_the_restart(jobs: Any) -> None:
+    _, incident = await lose_m1(jobs)
+
+    report: IncidentReport = await incident.result()
+
+    assert after_stop(jobs) == ["stop 1", "restore 1 from backup on m0", "launch 2 from 20", "confirm 2"]
+    assert [stage.name for stage in report.timings] == ["stop", "decide", "restore", "reattempt", "confirm"]
+    moved = report.timings[2].found
+    assert moved == "moved 1 copy, 6.2 MB in 0.08 s: rank 1 from backups on m0"
+    assert "m1 came back empty and lost rank 1" in report.headline
+    assert (report.cause, report.step, report.lost_steps, report.resume_step) == ("machine lost", 21, 1, 20)
+    assert report.lineage == [(2, 20)]
+
+
+async def test_a_copy_that_turns_out_damaged_gives_way_to_another_one(jobs: Any) -> None:
+    def damaged(given: RestoreInput) -> Restored:
+        bad = [one for one in given.copies if one.tier is Tier.BACKUP]
+        failed = [Held(**one.model_dump(), valid=False, reason="the checksum does not hold") for one in bad]
+        return Restored(moved=[one for one in given.copies if one not in bad], failed=failed)
+
+    jobs.cluster.restored = damaged
+    _, incident = await lose_m1(jobs, max_attempts=1)
+
+    report = await incident.result()
+
+    assert after_stop(jobs)[1:] == [
+        "restore 1 from backup on m0",
+        "find",  # memory does not do any more, and m1's agent knew of no disk
+        "restore 0 from disk on m0, 1 from disk on m1",
+        "launch 2 from 15",
+        "confirm 2",
+    ]
+    assert report.lost_steps == 6
+    second = [note.text for note in jobs.cluster.notes if note.stage == "decide"][1]
+    assert "rank 1 on m0 (backup): the checksum does not hold" in second
+    assert "from step 15" in second
+    assert report.recovered, "a failed copy is no attempt"
+
+
+async def test_nothing_is_begun_anew_while_good_copies_cannot_be_brought(jobs: Any) -> None:
+    reached = False
+
+    def no_room(given: RestoreInput) -> Restored:
+        stuck = [Held(**one.model_dump(), valid=False, reason="no room on m1") for one in given.copies]
+        return Restored(moved=given.copies) if reached else Restored(unreached=stuck)
+
+    jobs.cluster.restored = no_room
+    handle, incident = await lose_m1(jobs)
+    await jobs.until(handle, lambda state: state.status == "parked")
+    [parked] = [note.text for note in jobs.cluster.notes if note.text.startswith("park")]
+    assert "could not be brought" in parked
+    assert "no room on m1" in parked
+    assert not [call for call in jobs.cluster.calls if call.startswith("launch 2")]
+
+    reached = True
+    await incident.signal("resume", {"operator": "ada", "note": "made room"})
+    report = await incident.result()
+    assert report.resume_step == 20
+    assert "m1 came back empty" in report.headline
+
+
+async def test_a_machine_that_is_lost_during_the_restore_is_looked_at_again(jobs: Any) -> None:
+    rounds = 0
+
+    def silent_once(given: RestoreInput) -> Restored:
+        nonlocal rounds
+        rounds += 1
+        return Restored(unreachable=["m1"]) if rounds == 1 else Restored(moved=given.copies)
+
+    jobs.cluster.restored = silent_once
+    _, incident = await lose_m1(jobs)
+
+    report = await incident.result()
+
+    names = [call.split(" from")[0] for call in after_stop(jobs)]
+    assert names == ["stop 1", "restore 1", "stop 1", "restore 1", "launch 2", "confirm 2"]
+    assert "m1 does not answer" in report.timings[2].found
+
+
+async def test_remote_storage_is_asked_when_nothing_else_is_left(jobs: Any) -> None:
+    def nothing(given: StopInput) -> Evidence:
+        return Evidence(generation=given.generation, exits=[VICTIM], emptied=["m1"])
+
+    def remote(given: FindInput) -> Evidence:
+        copies = [copy(rank, 18, Tier.REMOTE, "m0", digest="d") for rank in (0, 1)]
+        return Evidence(generation=0, held=[*copies, copy(0, 90, Tier.REMOTE, "m0"), copy(1, 90, Tier.REMOTE, "m0")])
+
+    jobs.cluster.evidence = nothing
+    handle = await jobs.start(checkpoint=CheckpointPolicy(remote_url="file:///mnt/runs"))
+    await jobs.until(handle, lambda state: state.status == "running")
+    # What another run of the name left is of a generation that this one never had.
+    jobs.cluster.found = lambda given: remote(given).model_copy(
+        update={
+            "held": [
+                one.model_copy(update={"generation": 7}) if one.completed_steps == 90 else one
+                for one in remote(given).held
+            ]
+        }
+    )
+    await handle.execute_update(JobWorkflow.report, anomaly())
+    state = await jobs.until(handle, lambda state: state.generation == 2 and state.status == "running")
+
+    assert [call for call in after_stop(jobs) if not call.startswith("confirm")] == [
+        "stop 1",
+        "find",
+        "restore 0 from remote on m0, 1 from remote on m0",
+        "launch 2 from 18",
+    ]
+    assert state.lineage == [(1, -1), (2, 18)]
+
+
+async def test_a_worker_that_dies_while_copies_are_brought_leaves_the_rest_to_another(jobs: Any) -> None:
+    """The activity runs twice; agents answer the second as the first."""
+    brought: set[int] = set()
+    attempts = 0
+
+    async def dies_once(given: RestoreInput) -> Restored:
+        nonlocal attempts
+        attempts += 1
+        new = {one.rank for one in given.copies} - brought
+        brought.update(new)
+        if attempts == 1:
+            raise RuntimeError("the worker is gone")
+        return Restored(moved=given.copies, bytes=6_150_000 * len(new))
+
+    jobs.cluster.restored = dies_once
+    _, incident = await lose_m1(jobs)
+
+    report = await incident.result()
+
+    assert attempts == 2
+    assert report.recovered
+    assert [stage.name for stage in report.timings].count("restore") == 1
+    assert "0.0 MB" in report.timings[2].found, "nothing was brought twice"
+
+
+async def test_an_operator_may_give_up_while_copies_are_brought(jobs: Any) -> None:
+    begun = asyncio.Event()
+
+    async def for_ever(given: RestoreInput) -> Restored:
+        begun.set()
+        await asyncio.sleep(600)
+        raise AssertionError
+
+    jobs.cluster.restored = for_ever
+    handle, incident = await lose_m1(jobs)
+    await begun.wait()
+    await incident.signal("abandon", {"operator": "ada"})
+
+    assert (await handle.result()).outcome == "failed"
+    assert jobs.cluster.calls[-2:] == ["stop 1", "release"]
+
+
+async def test_saves_that_stopped_are_an_incident_like_others(jobs: Any) -> None:
+    def all_alive(given: StopInput) -> Evidence:
+        exits = [
+            RankExit(rank=rank, machine=f"m{rank}", signal=9, stopped_by_us=True, completed_steps=170)
+            for rank in (0, 1)
+        ]
+        own = [copy(rank, 60, Tier.OWN, f"m{rank}") for rank in (0, 1)]
+        return Evidence(generation=given.generation, exits=exits, held=own)
+
+    jobs.cluster.evidence = all_alive
+    handle = await jobs.start()
+    await jobs.until(handle, lambda state: state.status == "running")
+    stale = anomaly(symptom=Symptom.UNSAVED).model_copy(update={"headline": "the newest save is 110 steps old"})
+    await handle.execute_update(JobWorkflow.report, stale)
+
+    state = await jobs.until(handle, lambda state: state.generation == 2 and state.status == "running")
+
+    assert state.incidents[0].lost_steps == 110
+    assert "the newest save is 110 steps old" in state.incidents[0].headline
+
+
+async def test_an_old_state_parks_with_what_it_would_cost(jobs: Any) -> None:
+    def only_disk(given: StopInput) -> Evidence:
+        disk = [one for one in COPIES if one.tier is Tier.DISK]
+        return Evidence(generation=given.generation, exits=[VICTIM], held=disk, emptied=["m1"])
+
+    jobs.cluster.evidence = only_disk
+    handle = await jobs.start(max_lost_steps=5)
+    await jobs.until(handle, lambda state: state.status == "running")
+    await handle.execute_update(JobWorkflow.report, anomaly())
+    await jobs.until(handle, lambda state: state.status == "parked")
+
+    assert "a restart from step 15 would lose 6 steps" in jobs.cluster.notes[-1].text
