@@ -19,8 +19,8 @@ from agent.exchange.hub import Exchange
 from agent.exchange.received import Received
 from agent.exchange.sender import Sender
 from agent.exchange.server import Shelf
-from agent.no_tiers import JobTiers
 from agent.terms import LowerTiers, Place, Terms
+from agent.tiers.job_tiers import JobTiers
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import CheckpointError, CorruptCheckpoint, EverstepError
 from everstep.slot_format import SlotHeader

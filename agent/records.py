@@ -59,6 +59,8 @@ class JobRecord(BaseModel):
     released: bool = False
     terms: str = ""
     """What the newest Launch said about copies of state, ``Terms.to_json``."""
+    emptied: bool = False
+    """What it had in shared memory was gone when the agent came up, and nothing was launched since."""
     ranks: list[RankRecord] = Field(default_factory=list)
     stores: list[StoreRecord] = Field(default_factory=list)
 

@@ -311,13 +311,15 @@ class JobRunner:
         """Before ranks are forked: forget copies that they do not go on from, make the bell, start to send."""
         if unforked or self.custody.terms is None:
             terms = Terms.of(request)
-            self.record.terms = terms.to_json()
+            self.record.terms, self.record.emptied = terms.to_json(), False
             self.save()
             await asyncio.to_thread(self.custody.launch, terms, unforked)
 
     async def resume_custody(self) -> None:
         """After a restart of the agent go on as the newest launch said, unless that was stopped or memory was lost."""
-        if not self.record.terms or not self.shm.is_dir():
+        if self.record.generation > 0 and not self.shm.is_dir():
+            self.record.emptied = True
+        if not self.record.terms or self.record.emptied:
             return
         try:
             terms = Terms.from_json(self.record.terms)
@@ -329,7 +331,7 @@ class JobRunner:
 
     def is_unknown(self) -> bool:
         """Whether the machine came here empty: its agent knows of no launch, or what was in shared memory is gone."""
-        return not self.record.prepared or (self.record.generation > 0 and not self.shm.is_dir())
+        return self.record.emptied or not self.record.prepared
 
     async def stop(self, generation: int, grace_s: float) -> list[RankRecord]:
         """Kill and fence every generation up to one; returns the ranks of the newest of them."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
-from agent.exchange.choose import choose_step
+from agent.exchange.choose import choose_step, next_stride
 from agent.exchange.limiter import Limiter
 from agent.exchange.offers import Header, Offer, as_message
 from agent.exchange.put import Fate, Outcome, put
@@ -94,7 +94,8 @@ class Lane:
         self._limiter = limiter
         self._buffer = memoryview(bytearray(int(terms.options.backup_chunk_mb * 1e6) or DEFAULT_PIECE))
         self._readers: dict[int, SlotReader] = {}
-        self._newest = dict.fromkeys(ranks, -1)
+        self._sent = dict.fromkeys(ranks, -1)
+        self._stride = 1
         self._spoiled: set[tuple[int, SlotHeader]] = set()
         self._wire: Wire | None = None
         self._lock = threading.Lock()
@@ -144,15 +145,34 @@ class Lane:
 
     def _send_what_is_due(self) -> bool:
         """Whether there is no reason to wait before the next try."""
+        held = self._held()
+        every = max(1, self._terms.options.backup_every_steps)
+        steps = {rank: list(slots) for rank, slots in held.items()}
+        resumed = self._terms.resume_step
+        step = choose_step(steps, self._sent, every=every, stride=self._stride, resumed=resumed)
+        if step is None:
+            return True
+        self._due.set()  # look again when this is done: more may have been saved
+        due = {rank: held[rank][step] for rank in self.ranks if step in held[rank] and self._sent[rank] < step}
+        for rank in due:
+            self._readers[rank].pin(Pin.BACKUP, step)
+        try:
+            fine = self._send_all(due)
+        finally:
+            for rank in due:
+                with contextlib.suppress(OSError):
+                    self._readers[rank].unpin(Pin.BACKUP)
+        if min(self._sent.values()) >= step:
+            newest = max((max(slots, default=-1) for slots in self._held().values()), default=-1)
+            self._stride = next_stride(self._stride, every, newest - step)
+        return fine
+
+    def _send_all(self, due: Mapping[int, SlotHeader]) -> bool:
         fine = True
-        for rank in self.ranks:
+        for rank, header in due.items():
             if self._closing.is_set():
                 return True
             try:
-                header = self._next(rank)
-                if header is None:
-                    continue
-                self._due.set()  # it may have saved more meanwhile
                 fine = self._settle(rank, header, self._send(rank, header)) and fine
             except (OSError, AgentError) as error:
                 self._disconnect()
@@ -160,23 +180,18 @@ class Lane:
                 return False
         return fine
 
-    def _next(self, rank: int) -> SlotHeader | None:
-        """The slot to send now."""
-        try:
-            reader = self._readers.get(rank)
-            if reader is None:
-                reader = self._readers[rank] = SlotReader(self._place.shm / f"checkpoint-{rank}")
-                reader.unpin(Pin.BACKUP)  # an agent that died may have left it
-            held = {header.completed_steps: header for header in reader.headers()}
-        except (OSError, CorruptCheckpoint):
-            return None  # nothing is saved yet
-        held = {step: header for step, header in held.items() if (rank, header) not in self._spoiled}
-        step = self._choose(rank, held)
-        return held[step] if step is not None else None
-
-    def _choose(self, rank: int, held: Mapping[int, SlotHeader]) -> int | None:
-        every = max(1, self._terms.options.backup_every_steps)
-        return choose_step(held, newest=self._newest[rank], every=every, resumed=self._terms.resume_step)
+    def _held(self) -> dict[int, dict[int, SlotHeader]]:
+        """Rank → step → header of what is in the own slots."""
+        found: dict[int, dict[int, SlotHeader]] = {rank: {} for rank in self.ranks}
+        for rank in self.ranks:
+            with contextlib.suppress(OSError, CorruptCheckpoint):  # nothing is saved yet, or the file is replaced
+                reader = self._readers.get(rank)
+                if reader is None:
+                    reader = self._readers[rank] = SlotReader(self._place.shm / f"checkpoint-{rank}")
+                    reader.unpin(Pin.BACKUP)  # an agent that died may have left it
+                headers = [header for header in reader.headers() if (rank, header) not in self._spoiled]
+                found[rank] = {header.completed_steps: header for header in headers}
+        return found
 
     def _send(self, rank: int, header: SlotHeader) -> Outcome:
         reader = self._readers[rank]
@@ -188,20 +203,14 @@ class Lane:
             slots=max(2, self._terms.options.backup_slots),
             header=Header(**as_message(header)),
         )
-        if not reader.pin(Pin.BACKUP, header.completed_steps):
-            return Outcome(Fate.GONE)
+        wire, fresh = self._connected()
         try:
-            wire, fresh = self._connected()
-            try:
-                return self._put(wire, reader, header, offer)
-            except (OSError, AgentError):
-                if fresh or self._closing.is_set():
-                    raise
-                self._disconnect()  # the peer's agent may have been restarted since the last backup
-                return self._put(self._connected()[0], reader, header, offer)
-        finally:
-            with contextlib.suppress(OSError):
-                reader.unpin(Pin.BACKUP)
+            return self._put(wire, reader, header, offer)
+        except (OSError, AgentError):
+            if fresh or self._closing.is_set():
+                raise
+            self._disconnect()  # the peer's agent may have been restarted since the last backup
+            return self._put(self._connected()[0], reader, header, offer)
 
     def _put(self, wire: Wire, reader: SlotReader, header: SlotHeader, offer: Offer) -> Outcome:
         return put(wire, reader, header, offer, buffer=self._buffer, limiter=self._limiter, closing=self._closing)
@@ -225,7 +234,7 @@ class Lane:
 
     def _kept(self, rank: int, step: int) -> None:
         """The peer has a step; the rank spares it until the peer has a newer one."""
-        self._newest[rank] = max(self._newest[rank], step)
+        self._sent[rank] = max(self._sent[rank], step)
         self._readers[rank].pin(Pin.KEEP, step)
         if not self._closing.is_set():
             self._place.saved.update(rank, backup_step=step, backup_ns=time.time_ns(), backup_problem="")
