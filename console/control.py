@@ -144,8 +144,16 @@ class Control:
 
     # A job.
 
-    async def start_job(self, spec: JobSpec, machines: Sequence[Machine]) -> None:
+    async def start_job(
+        self, spec: JobSpec, machines: Sequence[Machine], *, resume_from: int | None = None, resume_path: str = ""
+    ) -> None:
         """Start a job on machines.
+
+        Args:
+            spec: The job.
+            machines: Where it runs.
+            resume_from: Completed steps of a checkpoint of the last run of its name; None: from the beginning.
+            resume_path: Folder of a disk checkpoint of any job, with any parallel sizes.
 
         Raises:
             ConfigError: a job of this name is running.
@@ -157,7 +165,7 @@ class Control:
             try:
                 await self.client.start_workflow(
                     "Job",
-                    JobState(spec=spec, machines=list(machines)),
+                    JobState(spec=spec, machines=list(machines), resume_from=resume_from, resume_path=resume_path),
                     id=job_workflow_id(spec.name),
                     task_queue=TASK_QUEUE,
                     task_timeout=TASK_TIMEOUT,

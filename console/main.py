@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "run": ("run", "Jobs", "Run a training job and follow it; Ctrl-C detaches."),
     "attach": ("run", "Jobs", "Follow a job that runs already."),
     "status": ("jobs", "Jobs", "Where jobs stand."),
+    "checkpoints": ("checkpoints", "Jobs", "Which checkpoints of a job exist, and where."),
     "logs": ("jobs", "Jobs", "The output of a job's ranks."),
     "stop": ("jobs", "Jobs", "End a job."),
     "resume": ("jobs", "Jobs", "Let a parked job try again."),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +22,16 @@ Cluster = Annotated[str, typer.Option("--cluster", metavar="NAME", help="Local c
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object per line.")]
 
 
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a job begins; by default from nothing."""
+
+    step: int | None = None
+    """Step of the last run of its name."""
+    folder: str = ""
+    """Folder of a disk checkpoint."""
+
+
 def run(  # noqa: PLR0917 - options of a command
     what: Annotated[
         list[str] | None,
@@ -31,6 +43,18 @@ def run(  # noqa: PLR0917 - options of a command
     tp: Annotated[int | None, typer.Option(help="Tensor-parallel size.", rich_help_panel="Sizes")] = None,
     pp: Annotated[
         int | None, typer.Option(help="Pipeline-parallel size; data-parallel follows.", rich_help_panel="Sizes")
+    ] = None,
+    resume_from: Annotated[
+        int | None,
+        typer.Option(metavar="STEP", min=1, help="Go on from this step of its last run.", rich_help_panel="Go on"),
+    ] = None,
+    resume_path: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Start from a checkpoint on disk, of any job and any sizes: …/gpt/step-000000120.",
+            rich_help_panel="Go on",
+        ),
     ] = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Start the job and return.")] = False,
     no_up: Annotated[
@@ -46,8 +70,17 @@ def run(  # noqa: PLR0917 - options of a command
     on, and so it does when this command is killed.
 
     Keys of a job file: name, script, args, cwd, python, env, machines,
-    ranks_per_machine, tp, pp, order, checkpoint_slots, and under [policy] the
-    limits of everstep/policy.py. EVERSTEP_JOB_TP=4 sets tp, and so on.
+    ranks_per_machine, tp, pp, order, and two tables: under [checkpoint] where
+    copies of the training state go (slots, overlap, backup, backup_slots,
+    backup_every_steps, backup_rate_mb_s, backup_chunk_mb, disk, disk_path,
+    disk_every_steps, disk_every_min, disk_keep, remote_url, remote_keep,
+    state_mb_per_rank, max_unsaved_steps, max_unsaved_s; docs/checkpoints.md
+    explains them), and under [policy] the limits of everstep/policy.py.
+    EVERSTEP_JOB_TP=4 sets tp, EVERSTEP_JOB_CHECKPOINT_SLOTS=4 checkpoint.slots, and so on.
+
+    A job that has ended can go on from one of its checkpoints with
+    --resume-from, e.g. to replay some steps with changed code; `everstep
+    checkpoints` lists them. What it had saved beyond that step is set aside.
 
     Examples:
 
@@ -57,6 +90,10 @@ def run(  # noqa: PLR0917 - options of a command
 
         everstep run job.toml --name gpt-2 --detach
 
+        everstep run job.toml --resume-from 120
+
+        everstep run --machines 2 --resume-path /disk/gpt/step-000000120 -- examples/gpt.py --steps 300
+
         everstep run job.toml --json | jq 'select(.event == "incident")'
 
     Exit codes: 0 finished; 1 failed, stopped or abandoned; 2 wrong usage or a
@@ -65,7 +102,10 @@ def run(  # noqa: PLR0917 - options of a command
     """
     from console.follow.running import finish
     from console.job_file import load_job
+    from console.resume import checked_path
 
+    if resume_from is not None and resume_path is not None:
+        raise ConfigError("--resume-from and --resume-path exclude each other: give one of them")
     path, script = split_arguments(what or [])
     given: dict[str, Any] = {
         "name": name,
@@ -77,7 +117,12 @@ def run(  # noqa: PLR0917 - options of a command
     if script:
         given |= {"script": script[0], "args": script[1:]}
     spec = load_job(path, given)
-    finish(_run(spec, cluster, no_up=no_up, detach=detach, as_json=as_json))
+    if resume_from is not None and path is None and name is None:
+        raise ConfigError(
+            "--resume-from goes on with a job that was there before: say which, with --name or a job file"
+        )
+    start = Start(resume_from, checked_path(resume_path) if resume_path else "")
+    finish(_run(spec, start, cluster, no_up=no_up, detach=detach, as_json=as_json))
 
 
 def attach(
@@ -116,15 +161,19 @@ def split_arguments(words: list[str]) -> tuple[Path | None, list[str]]:
     return None, words
 
 
-async def _run(spec: JobSpec, cluster: str, *, no_up: bool, detach: bool, as_json: bool) -> int:
+async def _run(spec: JobSpec, start: Start, cluster: str, *, no_up: bool, detach: bool, as_json: bool) -> int:
     from console.follow.display import display_for
     from console.follow.follower import Follower, detached
+    from console.resume import check_step, earlier_run
     from everstep.job_state import JobState
 
     display = display_for(as_json=as_json)
     async with await _connect(cluster, spec.machines, display, no_up=no_up) as control:
-        chosen = await choose_machines(control, spec)
-        await control.start_job(spec, chosen)
+        before = await earlier_run(control, spec) if start.step is not None else None
+        chosen = await choose_machines(control, spec, {machine.name for machine in before.machines} if before else ())
+        if start.step is not None:
+            display.note(await check_step(control, spec, chosen, start.step))
+        await control.start_job(spec, chosen, resume_from=start.step, resume_path=start.folder)
         _show_start(control, spec, [machine.name for machine in chosen], display)
         if detach:
             display.ended(detached(spec.name, control.option, 0))
@@ -171,8 +220,8 @@ async def _connect(cluster: str, machines: int, display: Display, *, no_up: bool
     return await Control.connect(cluster)
 
 
-async def choose_machines(control: Control, spec: JobSpec) -> list[Any]:
-    """Machines for a job, those first that no other running job has.
+async def choose_machines(control: Control, spec: JobSpec, before: Collection[str] = ()) -> list[Any]:
+    """Machines for a job: those of a run that it goes on with first, then those that no other running job has.
 
     Raises:
         ConfigError: there are fewer than it asks for.
@@ -193,7 +242,12 @@ async def choose_machines(control: Control, spec: JobSpec) -> list[Any]:
         if other.running and other.name != spec.name:
             for machine in (await control.state(other.name)).machines:
                 used[machine.name] = used.get(machine.name, 0) + 1
-    by_load = sorted(range(len(offered)), key=lambda index: (used.get(offered[index].name, 0), index))
+
+    def rank_of(index: int) -> tuple[bool, int, int]:
+        name = offered[index].name
+        return name not in before, used.get(name, 0), index
+
+    by_load = sorted(range(len(offered)), key=rank_of)
     return [offered[index] for index in sorted(by_load[: spec.machines])]
 
 

@@ -15,6 +15,7 @@ from agent.v1 import agent_pb2 as pb
 from console.control import Control, JobRun
 from console.follow.last_step import last_step
 from console.follow.progress import JobProgress, RankView, merge, views_of
+from console.follow.saved import SavedReport, saved_report
 from everstep.errors import AgentError, ClusterError, EverstepError
 from everstep.job_state import IncidentSummary, JobState
 from everstep.machine import Machine
@@ -67,6 +68,10 @@ class JobReport(BaseModel):
     machines: list[MachineStatus]
     silent: list[str]
     """Machines whose agent does not answer."""
+    backups: str
+    """Where the backups lie and what may be lost with their owners; empty: not launched yet."""
+    saved: SavedReport | None
+    """None: nothing is saved, or no agent says so."""
     incident_count: int
     open_incident: IncidentSummary | None
     incidents: list[IncidentSummary]
@@ -84,6 +89,7 @@ class JobLine(BaseModel):
     outcome: str
     step: int | None
     loss: float | None
+    saved: SavedReport | None
     generation: int | None
     machines: int | None
     ranks: int | None
@@ -103,14 +109,16 @@ async def _line(control: Control, run: JobRun) -> JobLine:
     state: JobState | None = None
     with suppress(ClusterError):  # without a worker we still know what Temporal lists
         state = await control.state(run.name)
-    progress = await _last_progress(control, state) if state else None
+    described = await describe_all(control, state.machines) if state else {}
+    progress = _progress(run.name, described)
     ettr = await _ettr(control, run.name, None)
     return JobLine(
         name=run.name,
         status=state.status if state and run.status in ("running", "completed") else run.status,
         outcome=state.outcome if state else "",
-        step=progress.step if progress else None,
-        loss=progress.loss if progress else None,
+        step=progress.step,
+        loss=progress.loss,
+        saved=_saved(run.name, described),
         generation=state.generation if state else None,
         machines=state.spec.machines if state else None,
         ranks=state.spec.topology().world_size if state else None,
@@ -157,6 +165,8 @@ async def job_report(control: Control, job: str) -> JobReport:
         ettr_last_hour=await _ettr(control, job, 3600.0) if run.running else None,
         machines=[_machine(job, machine, described[machine.name]) for machine in state.machines],
         silent=list(progress.silent),
+        backups=state.backups,
+        saved=_saved(job, described),
         incident_count=state.incident_count,
         open_incident=still_open[-1] if still_open else None,
         incidents=state.incidents[-LAST_INCIDENTS:],
@@ -177,14 +187,25 @@ async def describe_all(control: Control, machines: list[Machine]) -> dict[str, p
     return {machine.name: reply for machine, reply in zip(machines, replies, strict=True)}
 
 
-async def _last_progress(control: Control, state: JobState) -> JobProgress:
-    return _progress(state.spec.name, await describe_all(control, state.machines))
+async def saved_of(control: Control, state: JobState) -> SavedReport | None:
+    """How far the copies of a job's state are; None when nothing is saved, or no agent says so."""
+    return _saved(state.spec.name, await describe_all(control, state.machines))
 
 
 def _progress(job: str, described: dict[str, pb.DescribeReply | None]) -> JobProgress:
     views = [view for name, reply in described.items() for view in _ranks(job, name, reply)]
     silent = [name for name, reply in described.items() if reply is None]
     return merge(views, time_ns=time.time_ns(), silent=silent)
+
+
+def _saved(job: str, described: dict[str, pb.DescribeReply | None]) -> SavedReport | None:
+    return saved_report(
+        {
+            name: [rank for found in reply.jobs if found.job == job for rank in found.ranks]
+            for name, reply in described.items()
+            if reply is not None
+        }
+    )
 
 
 def _ranks(job: str, machine: str, reply: pb.DescribeReply | None) -> list[RankView]:

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from console.follow import text
 from console.follow.parked import incident_rows
+from console.follow.saved import saved_lines, saved_short
 from console.follow.status import JobLine, JobReport, MachineStatus
 
 STYLE = {"running": "green", "finished": "green", "recovering": "yellow", "starting": "yellow", "stopping": "yellow"}
@@ -21,7 +22,7 @@ def jobs_table(lines: Sequence[JobLine]) -> Table:
     table = Table(box=None, pad_edge=False)
     for name in ("Job", "Status", "Started", "Ran"):
         table.add_column(name, no_wrap=True)
-    for name in ("Step", "Loss", "Ranks", "Generation", "Incidents", "ETTR"):
+    for name in ("Step", "Saved/backup/disk", "Loss", "Ranks", "Generation", "Incidents", "ETTR"):
         table.add_column(name, justify="right", no_wrap=True)
     for one in lines:
         table.add_row(
@@ -30,6 +31,7 @@ def jobs_table(lines: Sequence[JobLine]) -> Table:
             one.started.astimezone().strftime("%m-%d %H:%M"),
             text.duration(_ran(one.started, one.ended)),
             _number(one.step),
+            saved_short(one.saved),
             text.loss(one.loss),
             _number(one.ranks),
             _number(one.generation),
@@ -50,6 +52,10 @@ def job_facts(report: JobReport) -> list[tuple[str, str]]:
         ("ETTR", f"{text.ratio(report.ettr)}{hour}"),
         ("started", f"{text.moment(report.started)}, ran {text.duration(_ran(report.started, report.ended))}"),
     ]
+    if report.saved:
+        facts += saved_lines(report.saved)
+    if report.backups:
+        facts.append(("backups", report.backups))
     if report.silent:
         facts.append(("no answer", f"{', '.join(report.silent)}: the ranks there may well be stepping"))
     if report.open_incident:

@@ -25,6 +25,14 @@ def per_second(value: float | None, what: str) -> str:
     return f"{count(value) if value >= 100 else f'{value:.3g}'} {what}/s"
 
 
+def size(value: int) -> str:
+    """A number of bytes, short: 950 B, 12.3 kB, 4.56 GB."""
+    for limit, unit in ((1e3, "B"), (1e6, "kB"), (1e9, "MB"), (1e12, "GB")):
+        if value < limit:
+            return f"{value} B" if unit == "B" else f"{value / (limit / 1e3):.3g} {unit}"
+    return f"{value / 1e12:.3g} TB"
+
+
 def ratio(value: float | None) -> str:
     """A ratio from 0 to 1 in percent."""
     return DASH if value is None else f"{100 * value:.1f} %"

@@ -43,7 +43,9 @@ def test_what_names_no_incident_is_refused(nonsense: str) -> None:
         parse_incident(nonsense)
 
 
-@pytest.mark.parametrize("command", ["status", "logs gpt", "stop gpt", "resume gpt", "abandon gpt/1", "attach gpt"])
+@pytest.mark.parametrize(
+    "command", ["status", "checkpoints gpt", "logs gpt", "stop gpt", "resume gpt", "abandon gpt/1", "attach gpt"]
+)
 def test_without_a_cluster_the_exit_code_is_3(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(command.split()) == 3
     assert "everstep up" in capsys.readouterr().err
@@ -63,6 +65,10 @@ def test_run_can_refuse_to_start_a_cluster(tmp_path: Path, capsys: pytest.Captur
         (["run", "--", "no-such.py"], "no-such.py"),
         (["run", "no-such.toml"], "no-such.toml"),
         (["run", "--machines", "3", "--tp", "2", "--", __file__], "not a multiple of 2"),
+        (["run", "--resume-from", "5", "--", __file__], "say which, with --name or a job file"),
+        (["run", "--resume-from", "0", "--name", "gpt", "--", __file__], "x>=1"),
+        (["run", "--resume-path", "/tmp", "--", __file__], "is not the folder of a checkpoint"),
+        (["run", "--resume-path", "/a/b/step-000000001", "--resume-from", "1", "x.toml"], "exclude each other"),
         (["logs", "gpt", "--stream", "stdlog"], "both, stdout, stderr"),
     ],
 )
@@ -73,7 +79,9 @@ def test_wrong_usage_is_told_before_anything_starts(
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["run", "attach", "status", "logs", "stop", "resume", "abandon", "demo"])
+@pytest.mark.parametrize(
+    "command", ["run", "attach", "status", "logs", "stop", "resume", "abandon", "checkpoints", "demo"]
+)
 def test_every_help_has_examples_and_exit_codes(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([command, "--help"]) == 0
     shown = capsys.readouterr().out

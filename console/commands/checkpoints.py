@@ -1,0 +1,140 @@
+"""``everstep checkpoints``: which steps of a job exist, where, and which of them every rank can restore."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from console.follow.checkpoints import JobCheckpoints, StepCopies
+    from console.follow.saved import SavedReport
+
+Cluster = Annotated[str, typer.Option("--cluster", metavar="NAME", help="Local cluster.")]
+
+PIPE_WIDTH = 160
+"""Columns of a table that does not go to a terminal (ours)."""
+NAMED = 8
+"""Ranks, machines or damaged copies that are named; the others are counted."""
+HEADINGS = {"own memory": "Own", "backup": "Backup", "disk": "Disk", "remote": "Remote"}
+
+
+def checkpoints(
+    job: Annotated[str, typer.Argument(help="Name of the job; it may be parked or have ended.")],
+    verify: Annotated[bool, typer.Option("--verify", help="Read every byte and compare checksums.")] = False,
+    cluster: Cluster = "default",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show the checkpoints of a job: steps, how old, where they lie, and whether every rank can restore them.
+
+    Own is the memory of the machine that runs a rank, backup the memory of its
+    peer. 8/8 says that copies of 8 of 8 ranks are there. When a job has ended,
+    its memory is given back; what is on disk and on remote storage stays.
+
+    Examples:
+
+        everstep checkpoints gpt
+
+        everstep checkpoints gpt --verify
+
+        everstep checkpoints gpt --json | jq .restorable
+
+        everstep run gpt.toml --resume-from 120
+
+    Exit codes: 0 shown; 1 with --verify: a copy is damaged; 2 no such job; 3 no cluster or no Temporal.
+    """
+    from console.follow.running import finish
+
+    finish(_checkpoints(job, cluster, verify=verify, as_json=as_json))
+
+
+async def _checkpoints(job: str, cluster: str, *, verify: bool, as_json: bool) -> int:
+    from rich.console import Console
+
+    from console.control import Control
+    from console.follow.checkpoints import ask_for_copies, report_of
+    from console.follow.status import saved_of
+
+    async with await Control.connect(cluster) as control:
+        run = await control.run_of(job)
+        state = await control.state(job)
+        held, silent = await ask_for_copies(control.agents, state.spec, state.machines, verify=verify)
+        report = report_of(state.spec, state.machines, held, silent, state.lineage if run.running else ())
+        saved = await saved_of(control, state) if run.running else None
+    if as_json:
+        print(report.model_dump_json(indent=2))
+    else:
+        console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+        if report.steps:
+            console.print(table(report, time.time_ns()))
+        for line in lines(report, saved):
+            console.print(line, soft_wrap=True, markup=False)
+    return 1 if verify and report.damaged else 0
+
+
+def table(report: JobCheckpoints, now_ns: int) -> Table:
+    """The steps, the newest first; tiers in which nothing lies are left out."""
+    from rich.table import Table
+
+    from console.follow import text
+    from everstep.incident import Tier
+
+    shown = Table(box=None, pad_edge=False)
+    tiers = [tier for tier in Tier if any(one.ranks.get(tier) for one in report.steps)]
+    shown.add_column("Step", justify="right", no_wrap=True)
+    shown.add_column("Age", justify="right", no_wrap=True)
+    shown.add_column("Restorable")
+    for tier in tiers:
+        shown.add_column(HEADINGS[tier], justify="right", no_wrap=True)
+    shown.add_column("Bytes", justify="right", no_wrap=True)
+    for one in report.steps:
+        age = text.duration(max(now_ns - one.saved_ns, 0) / 1e9) if one.saved_ns else text.DASH
+        counts = [f"{one.ranks.get(tier, 0)}/{report.world_size}" for tier in tiers]
+        shown.add_row(str(one.step), age, _restorable(one), *counts, text.size(one.state_bytes))
+    return shown
+
+
+def _restorable(one: StepCopies) -> str:
+    if one.restorable:
+        return "yes"
+    more = f" and {len(one.missing) - NAMED} more" if len(one.missing) > NAMED else ""
+    return f"no: lacks rank {', '.join(map(str, one.missing[:NAMED]))}{more}"
+
+
+def lines(report: JobCheckpoints, saved: SavedReport | None) -> list[str]:
+    """What there is to say beside the table."""
+    said = [] if report.steps else [f"{report.job} has no checkpoint"]
+    if report.backup_machines:
+        said.append(f"backups   {pairs(report.backup_machines)}: {report.backups}")
+    else:
+        said.append(f"backups   {report.backups}")
+    if saved and saved.backup_lag is not None:
+        said.append(f"lag       {saved.backup_lag} steps from own memory to the slowest backup")
+    said += [f"problem   {line}" for line in (saved.problems if saved else [])]
+    for one in report.damaged[:NAMED]:
+        step = f", step {one.completed_steps}" if one.completed_steps >= 0 else ""
+        said.append(f"damaged   rank {one.rank} on {one.machine}, {one.tier}{step}: {one.reason}")
+    if len(report.damaged) > NAMED:
+        said.append(f"damaged   … and {len(report.damaged) - NAMED} copies more")
+    if report.disowned:
+        said.append(f"left out  {report.disowned} copies of steps that the job has gone back from")
+    if report.silent:
+        said.append(f"no answer {', '.join(report.silent)}: what they hold is not shown")
+    return said
+
+
+def pairs(machines: dict[str, str]) -> str:
+    """``m0 <-> m3, m1 <-> m2``; ``m0 -> m1`` where it is no exchange."""
+    said = []
+    for machine, to in machines.items():
+        mutual = machines.get(to) == machine
+        if not mutual:
+            said.append(f"{machine} -> {to}")
+        elif f"{to} <-> {machine}" not in said:
+            said.append(f"{machine} <-> {to}")
+    more = f" and {len(said) - NAMED} more" if len(said) > NAMED else ""
+    return ", ".join(said[:NAMED]) + more

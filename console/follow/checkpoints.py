@@ -1,0 +1,156 @@
+"""Which checkpoints of a job exist, gathered from the agents of its machines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from pydantic import BaseModel
+
+from activities.evidence import held_of, homes_of
+from agent.client import AgentPool
+from agent.v1 import agent_pb2 as pb
+from everstep.decisions.lineage import Lineage, is_ours
+from everstep.decisions.restore import nearest
+from everstep.errors import AgentUnreachable
+from everstep.incident import Held, Tier
+from everstep.job import JobSpec
+from everstep.machine import Machine
+from everstep.placement import Placement, place_backups
+from everstep.slot_format import NEVER_USED
+from everstep.topology import Topology
+
+LISTING_S = 60.0
+"""A listing of disks and remote storage may take this long, seconds (ours)."""
+VERIFYING_S = 600.0
+"""And this long when every byte is read (ours)."""
+
+
+class StepCopies(BaseModel):
+    """One step of which copies exist."""
+
+    step: int
+    saved_ns: int
+    """When its newest copy was saved; 0: nobody knows."""
+    missing: list[int]
+    """Ranks that no valid copy exists of; a restore needs none to be missing."""
+    ranks: dict[Tier, int]
+    """Of how many ranks there are valid copies in each tier."""
+    state_bytes: int
+    """Of the state, once for each rank that has it."""
+    copies_bytes: int
+    """Of all valid copies."""
+
+    @property
+    def restorable(self) -> bool:
+        """Whether every rank can restore it."""
+        return not self.missing
+
+
+class JobCheckpoints(BaseModel):
+    """The checkpoints of a job; the JSON of ``everstep checkpoints``."""
+
+    job: str
+    world_size: int
+    steps: list[StepCopies]
+    """The newest first."""
+    restorable: list[int]
+    """Steps that every rank can restore, the newest first."""
+    damaged: list[Held]
+    disowned: int
+    """Copies of steps that the job has since gone back from; it never restores them."""
+    silent: list[str]
+    """Machines whose agent does not answer: what they hold is missing here."""
+    backup_machines: dict[str, str]
+    """Machine → the one that holds its backups; empty: there are none."""
+    backups: str
+    """What may be lost with the owners of the backups."""
+
+
+async def ask_for_copies(
+    agents: AgentPool, spec: JobSpec, machines: Sequence[Machine], *, verify: bool = False
+) -> tuple[list[Held], list[str]]:
+    """What the machines hold of a job in all tiers, and the machines that do not answer.
+
+    Args:
+        agents: Clients.
+        spec: The job; it says where disk and remote checkpoints are.
+        machines: Whom to ask.
+        verify: Let them read every byte and compare checksums.
+
+    Raises:
+        AgentError: an agent refused.
+    """
+    policy = spec.checkpoint
+    request = pb.CheckpointsRequest(
+        job=spec.name, verify=verify, disk_path=policy.disk_path, remote_url=policy.remote_url
+    )
+
+    async def one(machine: Machine) -> pb.CheckpointsReply | None:
+        try:
+            return await agents.get(machine.address).checkpoints(
+                request, timeout_s=VERIFYING_S if verify else LISTING_S
+            )
+        except AgentUnreachable:
+            return None
+
+    replies = dict(zip([m.name for m in machines], await asyncio.gather(*map(one, machines)), strict=True))
+    told = {name: reply.checkpoints for name, reply in replies.items() if reply is not None}
+    held, _ = held_of(told, homes_of(spec, list(machines)))
+    return held, [name for name, reply in replies.items() if reply is None]
+
+
+def report_of(
+    spec: JobSpec, machines: Sequence[Machine], held: Sequence[Held], silent: Sequence[str], lineage: Lineage = ()
+) -> JobCheckpoints:
+    """The copies by step.
+
+    Args:
+        spec: The job.
+        machines: Its machines.
+        held: What they hold.
+        silent: Those that did not answer.
+        lineage: The line of a job that goes on; of one that has ended every step may be started from.
+    """
+    topology, names = spec.topology(), [machine.name for machine in machines]
+    ours = [one for one in held if is_ours(one, lineage)]
+    used = nearest(ours, topology, names)
+    copies: dict[int, list[Held]] = defaultdict(list)
+    for one in ours:
+        if one.valid and one.completed_steps in used and one.rank < topology.world_size:
+            copies[one.completed_steps].append(one)
+    steps = [_step(step, copies[step], used[step], topology) for step in sorted(used, reverse=True)]
+    placement = place_backups(topology, [machine.domain for machine in machines])
+    backup = spec.checkpoint.backup
+    return JobCheckpoints(
+        job=spec.name,
+        world_size=topology.world_size,
+        steps=steps,
+        restorable=[one.step for one in steps if one.restorable],
+        damaged=[one for one in ours if not one.valid and one.reason != NEVER_USED],
+        disowned=len(held) - len(ours),
+        silent=list(silent),
+        backup_machines=_backup_machines(topology, placement, names) if backup else {},
+        backups=placement.reason if backup else "there are none: backup is false in [checkpoint]",
+    )
+
+
+def _step(step: int, copies: Sequence[Held], used: Mapping[int, Held], topology: Topology) -> StepCopies:
+    return StepCopies(
+        step=step,
+        saved_ns=max(one.saved_ns for one in copies),
+        missing=sorted(set(range(topology.world_size)) - used.keys()),
+        ranks={tier: len({one.rank for one in copies if one.tier == tier}) for tier in Tier},
+        state_bytes=sum(one.bytes for one in used.values()),
+        copies_bytes=sum(one.bytes for one in copies),
+    )
+
+
+def _backup_machines(topology: Topology, placement: Placement, names: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for machine, name in enumerate(names):
+        peer = placement.peers[topology.ranks(machine)[0]]
+        if peer is not None:
+            found[name] = names[topology.machine(peer)]
+    return found

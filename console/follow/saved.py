@@ -1,0 +1,111 @@
+"""How far the copies of a job's state are behind its steps, as its agents say."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+
+from pydantic import BaseModel
+
+from agent.v1 import agent_pb2 as pb
+from console.follow import text
+
+PROBLEMS = 8
+"""Problems that are shown; the others are counted."""
+
+
+class SavedReport(BaseModel):
+    """The newest step of which every rank seen has a copy, by where it lies; None: some rank has none."""
+
+    own_step: int | None
+    """In own memory."""
+    backup_step: int | None
+    """At its peer."""
+    backup_lag: int | None
+    """Steps that the slowest rank's backup is behind its own memory; None: nothing is backed up."""
+    disk_step: int | None
+    disk_age_s: float | None
+    """Age of the state in it."""
+    disk_wanted: int | None
+    """Step that is going to be written to disk."""
+    remote_step: int | None
+    problems: list[str]
+    """Why backups or disk checkpoints fail, by machine and rank."""
+
+
+def saved_report(ranks: Mapping[str, Iterable[pb.RankProgress]], *, now_ns: int | None = None) -> SavedReport | None:
+    """What the newest generation's ranks have saved; None where no rank ever saved.
+
+    Args:
+        ranks: Of each machine what its agent says.
+        now_ns: Time now, by default the clock's.
+    """
+    everyone = [(machine, one) for machine, found in ranks.items() for one in found]
+    newest = max((one.generation for _, one in everyone), default=0)
+    known = [(machine, one) for machine, one in everyone if one.generation == newest]
+    saved = [one.saved for _, one in known]
+    if not any(one.own_step >= 0 or one.disk_step >= 0 for one in saved):
+        return None
+    disk_ns = min(one.disk_ns for one in saved)
+    disk_step = _common(one.disk_step for one in saved)
+    now_ns = time.time_ns() if now_ns is None else now_ns
+    behind = [one.own_step - one.backup_step for one in saved if one.backup_step >= 0]
+    return SavedReport(
+        own_step=_common(one.own_step for one in saved),
+        backup_step=_common(one.backup_step for one in saved),
+        backup_lag=max(0, *behind) if behind else None,
+        disk_step=disk_step,
+        disk_age_s=max(now_ns - disk_ns, 0) / 1e9 if disk_step is not None and disk_ns else None,
+        disk_wanted=_some(max(one.disk_wanted for one in saved)),
+        remote_step=_common(one.remote_step for one in saved),
+        problems=_problems(known),
+    )
+
+
+def _common(steps: Iterable[int]) -> int | None:
+    return _some(min(steps, default=-1))
+
+
+def _some(step: int) -> int | None:
+    return step if step >= 0 else None
+
+
+def _problems(known: Iterable[tuple[str, pb.RankProgress]]) -> list[str]:
+    """One line for each machine and problem, with the ranks that have it."""
+    ranks: dict[tuple[str, str, str], list[int]] = {}
+    for machine, one in known:
+        for what, problem in (("backup", one.saved.backup_problem), ("disk", one.saved.disk_problem)):
+            if problem:
+                ranks.setdefault((what, machine, problem), []).append(one.rank)
+    return [
+        f"{what} of rank {', '.join(map(str, sorted(having)))} on {machine}: {problem}"
+        for (what, machine, problem), having in sorted(ranks.items())
+    ]
+
+
+def saved_lines(saved: SavedReport) -> list[tuple[str, str]]:
+    """The facts for a person, in reading order."""
+    lag = f" ({saved.backup_lag} behind)" if saved.backup_lag else ""
+    parts = [f"step {_shown(saved.own_step)} in own memory", f"{_shown(saved.backup_step)} at the peers{lag}"]
+    age = f", {text.duration(saved.disk_age_s)} old" if saved.disk_age_s is not None else ""
+    parts.append(f"{_shown(saved.disk_step)} on disk{age}")
+    if saved.disk_wanted is not None:
+        parts[-1] += f" (step {saved.disk_wanted} comes)"
+    if saved.remote_step is not None:
+        parts.append(f"{saved.remote_step} remote")
+    facts = [("saved", "; ".join(parts))]
+    facts += [("problem", line) for line in saved.problems[:PROBLEMS]]
+    if len(saved.problems) > PROBLEMS:
+        facts.append(("problem", f"… and {len(saved.problems) - PROBLEMS} more"))
+    return facts
+
+
+def saved_short(saved: SavedReport | None) -> str:
+    """``120/119/105``: newest step in own memory, at the peers, on disk."""
+    if saved is None:
+        return text.DASH
+    return "/".join(map(_shown, (saved.own_step, saved.backup_step, saved.disk_step)))
+
+
+def _shown(step: int | None) -> str:
+    return text.DASH if step is None else str(step)

@@ -1,0 +1,74 @@
+"""Starting a job from a checkpoint on purpose: is it there, before anything is started?"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from everstep.decisions.folder import folder_of
+from everstep.decisions.restore import choose_restore
+from everstep.errors import CheckpointError, ConfigError
+
+if TYPE_CHECKING:
+    from console.control import Control
+    from everstep.job import JobSpec
+    from everstep.job_state import JobState
+    from everstep.machine import Machine
+
+
+async def earlier_run(control: Control, spec: JobSpec) -> JobState | None:
+    """What the last run of the job's name knows of itself; None when Temporal knows none.
+
+    Raises:
+        ConfigError: it still runs, or it had other parallel sizes, to which its checkpoints belong.
+        ClusterError: Temporal or its workers do not answer.
+    """
+    from console.control import NoSuchJob
+
+    try:
+        state = await control.state(spec.name)
+    except NoSuchJob:
+        return None
+    if (await control.run_of(spec.name)).running:
+        raise ConfigError(f"job {spec.name} is running: end it first with 'everstep stop {spec.name}{control.option}'")
+    before, now = state.spec.topology(), spec.topology()
+    if before != now:
+        raise ConfigError(
+            f"the checkpoints of job {spec.name} were saved with other sizes: {before} then and {now} now "
+            "(machines, ranks on each, tp, pp, order). Start it with the sizes that it had, or from a folder of a "
+            "checkpoint on disk: --resume-path"
+        )
+    return state
+
+
+async def check_step(control: Control, spec: JobSpec, machines: Sequence[Machine], step: int) -> str:
+    """Look whether every rank can restore a step; returns from where, for people.
+
+    Raises:
+        ConfigError: not every rank can; says which steps exist.
+    """
+    from console.follow.checkpoints import ask_for_copies
+
+    held, silent = await ask_for_copies(control.agents, spec, machines)
+    try:
+        restore = choose_restore(held, spec.topology(), [machine.name for machine in machines], at=step)
+    except CheckpointError as error:
+        away = f"; {', '.join(silent)} does not answer" if silent else ""
+        raise ConfigError(f"job {spec.name} cannot start from there: {error}{away}") from error
+    return restore.reason
+
+
+def checked_path(path: Path) -> str:
+    """The absolute path of the folder of one disk checkpoint; whether the machines see it, they say when it starts.
+
+    Raises:
+        ConfigError: it is none by its name.
+    """
+    absolute = os.path.abspath(path.expanduser())  # noqa: PTH100 - links stay: machines may resolve them otherwise
+    if folder_of(absolute) is None:
+        raise ConfigError(
+            f"--resume-path {path} is not the folder of a checkpoint: name one such as /disk/gpt/step-000000120"
+        )
+    return absolute

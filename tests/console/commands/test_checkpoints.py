@@ -1,0 +1,174 @@
+"""``everstep checkpoints``: what exists is shown, what is missing is named."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from rich.console import Console
+
+from agent.v1 import agent_pb2 as pb
+from console.commands.checkpoints import lines, pairs, table
+from console.follow.checkpoints import JobCheckpoints, ask_for_copies, report_of
+from console.follow.saved import saved_report
+from everstep.errors import AgentUnreachable
+from everstep.incident import Held, Tier
+from everstep.job import JobSpec
+from everstep.machine import Machine
+from everstep.slot_format import NEVER_USED
+
+SPEC = JobSpec(name="gpt", script="/gpt.py", machines=4, ranks_per_machine=2, tp=2, pp=2)
+MACHINES = [Machine(name=f"m{index}", address=f"a{index}") for index in range(4)]
+S = 10**9
+
+
+def held(rank: int, step: int, tier: Tier = Tier.OWN, **more: object) -> Held:
+    machine = rank // 2 if tier != Tier.BACKUP else 3 - rank // 2
+    given = {"bytes": 1000, "saved_ns": step * S, "generation": 1} | more
+    return Held.model_validate({"rank": rank, "machine": f"m{machine}", "completed_steps": step, "tier": tier, **given})
+
+
+def everywhere(step: int, *tiers: Tier) -> list[Held]:
+    return [held(rank, step, tier) for rank in range(8) for tier in tiers]
+
+
+def report(
+    copies: list[Held], *, silent: tuple[str, ...] = (), spec: JobSpec = SPEC, line: object = ()
+) -> JobCheckpoints:
+    return report_of(spec, MACHINES, copies, silent, line)  # type: ignore[arg-type]
+
+
+def shown(found: JobCheckpoints) -> list[list[str]]:
+    console = Console(width=160, highlight=False)
+    with console.capture() as capture:
+        console.print(table(found, now_ns=130 * S))
+    return [line.split() for line in capture.get().splitlines()]
+
+
+def test_the_steps_are_shown_newest_first_with_what_every_rank_has() -> None:
+    copies = [
+        *everywhere(100, Tier.DISK),
+        *everywhere(120, Tier.OWN, Tier.BACKUP),
+        *(held(rank, 121) for rank in range(8) if rank not in {4, 5}),
+        *(held(rank, 121, Tier.BACKUP) for rank in range(4)),
+    ]
+
+    found = report(copies)
+
+    assert [one.step for one in found.steps] == [121, 120, 100]
+    assert found.restorable == [120, 100]
+    assert found.steps[0].missing == [4, 5]
+    assert (found.steps[1].state_bytes, found.steps[1].copies_bytes) == (8000, 16000)
+    assert shown(found) == [
+        ["Step", "Age", "Restorable", "Own", "Backup", "Disk", "Bytes"],
+        ["121", "9.00", "s", "no:", "lacks", "rank", "4,", "5", "6/8", "4/8", "0/8", "6", "kB"],
+        ["120", "10", "s", "yes", "8/8", "8/8", "0/8", "8", "kB"],
+        ["100", "30", "s", "yes", "0/8", "0/8", "8/8", "8", "kB"],
+    ]
+
+
+def test_a_rank_counts_once_in_a_tier_however_many_copies_it_has() -> None:
+    found = report([*everywhere(5, Tier.DISK), held(0, 5, Tier.DISK, machine="m3")])
+
+    assert found.steps[0].ranks[Tier.DISK] == 8
+
+
+def test_the_placement_is_said_in_one_line() -> None:
+    assert lines(report(everywhere(5, Tier.OWN)), None) == [
+        "backups   m0 <-> m3, m1 <-> m2: every backup lies outside its rank's tp, pp and dp groups: "
+        "the machines of any one group may be lost"
+    ]
+
+
+def test_without_backups_that_is_said() -> None:
+    spec = SPEC.model_copy(update={"checkpoint": SPEC.checkpoint.model_copy(update={"backup": False})})
+
+    assert lines(report([], spec=spec), None) == [
+        "gpt has no checkpoint",
+        "backups   there are none: backup is false in [checkpoint]",
+    ]
+
+
+def test_lag_and_problems_of_backups_are_shown() -> None:
+    saved = pb.SavedState(own_step=9, backup_step=5, disk_step=-1, backup_problem="m3 hangs")
+    progress = saved_report({"m0": [pb.RankProgress(rank=1, generation=1, saved=saved)]})
+
+    said = lines(report(everywhere(9, Tier.OWN)), progress)
+
+    assert "lag       4 steps from own memory to the slowest backup" in said
+    assert "problem   backup of rank 1 on m0: m3 hangs" in said
+
+
+def test_damage_is_named_and_unused_slots_are_not() -> None:
+    bad = [held(3, 120, Tier.BACKUP, valid=False, reason="its contents do not match their checksum")]
+    unused = [held(rank, -1, valid=False, reason=NEVER_USED) for rank in range(8)]
+
+    found = report([*everywhere(120, Tier.OWN), *bad, *unused])
+
+    assert found.damaged == bad
+    assert lines(found, None)[1:] == [
+        "damaged   rank 3 on m2, backup, step 120: its contents do not match their checksum"
+    ]
+
+
+def test_copies_of_a_left_history_are_counted_and_not_offered() -> None:
+    copies = [*everywhere(20, Tier.DISK), *everywhere(30, Tier.DISK)]
+
+    running, ended = report(copies, line=[(1, -1), (2, 20)]), report(copies)
+
+    assert (running.restorable, running.disowned) == ([20], 8)
+    assert "left out  8 copies of steps that the job has gone back from" in lines(running, None)
+    assert ended.restorable == [30, 20]
+
+
+def test_silent_machines_are_named() -> None:
+    assert lines(report([], silent=("m2",)), None)[-1] == "no answer m2: what they hold is not shown"
+
+
+def test_exchanges_and_rings_are_told_apart() -> None:
+    assert pairs({"m0": "m1", "m1": "m0", "m2": "m3", "m3": "m2"}) == "m0 <-> m1, m2 <-> m3"
+    assert pairs({"m0": "m1", "m1": "m2", "m2": "m0"}) == "m0 -> m1, m1 -> m2, m2 -> m0"
+    assert pairs({f"m{n}": f"m{(n + 1) % 20}" for n in range(20)}).endswith("m7 -> m8 and 12 more")
+
+
+def test_the_json_has_all_of_it() -> None:
+    found = json.loads(report(everywhere(5, Tier.OWN)).model_dump_json())
+
+    assert found["restorable"] == [5]
+    assert found["steps"][0]["ranks"] == {"own memory": 8, "backup": 0, "disk": 0, "remote": 0}
+    assert found["backup_machines"]["m0"] == "m3"
+
+
+class Agents:
+    """Stands for the agents: each answers with what it was given, or not at all."""
+
+    def __init__(self, replies: dict[str, pb.CheckpointsReply | None]) -> None:
+        self.replies = replies
+        self.asked: list[pb.CheckpointsRequest] = []
+        self.address = ""
+
+    def get(self, address: str) -> Agents:
+        found = Agents(self.replies)
+        found.address, found.asked = address, self.asked
+        return found
+
+    async def checkpoints(self, request: pb.CheckpointsRequest, *, timeout_s: float) -> pb.CheckpointsReply:
+        self.asked.append(request)
+        reply = self.replies[self.address]
+        if reply is None:
+            raise AgentUnreachable(self.address)
+        return reply
+
+
+@pytest.mark.parametrize("verify", [False, True])
+async def test_all_machines_are_asked_and_the_silent_ones_named(verify: bool) -> None:
+    disk = pb.HeldCheckpoint(rank=0, completed_steps=5, valid=True, tier=pb.HeldCheckpoint.DISK, place="/shared/a")
+    reply = pb.CheckpointsReply(checkpoints=[disk])
+    agents = Agents({"a0": reply, "a1": reply, "a2": None, "a3": pb.CheckpointsReply()})
+    spec = SPEC.model_copy(update={"checkpoint": SPEC.checkpoint.model_copy(update={"disk_path": "/shared"})})
+
+    copies, silent = await ask_for_copies(agents, spec, MACHINES, verify=verify)  # type: ignore[arg-type]
+
+    assert silent == ["m2"]
+    assert [(one.rank, one.machine, one.tier) for one in copies] == [(0, "m0", Tier.DISK)], "one file, seen by two"
+    assert {(one.job, one.verify, one.disk_path) for one in agents.asked} == {("gpt", verify, "/shared")}

@@ -1,0 +1,81 @@
+"""How far the copies of a job's state are: what a person is told."""
+
+from __future__ import annotations
+
+from agent.v1 import agent_pb2 as pb
+from console.follow.saved import saved_lines, saved_report, saved_short
+
+S = 10**9
+
+
+def rank(number: int, generation: int = 2, **saved: object) -> pb.RankProgress:
+    none = {"own_step": -1, "backup_step": -1, "disk_step": -1, "disk_wanted": -1, "remote_step": -1}
+    return pb.RankProgress(rank=number, generation=generation, saved=pb.SavedState(**none | saved))  # type: ignore[arg-type]
+
+
+def test_the_newest_step_of_every_rank_counts_and_the_slowest_backup() -> None:
+    report = saved_report(
+        {
+            "m0": [rank(0, own_step=120, backup_step=120, disk_step=100, disk_ns=30 * S)],
+            "m1": [rank(1, own_step=121, backup_step=118, disk_step=105, disk_ns=40 * S, disk_wanted=128)],
+        },
+        now_ns=90 * S,
+    )
+
+    assert report is not None
+    assert (report.own_step, report.backup_step, report.backup_lag) == (120, 118, 3)
+    assert (report.disk_step, report.disk_age_s, report.disk_wanted, report.remote_step) == (100, 60.0, 128, None)
+    assert saved_short(report) == "120/118/100"
+    assert saved_lines(report) == [
+        (
+            "saved",
+            "step 120 in own memory; 118 at the peers (3 behind); 100 on disk, 1 min 0 s old (step 128 comes)",
+        )
+    ]
+
+
+def test_a_rank_without_a_copy_is_no_common_step() -> None:
+    report = saved_report({"m0": [rank(0, own_step=7, backup_step=7), rank(1, own_step=7)]})
+
+    assert report is not None
+    assert (report.own_step, report.backup_step, report.disk_step) == (7, None, None)
+    assert saved_short(report) == "7/-/-"
+
+
+def test_problems_are_told_once_for_each_machine_with_their_ranks() -> None:
+    report = saved_report(
+        {
+            "m1": [
+                rank(3, own_step=9, backup_problem="m0 does not answer", disk_problem="disk is full"),
+                rank(2, own_step=9, backup_problem="m0 does not answer"),
+            ]
+        }
+    )
+
+    assert report is not None
+    assert report.problems == [
+        "backup of rank 2, 3 on m1: m0 does not answer",
+        "disk of rank 3 on m1: disk is full",
+    ]
+    assert saved_lines(report)[1:] == [("problem", line) for line in report.problems]
+
+
+def test_many_problems_are_counted() -> None:
+    report = saved_report({f"m{n}": [rank(n, own_step=1, disk_problem="full")] for n in range(12)})
+
+    assert report is not None
+    assert len(report.problems) == 12
+    assert saved_lines(report)[-1] == ("problem", "… and 4 more")
+
+
+def test_older_generations_do_not_count() -> None:
+    report = saved_report({"m0": [rank(0, generation=1, own_step=5), rank(0, own_step=9, backup_step=9)]})
+
+    assert report is not None
+    assert (report.own_step, report.backup_lag) == (9, 0)
+
+
+def test_nothing_saved_is_nothing_to_say() -> None:
+    assert saved_report({}) is None
+    assert saved_report({"m0": [rank(0)]}) is None
+    assert saved_short(None) == "-"

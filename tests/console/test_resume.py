@@ -1,0 +1,106 @@
+"""Starting from a checkpoint: what cannot be restored is refused before anything starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agent.v1 import agent_pb2 as pb
+from console.control import JobRun, NoSuchJob
+from console.resume import check_step, checked_path, earlier_run
+from everstep.errors import ConfigError
+from everstep.job import JobSpec
+from everstep.job_state import JobState
+from everstep.machine import Machine
+
+SPEC = JobSpec(name="gpt", script="/gpt.py", machines=2, ranks_per_machine=1)
+MACHINES = [Machine(name=f"m{index}", address=f"a{index}") for index in range(2)]
+
+
+@dataclass
+class FakeControl:
+    """A control plane that knows at most one job; each of its machines holds its own rank's steps on disk."""
+
+    known: JobState | None = None
+    status: str = "completed"
+    steps: dict[str, list[int]] = field(default_factory=dict)
+    option: str = ""
+
+    @property
+    def agents(self) -> Any:
+        return SimpleNamespace(get=lambda address: SimpleNamespace(checkpoints=self._answer(address)))
+
+    def _answer(self, address: str) -> Any:
+        async def checkpoints(request: pb.CheckpointsRequest, *, timeout_s: float) -> pb.CheckpointsReply:
+            rank, tier = int(address[1:]), pb.HeldCheckpoint.DISK
+            return pb.CheckpointsReply(
+                checkpoints=[
+                    pb.HeldCheckpoint(rank=rank, completed_steps=step, valid=True, tier=tier, place=f"/{step}/{rank}")
+                    for step in self.steps[address]
+                ]
+            )
+
+        return checkpoints
+
+    async def state(self, job: str) -> JobState:
+        if self.known is None:
+            raise NoSuchJob(job)
+        return self.known
+
+    async def run_of(self, job: str) -> JobRun:
+        return JobRun(job, self.status, datetime.now(timezone.utc), None)  # noqa: UP017 - as the client gives it
+
+
+async def test_the_last_run_of_the_name_is_found() -> None:
+    state = JobState(spec=SPEC, machines=MACHINES)
+
+    assert await earlier_run(FakeControl(state), SPEC) is state  # type: ignore[arg-type]
+
+
+async def test_a_run_that_temporal_has_forgotten_is_no_obstacle() -> None:
+    assert await earlier_run(FakeControl(), SPEC) is None  # type: ignore[arg-type]
+
+
+async def test_a_running_job_is_not_started_again() -> None:
+    with pytest.raises(ConfigError, match="job gpt is running: end it first with 'everstep stop gpt'"):
+        await earlier_run(FakeControl(JobState(spec=SPEC, machines=MACHINES), "running"), SPEC)  # type: ignore[arg-type]
+
+
+async def test_checkpoints_of_other_sizes_are_not_taken_for_ones_of_these() -> None:
+    other = SPEC.model_copy(update={"ranks_per_machine": 2, "tp": 2})
+
+    with pytest.raises(ConfigError, match="saved with other sizes: 2,2,2,1,pp-dp-tp then and 2,1,1,1,pp-dp-tp now"):
+        await earlier_run(FakeControl(JobState(spec=other, machines=MACHINES)), SPEC)  # type: ignore[arg-type]
+
+
+async def test_a_step_that_all_ranks_have_will_do() -> None:
+    control = FakeControl(steps={"a0": [10, 20], "a1": [10]})
+
+    said = await check_step(control, SPEC, MACHINES, 10)  # type: ignore[arg-type]
+
+    assert said.startswith("step 10 is the one asked for, which all 2 ranks can restore: all 2 from disk")
+
+
+async def test_a_step_that_some_rank_lacks_is_refused_with_what_exists() -> None:
+    control = FakeControl(steps={"a0": [10, 20], "a1": [10]})
+
+    with pytest.raises(
+        ConfigError, match="step 20 cannot be restored by all 2 ranks: rank 1 lacks it; there are steps 10"
+    ):
+        await check_step(control, SPEC, MACHINES, 20)  # type: ignore[arg-type]
+
+
+def test_a_folder_becomes_an_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert checked_path(Path("gpt/step-000000120")) == str(tmp_path / "gpt" / "step-000000120")
+
+
+def test_a_path_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"is not the folder of a checkpoint: name one such as .*/step-000000120"):
+        checked_path(tmp_path)
