@@ -36,8 +36,8 @@ class Backup:
         self.path = path
         self.turn = threading.Lock()
         """Held by the connection that fills the file, and by whoever clears it."""
-        self.generation = 0
-        """The newest that offered something since this agent started."""
+        self.generation = max((header.generation for header in self.headers()), default=0)
+        """The newest that offered something; after a restart of the agent: of which something is held."""
         self.file: SlotFile | None = None
         self.user: Wire | None = None
         self.header: SlotHeader | None = None

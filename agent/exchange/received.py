@@ -38,6 +38,7 @@ class Received:
         self._shm = shm
         self._lock = threading.Lock()
         self._fenced = fenced
+        self._launched = 0
         self._closed = False
         self._backups: dict[int, Backup] = {}
 
@@ -96,6 +97,7 @@ class Received:
 
     def launch(self, generation: int, resume_step: int) -> None:
         """A generation begins: forget what it does not go on from."""
+        self._launched = generation
         for rank in backup_files(self._shm):
             backup = self._backup(rank)
             with backup.turn:
@@ -162,8 +164,10 @@ class Received:
         """
         with self._lock:
             newest = max((one.generation for one in self._backups.values()), default=0)
-        left = newest == 0
-        for rank in backup_files(self._shm) if newest else ():
+        if newest < self._launched:
+            return True
+        left = False
+        for rank in backup_files(self._shm):
             backup = self._backup(rank)
             if backup.generation >= newest:
                 continue
@@ -186,4 +190,6 @@ class Received:
 
     def _backup(self, rank: int) -> Backup:
         with self._lock:
-            return self._backups.setdefault(rank, Backup(self._shm / f"backup-{rank}"))
+            if rank not in self._backups:
+                self._backups[rank] = Backup(self._shm / f"backup-{rank}")
+            return self._backups[rank]

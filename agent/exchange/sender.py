@@ -163,8 +163,7 @@ class Lane:
                 with contextlib.suppress(OSError):
                     self._readers[rank].unpin(Pin.BACKUP)
         if min(self._sent.values()) >= step:
-            newest = max((max(slots, default=-1) for slots in self._held().values()), default=-1)
-            self._stride = next_stride(self._stride, every, newest - step)
+            self._stride = next_stride(self._stride, every, _newest(self._held()) - _newest(held))
         return fine
 
     def _send_all(self, due: Mapping[int, SlotHeader]) -> bool:
@@ -264,3 +263,7 @@ class Lane:
             wire, self._wire = self._wire, None
         if wire:
             wire.close()
+
+
+def _newest(held: Mapping[int, Mapping[int, SlotHeader]]) -> int:
+    return max((step for slots in held.values() for step in slots), default=-1)

@@ -1,0 +1,204 @@
+"""The sender: what it sends, what it spares, and what becomes of a peer that fails."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from agent.bell import Bell
+from agent.exchange import sender as sender_module
+from agent.exchange.sender import Sender
+from agent.exchange.wire import Wire
+from agent.saved import SavedStates
+from agent.terms import Place, Terms
+from agent.v1 import agent_pb2 as pb
+from everstep.errors import AgentUnreachable
+from everstep.slot_format import Pin, SlotHeader, pins_of
+from everstep.slots import SlotFile
+from tests.agent.exchange.sides import JOB, Side, save, side
+
+DATA = bytes(range(256)) * 400
+
+
+class Mine:
+    """One machine with its sender, and a connection to the peer that can be made to fail."""
+
+    def __init__(self, here: Side, peer: Side, *, ranks: tuple[int, ...] = (0,), **options: float) -> None:
+        self.here = here
+        self.peer = peer
+        self.saved = SavedStates()
+        self.failure: Exception | None = None
+        self.connections = 0
+        place = Place(JOB, "m1", here.shm, here.shm, self.saved)
+        chosen = {"backup": True, "backup_slots": 2, "backup_every_steps": 1} | options
+        peers = tuple(pb.BackupPeer(rank=rank, machine="m2", address="nowhere:1") for rank in ranks)
+        terms = Terms(1, 0, ranks, pb.CheckpointOptions(**chosen), peers)  # type: ignore[arg-type]
+        self.sender = Sender(place, terms, self._connect)
+        self.bell = Bell(here.shm, [self.sender.on_saved])
+        self.sender.start()
+        self.bell.start()
+
+    def _connect(self, address: str, job: str, closing: threading.Event) -> Wire:
+        if self.failure:
+            raise self.failure
+        self.connections += 1
+        return self.peer.connect(patience_s=1)
+
+    def save(self, step: int, rank: int = 0, data: bytes = DATA) -> SlotHeader:
+        return save(self.here.shm / f"checkpoint-{rank}", step, data)
+
+    def state(self, rank: int = 0) -> pb.SavedState:
+        return self.saved.of(rank)
+
+    def close(self) -> None:
+        self.sender.close()
+        self.bell.close()
+
+
+@pytest.fixture
+def mine() -> Iterator[Mine]:
+    with side() as here, side() as peer:
+        found = Mine(here, peer)
+        yield found
+        found.close()
+
+
+def wait(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain: {what}"
+        time.sleep(0.005)
+
+
+def test_every_step_of_who_saves_slowly_is_backed_up(mine: Mine) -> None:
+    for step in range(1, 6):
+        mine.save(step)
+        wait(lambda step=step: mine.state().backup_step == step, f"step {step}")  # type: ignore[misc]
+        assert mine.peer.payload(0, step) == mine.here.payload(0, step, "checkpoint")
+    assert mine.connections == 1
+    assert mine.peer.steps(0) == [4, 5]
+    state = mine.state()
+    assert state.backup_ns > 0
+    assert state.backup_problem == ""
+    pins = pins_of((mine.here.shm / "checkpoint-0").read_bytes()[:4096])
+    assert (pins[Pin.KEEP], pins[Pin.BACKUP]) == (5, -1)
+
+
+def test_only_every_nth_step() -> None:
+    with side() as here, side() as peer:
+        mine = Mine(here, peer, backup_every_steps=3)
+        for step in range(1, 8):
+            mine.save(step)
+            if step % 3 == 0:
+                wait(lambda step=step: mine.state().backup_step == step, f"step {step}")  # type: ignore[misc]
+        assert peer.steps(0) == [3, 6]
+        mine.close()
+
+
+def test_ranks_with_the_same_peer_are_sent_alike() -> None:
+    with side() as here, side() as peer:
+        mine = Mine(here, peer, ranks=(0, 1, 2))
+        for step in (1, 2):
+            for rank in (0, 1, 2):
+                mine.save(step, rank)
+        wait(lambda: all(mine.state(rank).backup_step == 2 for rank in (0, 1, 2)), "all ranks")
+        assert mine.connections == 1
+        mine.close()
+
+
+def test_a_peer_that_cannot_be_reached_is_named_and_tried_again(mine: Mine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sender_module, "FIRST_RETRY_S", 0.05)
+    mine.failure = AgentUnreachable("the agent at nowhere:1 did not answer")
+    mine.save(1)
+    wait(lambda: "no backup to m2 at nowhere:1: the agent" in mine.state().backup_problem, "the problem is told")
+    mine.save(2)
+    mine.save(3)
+    assert mine.state().backup_step == -1
+    mine.failure = None
+    wait(lambda: mine.state().backup_step == 3, "the newest is sent")
+    assert mine.state().backup_problem == ""
+
+
+def test_a_peer_that_was_restarted_costs_no_complaint(mine: Mine) -> None:
+    mine.save(1)
+    wait(lambda: mine.state().backup_step == 1, "step 1")
+    for connection in list(mine.peer.port._connections):
+        connection.shutdown(2)
+    mine.save(2)
+    wait(lambda: mine.state().backup_step == 2 or mine.state().backup_problem != "", "step 2")
+    assert mine.state().backup_problem == ""
+    assert mine.connections == 2
+
+
+def test_a_refusal_is_named(mine: Mine) -> None:
+    mine.peer.received.stop(1)
+    mine.save(1)
+    wait(lambda: "m2 took no backup of rank 0: generation 1 was stopped" in mine.state().backup_problem, "told")
+    assert mine.peer.steps(0) == []
+
+
+def test_damage_in_own_memory_is_named_and_the_next_step_is_sent(mine: Mine) -> None:
+    mine.failure = AgentUnreachable("not yet")
+    mine.save(1)
+    wait(lambda: mine.state().backup_problem != "", "tried")
+    with (mine.here.shm / "checkpoint-0").open("r+b") as file:
+        file.seek(2 * 4096 + 5000)
+        file.write(b"\1")
+    mine.failure = None
+    wait(lambda: "damaged in its own memory" in mine.state().backup_problem, "told")
+    mine.save(2)
+    wait(lambda: mine.state().backup_step == 2, "step 2")
+    assert mine.peer.steps(0) == [2]
+
+
+def test_what_the_peer_has_already_is_not_sent_again() -> None:
+    with side() as here, side() as peer:
+        first = Mine(here, peer)
+        first.save(4)
+        wait(lambda: first.state().backup_step == 4, "step 4")
+        first.close()
+        before = (peer.shm / "backup-0").stat().st_mtime_ns
+        again = Mine(here, peer)
+        wait(lambda: again.state().backup_step == 4, "the peer says that it has step 4")
+        assert (peer.shm / "backup-0").stat().st_mtime_ns == before
+        again.close()
+
+
+def test_a_rate_holds_the_sender_back_and_not_the_rank() -> None:
+    with side() as here, side() as peer:
+        mine = Mine(here, peer, backup_rate_mb_s=0.2, backup_chunk_mb=0.01)
+        with contextlib.closing(SlotFile(here.shm / "checkpoint-0", slots=3, generation=1)) as file:
+            began = time.monotonic()
+            for step in range(1, 40):
+                file.begin(b"{}", len(DATA))
+                file.tensors()[:] = DATA
+                file.commit(step)
+                time.sleep(0.005)
+            saving = time.monotonic() - began
+        wait(lambda: mine.state().backup_step > 0, "one of them got through")
+        taken = time.monotonic() - began
+        assert taken > len(DATA) / 0.2e6 * 0.8
+        assert saving < taken
+        mine.close()
+
+
+def test_closing_does_not_wait_for_a_hanging_peer(mine: Mine) -> None:
+    hold = threading.Event()
+    taken = threading.Event()
+
+    def hang(*_: object) -> Wire:
+        taken.set()
+        hold.wait(30)
+        raise AgentUnreachable("at last")
+
+    mine.sender._lanes[0]._connect = hang
+    mine.save(1)
+    assert taken.wait(10)
+    began = time.monotonic()
+    mine.sender.close()
+    assert time.monotonic() - began < 5
+    hold.set()
