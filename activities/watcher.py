@@ -13,19 +13,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import structlog
 from temporalio.client import Client, WorkflowQueryFailedError, WorkflowUpdateFailedError
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.convert import seen_of
+from activities.watched import Watched
 from agent.client import AgentPool
 from agent.v1 import agent_pb2 as pb
-from everstep.decisions.watch import Finished, Seen, StallRule, judge_exits, stall_anomaly
+from everstep.decisions.watch import Finished
 from everstep.errors import AgentError
 from everstep.incident import Anomaly
 from everstep.job import JobSpec
@@ -40,29 +38,10 @@ RETRY_S = 0.2
 TICK_S = 0.5
 """Between two looks at the rules that depend on time, seconds (ours)."""
 
-SILENT_S = 10.0
-"""An agent that said nothing for this long, although it speaks every second, is named in a stall (ours)."""
+PERSIST_S = 2.0
+"""An agent that does not take the request to write a step within this time is left out, seconds (ours)."""
 
 MachineEvent = Callable[[pb.Observation], None]
-
-
-@dataclass(slots=True)
-class _Watched:
-    """What a watcher knows of one job; all of it can be learned again from the agents."""
-
-    spec: JobSpec
-    machines: list[Machine]
-    ends: dict[int, dict[int, Seen]] = field(default_factory=dict)
-    """Generation → rank → end."""
-    newest: dict[str, dict[int, int]] = field(default_factory=dict)
-    """Machine → generation → newest sequence number."""
-    reported: set[int] = field(default_factory=set)
-    steps: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Rank → (generation, steps)."""
-    heard: dict[str, float] = field(default_factory=dict)
-    """Machine → when its agent said anything, seconds of the loop's clock."""
-    stall: dict[int, StallRule] = field(default_factory=dict)
-    woken: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Watcher:
@@ -73,7 +52,7 @@ class Watcher:
         self._agents = agents
         self._machine_event = machine_event
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._watched: dict[str, _Watched] = {}
+        self._watched: dict[str, Watched] = {}
         self._runs: dict[str, str] = {}
         """Job's workflow → the run that was seen in the newest listing."""
 
@@ -118,10 +97,11 @@ class Watcher:
             self._leave(workflow_id)
         running = self._tasks.get(workflow_id)
         if running is None or running.done():
-            watched = self._watched[workflow_id] = _Watched(spec, machines)
-            if known and known.status == "running":
-                # It stepped already: should no agent ever answer again, the silence is noticed all the same.
-                watched.steps[0] = (known.generation, max(known.resume_step, 1))
+            watched = self._watched[workflow_id] = Watched(spec, machines, began_ns=time.time_ns())
+            if known:
+                watched.began_ns = known.started_ns or watched.began_ns
+                if known.status == "running":
+                    watched.known = (known.generation, max(known.resume_step, 1))
             self._tasks[workflow_id] = asyncio.create_task(self._watch(watched), name=workflow_id)
 
     def _leave(self, workflow_id: str) -> None:
@@ -140,10 +120,10 @@ class Watcher:
         if state.outcome == "":
             self.ensure(state.spec, state.machines, state)
 
-    async def _watch(self, job: _Watched) -> None:
+    async def _watch(self, job: Watched) -> None:
         with structlog.contextvars.bound_contextvars(job=job.spec.name):
             log.info("watching", machines=len(job.machines))
-            tasks = [asyncio.create_task(self._judge(job))]
+            tasks = [asyncio.create_task(self._judge(job)), asyncio.create_task(self._persist(job))]
             for machine in job.machines:
                 tasks.append(asyncio.create_task(self._observe(job, machine)))
                 tasks.append(asyncio.create_task(self._follow(job, machine)))
@@ -161,7 +141,7 @@ class Watcher:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _observe(self, job: _Watched, machine: Machine) -> None:
+    async def _observe(self, job: Watched, machine: Machine) -> None:
         after = 0
         while True:
             request = pb.ObserveRequest(after_sequence=after, job=job.spec.name)
@@ -173,67 +153,54 @@ class Watcher:
                 log.debug("agent is silent", machine=machine.name, error=str(error))
             await asyncio.sleep(RETRY_S)
 
-    def _take(self, job: _Watched, machine: Machine, observation: pb.Observation) -> None:
+    def _take(self, job: Watched, machine: Machine, observation: pb.Observation) -> None:
         if observation.HasField("rank_exited"):
-            generation = observation.generation
-            job.ends.setdefault(generation, {})[observation.rank_exited.rank] = seen_of(observation)
-            job.newest.setdefault(machine.name, {})[generation] = observation.sequence
-            log.info("rank ended", observation=observation.id, rank=observation.rank_exited.rank, generation=generation)
-            job.woken.set()
+            job.ended(machine.name, observation)
+            rank, generation = observation.rank_exited.rank, observation.generation
+            log.info("rank ended", observation=observation.id, rank=rank, generation=generation)
         elif self._machine_event is not None:
             self._machine_event(observation)
 
-    async def _follow(self, job: _Watched, machine: Machine) -> None:
+    async def _follow(self, job: Watched, machine: Machine) -> None:
         request = pb.ProgressRequest(job=job.spec.name, interval_s=TICK_S)
         while True:
             with contextlib.suppress(AgentError):
                 async for reply in self._agents.get(machine.address).progress(request):
-                    job.heard[machine.name] = asyncio.get_running_loop().time()
-                    for rank in reply.ranks:
-                        job.steps[rank.rank] = (rank.generation, max(rank.completed_steps, rank.optimizer_steps))
+                    job.showed(machine.name, reply, time.time_ns())
             await asyncio.sleep(RETRY_S)
 
-    async def _judge(self, job: _Watched) -> None:
-        world_size = job.spec.topology().world_size
+    async def _judge(self, job: Watched) -> None:
         while True:
-            for generation, ends in sorted(job.ends.items()):
-                if generation in job.reported:
-                    continue
-                verdict = judge_exits(
-                    generation,
-                    list(ends.values()),
-                    world_size=world_size,
-                    now_ns=time.time_ns(),
-                    policy=job.spec.policy,
-                )
-                if verdict is not None and not await self._report(job, verdict):
+            for verdict in job.verdicts(time.time_ns()):
+                if verdict.generation not in job.reported and not await self._report(job, verdict):
                     return
-            stalled = self._stalled(job)
-            if stalled is not None and not await self._report(job, stalled):
-                return
             job.woken.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(TICK_S):
                     await job.woken.wait()
 
-    def _stalled(self, job: _Watched) -> Anomaly | None:
-        if not job.steps:
-            return None
-        generation = max(found for found, _ in job.steps.values())
-        if generation in job.reported:
-            return None
-        counts = [steps for found, steps in job.steps.values() if found == generation]
-        now_ns = time.time_ns()
-        quiet_s = job.stall.setdefault(generation, StallRule(job.spec.policy)).observe(sum(counts), now_ns)
-        if quiet_s is None:
-            return None
-        now = asyncio.get_running_loop().time()
-        silent = [m.name for m in job.machines if now - job.heard.get(m.name, -math.inf) > SILENT_S]
-        return stall_anomaly(
-            generation, job=job.spec.name, quiet_s=quiet_s, step=max(counts), now_ns=now_ns, silent=silent
-        )
+    async def _persist(self, job: Watched) -> None:
+        """Ask all machines to write a step to disk when it is time; none of them is waited for."""
+        asked: dict[str, asyncio.Task[None]] = {}
+        try:
+            while True:
+                if (step := job.persist(time.time_ns())) is not None:
+                    request = pb.PersistRequest(job=job.spec.name, step=step)
+                    for machine in job.machines:
+                        if machine.name not in asked or asked[machine.name].done():
+                            asked[machine.name] = asyncio.create_task(self._ask_to_persist(machine, request))
+                await asyncio.sleep(TICK_S)
+        finally:
+            for task in asked.values():
+                task.cancel()
 
-    async def _report(self, job: _Watched, verdict: Anomaly | Finished) -> bool:
+    async def _ask_to_persist(self, machine: Machine, request: pb.PersistRequest) -> None:
+        try:
+            await self._agents.get(machine.address).persist(request, timeout_s=PERSIST_S)
+        except AgentError as error:
+            log.warning("a machine was not asked for a step on disk", machine=machine.name, error=str(error))
+
+    async def _report(self, job: Watched, verdict: Anomaly | Finished) -> bool:
         """Tell the workflow, until it took it; returns False when the job is over."""
         generation = verdict.generation
         handle = self._client.get_workflow_handle(job_workflow_id(job.spec.name))
@@ -255,7 +222,7 @@ class Watcher:
         await self._acknowledge(job, generation)
         return True
 
-    async def _acknowledge(self, job: _Watched, generation: int) -> None:
+    async def _acknowledge(self, job: Watched, generation: int) -> None:
         for machine in job.machines:
             heard = [seq for found, seq in job.newest.get(machine.name, {}).items() if found <= generation]
             if heard:

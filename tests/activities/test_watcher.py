@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 import uuid
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-import grpc.aio
 import pytest
 from temporalio.client import Client, WorkflowHandle
 from temporalio.worker import Worker
@@ -19,9 +19,12 @@ from activities.watcher import Watcher
 from agent.client import AgentPool
 from agent.v1 import agent_pb2 as pb
 from agent.v1 import agent_pb2_grpc
+from everstep.checkpoint_policy import CheckpointPolicy
+from everstep.incident import Symptom
 from everstep.job import JobSpec
 from everstep.job_state import JobState, job_workflow_id
 from everstep.machine import Machine
+from tests.activities.spoken import serving
 from tests.workflows.conftest import ScriptedCluster
 from workflows.job import JobWorkflow
 from workflows.messages import JobResult
@@ -36,6 +39,10 @@ class SpokenAgent(agent_pb2_grpc.AgentServicer):
         self.said: list[pb.Observation] = []
         self.acknowledged = 0
         self.listeners = 0
+        self.shown: dict[str, pb.RankProgress] = {}
+        """Job → its rank on this machine."""
+        self.asked_to_persist: list[int] = []
+        self.silent = False
 
     def exited(self, job: str, generation: int, rank: int, end: pb.Exit, *, finished: bool) -> None:
         number = len(self.said) + 1
@@ -63,6 +70,18 @@ class SpokenAgent(agent_pb2_grpc.AgentServicer):
         finally:
             self.listeners -= 1
 
+    async def Progress(self, request: pb.ProgressRequest, context: Any) -> AsyncIterator[pb.ProgressReply]:  # noqa: N802
+        while True:
+            if request.job in self.shown:
+                yield pb.ProgressReply(time_ns=time.time_ns(), ranks=[self.shown[request.job]])
+            await asyncio.sleep(0.1)
+
+    async def Persist(self, request: pb.PersistRequest, context: Any) -> pb.PersistReply:  # noqa: N802
+        self.asked_to_persist.append(request.step)
+        if self.silent:
+            await asyncio.sleep(600)
+        return pb.PersistReply()
+
     async def Acknowledge(self, request: pb.AcknowledgeRequest, context: Any) -> pb.AcknowledgeReply:  # noqa: N802
         self.acknowledged = max(self.acknowledged, request.up_to_sequence)
         return pb.AcknowledgeReply()
@@ -76,11 +95,12 @@ class Place:
     queue: str
     machines: list[Machine]
     agents: list[SpokenAgent]
-    cluster: ScriptedCluster = field(default_factory=ScriptedCluster)
+    cluster: ScriptedCluster
 
-    async def start(self, name: str, machines: int) -> WorkflowHandle[JobWorkflow, JobResult]:
+    async def start(self, name: str, machines: int, **checkpoint: float) -> WorkflowHandle[JobWorkflow, JobResult]:
         """Start a job of one rank on each machine."""
-        spec = JobSpec(name=name, script="/job.py", machines=machines)
+        policy = CheckpointPolicy.model_validate(checkpoint)
+        spec = JobSpec(name=name, script="/job.py", machines=machines, checkpoint=policy)
         return await self.client.start_workflow(
             JobWorkflow.run,
             JobState(spec=spec, machines=self.machines[:machines]),
@@ -96,32 +116,25 @@ class Place:
 
 @pytest.fixture
 async def place(temporal: Client) -> AsyncIterator[Place]:
-    servers, machines, agents = [], [], []
-    for number in range(2):
-        server, agent = grpc.aio.server(), SpokenAgent(f"m{number}")  # type: ignore[abstract]
-        agent_pb2_grpc.add_AgentServicer_to_server(agent, server)
-        port = server.add_insecure_port("127.0.0.31:0")
-        await server.start()
-        servers.append(server)
-        agents.append(agent)
-        machines.append(Machine(name=agent.machine, address=f"127.0.0.31:{port}"))
-    found = Place(temporal, f"q-{uuid.uuid4().hex[:8]}", machines, agents)
-    cluster, pool = found.cluster, AgentPool()
-    async with Worker(
-        temporal,
-        task_queue=found.queue,
-        workflows=list(WORKFLOWS),
-        activities=cluster.activities,
-        workflow_runner=sandbox(),
+    agents = [SpokenAgent(f"m{number}") for number in range(2)]  # type: ignore[abstract]
+    queue, cluster, pool = f"q-{uuid.uuid4().hex[:8]}", ScriptedCluster(), AgentPool()
+    async with (
+        serving(agents) as machines,
+        Worker(
+            temporal,
+            task_queue=queue,
+            workflows=list(WORKFLOWS),
+            activities=cluster.activities,
+            workflow_runner=sandbox(),
+        ),
     ):
+        found = Place(temporal, queue, machines, agents, cluster)
         watching = asyncio.create_task(Watcher(temporal, pool).run())
         yield found
         watching.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await watching
     await pool.close()
-    for server in servers:
-        await server.stop(None)
 
 
 DONE = pb.Exit(kind=pb.Exit.CODE, value=0, time_ns=1)
@@ -146,3 +159,47 @@ async def test_a_name_used_again_is_watched_as_what_it_is_now(place: Place) -> N
         await asyncio.sleep(0.05)
     await second.signal(JobWorkflow.stop, {"operator": "test"})
     await second.result()
+
+
+def stepping(rank: int, steps: int, **saved: int) -> pb.RankProgress:
+    nothing: dict[str, Any] = {"own_step": -1, "backup_step": -1, "disk_step": -1, "disk_wanted": -1, "remote_step": -1}
+    return pb.RankProgress(
+        rank=rank,
+        generation=1,
+        alive=True,
+        attached=True,
+        completed_steps=steps,
+        milestones=pb.Milestones(first_step=1),
+        saved=pb.SavedState(**(nothing | saved)),
+    )
+
+
+async def test_a_job_that_steps_and_does_not_save_gets_an_incident(place: Place) -> None:
+    long_ago = time.time_ns() - 600 * 10**9
+    for rank, agent in enumerate(place.agents):
+        agent.shown["stale"] = stepping(rank, 500, own_step=20, own_ns=long_ago)
+    job = await place.start("stale", 2)
+
+    while not place.cluster.notes:  # noqa: ASYNC110 - nobody tells us
+        await asyncio.sleep(0.05)
+
+    assert place.cluster.notes[0].anomaly.symptom is Symptom.UNSAVED
+    assert "480 steps" in place.cluster.notes[0].anomaly.headline
+    await job.signal(JobWorkflow.stop, {"operator": "test"})
+    await job.result()
+
+
+async def test_every_machine_is_asked_for_a_step_on_disk_though_one_of_them_hangs(place: Place) -> None:
+    place.agents[0].silent = True
+    job = await place.start("timed", 2, disk_every_min=0.001)
+    steps = 0
+    while not all(agent.asked_to_persist for agent in place.agents):
+        steps += 1
+        for rank, agent in enumerate(place.agents):
+            agent.shown["timed"] = stepping(rank, steps, own_step=steps, own_ns=time.time_ns())
+        await asyncio.sleep(0.1)
+
+    [first], [second] = (agent.asked_to_persist for agent in place.agents)
+    assert first == second > steps
+    await job.signal(JobWorkflow.stop, {"operator": "test"})
+    await job.result()

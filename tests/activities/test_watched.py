@@ -1,0 +1,156 @@
+"""What a watcher concludes from what machines show."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from activities.watched import Watched
+from agent.v1 import agent_pb2 as pb
+from everstep.checkpoint_policy import CheckpointPolicy
+from everstep.decisions.watch import Finished
+from everstep.incident import Anomaly, Symptom
+from everstep.job import JobSpec
+from everstep.machine import Machine
+from everstep.policy import RecoveryPolicy
+
+S = 10**9
+MACHINES = [Machine(name=f"m{index}", address=f"127.0.0.1{index}:1") for index in range(2)]
+CHECKPOINT = CheckpointPolicy(max_unsaved_steps=10, max_unsaved_s=5.0, disk_every_min=1.0)
+
+
+def watched(**fields: Any) -> Watched:
+    spec = JobSpec(
+        name="job", script="/job.py", machines=2, checkpoint=CHECKPOINT, policy=RecoveryPolicy(stall_floor_s=30.0)
+    )
+    return Watched(spec, MACHINES, **({"began_ns": 0} | fields))
+
+
+def progress(rank: int, now_ns: int, steps: int, *, generation: int = 1, **saved: int) -> pb.ProgressReply:
+    nothing: dict[str, Any] = {"own_step": -1, "backup_step": -1, "disk_step": -1, "disk_wanted": -1, "remote_step": -1}
+    shown = pb.RankProgress(
+        rank=rank,
+        generation=generation,
+        alive=True,
+        attached=True,
+        completed_steps=steps,
+        milestones=pb.Milestones(first_step=1),
+        saved=pb.SavedState(**(nothing | saved)),
+    )
+    return pb.ProgressReply(time_ns=now_ns, generation=generation, ranks=[shown])
+
+
+def show(job: Watched, now_ns: int, steps: int, *, ranks: tuple[int, ...] = (0, 1), **more: int) -> None:
+    for rank in ranks:
+        job.showed(f"m{rank}", progress(rank, now_ns, steps, **more), now_ns)
+
+
+def anomalies(job: Watched, now_ns: int) -> list[Anomaly]:
+    return [verdict for verdict in job.verdicts(now_ns) if isinstance(verdict, Anomaly)]
+
+
+def test_steps_that_go_on_without_saves_are_reported() -> None:
+    job = watched()
+    show(job, 100 * S, 20, own_step=20, own_ns=100 * S)
+    assert anomalies(job, 100 * S) == []
+
+    show(job, 104 * S, 40, own_step=20, own_ns=100 * S)
+    assert anomalies(job, 104 * S) == [], "many steps, but not long"
+    show(job, 106 * S, 40, own_step=20, own_ns=100 * S)
+
+    [found] = anomalies(job, 106 * S)
+    assert (found.symptom, found.generation, found.machines) == (Symptom.UNSAVED, 1, ["m0", "m1"])
+    job.reported.add(1)
+    assert anomalies(job, 200 * S) == []
+
+
+def test_a_rank_that_saved_before_the_restart_and_not_since_is_reported_too() -> None:
+    job = watched()
+    show(job, 100 * S, 20, own_step=20, own_ns=100 * S)
+    job.reported.add(1)
+    for seconds, steps in ((110, 20), (120, 25), (130, 31)):
+        show(job, seconds * S, steps, generation=2)
+
+    [found] = anomalies(job, 130 * S)
+    assert found.symptom is Symptom.UNSAVED
+    assert "step 20" in found.headline
+
+
+def test_a_script_that_never_saved_is_left_alone() -> None:
+    job = watched()
+    show(job, 100 * S, 20)
+    show(job, 900 * S, 500)
+
+    assert anomalies(job, 900 * S) == []
+
+
+def test_all_machines_are_asked_for_a_coming_step_when_the_one_on_disk_is_old() -> None:
+    job = watched()
+    steps = [job_asked(job, second, 10 * second) for second in range(1, 75)]
+
+    asked = [step for step in steps if step is not None]
+    assert len(asked) == 1
+    second = steps.index(asked[0]) + 1
+    assert second >= 60
+    assert asked[0] > 10 * second
+
+
+def job_asked(job: Watched, second: int, steps: int) -> int | None:
+    show(job, second * S, steps, own_step=steps, own_ns=second * S)
+    return job.persist(second * S)
+
+
+def test_a_machine_that_did_not_hear_of_the_wanted_step_is_told_again() -> None:
+    job = watched()
+    for second in range(1, 10):
+        job_asked(job, second, 10 * second)
+    show(job, 10 * S, 100, ranks=(0,), disk_wanted=128)
+
+    assert job.persist(10 * S) == 128
+    show(job, 10 * S, 100, ranks=(1,), disk_wanted=128)
+    assert job.persist(10 * S) is None
+
+
+def test_ranks_that_ended_are_not_asked_for_anything() -> None:
+    job = watched()
+    show(job, 100 * S, 20, own_step=20, own_ns=100 * S)
+    for rank in (0, 1):
+        reply = progress(rank, 300 * S, 80, own_step=20, own_ns=100 * S)
+        reply.ranks[0].alive = False
+        job.showed(f"m{rank}", reply, 300 * S)
+
+    assert [one.symptom for one in anomalies(job, 300 * S)] == []
+    assert job.persist(300 * S) is None
+
+
+def test_an_agent_that_does_not_speak_is_named_in_a_stall() -> None:
+    job = watched()
+    for second in range(100):
+        show(job, second * S, 20, ranks=(0,), own_step=20, own_ns=second * S)
+        found = anomalies(job, second * S)
+        if found:
+            break
+
+    assert [one.symptom for one in found] == [Symptom.STALL]
+    assert found[0].machines == ["m1"]
+
+
+def test_a_job_whose_agents_never_answer_stalls_from_what_its_workflow_knows() -> None:
+    job = watched(known=(4, 20))
+    found = [one for second in range(0, 100, 2) for one in anomalies(job, second * S)]
+
+    assert found[0].generation == 4
+    assert found[0].machines == ["m0", "m1"]
+
+
+def test_the_end_of_all_ranks_is_told_until_it_was_reported() -> None:
+    job = watched()
+    for rank in (0, 1):
+        end = pb.RankExited(
+            rank=rank, exit=pb.Exit(kind=pb.Exit.CODE, value=0, time_ns=5), attached=True, finished=True
+        )
+        job.ended(f"m{rank}", pb.Observation(id=f"m{rank}-1", sequence=1, generation=1, rank_exited=end))
+
+    assert job.woken.is_set()
+    assert list(job.verdicts(9)) == [Finished(1)]
+    job.reported.add(1)
+    assert list(job.verdicts(9)) == []
