@@ -116,7 +116,7 @@ class JobTiers:
                 terms.resume_step if terms.resume_step > 0 else -1,
                 terms.generation,
                 keep=max(terms.options.disk_keep, 1),
-                abandoned=lambda found: opened.disowns(found.step, found.generation, found.saved_ns),
+                abandoned=lambda one: opened.may_set_aside(one.rank, one.step, one.generation, one.saved_ns),
             )
         except (CheckpointError, OSError) as error:  # they are not listed in any case
             self._problems.say("disk", str(error))

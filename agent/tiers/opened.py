@@ -31,6 +31,15 @@ class Opened:
         later = self.terms.resume_step <= 0 or step > self.terms.resume_step
         return later and (generation < self.terms.generation or saved_ns < self.ns)
 
+    def may_set_aside(self, rank: int, step: int, generation: int, saved_ns: int) -> bool:
+        """Whether such a copy in a folder is to be renamed.
+
+        Others may have gone on already in a folder that is shared, and by their own clocks: of ranks that are not
+        this machine's, only what an older generation saved.
+        """
+        ours = rank in self.terms.ranks or generation < self.terms.generation
+        return ours and self.disowns(step, generation, saved_ns)
+
     def save(self, place: Place) -> None:
         """Write it; raises CheckpointError."""
         text = json.dumps({"ns": self.ns, "terms": self.terms.to_json()})
