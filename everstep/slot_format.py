@@ -36,6 +36,8 @@ EMPTY = -1
 """``completed_steps`` of a slot that holds nothing."""
 NEVER_USED = "empty"
 """Why a slot is not valid in which nothing was ever saved: that is no damage."""
+CUT_SHORT = "a save into it was cut short"
+"""Why a slot is not valid into which a rank was saving when it ended, or into which it saves at this moment."""
 
 FILE = struct.Struct("<8sIIQ")
 SLOT = struct.Struct("<qIIQQQq")
@@ -142,7 +144,7 @@ def inspect_slot(page: bytes, room: int, chunks: Chunks | None) -> SlotInfo:
         return SlotInfo(at_steps, generation, used, False, reason, saved_ns)
 
     if steps == EMPTY:
-        return broken("a save into it was cut short" if phase in {SAVING, SAVED} else NEVER_USED)
+        return broken(CUT_SHORT if phase in {SAVING, SAVED} else NEVER_USED)
     if steps < 0 or U64.unpack_from(page, SLOT.size)[0] != xxhash.xxh3_64_intdigest(page[: SLOT.size]):
         return broken("its header does not match its checksum")
     if used > room:

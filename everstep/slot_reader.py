@@ -26,6 +26,9 @@ from everstep.slot_format import (
     inspect_slot,
 )
 
+LOOKS = 3
+"""Looks at a slot that changes while it is read (ours)."""
+
 
 class SlotReader:
     """A live file as the agent sees it: read by ``pread``, so that a truncation is an error and no SIGBUS.
@@ -141,9 +144,6 @@ def held(path: Path, *, verify: bool = True) -> list[SlotInfo]:
 
 def _held_slot(descriptor: int, at: int, capacity: int, size: int, verify: bool) -> SlotInfo:
     """One slot, read chunk by chunk so that a checkpoint of many GB costs no memory."""
-    page = os.pread(descriptor, PAGE, at)
-    if len(page) < PAGE:
-        return SlotInfo(EMPTY, 0, 0, False, f"the file ends at byte {size}, before this slot's header")
 
     def chunks(count: int) -> Iterator[memoryview]:
         buffer, done = memoryview(bytearray(min(count, CHUNK))), 0
@@ -151,4 +151,12 @@ def _held_slot(descriptor: int, at: int, capacity: int, size: int, verify: bool)
             yield buffer[:got]
             done += got
 
-    return inspect_slot(page, min(capacity, max(0, size - at - PAGE)), chunks if verify else None)
+    for _ in range(LOOKS):
+        page = os.pread(descriptor, PAGE, at)
+        if len(page) < PAGE:
+            return SlotInfo(EMPTY, 0, 0, False, f"the file ends at byte {size}, before this slot's header")
+        found = inspect_slot(page, min(capacity, max(0, size - at - PAGE)), chunks if verify else None)
+        if found.valid or os.pread(descriptor, PAGE, at) == page:
+            break
+        # A living rank saved into it meanwhile: what was read is no damage.
+    return found

@@ -63,7 +63,14 @@ async def _checkpoints(job: str, cluster: str, *, verify: bool, as_json: bool) -
         run = await control.run_of(job)
         state = await control.state(job)
         held, silent = await ask_for_copies(control.agents, state.spec, state.machines, verify=verify)
-        report = report_of(state.spec, state.machines, held, silent, state.lineage if run.running else ())
+        report = report_of(
+            state.spec,
+            state.machines,
+            held,
+            silent,
+            lineage=state.lineage if run.running else (),
+            stepping=run.running and state.status != "parked",
+        )
         saved = await saved_of(control, state) if run.running else None
     if as_json:
         print(report.model_dump_json(indent=2))

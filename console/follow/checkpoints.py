@@ -12,13 +12,13 @@ from activities.evidence import held_of, homes_of
 from agent.client import AgentPool
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.lineage import Lineage, is_ours
-from everstep.decisions.restore import nearest
+from everstep.decisions.restore import MEMORY, nearest
 from everstep.errors import AgentUnreachable
 from everstep.incident import Held, Tier
 from everstep.job import JobSpec
 from everstep.machine import Machine
 from everstep.placement import Placement, place_backups
-from everstep.slot_format import NEVER_USED
+from everstep.slot_format import CUT_SHORT, NEVER_USED
 from everstep.topology import Topology
 
 LISTING_S = 60.0
@@ -102,7 +102,13 @@ async def ask_for_copies(
 
 
 def report_of(
-    spec: JobSpec, machines: Sequence[Machine], held: Sequence[Held], silent: Sequence[str], lineage: Lineage = ()
+    spec: JobSpec,
+    machines: Sequence[Machine],
+    held: Sequence[Held],
+    silent: Sequence[str],
+    *,
+    lineage: Lineage = (),
+    stepping: bool = False,
 ) -> JobCheckpoints:
     """The copies by step.
 
@@ -112,6 +118,7 @@ def report_of(
         held: What they hold.
         silent: Those that did not answer.
         lineage: The line of a job that goes on; of one that has ended every step may be started from.
+        stepping: Its ranks save at this moment, so that a slot which is being saved into is no damage.
     """
     topology, names = spec.topology(), [machine.name for machine in machines]
     ours = [one for one in held if is_ours(one, lineage)]
@@ -128,12 +135,17 @@ def report_of(
         world_size=topology.world_size,
         steps=steps,
         restorable=[one.step for one in steps if one.restorable],
-        damaged=[one for one in ours if not one.valid and one.reason != NEVER_USED],
+        damaged=[one for one in ours if _is_damage(one, stepping)],
         disowned=len(held) - len(ours),
         silent=list(silent),
         backup_machines=_backup_machines(topology, placement, names) if backup else {},
         backups=placement.reason if backup else "there are none: backup is false in [checkpoint]",
     )
+
+
+def _is_damage(one: Held, stepping: bool) -> bool:
+    being_saved = stepping and one.tier in MEMORY and one.reason == CUT_SHORT
+    return not one.valid and one.reason != NEVER_USED and not being_saved
 
 
 def _step(step: int, copies: Sequence[Held], used: Mapping[int, Held], topology: Topology) -> StepCopies:

@@ -12,11 +12,13 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from everstep import slot_format, slot_reader
 from everstep.errors import CheckpointError, CorruptCheckpoint
 from everstep.slot_format import PAGE
 from everstep.slot_reader import held
@@ -47,6 +49,24 @@ def valid_steps(path: Path) -> set[int]:
 
 def test_missing_file_holds_nothing(folder: Path) -> None:
     assert held(folder / "none") == []
+
+
+def test_a_slot_that_a_living_rank_saves_into_while_it_is_read_is_no_damage(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = SlotFile(folder / "c", slots=2)
+    save(file, 1, 10_000)
+    save(file, 2, 10_000)
+    judge, saves = slot_format.inspect_slot, iter([3])
+
+    def save_meanwhile(page: bytes, *arguments: Any) -> Any:
+        for step in saves:
+            save(file, step, 10_000)
+        return judge(page, *arguments)
+
+    monkeypatch.setattr(slot_reader, "inspect_slot", save_meanwhile)
+
+    assert {(slot.completed_steps, slot.valid) for slot in held(folder / "c")} == {(2, True), (3, True)}
 
 
 def test_a_loaded_state_is_the_saved_one(folder: Path) -> None:

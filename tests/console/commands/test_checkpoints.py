@@ -11,11 +11,12 @@ from agent.v1 import agent_pb2 as pb
 from console.commands.checkpoints import lines, pairs, table
 from console.follow.checkpoints import JobCheckpoints, ask_for_copies, report_of
 from console.follow.saved import saved_report
+from everstep.decisions.lineage import Lineage
 from everstep.errors import AgentUnreachable
 from everstep.incident import Held, Tier
 from everstep.job import JobSpec
 from everstep.machine import Machine
-from everstep.slot_format import NEVER_USED
+from everstep.slot_format import CUT_SHORT, NEVER_USED
 
 SPEC = JobSpec(name="gpt", script="/gpt.py", machines=4, ranks_per_machine=2, tp=2, pp=2)
 MACHINES = [Machine(name=f"m{index}", address=f"a{index}") for index in range(4)]
@@ -33,9 +34,14 @@ def everywhere(step: int, *tiers: Tier) -> list[Held]:
 
 
 def report(
-    copies: list[Held], *, silent: tuple[str, ...] = (), spec: JobSpec = SPEC, line: object = ()
+    copies: list[Held],
+    *,
+    silent: tuple[str, ...] = (),
+    spec: JobSpec = SPEC,
+    line: Lineage = (),
+    stepping: bool = False,
 ) -> JobCheckpoints:
-    return report_of(spec, MACHINES, copies, silent, line)  # type: ignore[arg-type]
+    return report_of(spec, MACHINES, copies, silent, lineage=line, stepping=stepping)
 
 
 def shown(found: JobCheckpoints) -> list[list[str]]:
@@ -109,6 +115,15 @@ def test_damage_is_named_and_unused_slots_are_not() -> None:
     assert lines(found, None)[1:] == [
         "damaged   rank 3 on m2, backup, step 120: its contents do not match their checksum"
     ]
+
+
+def test_a_slot_that_is_being_saved_into_is_damage_only_once_the_ranks_are_stopped() -> None:
+    cut = [held(3, -1, valid=False, reason=CUT_SHORT)]
+
+    assert report(cut, stepping=True).damaged == []
+    assert report(cut).damaged == cut
+    flipped = [held(3, 5, valid=False, reason="its contents do not match their checksum")]
+    assert report(flipped, stepping=True).damaged == flipped
 
 
 def test_copies_of_a_left_history_are_counted_and_not_offered() -> None:
