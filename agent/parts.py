@@ -67,11 +67,23 @@ class ServiceParts(agent_pb2_grpc.AgentServicer):
             AgentError: it is over.
             UnknownJob: it was not prepared.
         """
-        runner = self.runners.get(job)
-        if runner and runner.record.released:  # a late attempt must not bring it back
-            raise AgentError(f"{job} is over on {self.host.machine}: its memory was given back")
-        if runner is None or not runner.record.prepared:
+        runner = self.present(job)
+        if not runner.record.prepared:
             raise UnknownJob(f"{job} is not prepared on {self.host.machine}: call Prepare first")
+        return runner
+
+    def present(self, job: str) -> JobRunner:
+        """A job that is not over, prepared or only stopped: copies of its state need no fork server.
+
+        Raises:
+            AgentError: it is over.
+            UnknownJob: it never was here.
+        """
+        runner = self.runners.get(job)
+        if runner is None:
+            raise UnknownJob(f"{job} is not prepared on {self.host.machine}: call Prepare first")
+        if runner.record.released:  # a late attempt must not bring it back
+            raise AgentError(f"{job} is over on {self.host.machine}: its memory was given back")
         return runner
 
     def new_runner(self, job: str) -> JobRunner:
