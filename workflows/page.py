@@ -57,7 +57,7 @@ def copies_text(copies: Iterable[Copy]) -> str:
     for copy in copies:
         ranks[SOURCES[copy.tier].format(copy.machine)].append(copy.rank)
     parts = [f"{'rank' if len(own) == 1 else 'ranks'} {listed(own)} from {source}" for source, own in ranks.items()]
-    return "; ".join(parts[:4]) + (f"; and from {len(parts) - 4} more places" if len(parts) > 4 else "")
+    return "; ".join(parts[:4]) + (f"; and from {count(len(parts) - 4, 'more place')}" if len(parts) > 4 else "")
 
 
 def restored_text(restored: Restored) -> str:
