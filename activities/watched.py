@@ -116,6 +116,13 @@ class Watched:
         ]
         return rule.observe(ranks, now_ns)
 
+    def whole_on_disk(self) -> int:
+        """The step on disk that every rank names as its newest; 0: they name different ones, or none."""
+        generation = self._generation()
+        steps = {one.rank.rank: one.rank.saved.disk_step for one in self._of(generation)} if generation else {}
+        everybody = len(steps) == self.spec.topology().world_size
+        return max(*steps.values(), 0) if everybody and len(set(steps.values())) == 1 else 0
+
     def _generation(self) -> int | None:
         """The newest one that was seen, unless it is dealt with."""
         found = [one.rank.generation for one in self._shown.values()]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Callable
 
@@ -38,6 +39,8 @@ RETRY_S = 0.2
 TICK_S = 0.5
 """Between two looks at the rules that depend on time, seconds (ours)."""
 
+TELL_WHOLE_S = 30.0
+"""Agents are told this often which step is whole on all disks: those that were restarted forgot it (ours)."""
 PERSIST_S = 2.0
 """An agent that does not take the request to write a step within this time is left out, seconds (ours)."""
 
@@ -180,12 +183,16 @@ class Watcher:
                     await job.woken.wait()
 
     async def _persist(self, job: Watched) -> None:
-        """Ask all machines to write a step to disk when it is time; none of them is waited for."""
+        """Ask all machines to write a step to disk when it is time, and tell which is whole; none is waited for."""
         asked: dict[str, asyncio.Task[None]] = {}
+        told, told_at = 0, -math.inf
         try:
             while True:
-                if (step := job.persist(time.time_ns())) is not None:
-                    request = pb.PersistRequest(job=job.spec.name, step=step)
+                step, whole = job.persist(time.time_ns()), job.whole_on_disk()
+                news = whole and (whole != told or time.monotonic() - told_at > TELL_WHOLE_S)
+                if step is not None or news:
+                    told, told_at = whole, time.monotonic()
+                    request = pb.PersistRequest(job=job.spec.name, step=step or 0, whole=whole)
                     for machine in job.machines:
                         if machine.name not in asked or asked[machine.name].done():
                             asked[machine.name] = asyncio.create_task(self._ask_to_persist(machine, request))

@@ -46,7 +46,7 @@ class CheckpointsService(ServiceParts):
         """Bring copies into own slots, verified."""
 
         async def carry_out() -> pb.RestoreReply:
-            runner = self.runner(request.job)
+            runner = self.present(request.job)
             check_restore(request)
             async with runner.lock:
                 living = {rank.rank for rank in runner.record.living()} & {shard.rank for shard in request.shards}
@@ -80,7 +80,7 @@ class CheckpointsService(ServiceParts):
     async def Persist(self, request: pb.PersistRequest, context: Context) -> pb.PersistReply:  # noqa: N802
         """Write a coming step to disk too."""
         runner = await self.known(request.job, context)
-        runner.custody.tiers.persist(request.step)
+        runner.custody.tiers.persist(request.step, request.whole)
         return pb.PersistReply()
 
     async def OpenExchange(self, request: pb.OpenExchangeRequest, context: Context) -> pb.OpenExchangeReply:  # noqa: N802

@@ -109,8 +109,12 @@ class LowerTiers(Protocol):
     def on_saved(self, rank: int, header: SlotHeader) -> None:
         """A slot of an own file is committed; called in the bell's thread, returns at once. Only while open."""
 
-    def persist(self, step: int) -> None:
-        """Write a coming step too; returns at once."""
+    def persist(self, step: int, whole: int = 0) -> None:
+        """Write a coming step too, 0: none; returns at once.
+
+        ``whole`` is the newest step that every rank of the job has on disk, 0 when nobody knows: it is kept, however
+        many later ones this machine has, until it is told of another one.
+        """
 
     def shut(self) -> None:
         """Stop: nothing is written to disk any more when this returns. Copies under way to remote may go on."""

@@ -12,13 +12,13 @@ import structlog
 from agent.saved import SavedStates
 from agent.terms import FetchRange, Place, Terms
 from agent.tiers.disk import DiskWriter
-from agent.tiers.listing import on_disk, on_remote, root_of, roots_of
+from agent.tiers.listing import on_disk, on_remote, root_of, roots_of, unlisted
 from agent.tiers.opened import Opened
 from agent.tiers.remote import RemoteCopier
 from agent.tiers.remote_folder import RemoteFolder
 from agent.tiers.restoring import restore_shard
 from agent.v1 import agent_pb2 as pb
-from everstep.errors import CheckpointError, EverstepError
+from everstep.errors import CheckpointError
 from everstep.shard_folders import OnDisk, held_on_disk, prune, set_aside
 from everstep.slot_format import SlotHeader
 from everstep.topology import Topology
@@ -42,6 +42,7 @@ class JobTiers:
         self._fetch = fetch
         self._opened = Opened.load(place)
         self._problems = _Problems(place.saved)
+        self._kept = -1
         self._disk = DiskWriter(place, lambda text: self._problems.say("disk", text), self._whole)
         self._remote = RemoteCopier(place, lambda text: self._problems.say("remote", text))
 
@@ -69,9 +70,12 @@ class JobTiers:
         """A slot of an own file is committed."""
         self._disk.on_saved(rank)
 
-    def persist(self, step: int) -> None:
-        """Write a coming step too."""
-        self._disk.persist(step)
+    def persist(self, step: int, whole: int = 0) -> None:
+        """Write a coming step too, and keep the one that is whole for all ranks of the job."""
+        if whole > 0:
+            self._kept = whole
+        if step > 0:
+            self._disk.persist(step)
 
     def shut(self) -> None:
         """Nothing is written to disk any more when this returns; copies under way to remote storage go on."""
@@ -80,9 +84,7 @@ class JobTiers:
     def held(self, request: pb.CheckpointsRequest) -> list[pb.HeldCheckpoint]:
         """What lies on disk, and on remote storage where the request names it.
 
-        Raises:
-            CheckpointError: remote storage cannot be listed now.
-            ConfigError: nobody knows its URL, or its driver is missing.
+        Remote storage that cannot be listed is one copy that is not valid, with the reason.
         """
         opened = self._opened
         known = opened.terms.options.disk_path if opened else ""
@@ -92,10 +94,9 @@ class JobTiers:
             try:
                 folder = RemoteFolder(request.remote_url, self._place.job)
                 found += on_remote(folder, opened, verify=request.verify)
-            except EverstepError:
-                raise
             except Exception as error:  # whatever a driver raises
-                raise CheckpointError(f"remote storage {request.remote_url} cannot be listed: {error}") from error
+                logger.warning("remote storage cannot be listed", url=request.remote_url, reason=str(error))
+                found.append(unlisted(request.remote_url, error))
         return found
 
     def restore(self, shard: pb.ShardSource, options: pb.CheckpointOptions, fenced: int) -> int:
@@ -158,8 +159,7 @@ class JobTiers:
             if 0 not in ranks or not terms.topology:
                 return
             ranks = set(range(Topology.parse(terms.topology).world_size))
-        copying = self._remote.copying
-        spare = set() if copying is None else {copying}
+        spare = {self._kept, *({copying} if (copying := self._remote.copying) is not None else ())}
         prune(root, self._place.job, max(terms.options.disk_keep, 1), ranks, spare=spare)
 
 

@@ -45,7 +45,7 @@ def on_disk(roots: Iterable[Path], job: str, opened: Opened | None, *, verify: b
 
 
 def on_remote(folder: RemoteFolder, opened: Opened | None, *, verify: bool) -> list[pb.HeldCheckpoint]:
-    """The copies on remote storage, as ``on_disk``; raises what the driver raises when it cannot be listed."""
+    """The copies on remote storage, as ``on_disk``; raises whatever the driver raises when it cannot be listed."""
     sizes = folder.sizes()
     found = []
     for step, files in steps_in(sizes).items():
@@ -59,6 +59,12 @@ def on_remote(folder: RemoteFolder, opened: Opened | None, *, verify: bool) -> l
             if not (opened and one.valid and opened.disowns(step, one.generation, one.saved_ns)):
                 found.append(_told(one, pb.HeldCheckpoint.REMOTE, f"{folder.url}/{here}/{data_name(rank)}"))
     return found
+
+
+def unlisted(url: str, error: Exception) -> pb.HeldCheckpoint:
+    """Says why nothing is known of remote storage; the same from every machine."""
+    reason = f"{url} cannot be listed: {error or type(error).__name__}"
+    return pb.HeldCheckpoint(rank=0, completed_steps=-1, reason=reason, tier=pb.HeldCheckpoint.REMOTE, place=url)
 
 
 def step_name(step: int) -> str:

@@ -950,17 +950,22 @@ class PersistRequest(_message.Message):
 
     JOB_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
+    WHOLE_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     step: _builtins.int
+    """0: none"""
+    whole: _builtins.int
+    """the newest step that every rank of the job has on disk, kept until a later one is; 0: unknown"""
     def __init__(
         self,
         *,
         job: _builtins.str = ...,
         step: _builtins.int = ...,
+        whole: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "step", b"step", "whole", b"whole"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -207,7 +207,7 @@ class AgentServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Persist(self, request, context):
-        """Write a coming step to disk as well.
+        """Write a coming step to disk as well, and keep the one that is whole everywhere.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

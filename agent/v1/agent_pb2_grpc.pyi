@@ -52,7 +52,7 @@ class AgentStub:
     Restore: _aio.UnaryUnaryMultiCallable[_agent_pb2.RestoreRequest, _agent_pb2.RestoreReply]
     """Bring copies into this machine's own slots, from a peer, disk or remote."""
     Persist: _aio.UnaryUnaryMultiCallable[_agent_pb2.PersistRequest, _agent_pb2.PersistReply]
-    """Write a coming step to disk as well."""
+    """Write a coming step to disk as well, and keep the one that is whole everywhere."""
     OpenExchange: _aio.UnaryUnaryMultiCallable[_agent_pb2.OpenExchangeRequest, _agent_pb2.OpenExchangeReply]
     """Called by other agents: where to send or fetch state, and the token for it."""
 
@@ -169,7 +169,7 @@ class AgentServicer(metaclass=_abc_1.ABCMeta):
         request: _agent_pb2.PersistRequest,
         context: _aio.ServicerContext[_agent_pb2.PersistRequest, _abc.Awaitable[_agent_pb2.PersistReply]],
     ) -> _abc.Awaitable[_agent_pb2.PersistReply]:
-        """Write a coming step to disk as well."""
+        """Write a coming step to disk as well, and keep the one that is whole everywhere."""
 
     @_abc_1.abstractmethod
     def OpenExchange(

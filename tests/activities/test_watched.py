@@ -110,6 +110,19 @@ def test_a_machine_that_did_not_hear_of_the_wanted_step_is_told_again() -> None:
     assert job.persist(10 * S) is None
 
 
+def test_a_step_on_disk_is_whole_when_every_rank_names_it() -> None:
+    job = watched()
+    assert job.whole_on_disk() == 0
+    show(job, 10 * S, 100, ranks=(0,), disk_step=64)
+    assert job.whole_on_disk() == 0, "of rank 1 nobody knows"
+    show(job, 10 * S, 100, ranks=(1,))
+    assert job.whole_on_disk() == 0
+    show(job, 11 * S, 110, ranks=(1,), disk_step=64)
+    assert job.whole_on_disk() == 64
+    show(job, 12 * S, 120, ranks=(0,), disk_step=96)
+    assert job.whole_on_disk() == 0
+
+
 def test_ranks_that_ended_are_not_asked_for_anything() -> None:
     job = watched()
     show(job, 100 * S, 20, own_step=20, own_ns=100 * S)

@@ -42,6 +42,7 @@ class SpokenAgent(agent_pb2_grpc.AgentServicer):
         self.shown: dict[str, pb.RankProgress] = {}
         """Job → its rank on this machine."""
         self.asked_to_persist: list[int] = []
+        self.told_whole: list[int] = []
         self.silent = False
 
     def exited(self, job: str, generation: int, rank: int, end: pb.Exit, *, finished: bool) -> None:
@@ -77,7 +78,7 @@ class SpokenAgent(agent_pb2_grpc.AgentServicer):
             await asyncio.sleep(0.1)
 
     async def Persist(self, request: pb.PersistRequest, context: Any) -> pb.PersistReply:  # noqa: N802
-        self.asked_to_persist.append(request.step)
+        (self.told_whole if request.whole else self.asked_to_persist).append(request.whole or request.step)
         if self.silent:
             await asyncio.sleep(600)
         return pb.PersistReply()
@@ -201,5 +202,17 @@ async def test_every_machine_is_asked_for_a_step_on_disk_though_one_of_them_hang
 
     [first], [second] = (agent.asked_to_persist for agent in place.agents)
     assert first == second > steps
+    await job.signal(JobWorkflow.stop, {"operator": "test"})
+    await job.result()
+
+
+async def test_every_machine_is_told_which_step_is_whole_on_all_disks(place: Place) -> None:
+    job = await place.start("whole", 2)
+    for rank, agent in enumerate(place.agents):
+        agent.shown["whole"] = stepping(rank, 70, own_step=70, own_ns=time.time_ns(), disk_step=64)
+    while not all(agent.told_whole for agent in place.agents):  # noqa: ASYNC110 - nobody tells us
+        await asyncio.sleep(0.05)
+
+    assert [agent.told_whole for agent in place.agents] == [[64], [64]]
     await job.signal(JobWorkflow.stop, {"operator": "test"})
     await job.result()

@@ -217,6 +217,23 @@ def test_a_folder_that_does_not_exist_is_named_and_used_once_it_does(
     assert machine.holds(0, 20)
 
 
+def test_the_last_step_that_is_whole_everywhere_is_kept_while_others_go(machine_of: Callable[..., Machine]) -> None:
+    machine = machine_of()
+    machine.launch()
+    for step in (10, 20):
+        machine.save(step)
+        machine.on_disk(step)
+    machine.tiers.persist(0, whole=20)
+    for step in (30, 40, 50):  # another machine's disk is full
+        machine.save(step)
+        machine.on_disk(step)
+    wait_for(lambda: machine.steps() == {0: [20, 40, 50], 1: [20, 40, 50]}, "all that is too old goes")
+    machine.tiers.persist(0, whole=50)
+    machine.save(60)
+    machine.on_disk(60)
+    wait_for(lambda: machine.steps() == {0: [50, 60], 1: [50, 60]}, "and so does that one")
+
+
 def test_a_slow_disk_gets_fewer_steps_and_says_so(machine_of: Callable[..., Machine]) -> None:
     machine = machine_of(disk_every_steps=2)
     machine.launch()
