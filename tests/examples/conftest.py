@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ import pytest
 
 from everstep import environment
 from everstep.reports import ReportFile
-from everstep.slot_reader import held
+from everstep.shard_file import write_shard
+from everstep.shard_folders import step_folder
+from everstep.slot_reader import SlotReader, held
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,7 +41,10 @@ class Job:
         self.shm, self.forker = shm, forker
         self.script, self.args = str(ROOT / "examples" / script), args
         self.tp, self.pp, self.world = tp, pp, tp * pp * dp
+        self.topology = f"{self.world},1,{tp},{pp},pp-dp-tp"
         self.plan = shm / "faults.json"
+        self.extra: dict[str, str] = {}
+        """More environment of all ranks."""
         self.generation = 0
         self.pids: list[int] = []
         self.losses: dict[tuple[int, int], str] = {}
@@ -52,6 +58,18 @@ class Job:
         """The newest step that all ranks hold; 0: none."""
         steps = [{s.completed_steps for s in held(self.shm / f"checkpoint-{r}") if s.valid} for r in range(self.world)]
         return max(set.intersection(*steps), default=0)
+
+    def to_disk(self, step: int) -> Path:
+        """Write the states of all ranks to disk, as the agents do; returns the folder of the step."""
+        folder = step_folder(self.shm / "disk", "job", step)
+        for rank in range(self.world):
+            reader = SlotReader(self.shm / f"checkpoint-{rank}")
+            header = reader.header(step)
+            assert header is not None
+            read = partial(reader.read_into, header)
+            write_shard(folder, job="job", rank=rank, topology=self.topology, header=header, read=read)
+            reader.close()
+        return folder
 
     def launch(self, resume: int = 0) -> list[int]:
         """Run one generation to its end; when a rank fails the others are killed. Returns the exit codes."""
@@ -90,10 +108,10 @@ class Job:
             environment.CHECKPOINT_FILE: self.shm / f"checkpoint-{rank}",
             environment.RESUME_STEP: resume,
             environment.GENERATION: self.generation,
-            environment.TOPOLOGY: f"{self.world},1,{self.tp},{self.pp},pp-dp-tp",
+            environment.TOPOLOGY: self.topology,
             environment.FAULTS: self.plan,
         }
-        return {name: str(value) for name, value in ours.items()}
+        return {name: str(value) for name, value in ours.items()} | self.extra
 
 
 @pytest.fixture
