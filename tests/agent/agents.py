@@ -31,7 +31,10 @@ def free_port(host: str) -> int:
 class RunningAgent:
     """One agent process; it can be killed and started again on the same folders."""
 
-    def __init__(self, folder: Path, *options: str, security: ClientSecurity | None = None) -> None:
+    def __init__(
+        self, folder: Path, *options: str, security: ClientSecurity | None = None, machine: str = "m1"
+    ) -> None:
+        self.machine = machine
         self.folder = folder
         self.state = folder / "state"
         self.shm = Path("/dev/shm") / f"everstep-test-{os.getpid()}-{uuid.uuid4().hex[:8]}"
@@ -50,7 +53,7 @@ class RunningAgent:
             "console.main",
             "agent",
             "--machine",
-            "m1",
+            self.machine,
             "--listen",
             self.address,
             *paths,
@@ -167,9 +170,9 @@ class Job:
 
 @contextlib.asynccontextmanager
 async def running_agent(
-    folder: Path, *options: str, security: ClientSecurity | None = None
+    folder: Path, *options: str, security: ClientSecurity | None = None, machine: str = "m1"
 ) -> AsyncIterator[RunningAgent]:
-    agent = RunningAgent(folder, *options, security=security)
+    agent = RunningAgent(folder, *options, security=security, machine=machine)
     try:
         await agent.start()
         yield agent

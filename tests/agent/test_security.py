@@ -13,25 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from agent.client import AgentClient
 from agent.security import ClientSecurity, ServerSecurity, is_loopback
 from everstep.errors import AgentError, ConfigError
-from tests.agent.agents import HOST, RunningAgent, running_agent
-
-
-@pytest.fixture(scope="module")
-def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate of its own authority, and a token."""
-    folder = tmp_path_factory.mktemp("keys")
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
-            *("-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")),
-            *("-subj", "/CN=m1", "-addext", f"subjectAltName=IP:{HOST}"),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    (folder / "token").write_text("secret\n")
-    (folder / "wrong").write_text("guessed\n")
-    return folder
+from tests.agent.agents import RunningAgent, running_agent
 
 
 async def test_tls_and_token(tmp_path: Path, keys: Path) -> None:
