@@ -11,8 +11,8 @@ it is copied before training goes on.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +25,15 @@ PROBE_BYTES = 64
 """Of each of them: a cache line (ours)."""
 
 Watched = list[tuple[str, Tensor]]
+
+
+class Probe(NamedTuple):
+    """Some bytes of a tensor."""
+
+    name: str
+    address: int
+    offset: int | None
+    """Where they are in the slot, from the beginning of the tensors; None: they are in another order there."""
 
 
 def classify(
@@ -69,20 +78,20 @@ class Witness:
 
     Args:
         watched: From ``classify``.
-        probed: Name, address of the bytes, and their offset among the state's tensors; from ``probes``.
+        probed: From ``probes``.
     """
 
-    def __init__(self, watched: Watched, probed: Sequence[tuple[str, int, int]]) -> None:
+    def __init__(self, watched: Watched, probed: Sequence[Probe]) -> None:
         self._watched = watched
         self._versions = [tensor._version for _, tensor in watched]
-        self._probed = [(name, at, offset, ctypes.string_at(at, PROBE_BYTES)) for name, at, offset in probed]
+        self._probed = [(probe, ctypes.string_at(probe.address, PROBE_BYTES)) for probe in probed]
 
     def changed(self) -> str:
         """Name of a tensor that is no longer as it was; empty: none is known to have changed."""
         for (name, tensor), version in zip(self._watched, self._versions, strict=True):
             if tensor._version != version:
                 return name
-        return next((name for name, at, _, was in self._probed if ctypes.string_at(at, PROBE_BYTES) != was), "")
+        return next((one.name for one, was in self._probed if ctypes.string_at(one.address, PROBE_BYTES) != was), "")
 
     def missed(self, address: int) -> str:
         """Name of a tensor whose copy is not what it was when the copy began; empty: none is known.
@@ -90,30 +99,25 @@ class Witness:
         Args:
             address: Of the copied tensors.
         """
-        return next(
-            (name for name, _, offset, was in self._probed if ctypes.string_at(address + offset, PROBE_BYTES) != was),
-            "",
-        )
+        for one, was in self._probed:
+            if one.offset is not None and ctypes.string_at(address + one.offset, PROBE_BYTES) != was:
+                return one.name
+        return ""
 
 
-def probes(tensors: Sequence[Tensor], specs: Sequence[TensorSpec], later: Sequence[bool]) -> list[tuple[str, int, int]]:
+def probes(tensors: Sequence[Tensor], specs: Sequence[TensorSpec], later: Sequence[bool]) -> list[Probe]:
     """Where to look for changes: in the middle of up to ``PROBES`` tensors in the memory of the host."""
     fit = [
-        index
-        for index, (tensor, spec) in enumerate(zip(tensors, specs, strict=True))
-        if later[index] and tensor.is_cpu and tensor.is_contiguous() and spec.nbytes >= PROBE_BYTES
+        (tensor, spec)
+        for tensor, spec, one in zip(tensors, specs, later, strict=True)
+        if one and tensor.is_cpu and spec.nbytes >= PROBE_BYTES and _dense(tensor)
     ]
     found = []
-    for index in fit[:: -(-len(fit) // PROBES) or 1]:
-        spec = specs[index]
+    for tensor, spec in fit[:: -(-len(fit) // PROBES) or 1]:
         into = (spec.nbytes - PROBE_BYTES) // 2
-        found.append((spec.name, tensors[index].data_ptr() + into, spec.offset + into))
+        offset = spec.offset + into if tensor.is_contiguous() else None
+        found.append(Probe(spec.name, tensor.data_ptr() + into, offset))
     return found
-
-
-def optimizers_of(things: Mapping[str, Any]) -> list[torch.optim.Optimizer]:
-    """The optimizers of torch among some things."""
-    return [thing for thing in things.values() if isinstance(thing, torch.optim.Optimizer)]
 
 
 def _has_hooks(optimizer: torch.optim.Optimizer) -> bool:
@@ -127,6 +131,12 @@ def _trained(optimizer: torch.optim.Optimizer) -> Iterable[Tensor]:
     for state in optimizer.state.values():
         if isinstance(state, dict):
             yield from (value for value in state.values() if isinstance(value, Tensor))
+
+
+def _dense(tensor: Tensor) -> bool:
+    """Whether a tensor has its piece of memory to itself, in whatever order."""
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+    return reach == tensor.numel()
 
 
 def _local(tensor: Tensor) -> Tensor:

@@ -95,7 +95,9 @@ class Saver:
         if overlap:
             from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-            self._unhook = register_optimizer_step_pre_hook(self._before_step).remove
+            # A compiled step calls the hook as it is, instead of compiling what the hook happens to do at first.
+            hook = torch.compiler.disable(self._before_step)  # type: ignore[no-untyped-call]
+            self._unhook = register_optimizer_step_pre_hook(hook).remove
 
     def save(self, things: Mapping[str, Any], encoded: Encoded, completed_steps: int) -> None:
         """Save a state; returns when training may go on.
