@@ -79,7 +79,7 @@ class RankFaults:
         return found if found._mine else None
 
     def meet(self, point: str, step: int) -> None:
-        """Act out every fault that is due at a point (``step`` or ``save``) of a step."""
+        """Act out every fault that is due at a point (``begin``, ``step`` or ``save``) of a step."""
         for fault in self._mine:
             due = fault.get("point", "step") == point and step >= fault.get("at_step", 0)
             if due and fired(self._plan, fault) is None:

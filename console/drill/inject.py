@@ -72,10 +72,17 @@ def planned(request: DrillRequest, spec: JobSpec, plan: Path, cluster: DrillClus
             fault["pid"] = cluster.processes()["temporal"]
         workers.append(fault)
     holds: list[Fault] = []
-    at_step = request.hold_step if request.base in MACHINE_FAULTS and request.absorbed else request.strike_hold
-    if at_step is not None:
-        holds.append({"id": "hold", "fault": "hold", "rank": 0, "at_step": at_step, "until": f"{plan}.go"})
+    if request.base in MACHINE_FAULTS and request.absorbed:
+        holds = [_hold(plan, 0, request.hold_step, "step")]
+    elif (at_step := request.strike_hold) is not None:
+        # All of them at once, and before they do anything together that would let others complete the step.
+        holds = [_hold(plan, rank, at_step, "begin") for rank in range(spec.topology().world_size)]
     return Planned(plan, ranks, outside_faults(request), cluster.worker_plan, workers, holds)
+
+
+def _hold(plan: Path, rank: int, step: int, point: str) -> Fault:
+    until = f"{plan}.go"
+    return {"id": f"hold-{rank}", "fault": "hold", "rank": rank, "at_step": step, "point": point, "until": until}
 
 
 def outside_faults(request: DrillRequest) -> list[Fault]:

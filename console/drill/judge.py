@@ -180,7 +180,8 @@ def _steps(facts: Facts, result: DrillResult, reports: list[IncidentReport]) -> 
 
 def _copies(request: DrillRequest, facts: Facts, result: DrillResult) -> list[str]:
     """Whether what happened to copies was told: damage, machines that came back empty, full file systems."""
-    found = []
+    promise = facts.seen.promise
+    found = [promise.reason] if promise and promise.begins_again else []
     for one in facts.seen.damaged:
         named = [text for text in facts.texts if f"rank {one.rank} " in text and any(word in text for word in FOUND)]
         if not named:

@@ -49,7 +49,7 @@ async def inject(scene: Scene) -> None:
             case _:
                 await scene.reach(scene.request.at_step)
                 await _kill_agent(scene)
-        if scene.request.then:
+        if scene.request.struck_again:
             await scene.settled(await scene.held_up())
             await scene.strike(exact=True)
     finally:
@@ -135,7 +135,7 @@ async def _damage(scene: Scene) -> None:
     elif request.where == "file":
         done = damage.flip_in_file(stored.on_disk(rank, on_disk, "safetensors"), rank, on_disk)
     elif request.where == "backup" and backup is not None:
-        done = damage.flip_in_slot(backup, rank, step)
+        done = damage.flip_in_slot(backup, rank, max(stored.backup_steps(rank)))
     else:
         done = damage.flip_in_slot(stored.own(rank), rank, step)
     scene.mark(request.base, path=str(done.path), what=done.what)

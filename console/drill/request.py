@@ -162,9 +162,12 @@ class DrillRequest(BaseModel):
         """Step at which a job waits for a strike at copies that are known exactly; None: it is struck as it runs."""
         if self.base in DAMAGE or self.base == "disk-full" or (self.base == "shm-full" and not self.parks):
             return self.at_step
-        if self.base == "kill-peer" or (self.base == "kill-agent" and self.then):
-            return self.at_step + THEN_AFTER
-        return None
+        return self.at_step + THEN_AFTER if self.struck_again else None
+
+    @property
+    def struck_again(self) -> bool:
+        """Whether a second fault follows once the first is over."""
+        return self.base == "kill-peer" or (self.base == "kill-agent" and bool(self.then))
 
     def check(self) -> None:
         """Refuse what makes no sense, before anything is started.

@@ -86,6 +86,7 @@ class Drill:
         cluster, name = self.cluster, self.cluster.next_name(self.request.fault)
         plan = cluster.home / "drills" / name / "faults.json"
         spec = self.request.spec(name, {environment.FAULTS: str(plan)}, disk=cluster.home / "disk")
+        (cluster.home / "disk").mkdir(exist_ok=True)  # as a mount would be there
         machines = cluster.machines[: spec.machines]
         given = planned(self.request, spec, plan, cluster)
         given.write()

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from agent.v1 import agent_pb2 as pb
@@ -26,6 +26,8 @@ from everstep.machine import Machine
 LOOK_S = 0.02
 BACK_LIMIT_S = 60.0
 """A killed part must be back within this long (ours)."""
+QUIET_S = 2.0
+"""Backups that did not change for so long are what they are (ours)."""
 SETTLE_LIMIT_S = 12.0
 """Backups and disks of a job that stands still are complete within this long (ours)."""
 
@@ -68,39 +70,52 @@ class Scene:
             await asyncio.sleep(LOOK_S)
 
     async def held_up(self) -> int:
-        """Wait until the job waits for us; returns the steps that it has completed."""
-        [hold] = self.given.holds
-        while self.fired(hold["id"]) is None:  # noqa: ASYNC110 - another process says so, by a file
+        """Wait until all ranks wait for us; returns the steps that they have completed."""
+        holds = self.given.holds
+        while not all(self.fired(hold["id"]) for hold in holds):  # noqa: ASYNC110 - other processes say so, by files
             await asyncio.sleep(LOOK_S)
-        return int(hold["at_step"])
+        return int(holds[0]["at_step"])
 
     async def settled(self, step: int, *, backups: bool = True, disk: int | None = None) -> None:
         """Wait until all that a job saves at a step is saved.
 
         Args:
             step: that the job stands at.
-            backups: wait for them too.
+            backups: wait for them too, until nothing changes: who is behind sends every other step only.
             disk: newest step that is due on all disks.
         """
-        ranks = range(self.spec.topology().world_size)
-        stored = self.stored
-        await self.until(
-            lambda: all(step in stored.own_steps(rank) for rank in ranks),
-            SETTLE_LIMIT_S,
-            f"step {step} was not saved by all ranks",
-        )
+        stored, ranks = self.stored, range(self.spec.topology().world_size)
+        await self._all_hold(ranks, step, stored.own_steps, "saved in memory")
         if backups:
-            await self.until(
-                lambda: all(step in stored.backup_steps(rank) for rank in ranks if stored.backup(rank)),
-                SETTLE_LIMIT_S,
-                f"step {step} was not backed up for all ranks",
-            )
+            await self._quiet([rank for rank in ranks if stored.backup(rank)], step)
         if disk:
-            await self.until(
-                lambda: all(disk in stored.disk_steps(rank) for rank in ranks),
-                SETTLE_LIMIT_S,
-                f"step {disk} was not written to disk by all machines",
+            await self._all_hold(ranks, disk, stored.disk_steps, "written to disk")
+
+    async def _quiet(self, ranks: Sequence[int], step: int) -> None:
+        seen: dict[int, set[int]] = {}
+        since = time.monotonic()
+
+        def quiet() -> bool:
+            nonlocal seen, since
+            before, seen = seen, {rank: self.stored.backup_steps(rank) for rank in ranks}
+            if seen != before:
+                since = time.monotonic()
+            return all(seen.values()) and (
+                all(step in steps for steps in seen.values()) or time.monotonic() - since > QUIET_S
             )
+
+        await self.until(quiet, SETTLE_LIMIT_S, "backups were not complete")
+
+    async def _all_hold(self, ranks: Sequence[int], step: int, steps_of: Callable[[int], set[int]], how: str) -> None:
+        def missing() -> list[int]:
+            return [rank for rank in ranks if step not in steps_of(rank)]
+
+        try:
+            await self.until(lambda: not missing(), SETTLE_LIMIT_S, f"step {step} was not {how}")
+        except ClusterError as error:
+            await self.listen(1.0)
+            said = f"; agents say: {'; '.join(sorted(self.seen.said))}" if self.seen.said else ""
+            raise ClusterError(f"{error} by ranks {missing()}{said}") from error
 
     # Marks.
 
@@ -187,7 +202,7 @@ class Scene:
             await self._kill_ranks(strike)
         else:
             await asyncio.to_thread(self._take_power, strike, exact)
-        self.given.let_go()
+        self.given.let_go()  # into the next collective, where they notice who is missing
 
     async def _kill_ranks(self, strike: Strike) -> None:
         async with self.cluster.control.feed(self.spec.name, self.machines, LOOK_S) as feed:
@@ -220,6 +235,8 @@ class Scene:
         best = best_step(self.stored.left(strike, self.seen.damaged))
         # A step may have been completed and not saved yet, unless the job stands still.
         lost = max(self.stored.newest() - best, 0) + (not exact)
+        if best == 0:
+            return Promise(lost, "no step is left of which every rank has a sound copy", begins_again=True)
         return Promise(lost, f"step {best} is the latest of which every rank has a sound copy left")
 
 

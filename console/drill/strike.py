@@ -35,6 +35,8 @@ class Promise:
     steps: int | None
     """None: nothing is promised but that what the disks hold is used."""
     reason: str
+    begins_again: bool = False
+    """No step is left that every rank can restore."""
 
 
 def strike_of(request: DrillRequest, spec: JobSpec) -> Strike:

@@ -154,6 +154,8 @@ class Run:
         try:
             for step in range(first, total):
                 self._step = step
+                if self._faults is not None:
+                    self._faults.meet("begin", step)
                 yield step
                 self._complete(step, first)
             if self._reports is not None:

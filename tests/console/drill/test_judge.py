@@ -134,6 +134,8 @@ def test_a_strike_may_cost_what_was_promised_and_the_clock_starts_with_it() -> N
     assert (result.steps_lost, result.steps_promised, result.detected_s) == (4, 4, 1.0)
     [problem] = judge(request, SPEC, lost(4, promise=Promise(1, "outside its groups"))).problems
     assert problem == "4 steps lost, 1 would have done"
+    nothing = Promise(4, "no step is left", begins_again=True)
+    assert judge(request, SPEC, lost(4, promise=nothing)).problems == ["no step is left"]
 
 
 def test_damage_and_empty_machines_must_be_told() -> None:
