@@ -19,10 +19,11 @@ from agent.exchange.hub import Exchange
 from agent.exchange.received import Received
 from agent.exchange.sender import Sender
 from agent.exchange.server import Shelf
+from agent.patient import PatientTiers
 from agent.terms import LowerTiers, Place, Terms
 from agent.tiers.job_tiers import JobTiers
 from agent.v1 import agent_pb2 as pb
-from everstep.errors import CheckpointError, CorruptCheckpoint, EverstepError
+from everstep.errors import CheckpointError, CorruptCheckpoint
 from everstep.slot_format import SlotHeader
 from everstep.slot_reader import SlotReader
 from everstep.slots import SlotFile
@@ -46,6 +47,7 @@ class Custody:
         self.received = Received(place.shm, fenced)
         self.shelf = Shelf(place.shm, self.received)
         self.tiers: LowerTiers = JobTiers(place, self._fetch_range)
+        self._patient = PatientTiers(self.tiers, place.saved)
         self._exchange = exchange
         self._bell: Bell | None = None
         self._sender: Sender | None = None
@@ -75,24 +77,11 @@ class Custody:
         """Begin, or after a restart of the agent go on, to send and to write."""
         self.terms = terms
         make_fifo(self.place.shm)
-        told = [self._saved]
-        if self._open_tiers(terms):
-            told.append(self.tiers.on_saved)
+        self._patient.open(terms)
         self._sender = Sender(self.place, terms, self._exchange.connect)
-        self._bell = Bell(self.place.shm, [*told, self._sender.on_saved])
+        self._bell = Bell(self.place.shm, [self._saved, self._patient.on_saved, self._sender.on_saved])
         self._sender.start()
         self._bell.start()
-
-    def _open_tiers(self, terms: Terms) -> bool:
-        """Training goes on without a disk that fails; whoever looks at the job is told."""
-        try:
-            self.tiers.open(terms)
-        except (EverstepError, OSError) as error:
-            self._log.error("nothing is written to disk", reason=str(error))
-            for rank in terms.ranks:
-                self.place.saved.update(rank, disk_problem=str(error))
-            return False
-        return True
 
     def stop(self, generation: int) -> None:
         """Nothing of a generation or older ones is sent, taken or written any more when this returns."""
@@ -112,7 +101,7 @@ class Custody:
             self._sender.close()
         if self._bell:
             self._bell.close()
-            self.tiers.shut()
+        self._patient.shut()
         self._sender = self._bell = None
 
     # What happens meanwhile.
