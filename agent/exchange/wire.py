@@ -29,8 +29,6 @@ MAC_BYTES = 32
 MESSAGE_LIMIT = 64 << 10
 """Bytes of one message; far more than any needs (ours)."""
 CHUNK_LIMIT = 256 << 20
-BUFFER_BYTES = 4 << 20
-"""Asked for as the socket's buffers, as measured best with pieces of 1 to 4 MiB (ours); the kernel may give less."""
 STALL_S = 10.0
 """A side that makes no progress for so long is given up (ours)."""
 _U32 = struct.Struct("<I")
