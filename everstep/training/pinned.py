@@ -36,12 +36,13 @@ class PinnedRegion:
 
     def __init__(self, region: Callable[[], tuple[int, int]]) -> None:
         self._region = region
-        self._registered = 0
+        self._mapped = 0
+        self._pinned = False
 
     def pin(self) -> None:
-        """Register what is mapped now, unless it is; without success copies are slower and train of one warning."""
+        """Register what is mapped now, unless it is; if that cannot be, copies are slow, and a warning says so once."""
         address, length = self._region()
-        if address == self._registered or not address:
+        if address == self._mapped or not address:
             return
         self.unpin()
         code = int(torch.cuda.cudart().cudaHostRegister(address, length, PORTABLE))  # type: ignore[no-untyped-call]
@@ -52,13 +53,13 @@ class PinnedRegion:
                 RuntimeWarning,
                 stacklevel=2,
             )
-        self._registered = address
+        self._mapped, self._pinned = address, not code
 
     def unpin(self) -> None:
         """Undo it; to be called before the memory is unmapped."""
-        if self._registered:
-            torch.cuda.cudart().cudaHostUnregister(self._registered)  # type: ignore[no-untyped-call]
-        self._registered = 0
+        if self._pinned:
+            torch.cuda.cudart().cudaHostUnregister(self._mapped)  # type: ignore[no-untyped-call]
+        self._mapped, self._pinned = 0, False
 
 
 class DeviceCopier:

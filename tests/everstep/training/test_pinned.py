@@ -1,0 +1,104 @@
+"""Copies from a GPU, as far as they can be looked at without one: in which order streams wait for what."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from everstep.training.codec import encode
+from everstep.training.copier import Batch
+from everstep.training.pinned import DeviceCopier, PinnedRegion
+
+
+class Stream:
+    """Writes down what it is told to wait for."""
+
+    def __init__(self, name: str, log: list[str]) -> None:
+        self.name, self.log = name, log
+
+    def wait_stream(self, other: Stream) -> None:
+        self.log.append(f"{self.name} waits for {other.name}")
+
+    def synchronize(self) -> None:
+        self.log.append(f"host waits for {self.name}")
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """CUDA as a log of what it was told; copies happen at once."""
+    log: list[str] = []
+    main = Stream("main", log)
+
+    class Event:
+        def __init__(self, *, blocking: bool) -> None:
+            assert blocking  # else the host spins while it waits
+
+        def record(self, stream: Stream) -> None:
+            self.stream = stream
+
+        def synchronize(self) -> None:
+            self.stream.synchronize()
+
+    @contextlib.contextmanager
+    def on(stream: Stream) -> Iterator[None]:
+        log.append(f"on {stream.name}")
+        yield
+        log.append("off")
+
+    def register(address: int, length: int, flags: int) -> int:
+        log.append(f"pin {address} {length} {flags}")
+        return 0
+
+    runtime = SimpleNamespace(
+        cudaHostRegister=register, cudaHostUnregister=lambda address: log.append(f"unpin {address}")
+    )
+    for name, value in {
+        "Stream": lambda device: Stream("side", log),
+        "Event": Event,
+        "stream": on,
+        "current_stream": lambda device: main,
+        "cudart": lambda: runtime,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    return log
+
+
+def test_copies_come_after_the_step_and_before_what_holds_for_them(cuda: list[str]) -> None:
+    encoded = encode({"a": torch.arange(5.0), "b": torch.ones(3, 4).T})
+    room = ctypes.create_string_buffer(encoded.layout.total_bytes)
+    copier = DeviceCopier(torch.device("cuda", 0), PinnedRegion(lambda: (64, 1000)))
+    copier.follow()
+    copier.copy(Batch(encoded.tensors, encoded.layout.specs, large=1 << 30), ctypes.addressof(room))
+    copier.hold()
+    copier.wait()
+    assert cuda == [
+        *("pin 64 1000 1", "side waits for main", "on side", "off", "main waits for side", "host waits for side")
+    ]
+    assert room.raw[:20] == bytes(torch.arange(5.0).view(torch.uint8).tolist())
+
+
+def test_a_mapping_is_pinned_once_and_unpinned_before_the_next(cuda: list[str]) -> None:
+    now = [(64, 1000)]
+    region = PinnedRegion(lambda: now[0])
+    region.pin()
+    region.pin()
+    now[0] = (128, 2000)
+    region.pin()
+    region.unpin()
+    region.unpin()
+    assert cuda == ["pin 64 1000 1", "unpin 64", "pin 128 2000 1", "unpin 128"]
+
+
+def test_memory_that_cannot_be_pinned_is_warned_of(cuda: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: SimpleNamespace(cudaHostRegister=lambda *_: 2))
+    region = PinnedRegion(lambda: (64, 3_000_000))
+    with pytest.warns(RuntimeWarning, match=r"cannot pin the 3 MB of the checkpoint file \(error 2\)"):
+        region.pin()
+    region.pin()  # once
+    region.unpin()
+    assert cuda == []
