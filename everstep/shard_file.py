@@ -23,6 +23,7 @@ from everstep.shard_manifest import (
     Manifest,
     Part,
     Piece,
+    Summary,
     data_name,
     digest_of,
     manifest_name,
@@ -201,7 +202,7 @@ def read_piece(read: ReadAt, piece: Part | Piece, view: memoryview, what: str, p
         raise CorruptCheckpoint(f"{what} does not match its checksum")
 
 
-def verify_shard(manifest: Manifest, read: ReadAt) -> str:
+def verify_shard(manifest: Summary, read: ReadAt) -> str:
     """What is wrong with a file, reading all of it; empty: nothing."""
     return verify_piece(Piece(at=0, nbytes=manifest.bytes, xxh3=manifest.xxh3), read)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from everstep.errors import CheckpointError
 from everstep.shard_file import open_shard, verify_shard
-from everstep.shard_manifest import Manifest, data_name, read_manifest
+from everstep.shard_manifest import Manifest, Summary, data_name, read_manifest, read_summary
 from everstep.shard_output import sync_folder
 
 _STEP = re.compile(r"step-(\d{9,18})")
@@ -95,7 +95,7 @@ def held_on_disk(root: Path, job: str, *, ranks: Collection[int] | None = None, 
 def held_in(folder: Path, step: int, rank: int, *, verify: bool = False) -> OnDisk:
     """The copy of one rank's state in one folder."""
     try:
-        manifest = read_manifest(folder, rank)
+        manifest = read_summary(folder, rank)
         reason = _fault(folder, manifest, step, verify=verify)
     except CheckpointError as error:
         return OnDisk(rank, step, folder, False, str(error))
@@ -204,7 +204,7 @@ def _ranks(folder: Path) -> list[int]:
     return []
 
 
-def _fault(folder: Path, manifest: Manifest, step: int, *, verify: bool) -> str:
+def _fault(folder: Path, manifest: Summary, step: int, *, verify: bool) -> str:
     """What is wrong with a rank's file; empty: nothing."""
     path = folder / data_name(manifest.rank)
     if manifest.step != step:

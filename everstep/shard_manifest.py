@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 import xxhash
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -88,8 +88,8 @@ class Piece(_Model):
     xxh3: str = ""
 
 
-class Manifest(_Model):
-    """All about ``rank-<r>.safetensors``."""
+class Summary(_Model):
+    """What ``rank-<r>.safetensors`` is, without its tensors: quickly read, however many there are."""
 
     version: int = VERSION
     job: str
@@ -110,8 +110,16 @@ class Manifest(_Model):
     """Of the tensors of 16 KiB and more: names, places and contents. Equal in two manifests: either rank's slot has
     them. Empty: there are none."""
     tensor_bytes: int = Field(ge=0)
-    checksum: str
+    checksum: str = Field(pattern="^[0-9a-f]{16}$")
     """Of the slot's payload, as in its header: seeded with the step."""
+
+
+_Summary = TypeVar("_Summary", bound=Summary)
+
+
+class Manifest(Summary):
+    """All about ``rank-<r>.safetensors``."""
+
     head: Piece
     """Length and header of the safetensors file."""
     tensors: tuple[Part, ...]
@@ -142,8 +150,8 @@ class Manifest(_Model):
 
     def to_json(self) -> str:
         """The text of ``rank-<r>.json``."""
-        fields = self.model_dump(mode="json", exclude_defaults=True) | {"version": self.version}
-        return json.dumps({"checksum": _checksum(fields), "manifest": fields})
+        body = json.dumps(self.model_dump(mode="json", exclude_defaults=True) | {"version": self.version})
+        return f"{_opening(body.encode())}{body}}}"
 
 
 def data_name(rank: int) -> str:
@@ -163,12 +171,12 @@ def read_manifest(folder: Path, rank: int) -> Manifest:
         CheckpointError: there is none, or it cannot be read.
         CorruptCheckpoint: it is damaged.
     """
-    path = folder / manifest_name(rank)
-    try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
-    return parse_manifest(text, str(path), rank)
+    return parse_manifest(_text(folder, rank), str(folder / manifest_name(rank)), rank)
+
+
+def read_summary(folder: Path, rank: int) -> Summary:
+    """The same without the tensors."""
+    return _parse(Summary, _text(folder, rank), str(folder / manifest_name(rank)), rank)
 
 
 def parse_manifest(text: bytes, whence: str, rank: int | None = None) -> Manifest:
@@ -182,22 +190,7 @@ def parse_manifest(text: bytes, whence: str, rank: int | None = None) -> Manifes
     Raises:
         CorruptCheckpoint: it is damaged.
     """
-    try:
-        record = json.loads(text)
-        fields = record["manifest"]
-        if record["checksum"] != _checksum(fields):
-            raise CorruptCheckpoint(f"{whence} does not match its own checksum")
-        if fields.get("version") != VERSION:
-            raise CorruptCheckpoint(
-                f"{whence} has version {fields.get('version')}, this everstep reads version {VERSION}"
-            )
-        manifest = Manifest.model_validate(fields)
-        manifest.slot_header()
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise CorruptCheckpoint(f"{whence} is no manifest: {str(error).splitlines()[0]}") from error
-    if rank is not None and manifest.rank != rank:
-        raise CorruptCheckpoint(f"{whence} is that of rank {manifest.rank}")
-    return manifest
+    return _parse(Manifest, text, whence, rank)
 
 
 def digest_of(parts: Sequence[Part]) -> str:
@@ -229,5 +222,35 @@ def gaps(tensors: Sequence[Entry], end: int) -> list[tuple[int, int]]:
     return found
 
 
-def _checksum(fields: object) -> str:
-    return xxhash.xxh3_64_hexdigest(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode())
+def _text(folder: Path, rank: int) -> bytes:
+    path = folder / manifest_name(rank)
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def _opening(body: bytes) -> str:
+    """What a manifest's file begins with: the checksum of all but its last character, the closing brace."""
+    return f'{{"checksum": "{xxhash.xxh3_64_hexdigest(body)}", "manifest": '
+
+
+_OPENING_BYTES = len(_opening(b""))
+
+
+def _parse(kind: type[_Summary], text: bytes, whence: str, rank: int | None) -> _Summary:
+    body = text[_OPENING_BYTES:-1]
+    if text != b"%s%s}" % (_opening(body).encode(), body):
+        raise CorruptCheckpoint(f"{whence} does not match its own checksum")
+    try:
+        fields = json.loads(body)
+        if fields.get("version") != VERSION:
+            raise CorruptCheckpoint(
+                f"{whence} has version {fields.get('version')}, this everstep reads version {VERSION}"
+            )
+        found = kind.model_validate(fields)
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise CorruptCheckpoint(f"{whence} is no manifest: {str(error).splitlines()[0]}") from error
+    if rank is not None and found.rank != rank:
+        raise CorruptCheckpoint(f"{whence} is that of rank {found.rank}")
+    return found
