@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from activities.convert import code_of, signal_of
 from agent.v1 import agent_pb2 as pb
-from everstep.decisions.first_failure import PEER_WENT_AWAY, is_victim
+from everstep.decisions.first_failure import is_victim, said_of_a_peer
 from everstep.incident import Evidence, Held, RankExit, Tier
 from everstep.job import JobSpec
 from everstep.machine import Machine
@@ -157,16 +157,11 @@ def bounded_exits(exits: list[RankExit]) -> list[RankExit]:
         end.model_copy(
             update={
                 "exception": end.exception[:LINE],
-                "log_tail": end.log_tail if end.rank in whole else _said_of_a_peer(end),
+                "log_tail": end.log_tail if end.rank in whole else "" if end.stopped_by_us else said_of_a_peer(end),
             }
         )
         for end in exits
     ]
-
-
-def _said_of_a_peer(end: RankExit) -> str:
-    said = end.exception + end.log_tail[-2000:]
-    return "" if end.stopped_by_us else next((phrase for phrase in PEER_WENT_AWAY if phrase in said), "")
 
 
 def homes_of(spec: JobSpec, machines: list[Machine]) -> dict[int, str]:

@@ -27,9 +27,20 @@ PEER_WENT_AWAY = (
 )
 
 
+TAIL = 4096
+"""Characters at the end of a rank's output that are looked at: libraries wrap an exception in another one, and the
+cause stands above it (2,400 characters above the end for one of torch's pipelining, measured)."""
+
+
 def is_victim(end: RankExit) -> bool:
     """Whether a rank ended because another one went away."""
-    return any(phrase in end.exception or phrase in end.log_tail[-2000:] for phrase in PEER_WENT_AWAY)
+    return said_of_a_peer(end) != ""
+
+
+def said_of_a_peer(end: RankExit) -> str:
+    """The words by which a rank says that a peer went away; empty: it does not."""
+    said = end.exception + end.log_tail[-TAIL:]
+    return next((phrase for phrase in PEER_WENT_AWAY if phrase in said), "")
 
 
 def first_failure(ends: Sequence[RankExit]) -> RankExit | None:

@@ -25,6 +25,12 @@ def test_a_victim_that_ended_earlier_is_not_the_cause() -> None:
     assert first_failure(ends) == ends[1]
 
 
+def test_a_victim_whose_exception_was_wrapped_in_another_one_is_still_one() -> None:
+    wrapped = f"{GLOO}\n\nThe above exception was the direct cause of the following exception:\n" + "frame\n" * 400
+
+    assert is_victim(end(6, 10, code=1, exception="RuntimeError: ", log_tail=wrapped))
+
+
 def test_among_victims_alone_the_earliest_is_named() -> None:
     ends = [end(3, 20, code=1, exception=GLOO), end(2, 10, code=1, exception=GLOO)]
 
