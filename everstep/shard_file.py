@@ -27,7 +27,6 @@ from everstep.shard_manifest import (
     data_name,
     digest_of,
     manifest_name,
-    read_manifest,
 )
 from everstep.shard_output import Output, replace_file
 from everstep.slot_format import SlotHeader, aligned
@@ -106,24 +105,6 @@ def write_shard(
         output.commit(outdated=folder / manifest_name(rank))
     replace_file(folder / manifest_name(rank), manifest.to_json().encode())
     return manifest
-
-
-def restore_shard(folder: Path, rank: int, slot_file: SlotFile, *, newest_generation: int | None = None) -> SlotHeader:
-    """Put the state of ``rank-<r>.safetensors`` into a slot.
-
-    Args:
-        folder: The ``step-…`` folder.
-        rank: Whose state.
-        slot_file: Where it goes.
-        newest_generation: Highest generation that the slot may be of.
-
-    Raises:
-        CorruptCheckpoint: the file is damaged or cut short; the slot stays empty.
-        CheckpointError: there is no such file, or no room in shared memory.
-    """
-    manifest = read_manifest(folder, rank)
-    with open_shard(folder, rank) as read:
-        return restore(manifest, read, slot_file, newest_generation=newest_generation)
 
 
 def restore(

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from everstep.shard_file import write_shard
+from everstep.shard_file import open_shard, restore, write_shard
 from everstep.shard_folders import step_folder
-from everstep.shard_manifest import Manifest
+from everstep.shard_manifest import Manifest, read_manifest
 from everstep.slot_format import SlotHeader, aligned
 from everstep.slot_reader import SlotReader
 from everstep.slots import SlotFile
@@ -90,3 +90,9 @@ def rank_of_a_group(path: Path, seed: int) -> Slot:
     own = random.Random(seed).randbytes(5056)
     tensors = [("model.w", "float32", (100, 100), floats(10_000)), ("everstep.rng.torch", "uint8", (5056,), own)]
     return Slot(path, tensors, seed=seed)
+
+
+def restore_shard(folder: Path, rank: int, slot_file: SlotFile) -> SlotHeader:
+    """Put the state of a file into a slot."""
+    with open_shard(folder, rank) as read:
+        return restore(read_manifest(folder, rank), read, slot_file)

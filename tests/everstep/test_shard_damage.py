@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 from everstep import shard_file
 from everstep.errors import CheckpointError, CorruptCheckpoint
-from everstep.shard_file import open_shard, restore, restore_shard, write_shard
+from everstep.shard_file import open_shard, restore, write_shard
 from everstep.shard_folders import held_on_disk, manifests, step_folder
 from everstep.slot_reader import SlotReader, held
 from everstep.slots import SlotFile
 from everstep.structure import TensorSpec, pack_table, split
-from tests.everstep.shards import STATE, Slot, names, rank_of_a_group
+from tests.everstep.shards import STATE, Slot, names, rank_of_a_group, restore_shard
 
 
 @pytest.fixture

@@ -16,14 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from everstep.shard_file import open_shard, restore, restore_shard, write_shard
+from everstep.shard_file import open_shard, restore, write_shard
 from everstep.shard_folders import held_on_disk, step_folder
 from everstep.shard_manifest import read_manifest
 from everstep.slot_format import aligned
 from everstep.slot_reader import SlotReader, held
 from everstep.slots import SlotFile
 from everstep.structure import TensorSpec, pack_table
-from tests.everstep.shards import DTYPES, STATE, Slot, Tensors, floats, rank_of_a_group
+from tests.everstep.shards import DTYPES, STATE, Slot, Tensors, floats, rank_of_a_group, restore_shard
 
 
 @pytest.fixture
