@@ -24,7 +24,7 @@ from agent.terms import LowerTiers, Place, Terms
 from agent.tiers.job_tiers import JobTiers
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import CheckpointError, CorruptCheckpoint
-from everstep.slot_format import SlotHeader
+from everstep.slot_format import Pin, SlotHeader
 from everstep.slot_reader import SlotReader
 from everstep.slots import SlotFile
 
@@ -122,12 +122,13 @@ class Custody:
     def _discard_own(self, path: Path, resume_step: int) -> None:
         """Forget own slots of an abandoned future; the rank does so too, unless it is killed before it can."""
         try:
-            file = SlotFile(path)
-        except CheckpointError as error:
+            with contextlib.closing(SlotFile(path)) as file:
+                file.discard_after(resume_step if resume_step > 0 else -1)
+            with contextlib.closing(SlotReader(path)) as reader:
+                for pin in (Pin.BACKUP, Pin.KEEP):  # whoever sends in this generation sets them anew
+                    reader.unpin(pin)
+        except (CheckpointError, OSError) as error:  # it is damaged, or was never written: the rank makes a new one
             self._log.warning("later steps of a checkpoint file are not forgotten", path=str(path), reason=str(error))
-            return
-        file.discard_after(resume_step if resume_step > 0 else -1)
-        file.close()
 
     # Restoring.
 

@@ -100,9 +100,11 @@ class Received:
         self._launched = generation
         for rank in backup_files(self._shm):
             backup = self._backup(rank)
-            with backup.turn:
+            # One that takes an offer of the new generation already has dropped them, and is not waited for.
+            if backup.generation < generation and backup.turn.acquire(timeout=TAKE_OVER_S):
                 if backup.generation < generation:
                     backup.drop_abandoned(generation, resume_step)
+                backup.turn.release()
 
     def stop(self, generation: int) -> None:
         """Let nothing of a generation or older ones count any more; what came in part is forgotten."""

@@ -30,6 +30,9 @@ LAST_RETRY_S = 5.0
 """A peer that failed is tried again after the first, then ever longer, up to the second (ours)."""
 JOIN_S = 1.0
 """A thread that waits for a connection is left to itself after this; it sends nothing any more (ours)."""
+LET_GO_S = 60.0
+"""When no backup went through for so long, a rank need not spare the step of the newest one: the slot serves better
+to hold what the other ranks may still have to save (ours)."""
 DEFAULT_PIECE = 4 << 20
 
 ConnectTo = Callable[[str, str, threading.Event], Wire]
@@ -96,6 +99,7 @@ class Lane:
         self._readers: dict[int, SlotReader] = {}
         self._sent = dict.fromkeys(ranks, -1)
         self._stride = 1
+        self._kept_at = time.monotonic()
         self._spoiled: set[tuple[int, SlotHeader]] = set()
         self._wire: Wire | None = None
         self._lock = threading.Lock()
@@ -136,6 +140,7 @@ class Lane:
             if self._send_what_is_due():
                 retry_s = FIRST_RETRY_S
             else:
+                self._let_go()
                 self._closing.wait(retry_s)
                 retry_s = min(2 * retry_s, LAST_RETRY_S)
                 self._due.set()
@@ -235,8 +240,15 @@ class Lane:
         """The peer has a step; the rank spares it until the peer has a newer one."""
         self._sent[rank] = max(self._sent[rank], step)
         self._readers[rank].pin(Pin.KEEP, step)
+        self._kept_at = time.monotonic()
         if not self._closing.is_set():
             self._place.saved.update(rank, backup_step=step, backup_ns=time.time_ns(), backup_problem="")
+
+    def _let_go(self) -> None:
+        if time.monotonic() - self._kept_at > LET_GO_S:
+            for reader in self._readers.values():
+                with contextlib.suppress(OSError):
+                    reader.unpin(Pin.KEEP)
 
     def _problem(self, ranks: Sequence[int], text: str) -> None:
         if self._closing.is_set():

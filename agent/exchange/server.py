@@ -113,11 +113,10 @@ class DataPort:
 
     def _serve(self, connection: socket.socket, peer: str) -> None:
         try:
-            self._converse(connection)
+            with contextlib.suppress(OSError, Fenced):  # it broke, or was cut: whoever needs it makes a new one
+                self._converse(connection)
         except WireError as error:
             logger.warning("a connection to the data port is refused", peer=peer, reason=str(error))
-        except (OSError, Fenced) as error:
-            logger.debug("a connection to the data port ended", peer=peer, reason=str(error))
         except Exception as error:
             logger.error("a connection to the data port failed", peer=peer, exc_info=error)
         finally:

@@ -123,6 +123,24 @@ def test_a_peer_that_cannot_be_reached_is_named_and_tried_again(mine: Mine, monk
     assert mine.state().backup_problem == ""
 
 
+def test_a_slot_is_not_spared_for_ever(mine: Mine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def kept() -> int:
+        return pins_of((mine.here.shm / "checkpoint-0").read_bytes()[:4096])[Pin.KEEP]
+
+    mine.save(1)
+    wait(lambda: kept() == 1, "step 1 is spared")
+    mine.failure = AgentUnreachable("gone")
+    for connection in list(mine.peer.port._connections):
+        connection.shutdown(2)
+    mine.save(2)
+    wait(lambda: mine.state().backup_problem != "", "the problem is told")
+    assert kept() == 1
+    monkeypatch.setattr(sender_module, "LET_GO_S", 0.0)
+    wait(lambda: kept() == -1, "it is spared no more")
+    mine.failure = None
+    wait(lambda: kept() == 2, "the next one is")
+
+
 def test_a_peer_that_was_restarted_costs_no_complaint(mine: Mine) -> None:
     mine.save(1)
     wait(lambda: mine.state().backup_step == 1, "step 1")
