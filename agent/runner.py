@@ -134,8 +134,8 @@ class JobRunner:
         """Record ranks that a dead fork server forked and nobody was told of: their report files name them."""
         for path in self.shm.glob("report-*"):
             _, rank, generation = path.name.split("-")
-            if self.record.find(int(generation), int(rank)):
-                continue
+            if not generation.isdecimal() or self.record.find(int(generation), int(rank)):
+                continue  # one that was never finished, or is known
             report = self.reports.get(int(rank), int(generation))
             found = report.snapshot() if report else None
             if found and found.pid and maps(found.pid, path):

@@ -97,6 +97,9 @@ class ReportFile:
         try:
             os.posix_fallocate(descriptor, 0, size)
             mapped = mmap.mmap(descriptor, size)
+        except OSError:
+            temporary.unlink()
+            raise
         finally:
             os.close(descriptor)
         _HEAD.pack_into(mapped, 0, MAGIC, VERSION, generation, rank, 0, capacity)

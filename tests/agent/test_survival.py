@@ -275,6 +275,14 @@ async def test_shared_memory_of_forgotten_jobs_is_swept(agent: RunningAgent) -> 
     assert not list(agent.shm.iterdir())
 
 
+async def test_what_a_full_memory_cut_short_does_not_hold_up_the_end(agent: RunningAgent, job: Job) -> None:
+    unfinished = agent.shm / job.name / "report-0-2.new"  # a launch found no room for it
+    unfinished.write_bytes(b"")
+    await job.stop()
+    await job.release()
+    assert not unfinished.parent.exists()
+
+
 async def test_a_fork_server_that_nobody_can_find_ends(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("lost")
     async with running_agent(folder) as agent:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 import subprocess
 import sys
 import tempfile
@@ -78,6 +80,16 @@ def test_the_writer_survives_a_dead_reader_and_a_restarted_writer_goes_on(tmp_pa
     again = ReportFile.open(writer.path)
     again.report(3, 0.0, 0.0, 0)
     assert [record.step for record in writer.records(0)[1]] == [0, 1, 2, 3]
+
+
+def test_without_room_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="No space"):
+        fresh(tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("damage", [b"", b"x" * 100, b"x" * (RING + 64)])
