@@ -176,7 +176,7 @@ def read_manifest(folder: Path, rank: int) -> Manifest:
 
 def read_summary(folder: Path, rank: int) -> Summary:
     """The same without the tensors."""
-    return _parse(Summary, _text(folder, rank), str(folder / manifest_name(rank)), rank)
+    return parse_summary(_text(folder, rank), str(folder / manifest_name(rank)), rank)
 
 
 def parse_manifest(text: bytes, whence: str, rank: int | None = None) -> Manifest:
@@ -191,6 +191,11 @@ def parse_manifest(text: bytes, whence: str, rank: int | None = None) -> Manifes
         CorruptCheckpoint: it is damaged.
     """
     return _parse(Manifest, text, whence, rank)
+
+
+def parse_summary(text: bytes, whence: str, rank: int | None = None) -> Summary:
+    """The same without the tensors."""
+    return _parse(Summary, text, whence, rank)
 
 
 def digest_of(parts: Sequence[Part]) -> str:

@@ -13,7 +13,7 @@ from agent.v1 import agent_pb2 as pb
 from everstep.errors import CheckpointError
 from everstep.shard_file import verify_shard
 from everstep.shard_folders import OnDisk, held_on_disk, step_of
-from everstep.shard_manifest import Manifest, data_name, manifest_name, parse_manifest
+from everstep.shard_manifest import Summary, data_name, manifest_name, parse_summary
 
 ABANDONED = ".abandoned-g"
 """In the names of remote manifests that were set aside; the generation follows."""
@@ -90,7 +90,7 @@ def _held(
     if text is None:
         return OnDisk(rank, step, where, False, "it has no manifest: its copy was cut short")
     try:
-        manifest = parse_manifest(text, f"{folder.url}/{where}/{manifest_name(rank)}", rank)
+        manifest = parse_summary(text, f"{folder.url}/{where}/{manifest_name(rank)}", rank)
         reason = _fault(folder, manifest, step, sizes, verify)
     except CheckpointError as error:
         return OnDisk(rank, step, where, False, str(error))
@@ -98,7 +98,7 @@ def _held(
     return OnDisk(rank, step, where, not reason, reason, *fields)
 
 
-def _fault(folder: RemoteFolder, manifest: Manifest, step: int, sizes: Mapping[str, int], verify: bool) -> str:
+def _fault(folder: RemoteFolder, manifest: Summary, step: int, sizes: Mapping[str, int], verify: bool) -> str:
     name = f"{step_name(step)}/{data_name(manifest.rank)}"
     place = f"{folder.url}/{name}"
     if manifest.step != step:

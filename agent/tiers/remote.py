@@ -22,7 +22,7 @@ from agent.tiers.opened import Opened
 from agent.tiers.remote_folder import RemoteFolder
 from everstep.errors import CheckpointError
 from everstep.shard_folders import held_on_disk, step_folder
-from everstep.shard_manifest import data_name, manifest_name, parse_manifest
+from everstep.shard_manifest import data_name, manifest_name, parse_summary
 from everstep.topology import Topology
 
 FIRST_RETRY_S = 2.0
@@ -189,7 +189,7 @@ class _Round:
         ]
         for name, text in self._folder.read(names).items():
             try:
-                found = parse_manifest(text, name)
+                found = parse_summary(text, name)
                 disowned = self._task.opened.disowns(found.step, found.generation, found.saved_ns)
             except CheckpointError:
                 disowned = True  # good for nothing

@@ -19,7 +19,8 @@ import pytest
 
 from console.local import mounts
 from everstep.errors import CheckpointError, CorruptCheckpoint
-from everstep.shard_file import restore_shard
+from everstep.shard_file import open_shard, restore
+from everstep.shard_manifest import read_manifest
 from everstep.slots import SlotFile
 from tests.agent.tier_job import JOB, Machine, wait_for
 
@@ -142,7 +143,7 @@ def test_a_full_disk_is_said_with_numbers_and_used_again_once_there_is_room(smal
         small.mend()
         machine.save(30)
         machine.on_disk(30)
-        assert machine.problem() == ""
+        wait_for(lambda: machine.problem() == "", "it is over")
         assert machine.steps() == {0: [10, 30], 1: [10, 30]}
     finally:
         machine.close()
@@ -254,8 +255,8 @@ def test_full_shared_memory_does_not_cost_the_copy_on_disk(machine: Machine, tmp
         pytest.fail("a small file system cannot be mounted here, and nothing else stands for a full /dev/shm")
     with mounts.small(tmp_path / "shm", 1 << 16):
         slots = SlotFile(tmp_path / "shm" / "checkpoint-0", slots=3)
-        with pytest.raises(CheckpointError, match="no room for a checkpoint file"):
-            restore_shard(folder, 0, slots)
+        with pytest.raises(CheckpointError, match="no room for a checkpoint file"), open_shard(folder, 0) as read:
+            restore(read_manifest(folder, 0), read, slots)
         slots.close()
     assert machine.steps(verify=True) == {0: [10], 1: [10]}
 

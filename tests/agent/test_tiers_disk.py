@@ -113,7 +113,7 @@ def test_a_rank_that_lost_the_step_costs_the_step_and_nothing_else(machine_of: C
     wait_for(lambda: "step 10 is not on disk: rank 1 went on" in machine.problem(), "it is said")
     machine.save(20)
     machine.on_disk(20)
-    assert machine.problem() == ""
+    wait_for(lambda: machine.problem() == "", "it is over")
     wait_for(lambda: machine.steps() == {0: [10, 20], 1: [20]}, "the half step stays beside")
 
 
@@ -210,7 +210,7 @@ def test_a_folder_that_does_not_exist_is_named_and_used_once_it_does(
     missing.mkdir()
     machine.save(20)
     machine.on_disk(20)
-    assert machine.problem() == ""
+    wait_for(lambda: machine.problem() == "", "it is over")
     assert machine.steps(disk_path=str(missing)) == {0: [20], 1: [20]}
     machine.lose_memory()
     machine.restore(0, 20)
@@ -237,17 +237,16 @@ def test_the_last_step_that_is_whole_everywhere_is_kept_while_others_go(machine_
 def test_a_slow_disk_gets_fewer_steps_and_says_so(machine_of: Callable[..., Machine]) -> None:
     machine = machine_of(disk_every_steps=2)
     machine.launch()
-    machine.save(2, ranks=(0,))
-    machine.save(3, 4, 5, ranks=(0,))  # 3 steps go by until rank 1 gets there
+    machine.save(2, 3, 4, 5, 6, 7, ranks=(0,))  # 5 steps go by until rank 1 gets there
     machine.save(1, 2, ranks=(1,))
-    machine.on_disk(2)
-    wait_for(lambda: "3 steps went by while step 2 was written" in machine.problem(), "it is said")
-    assert "Only every 4th step is written: set disk_every_steps to 4 or more" in machine.problem()
-    machine.save(6, 7)
-    assert machine.saved.of(0).disk_step == 2
+    wait_for(lambda: "5 steps went by while step 2 was written" in machine.problem(), "it is said")
+    assert "Only every 8th step is written: set disk_every_steps to 8 or more" in machine.problem()
+    machine.save(3, 4, 5, 6, 7, ranks=(1,))
+    assert machine.saved.of(0).disk_step == machine.saved.of(1).disk_step == 2
     machine.save(8)
     machine.on_disk(8)
-    assert machine.problem() == ""
+    wait_for(lambda: machine.problem() == "", "it keeps up")
+    assert machine.steps() == {0: [2, 8], 1: [2, 8]}
 
 
 def test_pages_of_the_file_are_given_back(machine_of: Callable[..., Machine]) -> None:
