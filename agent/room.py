@@ -2,66 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from pathlib import Path
 
 from agent.v1 import agent_pb2 as pb
-
-CGROUPS = Path("/sys/fs/cgroup")
-MEMINFO = Path("/proc/meminfo")
-MY_CGROUP = Path("/proc/self/cgroup")
+from everstep.memory import free, memory_available
 
 
 def room(shm_dir: Path, state_dir: Path) -> pb.Room:
     """What is free, bytes."""
     return pb.Room(shm_free=free(shm_dir), memory_available=memory_available(), disk_free=free(state_dir))
-
-
-def free(path: Path) -> int:
-    """Free bytes of the file system of a folder; 0 when there is none."""
-    try:
-        found = os.statvfs(path)
-    except OSError:
-        return 0
-    return found.f_bavail * found.f_frsize
-
-
-def memory_available() -> int:
-    """Memory that may still be used: of the machine, or of the cgroup of this process or one above, whichever is less.
-
-    Shared memory counts against the cgroup of who touches it first; beyond the limit the kernel kills.
-    """
-    rows = (line.split() for line in MEMINFO.read_text().splitlines())
-    found = {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows if len(row) > 1}
-    return min([found.get("MemAvailable", 0), *_left_in_cgroups()])
-
-
-def _left_in_cgroups() -> list[int]:
-    left = []
-    for folder, limit, usage in _limited():
-        with contextlib.suppress(OSError, ValueError):
-            # What was read from files and is not in use is given back before anybody is killed.
-            stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-            cache = int(stat.get("inactive_file", stat.get("total_inactive_file", 0)))
-            used = int((folder / usage).read_text())
-            left.append(max(0, int((folder / limit).read_text()) - used + cache))
-    return left
-
-
-def _limited() -> list[tuple[Path, str, str]]:
-    """The cgroups of this process, from its own to the root, of version 2 and 1."""
-    found = []
-    try:
-        lines = MY_CGROUP.read_text().splitlines()
-    except OSError:
-        return []
-    for line in lines:
-        _, controllers, name = line.split(":", 2)
-        own = Path(name.lstrip("/"))
-        for relative in (own, *own.parents):
-            if controllers == "":
-                found.append((CGROUPS / relative, "memory.max", "memory.current"))
-            elif "memory" in controllers.split(","):
-                found.append((CGROUPS / "memory" / relative, "memory.limit_in_bytes", "memory.usage_in_bytes"))
-    return found

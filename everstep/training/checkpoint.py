@@ -21,6 +21,7 @@ from everstep.topology import Topology
 from everstep.training.bell import Bell
 from everstep.training.codec import Layout, decode, encode
 from everstep.training.rng import RandomState
+from everstep.training.room import check_room
 from everstep.training.saver import Saver
 
 _RNG = "everstep.rng"
@@ -167,6 +168,15 @@ class Checkpoint:
         """Forget every slot: the job starts from the beginning."""
         if self._file is not None:
             self._file.discard_after(-1)
+
+    def check_room(self, *, ranks: int, backup_slots: int, where: str) -> None:
+        """Refuse to begin when the slots of this machine's ranks will not fit; ``room.py`` says what is computed.
+
+        Raises:
+            CheckpointError: they will not.
+        """
+        if self._file is not None:
+            check_room(self._things.values(), self._file, ranks=ranks, backup_slots=backup_slots, where=where)
 
     def drop_gradients(self) -> None:
         """Forget the gradients of the given models and optimizers."""

@@ -144,7 +144,8 @@ class Run:
                 (DDP's buckets) is as it was in the run that is continued.
 
         Raises:
-            CheckpointError: the agreed state cannot be restored, or a state cannot be saved.
+            CheckpointError: the agreed state cannot be restored, a state cannot be saved, or there is no room
+                for the slots of this machine's ranks and the backups that it holds.
         """
         if self._entered:
             raise ConfigError("run.steps() was entered twice: use one loop and count its steps over all epochs")
@@ -220,6 +221,11 @@ class Run:
         self._reports.mark("loop_entered")
         first = start
         if state is not None and state.active:
+            state.check_room(
+                ranks=self.topology.ranks_per_machine,
+                backup_slots=_number(environment.BACKUP_SLOTS, 0),
+                where=os.environ.get(environment.MACHINE) or "this machine",
+            )
             agreed = _number(environment.RESUME_STEP, 0)
             origin = _origin(agreed)
             if agreed > 0 or origin is not None:
