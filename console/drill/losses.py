@@ -52,6 +52,11 @@ class Records:
                 Record(r.step, r.generation, r.time_ns, struct.pack("<d", r.loss)) for r in reply.records
             )
 
+    def join(self, others: Records) -> None:
+        """Take what others know, after what is known already."""
+        for rank, records in others.of.items():
+            self.of.setdefault(rank, []).extend(records)
+
     def redone(self) -> int | None:
         """Most steps that any rank reported more than once; None without reports."""
         again = [sum(n - 1 for n in Counter(r.step for r in records).values()) for records in self.of.values()]
@@ -81,27 +86,36 @@ async def collect(agents: AgentPool, job: str, machines: Sequence[Machine], know
         machines: where it ran.
         known: what machines had recorded that were emptied since.
     """
-    found = Records({rank: list(records) for rank, records in known.of.items()} if known else {})
+    found = Records()
+    if known:
+        found.join(known)
     for machine in machines:
         with suppress(AgentError):
             found.add([one async for one in agents.get(machine.address).steps(pb.StepsRequest(job=job, rank=-1))])
     return found
 
 
-def rescue(into: Records, job: str, state: Path, shm: Path) -> None:
-    """Keep the step records of a machine that is off and about to be emptied: in its files and in mapped reports."""
-    folder = state / "jobs" / job
+def rescue(job: str, state: Path, shm: Path) -> Records:
+    """The step records of a machine that is off and about to be emptied, those in mapped reports written to its disk.
+
+    Args:
+        job: whose.
+        state: the agent's state folder.
+        shm: the agent's folder in shared memory.
+    """
+    found, folder = Records(), state / "jobs" / job
     if not folder.is_dir():
-        return
+        return found
     archive = StepArchive(folder)
-    reports = sorted((shm / job).glob("report-*"), key=lambda path: int(path.name.rpartition("-")[2]))
-    for path in reports:
+    reports = [path for path in (shm / job).glob("report-*") if path.name.rpartition("-")[2].isdecimal()]
+    for path in sorted(reports, key=lambda path: int(path.name.rpartition("-")[2])):
         with suppress(OSError, EverstepError):
             report = ReportFile.open(path)
             archive.drain(report)
             report.close()
     for rank in archive.ranks():
-        into.add(archive.read(rank, 0))
+        found.add(archive.read(rank, 0))
+    return found
 
 
 def differences(reference: Records, run: Records) -> list[str] | None:

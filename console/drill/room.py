@@ -69,7 +69,8 @@ async def fill_memory(scene: Scene) -> None:
     procfs.send(agent, signal.SIGSTOP)  # before their first save, so that no backup gets in before
     try:
         await scene.until(lambda: all(map(scene.stored.own_steps, ranks)), START_LIMIT_S, "nothing was saved")
-        mounts.shrink(memory_of(scene), SPARE)
+        # The next generation's reports still fit, as they do where a machine is only nearly full; a backup does not.
+        mounts.shrink(memory_of(scene), SPARE + REPORTS * len(ranks))
         scene.mark("shm-full")
     finally:
         procfs.send(agent, signal.SIGCONT)

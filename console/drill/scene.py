@@ -221,11 +221,12 @@ class Scene:
             self.mark(STRIKE, time_ns=killed_ns)
             self.seen.promise = self._promise(strike, exact=exact)
             for name in names:
-                losses.rescue(self.seen.records, job, power.state_folder(cluster, name), cluster.shm / name)
+                records = losses.rescue(job, power.state_folder(cluster, name), cluster.shm / name)
                 power.empty_memory(cluster, name)
                 if strike.disks:
                     power.empty_disk(cluster, name)
                     self.seen.emptied.append(name)
+                    self.seen.records.join(records)
 
     def _promise(self, strike: Strike, *, exact: bool) -> Promise:
         """What a strike may cost at most: by the placement where it promises something, else by what is left."""

@@ -276,7 +276,8 @@ async def test_shared_memory_of_forgotten_jobs_is_swept(agent: RunningAgent) -> 
 
 
 async def test_what_a_full_memory_cut_short_does_not_hold_up_the_end(agent: RunningAgent, job: Job) -> None:
-    unfinished = agent.shm / job.name / "report-0-2.new"  # a launch found no room for it
+    await job.launch()
+    unfinished = agent.shm / job.name / "report-0-2.new"  # the next launch found no room for it
     unfinished.write_bytes(b"")
     await job.stop()
     await job.release()
