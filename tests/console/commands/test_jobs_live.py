@@ -28,6 +28,40 @@ for step in run.steps(int(sys.argv[1])):
     time.sleep(0.05)
     run.report(step, loss=1.0 / (step + 1), tokens=10)
 """
+SAVING = """
+import pathlib, sys, time
+import everstep
+
+class Count:
+    value = 0
+    def state_dict(self): return {"value": self.value}
+    def load_state_dict(self, state): self.value = state["value"]
+
+def written(step):
+    return pathlib.Path(f"disk/saving/step-{step:09d}/rank-{run.rank}.json")
+
+run, count = everstep.join(), Count()
+for step in run.steps(int(sys.argv[1]), run.checkpoint(count=count)):
+    if count.value != step:
+        raise SystemExit(f"{count.value} steps were restored, and this is step {step}")
+    if not count.value or step == 20:
+        print(f"begins with step {step}", flush=True)
+    count.value += 1
+    waits_for = {10: written(10), 20: written(20), 25: pathlib.Path("go")}.get(step)
+    while waits_for and not waits_for.exists():
+        time.sleep(0.05)
+    run.report(step, loss=1.0)
+"""
+SAVING_JOB = """
+name = "saving"
+script = "saving.py"
+args = ["30"]
+machines = 2
+[checkpoint]
+disk_path = "disk"
+disk_every_steps = 10
+disk_keep = 5
+"""
 Everstep = Callable[..., subprocess.Popen[str]]
 
 
@@ -36,6 +70,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A cluster of two machines in an everstep home of its own."""
     home = tmp_path_factory.mktemp("home")
     (home / "train.py").write_text(SCRIPT)
+    (home / "saving.py").write_text(SAVING)
+    (home / "saving.toml").write_text(SAVING_JOB)
+    (home / "disk").mkdir()
     (home / "broken.py").write_text("import everstep\nimport no_such_module\n")
     patch = pytest.MonkeyPatch()
     patch.setenv("EVERSTEP_HOME", str(home))
@@ -161,3 +198,39 @@ def test_a_parked_job_can_be_given_up(everstep: Everstep, home: Path) -> None:
     assert found["status"] == "failed"
     assert found["open_incident"] is None
     assert [rank["alive"] for machine in found["machines"] for rank in machine["ranks"]].count(True) == 0
+
+
+def test_checkpoints_are_listed_and_a_job_that_has_ended_goes_on_from_one(everstep: Everstep, home: Path) -> None:
+    path = str(home / "saving.toml")
+    first = everstep("run", path, "--json")
+    assert first.stdout is not None
+    for line in first.stdout:
+        if (json.loads(line).get("step") or 0) >= 25:
+            break
+    code, out, err = outcome(everstep("checkpoints", "saving", "--json", "--verify"))
+    assert code == 0, err
+    living = json.loads(out)
+    assert {10, 20, 25} <= {*living["restorable"]}
+    assert next(step for step in living["steps"] if step["step"] == 25)["ranks"]["own memory"] == 2
+    assert living["backup_machines"] == {"m0": "m1", "m1": "m0"}
+    (home / "go").touch()
+    assert outcome(first)[0] == 0
+
+    code, out, err = outcome(everstep("checkpoints", "saving", "--json"))
+    assert code == 0, err
+    ended = json.loads(out)
+    assert {10, 20} <= {*ended["restorable"]} <= {10, 20, 30}
+    assert ended["steps"][-1]["ranks"] == {"own memory": 0, "backup": 0, "disk": 2, "remote": 0}
+
+    code, _, err = outcome(everstep("run", path, "--resume-from", "25"))
+    assert code == 2
+    assert "step 25 cannot be restored by all 2 ranks: no rank has it; there are steps " in err
+    code, _, err = outcome(everstep("run", path, "--machines", "1", "--resume-from", "20"))
+    assert code == 2
+    assert "saved with other sizes" in err
+
+    code, out, err = outcome(everstep("run", path, "--resume-from", "20"))
+    assert code == 0, err
+    assert "step 20 is the one asked for, which all 2 ranks can restore: all 2 from disk (m0, m1)" in out
+    code, out, _ = outcome(everstep("logs", "saving", "--stream", "stdout", "--rank", "0"))
+    assert out.splitlines()[-1] == "begins with step 20"
