@@ -21,7 +21,8 @@ LEAD_S = 3.0
 LEAST_AHEAD = 2
 """Steps that it lies ahead at least: the coming one may be completed before the request arrives (ours)."""
 AGAIN_S = 60.0
-"""A watcher that asked for a step asks for no other one within this time, seconds, whatever became of it (ours)."""
+"""A watcher that asked for a step asks for no other one within this time, whatever became of it, or within
+``disk_every_min`` where that is shorter, seconds (ours)."""
 SPEED_OF = 64
 """Looks from which the time of a step is taken (ours)."""
 
@@ -63,8 +64,9 @@ class PersistRule:
         if wanted > newest:
             # Say it again while some machine does not know; to the others it is nothing new.
             return None if all(one.wanted == wanted for one in ranks) else wanted
+        every_ns = round(self.policy.disk_every_min * 60e9)
         newest_ns = max(one.disk_ns for one in ranks) or self.began_ns
-        due_ns = max(newest_ns + round(self.policy.disk_every_min * 60e9), self._asked_ns + round(AGAIN_S * 1e9))
+        due_ns = max(newest_ns + every_ns, self._asked_ns + min(every_ns, round(AGAIN_S * 1e9)))
         step_s = self._step_s()
         if wanted >= 0 or now_ns < due_ns or step_s is None:
             return None

@@ -67,6 +67,16 @@ def test_a_disk_that_does_not_work_is_not_asked_all_the_time() -> None:
     assert one.observe(ranks(170), due + round(AGAIN_S * S)) is not None
 
 
+def test_a_wish_for_more_than_one_a_minute_is_granted() -> None:
+    one = PersistRule(CheckpointPolicy(disk_every_min=0.1), BEGAN)
+    asked = [
+        one.observe(ranks(second + 1, disk_ns=BEGAN + second // 10 * 10 * S), BEGAN + second * S)
+        for second in range(60)
+    ]
+
+    assert len([step for step in asked if step is not None]) >= 5
+
+
 def test_without_a_step_time_or_a_wish_for_it_nothing_is_asked() -> None:
     due = BEGAN + 16 * MINUTE
 
