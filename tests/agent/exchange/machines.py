@@ -24,7 +24,7 @@ from pathlib import Path
 from everstep.reports import ReportFile
 from everstep.slots import SlotFile
 
-size, pause, last = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+size, pause, world = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
 rank, generation = os.environ["RANK"], int(os.environ["EVERSTEP_GENERATION"])
 first = max(int(os.environ["EVERSTEP_RESUME_STEP"]), 0)
 report = ReportFile.open(Path(os.environ["EVERSTEP_REPORT_FILE"]))
@@ -46,10 +46,21 @@ def state(step):
 if first:
     assert bytes(file.load(first).tensors) == state(first), f"rank {rank} restored something else at step {first}"
 report.complete(first)
+
+def at(rank):
+    return Path(f"{__file__}.{generation}.{rank}")
+
+def reached(rank, step):
+    try:
+        return int(at(rank).read_text() or 0) >= step
+    except FileNotFoundError:
+        return False
+
 hold = Path(f"{__file__}.hold")
-for step in range(first + 1, last + 1):
-    while hold.exists():
-        time.sleep(0.01)
+for step in range(first + 1, 1_000_000):
+    at(rank).write_text(str(step))
+    while hold.exists() or not all(reached(other, step) for other in range(world)):  # as a collective would
+        time.sleep(0.001)
     file.begin(b"{}", size)
     file.tensors()[:] = state(step)
     file.commit(step)
@@ -57,7 +68,6 @@ for step in range(first + 1, last + 1):
     report.report(step - 1, 1.0, 1.0, 1)
     report.complete(step)
     time.sleep(pause)
-time.sleep(1000)
 """
 
 
@@ -90,7 +100,7 @@ class Machines:
         await asyncio.gather(*(agent.client.prepare(request, timeout_s=60) for agent in self.agents))
 
     def launch_request(
-        self, index: int, generation: int, resume_step: int, *, pause: float, last: int, peers: Sequence[int]
+        self, index: int, generation: int, resume_step: int, *, pause: float, peers: Sequence[int]
     ) -> pb.LaunchRequest:
         peer = self.agents[peers[index]]
         return pb.LaunchRequest(
@@ -99,7 +109,7 @@ class Machines:
             generation=generation,
             ranks=[pb.RankLaunch(rank=index, local_rank=0, env={"RANK": str(index), "LOCAL_RANK": "0"})],
             script=str(self.script),
-            args=[str(SIZE), str(pause), str(last)],
+            args=[str(SIZE), str(pause), str(len(self.agents))],
             resume_step=resume_step,
             checkpoint=pb.CheckpointOptions(**self.options),  # type: ignore[arg-type]
             peers=[pb.BackupPeer(rank=index, machine=peer.machine, address=peer.address)],
@@ -111,7 +121,6 @@ class Machines:
         resume_step: int = 0,
         *,
         pause: float = 0.05,
-        last: int = 100_000,
         peers: Sequence[int] = (),
     ) -> None:
         """Ring of backups unless ``peers`` says, by index, who keeps whose."""
@@ -120,7 +129,7 @@ class Machines:
         await asyncio.gather(
             *(
                 agent.client.launch(
-                    self.launch_request(i, generation, resume_step, pause=pause, last=last, peers=chosen), timeout_s=60
+                    self.launch_request(i, generation, resume_step, pause=pause, peers=chosen), timeout_s=60
                 )
                 for i, agent in enumerate(self.agents)
             )
