@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agent.tiers.background import Gate
 from everstep.slot_format import Pin, pins_of
+from everstep.slot_reader import SlotReader
 from tests.agent.tier_job import JOB, Machine, wait_for
 
 
@@ -247,6 +250,38 @@ def test_a_slow_disk_gets_fewer_steps_and_says_so(machine_of: Callable[..., Mach
     machine.on_disk(8)
     wait_for(lambda: machine.problem() == "", "it keeps up")
     assert machine.steps() == {0: [2, 8], 1: [2, 8]}
+
+
+@pytest.mark.parametrize(("slots", "written"), [(3, False), (4, True)])
+def test_a_slow_disk_beside_a_slow_backup_needs_a_fourth_slot(
+    machine_of: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch, slots: int, written: bool
+) -> None:
+    began, go_on = threading.Event(), threading.Event()
+
+    def slow(gate: Gate, moved: int) -> None:
+        began.set()
+        assert go_on.wait(20)
+
+    machine = machine_of(slots=slots, ranks=(0,), world=1, size=9_000_000)
+    machine.launch()
+    machine.save(8, 9)
+    with monkeypatch.context() as patch:
+        patch.setattr(Gate, "__call__", slow)
+        machine.save(10)
+        assert began.wait(20)
+        machine.save(11)
+        backup = SlotReader(machine.ranks[0].path)
+        assert backup.pin(Pin.BACKUP, 11)
+        machine.save(12, 13, 14)
+        backup.close()
+        go_on.set()
+        if written:
+            machine.on_disk(10)
+        else:
+            wait_for(lambda: "overwritten while it was read" in machine.problem(), "it gives way, and that is said")
+            assert machine.steps() == {}
+    machine.save(20)
+    machine.on_disk(20)
 
 
 def test_pages_of_the_file_are_given_back(machine_of: Callable[..., Machine]) -> None:

@@ -102,7 +102,9 @@ class Machine:
         for rank in self.ranks.values():
             rank.file.close()
         self.ranks = {
-            rank: Rank(self.shm, rank, size=self.size, generation=generation, shared=self.shared)
+            rank: Rank(
+                self.shm, rank, size=self.size, generation=generation, slots=self.options.slots, shared=self.shared
+            )
             for rank in self.ranks_here
         }
         for one in self.ranks.values():
