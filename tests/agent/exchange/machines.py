@@ -86,6 +86,9 @@ class Machines:
         self.script.write_text(SAVES)
         self.options: dict[str, object] = {"slots": 3, "backup": True, "backup_slots": 2, "backup_every_steps": 1}
 
+        self.in_step = True
+        """Whether a rank waits for the others before each step, as collectives make it."""
+
     async def close(self) -> None:
         """End the job, wherever its agents are."""
         for agent in self.agents:
@@ -109,7 +112,7 @@ class Machines:
             generation=generation,
             ranks=[pb.RankLaunch(rank=index, local_rank=0, env={"RANK": str(index), "LOCAL_RANK": "0"})],
             script=str(self.script),
-            args=[str(SIZE), str(pause), str(len(self.agents))],
+            args=[str(SIZE), str(pause), str(int(self.in_step) and len(self.agents))],
             resume_step=resume_step,
             checkpoint=pb.CheckpointOptions(**self.options),  # type: ignore[arg-type]
             peers=[pb.BackupPeer(rank=index, machine=peer.machine, address=peer.address)],

@@ -132,6 +132,7 @@ async def test_an_agent_that_is_restarted_goes_on_by_itself(agents: list[Running
 
 async def test_what_stop_answered_stays_true(agents: list[RunningAgent], tmp_path: Path) -> None:
     async with job_on(agents[:2], tmp_path) as job:
+        job.in_step = False
         await job.launch(pause=0.02)
         for index in (0, 1):
             await job.until(index, lambda rank: rank.saved.backup_step >= 3, "backups go through")
