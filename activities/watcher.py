@@ -25,7 +25,7 @@ from activities.watched import Watched
 from agent.client import AgentPool
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.watch import Finished
-from everstep.errors import AgentError
+from everstep.errors import AgentError, EverstepError
 from everstep.incident import Anomaly
 from everstep.job import JobSpec
 from everstep.job_state import JobState, job_workflow_id
@@ -204,7 +204,7 @@ class Watcher:
     async def _ask_to_persist(self, machine: Machine, request: pb.PersistRequest) -> None:
         try:
             await self._agents.get(machine.address).persist(request, timeout_s=PERSIST_S)
-        except AgentError as error:
+        except EverstepError as error:
             log.warning("a machine was not asked for a step on disk", machine=machine.name, error=str(error))
 
     async def _report(self, job: Watched, verdict: Anomaly | Finished) -> bool:
