@@ -74,7 +74,7 @@ def down(
     Only what belongs to this cluster is touched. History, ledger and logs stay,
     and so do the addresses, for the next `everstep up`. Running jobs are stopped
     for good. With --keep-jobs they go on after the next `up`, but without the
-    checkpoints that they kept in shared memory: where the script's own lead.
+    checkpoints that they kept in shared memory: from those on disk.
 
     Examples:
 
