@@ -221,12 +221,13 @@ class Run:
         self._reports.mark("loop_entered")
         first = start
         if state is not None and state.active:
+            agreed = _number(environment.RESUME_STEP, 0)
             state.check_room(
                 ranks=self.topology.ranks_per_machine,
-                backup_slots=_number(environment.BACKUP_SLOTS, 0),
+                # A job that is under way does not end for want of room for backups: it goes on and says so.
+                backup_slots=_number(environment.BACKUP_SLOTS, 0) if agreed <= 0 else 0,
                 where=os.environ.get(environment.MACHINE) or "this machine",
             )
-            agreed = _number(environment.RESUME_STEP, 0)
             origin = _origin(agreed)
             if agreed > 0 or origin is not None:
                 if warm_up is not None:

@@ -12,9 +12,11 @@ import pytest
 import torch
 
 import everstep
+from everstep import environment
 from everstep.errors import CheckpointError, ConfigError, TopologyError
 from everstep.reports import ReportFile
 from everstep.slot_reader import held
+from everstep.training.checkpoint import Checkpoint
 
 StartRank = Callable[..., ReportFile]
 
@@ -95,6 +97,20 @@ def test_a_new_generation_goes_on_where_the_job_stood(start_rank: StartRank) -> 
         seen.append(step)
         counter.value += 10
     assert (seen, counter.value) == ([4, 5, 6, 7, 8, 9], 100)
+
+
+def test_room_for_backups_is_asked_for_at_the_beginning_only(
+    start_rank: StartRank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(Checkpoint, "check_room", lambda _, *, ranks, backup_slots, where: asked.append(backup_slots))
+    monkeypatch.setenv(environment.BACKUP_SLOTS, "2")
+    for generation, resume in ((1, -1), (2, 2)):
+        start_rank(generation, resume=resume)
+        run, counter = everstep.join(), Counter()
+        for _ in run.steps(3, run.checkpoint(counter=counter)):
+            counter.value += 1
+    assert asked == [2, 0]
 
 
 def test_a_fresh_start_forgets_old_checkpoints(start_rank: StartRank, shm: Path) -> None:
