@@ -241,8 +241,12 @@ class SlotFile:
 
     # Loading.
 
-    def load(self, completed_steps: int) -> Payload:
-        """The state after so many completed steps, verified.
+    def load(self, completed_steps: int, *, verify: bool = True) -> Payload:
+        """The state after so many completed steps.
+
+        Args:
+            completed_steps: Which.
+            verify: Compare its checksum. Whoever does not must call ``verify`` before the state is used.
 
         Raises:
             CheckpointError: no slot holds that step.
@@ -256,18 +260,31 @@ class SlotFile:
                     f"{message}; it is damaged: {'; '.join(self._damage)}. Start from an older step"
                 )
             raise CheckpointError(f"{message}. Start from a step that all ranks hold, or from the beginning")
+        self._inspect(completed_steps, contents=verify)
         mapped, at = self._mapped(), self._slot_at(self._steps.index(completed_steps))
         view = memoryview(mapped)[at + PAGE : at + PAGE + self.capacity]
-        info = inspect_slot(mapped[at : at + PAGE], self.capacity, lambda count: [view[:count]])
+        _, generation, _, tensor_bytes, structure_bytes, _, _ = SLOT.unpack_from(mapped, at)
+        start = aligned(tensor_bytes)
+        structure = bytes(view[start : start + structure_bytes])
+        return Payload(completed_steps, generation, view[:tensor_bytes], structure)
+
+    def verify(self, completed_steps: int) -> None:
+        """Compare the checksum of a state that was loaded; other threads run meanwhile.
+
+        Raises:
+            CorruptCheckpoint: it does not hold.
+        """
+        self._inspect(completed_steps, contents=True)
+
+    def _inspect(self, completed_steps: int, *, contents: bool) -> None:
+        mapped, at = self._mapped(), self._slot_at(self._steps.index(completed_steps))
+        view = memoryview(mapped)[at + PAGE : at + PAGE + self.capacity]
+        info = inspect_slot(mapped[at : at + PAGE], self.capacity, (lambda count: [view[:count]]) if contents else None)
         if not info.valid:
             raise CorruptCheckpoint(
                 f"{self.path}: the state after step {completed_steps} is damaged: {info.reason}. "
                 "Start from an older step, or from the beginning"
             )
-        _, generation, _, tensor_bytes, structure_bytes, _, _ = SLOT.unpack_from(mapped, at)
-        start = aligned(tensor_bytes)
-        structure = bytes(view[start : start + structure_bytes])
-        return Payload(completed_steps, generation, view[:tensor_bytes], structure)
 
     def close(self) -> None:
         """Unmap the file, which stays; memory under views that are still held goes when they do."""

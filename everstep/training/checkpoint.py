@@ -8,7 +8,7 @@ local shard, so no rank ever gathers anything.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -16,10 +16,13 @@ import torch
 
 from everstep.errors import CheckpointError, ConfigError, CorruptCheckpoint, EverstepError
 from everstep.faults import RankFaults
-from everstep.slots import SlotFile
+from everstep.slots import Payload, SlotFile
+from everstep.structure import TensorSpec
 from everstep.topology import Topology
+from everstep.training.arena import Arena
 from everstep.training.bell import Bell
-from everstep.training.codec import Layout, decode, encode
+from everstep.training.codec import decode, encode
+from everstep.training.layout import Layout
 from everstep.training.rng import RandomState
 from everstep.training.room import check_room
 from everstep.training.saver import Saver
@@ -130,15 +133,23 @@ class Checkpoint:
         """
         if self._file is None:
             return
-        payload = self._file.load(completed_steps)
+        file = self._file
+        payload = file.load(completed_steps, verify=False)
+        arena = Arena(payload.tensors, lambda: file.verify(completed_steps))
+        kept: list[str] = []
         try:
-            tree = decode(payload.structure, payload.tensors, self._meshes())
-        except EverstepError:
-            raise
+            tree = decode(payload.structure, payload.tensors, self._meshes(), place=self._places(payload, arena, kept))
         except Exception as error:
-            raise CorruptCheckpoint(f"{self._file.path}: the state's structure cannot be read: {error}") from error
-        self._take_over(tree, completed_steps, str(self._file.path))
-        self._file.discard_after(completed_steps)
+            file.verify(completed_steps)  # damage explains more than what it leads to
+            if isinstance(error, EverstepError):
+                raise
+            raise CorruptCheckpoint(f"{file.path}: the state's structure cannot be read: {error}") from error
+        arena.start()
+        try:
+            self._take_over(tree, completed_steps, str(file.path), arena.finish, kept)
+        finally:
+            arena.finish()
+        file.discard_after(completed_steps)
 
     def restore_resharded(self, folder: Path, topology: Topology, rank: int) -> int:
         """Load a checkpoint on disk that was saved with other parallel sizes, and save it as this rank's own.
@@ -189,8 +200,45 @@ class Checkpoint:
         if self._saver is not None:
             self._saver.close()
 
-    def _take_over(self, tree: Any, completed_steps: int, whence: str) -> None:
-        """Give everybody their state."""
+    def _places(self, payload: Payload, arena: Arena, kept: list[str]) -> Callable[[TensorSpec], memoryview]:
+        """Where the tensors of a slot go; ``kept`` takes the names of those that go into the arena.
+
+        Modules copy what they are given into their parameters and buffers. Others, optimizers first of all, keep
+        it: given views of the slot, the next step would write into the checkpoint.
+        """
+        copied = {
+            f"{name}.{key}"
+            for name, thing in self._things.items()
+            if isinstance(thing, torch.nn.Module) and type(thing).load_state_dict is torch.nn.Module.load_state_dict
+            for named in (thing.named_parameters, thing.named_buffers)
+            for key, _ in named(remove_duplicate=False)
+        }
+
+        def place(spec: TensorSpec) -> memoryview:
+            if spec.name in copied:
+                return payload.tensors
+            kept.append(spec.name)
+            return arena.place(spec)
+
+        return place
+
+    def _take_over(
+        self,
+        tree: Any,
+        completed_steps: int,
+        whence: str,
+        ready: Callable[[], None] = lambda: None,
+        kept: Sequence[str] = (),
+    ) -> None:
+        """Give everybody their state.
+
+        Args:
+            tree: The states.
+            completed_steps: The label.
+            whence: Where they are from.
+            ready: Returns when the tensors that are kept as they are, are there.
+            kept: Names of those.
+        """
         rng, inside = tree.pop(_RNG, None), tree.pop(_STEP, None)
         if inside != completed_steps:
             raise CorruptCheckpoint(
@@ -203,23 +251,19 @@ class Checkpoint:
                 "checkpoint() must get the same names as when it was saved"
             )
         for name, thing in self._things.items():
-            self._load(name, thing, tree.pop(name))
+            if any(one == name or one.startswith(f"{name}.") for one in kept):
+                ready()
+            try:
+                thing.load_state_dict(tree.pop(name))
+            except EverstepError:
+                raise
+            except Exception as error:
+                raise CheckpointError(
+                    f"the saved state of {name!r} does not fit the script's {type(thing).__name__}: {error}"
+                ) from error
+        ready()
         if rng is not None:
             RandomState().load_state_dict(rng)
-
-    def _load(self, name: str, thing: Stateful, state: Any) -> None:
-        # Module.load_state_dict copies. Others, optimizers first of all, keep the given
-        # tensors: given views of the slot, the next step would write into the checkpoint.
-        if type(thing).load_state_dict is not torch.nn.Module.load_state_dict:
-            state = _clone(state)
-        try:
-            thing.load_state_dict(state)
-        except EverstepError:
-            raise
-        except Exception as error:
-            raise CheckpointError(
-                f"the saved state of {name!r} does not fit the script's {type(thing).__name__}: {error}"
-            ) from error
 
     def _meshes(self) -> dict[Any, Any]:
         """Device meshes that the given models and optimizers use."""
@@ -234,18 +278,3 @@ class Checkpoint:
             elif isinstance(thing, torch.optim.Optimizer):
                 tensors += [parameter for group in thing.param_groups for parameter in group["params"]]
         return dict(meshes_of(tensors))
-
-
-def _clone(tree: Any) -> Any:
-    """The same tree with tensors of its own."""
-    if isinstance(tree, torch.Tensor):
-        return tree.detach().clone()
-    if isinstance(tree, dict):
-        for key in tree:
-            tree[key] = _clone(tree[key])
-        return tree
-    if isinstance(tree, list):
-        return [_clone(item) for item in tree]
-    if type(tree) is tuple:
-        return tuple(_clone(item) for item in tree)
-    return tree

@@ -13,7 +13,7 @@ import pickle
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy
@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from everstep.errors import CheckpointError, CorruptCheckpoint
-from everstep.slot_format import aligned
-from everstep.structure import TensorSpec, pack_table, split
+from everstep.structure import TensorSpec, split
+from everstep.training.layout import Found, Layout
 
 _LEAVES = {str, int, float, bool, type(None), bytes}
 _CONTAINERS = (dict, list, tuple, deque, set, frozenset)
@@ -46,62 +46,6 @@ _ALLOWED = {
     ("collections", "deque"),
     ("torch", "Size"),
 }
-
-
-@dataclass(slots=True)
-class Found:
-    """The tensors of a tree by their number."""
-
-    tensors: list[Tensor] = field(default_factory=list)
-    """What is saved: the local shards of DTensors."""
-    names: list[str] = field(default_factory=list)
-    wholes: dict[int, tuple[Any, Any]] = field(default_factory=dict)
-    """The DTensors among them, each with all of it but its shard in plain values."""
-
-
-class Layout:
-    """The places of the tensors of one state; kept from save to save while the tensors stay alike.
-
-    Raises:
-        CheckpointError: a tensor has no plain data.
-    """
-
-    def __init__(self, found: Found) -> None:
-        self.specs: list[TensorSpec] = []
-        self._names = found.names
-        self._kinds = [(tensor.dtype, tensor.shape, tensor.device) for tensor in found.tensors]
-        self._descriptions = _descriptions(found)
-        end = 0
-        taken: set[str] = set()
-        for index, (tensor, name) in enumerate(zip(found.tensors, found.names, strict=True)):
-            dense = tensor.layout is torch.strided and not hasattr(type(tensor), "__tensor_flatten__")
-            if not dense or tensor.is_quantized or tensor.is_meta:
-                raise CheckpointError(
-                    f"a state dict holds a {tensor.layout} {type(tensor).__name__} on {tensor.device}: "
-                    "only dense tensors are saved"
-                )
-            nbytes = tensor.numel() * tensor.element_size()
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            spec = TensorSpec(_unique(name, taken), dtype, tuple(tensor.shape), end, nbytes, tensor.device.type)
-            self.specs.append(spec._replace(**_chunk(found.wholes[index][0])) if index in found.wholes else spec)
-            end += aligned(nbytes)
-        self.total_bytes = end
-        self.table = pack_table(self.specs)
-
-    def fits(self, found: Found) -> bool:
-        """Whether tensors of a later save go to the same places under the same names."""
-        return (
-            self._names == found.names
-            and self._descriptions == _descriptions(found)
-            and all(
-                tensor.dtype is dtype and tensor.shape == shape and tensor.device == device
-                for tensor, (dtype, shape, device) in zip(found.tensors, self._kinds, strict=True)
-            )
-        )
-
-
-def _descriptions(found: Found) -> dict[int, Any]:
-    return {index: description for index, (_, description) in found.wholes.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +79,7 @@ def decode(
     tensors: memoryview,
     meshes: Mapping[Any, Any],
     whole: Callable[[int, Any], Tensor] | None = None,
+    place: Callable[[TensorSpec], memoryview] | None = None,
 ) -> Any:
     """Put a tree of state dicts together again.
 
@@ -144,18 +89,20 @@ def decode(
             them: clone what is kept.
         meshes: Device meshes of this process by ``dtensors.mesh_key``, for DTensors.
         whole: Makes a DTensor, given its number and its ``dtensors.Description``. None: of its local shard.
+        place: Other memory in which a tensor of the CPU lies at the same offset, or will; None: ``tensors``.
 
     Raises:
         CorruptCheckpoint: the structure names something that no state dict holds.
     """
     specs, pickled = split(structure)
 
-    def tensor(index: int) -> Tensor:
+    def tensor(index: int, place: Callable[[TensorSpec], memoryview] | None = place) -> Tensor:
         spec = specs[index]
         dtype = getattr(torch, spec.dtype)
         if not spec.nbytes:
             return torch.empty(spec.shape, dtype=dtype)
-        raw = torch.frombuffer(tensors, dtype=torch.uint8, count=spec.nbytes, offset=spec.offset)
+        memory = place(spec) if place is not None and spec.device == "cpu" else tensors
+        raw = torch.frombuffer(memory, dtype=torch.uint8, count=spec.nbytes, offset=spec.offset)
         return raw.view(dtype).view(spec.shape).to(spec.device)
 
     def find(reference: int | tuple[Any, ...]) -> Any:
@@ -163,7 +110,7 @@ def decode(
             case int(index):
                 return tensor(index)
             case ("array", index):
-                return tensor(index).clone().numpy()
+                return tensor(index, None).clone().numpy()
             case ("dtensor", index, description):
                 if whole is not None:
                     return whole(index, description)
@@ -286,22 +233,3 @@ def _paths(tree: Any) -> dict[int, str]:
 
     walk(tree, "")
     return paths
-
-
-def _unique(name: str, taken: set[str]) -> str:
-    """A name that no tensor before has."""
-    found, count = name, 1
-    while found in taken:
-        count += 1
-        found = f"{name}.{count}"
-    taken.add(found)
-    return found
-
-
-def _chunk(whole: Any) -> dict[str, Any]:
-    """Fields of the table that say which chunk of a DTensor is saved."""
-    if whole is None:
-        return {}
-    from everstep.training.dtensors import chunk_of
-
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in chunk_of(whole).items()}

@@ -162,7 +162,8 @@ class _Reader:
         manifest, folder = self._manifest, self._old.folder
         structure = bytearray(manifest.structure.nbytes)
         # Memory that is not touched costs nothing: the place of the DTensors' shards stays empty.
-        memory = memoryview(mmap.mmap(-1, max(manifest.tensor_bytes, 1)))
+        size = max(manifest.tensor_bytes, 1)
+        memory = memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
         try:
             with open_shard(folder, manifest.rank) as read:
                 read_piece(read, manifest.structure, memoryview(structure), "the structure")

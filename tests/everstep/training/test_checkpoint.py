@@ -223,6 +223,57 @@ def test_dtensors_save_and_load_their_local_shard(shm: Path, mesh: DeviceMesh) -
         Checkpoint({"model": Holder(0), "optimizer": Holder(0)}, SlotFile(shm / "c")).restore(2)
 
 
+class Keeping(nn.Linear):
+    """A module that keeps, beside its parameters, a tensor that it is given."""
+
+    extra = torch.arange(3.0)
+
+    def get_extra_state(self) -> Any:
+        return {"extra": self.extra}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.extra = state["extra"]
+
+
+def test_nobody_is_given_the_memory_of_the_slot(shm: Path) -> None:
+    model, holder = Keeping(3, 2), Holder({"a": torch.ones(5), "b": [torch.arange(4)], "c": torch.ones(3, 2).T})
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    things: dict[str, Any] = {"model": model, "optimizer": optimizer, "model.weight": holder}
+    Checkpoint(things, SlotFile(shm / "c")).save(1)
+    before = (shm / "c").read_bytes()
+    file = SlotFile(shm / "c")
+    Checkpoint(things, file).restore(1)
+    momenta = [state["momentum_buffer"] for state in optimizer.state.values()]
+    for tensor in (*model.parameters(), model.extra, *momenta, *holder.tree.values(), holder.tree["b"][0]):
+        if isinstance(tensor, torch.Tensor):
+            tensor.data.fill_(99)
+    assert (shm / "c").read_bytes() == before
+    Checkpoint(things, SlotFile(shm / "c")).restore(1)
+    assert model.extra.tolist() == [0, 1, 2] and holder.tree["b"][0].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("order", [("model", "optimizer"), ("optimizer", "model")])
+@pytest.mark.parametrize("part", range(8))
+def test_damage_anywhere_is_named_before_the_state_is_used(shm: Path, part: int, order: tuple[str, str]) -> None:
+    model = nn.Linear(50, 50)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 50)).sum().backward()
+    optimizer.step()
+    made: dict[str, Any] = {"model": model, "optimizer": optimizer}
+    things = {name: made[name] for name in order}
+    Checkpoint(things, SlotFile(shm / "c")).save(1)
+    slot = next(index for index, one in enumerate(held(shm / "c")) if one.valid)
+    file = SlotFile(shm / "c")
+    size = held(shm / "c")[slot].bytes
+    raw = bytearray((shm / "c").read_bytes())
+    raw[4096 + slot * (4096 + file.capacity) + 4096 + (size - 1) * part // 7] ^= 4
+    (shm / "c").write_bytes(raw)
+    with pytest.raises(CorruptCheckpoint, match="the state after step 1 is damaged: its contents do not match"):
+        Checkpoint(things, SlotFile(shm / "c")).restore(1)
+
+
 class Custom:
     """Not a value of a state dict."""
 
