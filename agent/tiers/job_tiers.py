@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import defaultdict
@@ -24,7 +25,8 @@ from everstep.slot_format import SlotHeader
 from everstep.topology import Topology
 
 MACHINES = "machines"
-"""Folder beside a job's checkpoints with an empty file for each machine that writes there: two of them share it."""
+"""Folder beside a job's checkpoints with a file for each machine that writes there, which names the generation: where
+there are two of one generation, machines share the folder."""
 
 logger = structlog.get_logger()
 
@@ -62,7 +64,7 @@ class JobTiers:
         mine = [one for one in held_on_disk(root, self._place.job, ranks=terms.ranks) if one.valid]
         whole = self._there(mine, opened)
         if terms.options.disk:
-            self._mark(root)
+            self._mark(root, terms.generation)
             self._disk.open(terms, root, whole)
             self._remote.open(opened, root)
 
@@ -134,14 +136,14 @@ class JobTiers:
                 self._place.saved.update(one.rank, disk_step=one.completed_steps, disk_ns=one.saved_ns)
         return max(set.intersection(*steps.values()), default=-1) if steps else -1
 
-    def _mark(self, root: Path) -> None:
-        """Leave this machine's name, so that others know when they share a folder."""
+    def _mark(self, root: Path, generation: int) -> None:
+        """Leave this machine's name, so that others know that they share the folder."""
         if not root.is_dir():
             return  # said with the first step that is due
         try:
             machines = root / self._place.job / MACHINES
             machines.mkdir(parents=True, exist_ok=True)
-            (machines / self._place.machine).touch()
+            (machines / self._place.machine).write_text(str(generation))
         except OSError as error:
             self._problems.say("disk", f"{root} cannot be written: {error.strerror or error}")
 
@@ -154,13 +156,21 @@ class JobTiers:
         terms = opened.terms
         root = root_of(self._place, terms.options.disk_path)
         ranks = set(terms.ranks)
-        if len(list((root / self._place.job / MACHINES).iterdir())) > 1:
+        if self._shared(root, terms.generation):
             # In a shared folder one machine counts, and only steps that are whole for all ranks of the job.
             if 0 not in ranks or not terms.topology:
                 return
             ranks = set(range(Topology.parse(terms.topology).world_size))
         spare = {self._kept, *({copying} if (copying := self._remote.copying) is not None else ())}
         prune(root, self._place.job, max(terms.options.disk_keep, 1), ranks, spare=spare)
+
+    def _shared(self, root: Path, generation: int) -> bool:
+        """Whether another machine writes there too."""
+        with contextlib.suppress(OSError):
+            for path in (root / self._place.job / MACHINES).iterdir():
+                if path.name != self._place.machine and path.read_text() == str(generation):
+                    return True
+        return False
 
 
 class _Problems:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,6 +53,21 @@ def test_nothing_is_deleted_that_the_other_machine_has_no_newer_one_for(machines
     ahead.save(60)
     ahead.on_disk(60)
     wait_for(lambda: behind.steps() == {0: [40, 50, 60], 1: [40, 50, 60], 2: [40, 50], 3: [40, 50]}, "old steps go")
+
+
+def test_a_machine_that_was_renamed_does_not_share_its_disk_with_itself(tmp_path: Path) -> None:
+    with contextlib.closing(Machine(tmp_path)) as machine:
+        machine.launch()
+        machine.save(10)
+        machine.on_disk(10)
+        names = machine.place.state_dir / "checkpoints" / JOB / "machines"
+        (names / "m1").rename(names / "m0")
+        machine.tiers.shut()
+        machine.launch(generation=2, resume_step=10)
+        for step in (20, 30, 40):
+            machine.save(step)
+            machine.on_disk(step)
+        wait_for(lambda: machine.steps() == {0: [30, 40], 1: [30, 40]}, "old steps go")
 
 
 def test_a_launch_sets_later_steps_aside_once_whoever_is_first(machines: list[Machine]) -> None:
