@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -47,12 +48,17 @@ for step in range(first + 1, first + 100_000):
 """
 
 
+def manifest_beside(steps: Path, known: set[Path]) -> bool:
+    return bool(set(steps.glob("*/*.json")) - known)
+
+
 def test_a_writer_killed_at_any_moment_leaves_nothing_that_lists_as_valid_and_is_not(tmp_path: Path) -> None:
     seed = random.randrange(10**6)
     moments = random.Random(seed)
     steps = tmp_path / "m1" / "checkpoints" / JOB
     found = 0
-    for _ in range(6):
+    for number in range(6):
+        before = set(steps.glob("*/*.json"))
         with subprocess.Popen(
             [sys.executable, "-c", WRITER, str(tmp_path)],
             stdout=subprocess.PIPE,
@@ -62,6 +68,8 @@ def test_a_writer_killed_at_any_moment_leaves_nothing_that_lists_as_valid_and_is
             assert writer.stdout
             shm = Path(writer.stdout.readline().strip())
             wait_for(lambda: any(steps.glob("*/*.writing")), "it writes", 30)
+            if number % 2:  # some are killed in the middle of their first file, others later
+                wait_for(partial(manifest_beside, steps, before), "it has written", 30)
             time.sleep(moments.random() * 0.08)
             writer.send_signal(signal.SIGKILL)
         shutil.rmtree(shm)
