@@ -13,18 +13,12 @@ the steps that it is sending, writing to disk, or keeping: a save spares pinned
 slots as long as another one is left, and never waits for a pin. A received
 backup is a file of the same format.
 
-``everstep/slot_format.py`` has the layout.
+``everstep/slot_format.py`` has the layout, ``slot_mapping.py`` the file itself.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import errno
-import mmap
-import os
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,28 +27,21 @@ import xxhash
 from everstep.errors import CheckpointError, CorruptCheckpoint
 from everstep.slot_format import (
     EMPTY,
-    FILE,
     I64,
-    MAGIC,
     MAX_SLOTS,
     PAGE,
-    PINS,
-    PINS_AT,
     SAVED,
     SAVING,
     SLOT,
     U64,
     UNUSED,
-    VERSION,
     Pin,
     SlotHeader,
     aligned,
-    capacity_for,
-    file_bytes,
-    file_header,
     inspect_slot,
     pins_of,
 )
+from everstep.slot_mapping import SlotMapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +55,7 @@ class Payload:
     structure: bytes
 
 
-class SlotFile:
+class SlotFile(SlotMapping):
     """The writer's side of a checkpoint file. One process writes; saves do not nest.
 
     Args:
@@ -83,26 +70,9 @@ class SlotFile:
     def __init__(self, path: Path, *, slots: int = 3, generation: int = 0) -> None:
         if not 2 <= slots <= MAX_SLOTS:
             raise CheckpointError(f"{slots} checkpoint slots: use 2 to {MAX_SLOTS}; with one, a kill loses everything")
-        self.path = path
-        self.slots = slots
+        super().__init__(path, slots)
         self.generation = generation
-        self.capacity = 0
-        self.mapping = 0
-        """Counts the mappings: views and addresses that were taken in an earlier one are stale."""
-        self.before_unmap: Callable[[], None] = lambda: None
-        """Called before memory is unmapped, by whoever is about to; for those who registered it somewhere."""
-        self._map: mmap.mmap | None = None
-        self._base = 0
-        self._steps = [EMPTY] * slots
-        self._damage: list[str] = []
         self._saving: tuple[int, int, int] | None = None
-        try:
-            with contextlib.suppress(FileNotFoundError):
-                self._growing.unlink()  # left by a kill in the middle of a growth
-            with contextlib.suppress(FileNotFoundError):
-                self._open()
-        except OSError as error:
-            raise CheckpointError(f"{path} cannot be opened: {error}. Free space or delete the file") from error
 
     # Saving.
 
@@ -288,106 +258,10 @@ class SlotFile:
 
     def close(self) -> None:
         """Unmap the file, which stays; memory under views that are still held goes when they do."""
-        if self._map is not None:
-            self.before_unmap()
-            with contextlib.suppress(BufferError):
-                self._map.close()
-        self._map, self._saving, self.capacity = None, None, 0
-        self._steps = [EMPTY] * self.slots
-
-    # The file.
-
-    @property
-    def region(self) -> tuple[int, int]:
-        """Address and length of the mapped file; zeros while nothing is mapped."""
-        return (self._base, len(self._map)) if self._map is not None else (0, 0)
-
-    @property
-    def _growing(self) -> Path:
-        return self.path.with_name(self.path.name + ".growing")
-
-    def _mapped(self) -> mmap.mmap:
-        if self._map is None:
-            raise CheckpointError(f"{self.path} is closed")
-        return self._map
+        self._saving = None
+        super().close()
 
     def _begun(self) -> tuple[int, int, int]:
         if self._saving is None:
             raise CheckpointError(f"{self.path}: no save has begun, call begin() first")
         return self._saving
-
-    def _slot_at(self, index: int) -> int:
-        return PAGE + index * (PAGE + self.capacity)
-
-    def _open(self) -> None:
-        with self.path.open("r+b", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
-            slots, capacity, reason = file_header(file.read(PAGE))
-            if reason:
-                self._damage.append(reason)  # a load says so; the next save replaces the file
-                return
-            whole = PAGE + slots * (PAGE + capacity)
-            if size < whole:
-                # Zeros for what is missing: the slots that are whole stay usable, and no access ends in SIGBUS.
-                self._damage.append(f"the file ends at byte {size} of {whole}")
-                os.posix_fallocate(file.fileno(), 0, whole)
-            self.slots, self.capacity = slots, capacity
-            self._adopt(mmap.mmap(file.fileno(), whole))
-        self._steps = [EMPTY] * slots
-        for index in range(slots):
-            at = self._slot_at(index)
-            info = inspect_slot(self._mapped()[at : at + PAGE], capacity, None)
-            if info.valid:
-                self._steps[index] = info.completed_steps
-            elif info.completed_steps != EMPTY:
-                self._damage.append(f"slot {index}: {info.reason}")
-
-    def _adopt(self, mapped: mmap.mmap) -> None:
-        self._map = mapped
-        self._base = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
-        self.mapping += 1
-
-    def _grow(self, need: int) -> None:
-        """Put a larger file with the same committed slots in this one's place, atomically."""
-        old, offsets = self._map, [self._slot_at(index) for index in range(self.slots)]
-        capacity = capacity_for(need)
-        fresh = _allocate(self._growing, file_bytes(need, self.slots))
-        header = FILE.pack(MAGIC, VERSION, self.slots, capacity)
-        fresh[: len(header)] = header
-        U64.pack_into(fresh, len(header), xxhash.xxh3_64_intdigest(header))
-        PINS.pack_into(fresh, PINS_AT, *(pins_of(old) if old is not None else [EMPTY] * len(Pin)))
-        self.capacity = capacity
-        for index, (steps, start) in enumerate(zip(self._steps, offsets, strict=True)):
-            at = self._slot_at(index)
-            if old is not None and steps >= 0:
-                _, _, _, tensor_bytes, structure_bytes, _, _ = SLOT.unpack_from(old, start)
-                used = PAGE + aligned(tensor_bytes) + structure_bytes
-                fresh[at : at + used] = old[start : start + used]
-            else:
-                SLOT.pack_into(fresh, at, EMPTY, 0, UNUSED, 0, 0, 0, 0)
-        self._growing.rename(self.path)
-        if old is not None:
-            self.before_unmap()
-            with contextlib.suppress(BufferError):
-                old.close()
-        self._adopt(fresh)
-
-
-def _allocate(path: Path, size: int) -> mmap.mmap:
-    """A new mapped file, all of it allocated: a full file system is an error now, not a SIGBUS later."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
-    try:
-        os.posix_fallocate(descriptor, 0, size)
-        return mmap.mmap(descriptor, size)
-    except OSError as error:
-        free = os.fstatvfs(descriptor)
-        path.unlink()
-        if error.errno not in {errno.ENOSPC, errno.EFBIG, errno.ENOMEM}:
-            raise
-        raise CheckpointError(
-            f"no room for a checkpoint file of {size / 1e6:.1f} MB in {path.parent}: "
-            f"{free.f_bavail * free.f_frsize / 1e6:.1f} MB are free. "
-            "Make /dev/shm larger, use fewer slots, or shard the state over more ranks"
-        ) from error
-    finally:
-        os.close(descriptor)
