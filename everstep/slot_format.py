@@ -56,10 +56,10 @@ class Pin(IntEnum):
 
     KEEP = 0
     """The newest step whose backup is complete: what a rank needs when its peers' memory is what is left of others."""
-    DISK = 1
-    """Being written to disk."""
-    BACKUP = 2
-    """Being sent to the peer."""
+    BACKUP = 1
+    """Being sent to the peer; the next step is sent instead when it gives way."""
+    DISK = 2
+    """Being written to disk: rare, and none would ever get there if steps that are sent came first."""
 
 
 @dataclass(frozen=True, slots=True)
