@@ -44,7 +44,7 @@ def test_killed_and_resumed_is_equal_to_torchrun_undisturbed(make_job: Any, tmp_
     job.inject(fault="kill-rank", rank=1, at_step=5)
     assert job.launch()[1] == -signal.SIGKILL
     agreed = job.agreed_step()
-    assert agreed == 5
+    assert agreed in {4, 5}  # the save of the state after 5 steps overlapped the step in which it was killed
     assert job.launch(resume=agreed) == [0, 0]
     assert job.losses == {(rank, step): loss.hex() for rank in range(2) for step, loss in enumerate(expected)}
 
@@ -57,8 +57,9 @@ def test_killed_during_a_save_the_step_before_is_there(make_job: Any, sizes: dic
     job = make_job("gpt.py", SMALL, **sizes)
     job.inject(fault="kill-during-save", rank=1, at_step=5)
     assert job.launch()[1] == -signal.SIGKILL
-    assert job.agreed_step() == 5  # the save of the state after 6 steps was cut short
-    assert set(job.launch(resume=5)) == {0}
+    agreed = job.agreed_step()
+    assert agreed in {4, 5}  # the save of the state after 6 steps was cut short; another rank may be saving that after 5
+    assert set(job.launch(resume=agreed)) == {0}
     assert job.losses == undisturbed.losses
 
 
