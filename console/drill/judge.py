@@ -18,6 +18,8 @@ MAX_LOST = 1
 """A fault may cost at most the step that was under way, by design of the every-step checkpoint."""
 MAX_PACE = 1.5
 """Step time while a peer's agent hangs, in step times before: far above what a busy machine does to a median (ours)."""
+LAG = 2
+"""Backups that are so many steps behind show that their peer takes none (ours)."""
 MUST_SAY = ("disk-full", "shm-full")
 """Faults with which training goes on, so that somebody has to be told."""
 FOUND = ("checksum", "damaged", "truncated", "cut short", "bytes")
@@ -46,6 +48,7 @@ def judge(request: DrillRequest, spec: JobSpec, facts: Facts) -> DrillResult:
         emptied=facts.seen.emptied,
         damaged=[f"rank {one.rank}, step {one.step}: {one.path}: {one.what}" for one in facts.seen.damaged],
         said=sorted(facts.seen.said),
+        lag=facts.seen.lag,
         pace=_pace(request, facts),
     )
     if facts.seen.promise:
@@ -194,6 +197,8 @@ def _copies(request: DrillRequest, facts: Facts, result: DrillResult) -> list[st
         ]
     if request.base in MUST_SAY and not request.parks and not facts.seen.said:
         found.append(f"no agent told of a problem although {request.base.replace('-', ' is ')}")
+    if request.base == "hang-peer" and not facts.seen.said and (facts.seen.lag or 0) < LAG:
+        found.append("backups did not fall behind visibly while the agent hung")
     if result.pace is not None and result.pace > MAX_PACE:
         found.append(f"steps took {result.pace:.2f} times as long while the agent hung")
     return found

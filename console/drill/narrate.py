@@ -91,7 +91,8 @@ def _report(out: Console, run: DrillResult) -> None:
     if run.said:
         table.add_row("told", escape("; ".join(run.said)))
     if run.pace is not None:
-        table.add_row("pace", f"a step took {run.pace:.2f} times as long while the agent hung")
+        pace = f"a step took {run.pace:.2f} times as long while the agent hung"
+        table.add_row("pace", f"{pace}; backups were up to {_or(run.lag)} steps behind")
     table.add_row("losses", _losses(run) + (f", {run.steps} steps" if run.losses_match is not None else ""))
     table.add_row("copies", "never two of a rank" if not run.duplicates else f"[red]{run.duplicates}[/red]")
     table.add_row("left behind", "nothing" if not run.leaked else f"[red]{escape(', '.join(run.leaked[:10]))}[/red]")

@@ -31,6 +31,8 @@ class DrillResult(BaseModel):
     emptied: list[str] = Field(default_factory=list, description="Machines that lost memory and disk.")
     damaged: list[str] = Field(default_factory=list, description="Copies that were damaged, and how.")
     said: list[str] = Field(default_factory=list, description="Problems with backups and disks that agents told of.")
+    lag: int | None = None
+    """Most steps that a backup was seen to be behind; None: nobody looked."""
     pace: float | None = None
     """Step time while an agent hung, in step times before; None: none did."""
     steps_redone: int | None = None

@@ -186,7 +186,7 @@ class Scene:
                 saved = rank.saved
                 self.seen.said |= {text for text in (saved.backup_problem, saved.disk_problem) if text}
                 if saved.backup_step >= 0:
-                    self.seen.lag = max(self.seen.lag, saved.own_step - saved.backup_step)
+                    self.seen.lag = max(self.seen.lag or 0, saved.own_step - saved.backup_step)
 
     # The blow.
 

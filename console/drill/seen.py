@@ -31,7 +31,7 @@ class Seen:
     """Step records of machines that were emptied."""
     said: set[str] = field(default_factory=set)
     """Problems with backups and disks that the agents told of."""
-    lag: int = 0
-    """Most steps that a backup was behind."""
+    lag: int | None = None
+    """Most steps that a backup was behind; None: nobody looked."""
     trouble: str = ""
     """Why the fault could not be injected as planned."""

@@ -16,6 +16,8 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 SMALL: dict[str, Any] = {"machines": 2, "ranks_per_machine": 2, "tp": 2, "pp": 1, "at_step": 8, "steps": 24}
 """Four ranks and some seconds; what a drill shows does not depend on the size."""
+SPREAD: dict[str, Any] = {"machines": 4, "ranks_per_machine": 1, "tp": 2, "pp": 1, "at_step": 10, "steps": 22}
+"""Four machines with tp and dp groups across them, so that each has a peer outside its groups: m0 and m3, m1 and m2."""
 
 DrillOf = Callable[..., Awaitable[DrillResult]]
 
@@ -61,5 +63,32 @@ def recovered() -> Callable[..., None]:
         else:
             assert result.losses_match is True
             assert result.steps_lost is not None and result.steps_lost <= lost
+
+    return check
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def spread(drill: DrillOf) -> DrillOf:
+    """Run a drill of a job over four machines."""
+
+    async def run(fault: str, **options: Any) -> DrillResult:
+        return await drill(fault, **(SPREAD | options))
+
+    return run
+
+
+@pytest.fixture
+def went_on() -> Callable[..., None]:
+    """What holds when copies of state were lost or damaged and the job went on from others."""
+
+    def check(result: DrillResult, restored_from: dict[str, int], *, lost: int) -> None:
+        assert result.problems == []
+        assert result.ok and result.fired
+        assert result.resolution == "reattempt"
+        assert result.restored_from == restored_from
+        assert result.steps_lost is not None and result.steps_lost <= lost
+        assert result.losses_match is True
+        assert len(result.incidents) == 1
+        assert result.leaked == [] and result.duplicates == 0 and result.evicted == []
 
     return check

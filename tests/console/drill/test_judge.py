@@ -173,11 +173,14 @@ def test_a_peer_that_hangs_must_not_slow_training_down(during: float, ok: bool) 
         generations=1,
         marks={"hang-peer": {"time_ns": 109 * SECOND}},
         records=Records({0: steps}),
-        seen=Seen(Absorbed(int(109.5 * SECOND), int(110 + 9 * during) * SECOND)),
+        seen=Seen(Absorbed(int(109.5 * SECOND), int(110 + 9 * during) * SECOND), lag=7),
     )
-    result = judge(DrillRequest(fault="hang-peer"), SPEC, calm)
+    request = DrillRequest(fault="hang-peer")
+    result = judge(request, SPEC, calm)
     assert result.pace == pytest.approx(during)
     assert result.ok is ok, result.problems
+    calm.seen.lag = 1
+    assert any("did not fall behind" in problem for problem in judge(request, SPEC, calm).problems)
 
 
 def test_why_a_fault_could_not_be_injected_is_said_instead_of_that_it_did_not_fire() -> None:

@@ -1,0 +1,75 @@
+"""Damaged copies and full file systems: found, named, and an older or another copy used; never a wrong byte."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from console.drill import DrillResult
+from console.local import mounts
+
+pytestmark = [pytest.mark.drill, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
+
+DrillOf = Callable[..., Awaitable[DrillResult]]
+WentOn = Callable[..., None]
+
+
+@pytest.fixture
+def room_of_its_own(tmp_path: Path) -> None:
+    """Small file systems can be mounted; else the drill itself refuses with exit code 3."""
+    if said := mounts.why_not(tmp_path):
+        pytest.skip(said)
+
+
+@pytest.mark.parametrize(
+    ("where", "restored_from", "lost"),
+    [
+        ("buffer", {"own memory": 3, "backup": 1}, 0),  # the backup is as new
+        ("backup", {"own memory": 3, "backup": 1}, 1),  # the backup before it
+        ("file", {"disk": 4}, 5),  # the checkpoint on disk before it
+    ],
+)
+async def test_a_bit_flips(
+    spread: DrillOf, went_on: WentOn, where: str, restored_from: dict[str, int], lost: int
+) -> None:
+    result = await spread("flip-bit", where=where, ranks=[1])
+    went_on(result, restored_from, lost=lost)
+    assert result.steps_lost == result.steps_promised == lost
+    assert "flipped" in result.damaged[0]
+
+
+async def test_a_file_is_cut_short(spread: DrillOf, went_on: WentOn) -> None:
+    result = await spread("truncate-file", ranks=[2])
+    went_on(result, {"disk": 4}, lost=5)
+    assert result.steps_lost == 5
+    assert "cut from" in result.damaged[0]
+
+
+@pytest.mark.usefixtures("room_of_its_own")
+async def test_a_job_without_room_for_its_checkpoints_is_parked_with_numbers(spread: DrillOf) -> None:
+    result = await spread("shm-full", machine="m1")
+    assert result.problems == [] and result.ok
+    assert result.resolution == "parked"
+    assert result.leaked == []
+
+
+@pytest.mark.usefixtures("room_of_its_own")
+async def test_without_room_for_backups_training_goes_on_and_the_disk_is_what_is_left(
+    spread: DrillOf, went_on: WentOn
+) -> None:
+    result = await spread("shm-full", fits="own", machine="m1")
+    went_on(result, {"own memory": 3, "disk": 1}, lost=0)  # memory still has the step that is on disk
+    assert result.emptied == ["m2"]
+    assert any("no room for the backup" in text for text in result.said)
+
+
+@pytest.mark.usefixtures("room_of_its_own")
+async def test_with_a_full_disk_training_goes_on_and_the_older_checkpoint_is_used(
+    spread: DrillOf, went_on: WentOn
+) -> None:
+    result = await spread("disk-full", machine="m1")
+    went_on(result, {"disk": 4}, lost=5)
+    assert result.steps_lost == 5
+    assert any("No space" in text or "no room" in text for text in result.said)

@@ -1,0 +1,70 @@
+"""Machines that are lost with all that they held: the job goes on from the backups of others, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from console.drill import DrillResult
+
+pytestmark = [pytest.mark.drill, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
+
+DrillOf = Callable[..., Awaitable[DrillResult]]
+WentOn = Callable[..., None]
+
+
+async def test_the_machine_of_the_rendezvous_store_is_lost(spread: DrillOf, went_on: WentOn) -> None:
+    result = await spread("kill-machine", machine="m0")
+    went_on(result, {"own memory": 3, "backup": 1}, lost=1)
+    assert result.steps_promised == 1
+    assert result.emptied == ["m0"]
+    assert [name for name, _ in result.stages] == ["stop", "decide", "restore", "reattempt", "confirm"]
+
+
+async def test_a_whole_pipeline_of_the_mesh_is_lost(drill: DrillOf, went_on: WentOn) -> None:
+    whole = {"machines": 4, "ranks_per_machine": 2, "tp": 2, "pp": 2, "at_step": 10, "steps": 22}
+    result = await drill("kill-group", kind="pp", index=0, **whole)
+    went_on(result, {"own memory": 4, "backup": 4}, lost=1)
+    assert result.emptied == ["m0", "m2"]
+    assert result.steps_promised == 1 and "every backup lies outside" in result.promise
+
+
+async def test_all_machines_are_lost_and_the_disk_is_what_is_left(drill: DrillOf) -> None:
+    result = await drill("kill-group", kind="dp", machines=2, ranks_per_machine=1, tp=1, at_step=11)
+    assert result.problems == [] and result.ok
+    assert result.emptied == ["m0", "m1"]
+    assert result.restored_from == {"disk": 2}
+    assert result.losses_match is True
+    assert result.steps_redone is not None and result.steps_redone <= 3  # step 10 was on disk
+
+
+@pytest.mark.parametrize("part", ["kill-worker", "kill-temporal"])
+async def test_the_control_plane_dies_while_copies_are_moved(spread: DrillOf, went_on: WentOn, part: str) -> None:
+    result = await spread(part, in_stage="restore", during="kill-machine", machine="m2")
+    went_on(result, {"own memory": 3, "backup": 1}, lost=1)
+
+
+async def test_an_agent_that_was_restarted_still_knows_the_saves(spread: DrillOf, went_on: WentOn) -> None:
+    result = await spread("kill-agent", then="kill-rank", machine="m1", at_step=6)
+    went_on(result, {"own memory": 4}, lost=0)
+
+
+async def test_an_agent_that_was_restarted_takes_and_sends_backups_again(spread: DrillOf, went_on: WentOn) -> None:
+    result = await spread("kill-agent", then="kill-machine", machine="m1", at_step=6)
+    went_on(result, {"own memory": 3, "backup": 1}, lost=0)
+
+
+async def test_a_peer_that_hangs_slows_nothing_down(spread: DrillOf) -> None:
+    result = await spread("hang-peer", machine="m1", seconds=3.0, steps=40)
+    assert result.problems == [] and result.ok
+    assert result.resolution == "absorbed" and result.incidents == []
+    assert result.losses_match is True
+    assert result.pace is not None and result.lag is not None and result.lag > 1
+
+
+async def test_a_peer_that_dies_in_the_middle_of_a_backup(spread: DrillOf, went_on: WentOn) -> None:
+    result = await spread("kill-peer", ranks=[3], at_step=6)  # whose backup lies on m0
+    assert result.emptied == ["m3"]
+    assert result.steps_promised is not None and result.steps_promised <= 6  # who was behind sends every other step
+    went_on(result, {"own memory": 3, "backup": 1}, lost=result.steps_promised)

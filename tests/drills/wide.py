@@ -1,0 +1,68 @@
+"""Every machine and every group in turn, and every copy of every rank: ``make drills``. Too long for each change."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from console.drill import DrillResult
+from console.drill.catalogue import WHERE
+
+pytestmark = [pytest.mark.drill, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
+
+DrillOf = Callable[..., Awaitable[DrillResult]]
+WHOLE: dict[str, Any] = {"machines": 4, "ranks_per_machine": 2, "tp": 2, "pp": 2, "at_step": 12, "steps": 36}
+GROUPS = [(kind, index) for kind in ("tp", "pp", "dp") for index in range(4)]
+
+
+def recovered(result: DrillResult) -> None:
+    assert result.problems == []
+    assert result.ok and result.losses_match is True
+    assert result.steps_lost is not None and result.steps_promised is not None
+    assert result.steps_lost <= result.steps_promised
+
+
+@pytest.mark.parametrize("machine", ["m0", "m1", "m2", "m3"])
+async def test_each_machine_is_lost(drill: DrillOf, machine: str) -> None:
+    result = await drill("kill-machine", machine=machine, **WHOLE)
+    recovered(result)
+    assert result.steps_promised == 1
+
+
+@pytest.mark.parametrize(("kind", "index"), GROUPS)
+async def test_each_group_is_lost(drill: DrillOf, kind: str, index: int) -> None:
+    result = await drill("kill-group", kind=kind, index=index, **WHOLE)
+    recovered(result)
+    assert result.steps_promised == 1
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("rank", range(8))
+async def test_each_copy_is_damaged(drill: DrillOf, where: str, rank: int) -> None:
+    recovered(await drill("flip-bit", where=where, ranks=[rank], **WHOLE))
+
+
+@pytest.mark.parametrize("rank", range(8))
+async def test_each_rank_is_killed_in_the_middle_of_a_save(drill: DrillOf, rank: int) -> None:
+    result = await drill("kill-during-save", ranks=[rank], **WHOLE)
+    assert result.problems == [] and result.losses_match is True
+
+
+@pytest.mark.parametrize("machine", ["m0", "m1", "m2", "m3"])
+@pytest.mark.parametrize("then", ["kill-rank", "kill-machine"])
+async def test_each_agent_is_killed_before_its_copies_are_needed(drill: DrillOf, machine: str, then: str) -> None:
+    recovered(await drill("kill-agent", machine=machine, then=then, **WHOLE))
+
+
+@pytest.mark.parametrize("machine", ["m0", "m1", "m2", "m3"])
+async def test_each_peer_is_killed_in_the_middle_of_a_backup(drill: DrillOf, machine: str) -> None:
+    recovered(await drill("kill-peer", machine=machine, **WHOLE))
+
+
+@pytest.mark.parametrize("moment", ["begin", "middle", "end"])
+@pytest.mark.parametrize("stage", ["stop", "decide", "restore", "reattempt", "confirm"])
+async def test_the_worker_dies_in_each_stage_of_a_lost_machine(drill: DrillOf, stage: str, moment: str) -> None:
+    options = {"in_stage": stage, "moment": moment, "during": "kill-machine", "machine": "m2"}
+    recovered(await drill("kill-worker", **options, **WHOLE))
