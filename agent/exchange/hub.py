@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 
 from agent.client import AgentPool
 from agent.exchange.server import DataPort
@@ -16,6 +17,7 @@ OPEN_S = 5.0
 """An agent that does not answer gRPC within this time is not asked longer for now (ours)."""
 CONNECT_S = 3.0
 LOOK_S = 0.1
+ENDS = "the agent, or what needed the connection, ends"
 
 
 class Exchange:
@@ -36,6 +38,9 @@ class Exchange:
         self._machine = machine
         self._loop = asyncio.get_running_loop()
         self._agents = AgentPool(security)
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._wires: weakref.WeakSet[Wire] = weakref.WeakSet()
 
     def connect(self, address: str, job: str, closing: threading.Event | None = None) -> Wire:
         """A connection to the data port of the agent at ``host:port``; called in any thread but the loop's.
@@ -44,7 +49,12 @@ class Exchange:
             AgentError: the agent did not answer, or knows no such job.
             OSError, WireError: its data port did not.
         """
-        asked = asyncio.run_coroutine_threadsafe(self._open(address, job), self._loop)
+        opening = self._open(address, job)
+        try:
+            asked = asyncio.run_coroutine_threadsafe(opening, self._loop)
+        except RuntimeError:
+            opening.close()
+            raise ConnectionAbortedError(ENDS) from None
         while True:
             try:
                 opened = asked.result(LOOK_S)
@@ -52,17 +62,26 @@ class Exchange:
             except TimeoutError:
                 if asked.done():
                     raise
-                if closing is not None and closing.is_set():
+                if self._ended.is_set() or (closing is not None and closing.is_set()):
                     asked.cancel()
-                    raise ConnectionAbortedError("no longer needed") from None
+                    raise ConnectionAbortedError(ENDS) from None
         host = address.rpartition(":")[0]
-        return connect(host, opened.port, job, opened.token, connect_s=CONNECT_S)
+        wire = connect(host, opened.port, job, opened.token, connect_s=CONNECT_S)
+        with self._lock:
+            self._wires.add(wire)
+            if self._ended.is_set():
+                wire.cut()
+        return wire
 
     async def _open(self, address: str, job: str) -> pb.OpenExchangeReply:
         request = pb.OpenExchangeRequest(job=job, machine=self._machine)
         return await self._agents.get(address).open_exchange(request, timeout_s=OPEN_S)
 
     async def close(self) -> None:
-        """End."""
+        """End; threads that wait for other agents get errors."""
+        with self._lock:
+            self._ended.set()
+            for wire in self._wires:
+                wire.cut()
         self.port.close()
         await self._agents.close()

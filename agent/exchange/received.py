@@ -21,8 +21,8 @@ from agent.bell import backup_files
 from agent.exchange.backup import Backup, Refused, Transfer
 from agent.exchange.offers import Offer, as_header
 from agent.exchange.wire import Wire
-from agent.room import free, memory_available
 from everstep.errors import Fenced
+from everstep.memory import free, memory_available
 from everstep.slot_format import SlotHeader
 
 TAKE_OVER_S = 5.0

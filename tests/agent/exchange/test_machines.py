@@ -207,6 +207,19 @@ async def test_damage_and_absence_are_told_apart_from_silence(agents: list[Runni
         assert steps(second, OWN, 1)
 
 
+async def test_an_agent_that_waits_for_another_ends_when_told(agents: list[RunningAgent], tmp_path: Path) -> None:
+    async with job_on(agents[:2], tmp_path) as job:
+        assert job.agents[0].process
+        job.agents[0].process.send_signal(signal.SIGSTOP)
+        shards = [pb.ShardSource(rank=1, completed_steps=1, tier=BACKUP, address=job.agents[0].address)]
+        request = pb.RestoreRequest(request_id="r", job=job.job, shards=shards)
+        waiting = asyncio.create_task(job.agents[1].client.restore(request, timeout_s=60))
+        await asyncio.sleep(0.5)
+        await asyncio.to_thread(job.agents[1].kill, signal.SIGTERM)
+        with pytest.raises(AgentError):
+            await waiting
+
+
 async def test_nothing_is_restored_under_a_rank_that_lives(agents: list[RunningAgent], tmp_path: Path) -> None:
     async with job_on(agents[:2], tmp_path) as job:
         await job.launch(pause=0.02)
