@@ -58,7 +58,7 @@ def test_killed_during_a_save_the_step_before_is_there(make_job: Any, sizes: dic
     job.inject(fault="kill-during-save", rank=1, at_step=5)
     assert job.launch()[1] == -signal.SIGKILL
     agreed = job.agreed_step()
-    assert agreed in {4, 5}  # the save of the state after 6 steps was cut short; another rank may be saving that after 5
+    assert agreed in {4, 5}  # the save after 6 steps was cut short; another rank may still be at that after 5
     assert set(job.launch(resume=agreed)) == {0}
     assert job.losses == undisturbed.losses
 

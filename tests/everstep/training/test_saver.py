@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -391,6 +393,23 @@ def test_an_exception_ends_the_process_and_the_last_complete_step_is_kept(start_
     done = subprocess.run([sys.executable, "-c", LEAVING], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1 and "IndexError: in user code" in done.stderr
     assert steps_in(shm / "checkpoint-0") == [1, 2, 3]
+
+
+def test_a_kill_in_the_middle_of_the_copy_costs_no_step_before(start_rank: Any, shm: Path) -> None:
+    start_rank(slots=3)
+    plan = shm / "plan.json"
+    plan.write_text(json.dumps([{"id": "f", "fault": "kill-during-save", "rank": 0, "at_step": 2, "point": "save"}]))
+    done = subprocess.run(
+        [sys.executable, "-c", LEAVING],
+        env={**os.environ, environment.FAULTS: str(plan)},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL
+    slots = held(shm / "checkpoint-0")
+    assert sorted(slot.completed_steps for slot in slots if slot.valid) == [1, 2]
+    assert "a save into it was cut short" in {slot.reason for slot in slots}
 
 
 @pytest.mark.parametrize("way", ["raise", "exit", "break", "end"])
