@@ -56,8 +56,8 @@ def test_when_all_others_are_pinned_the_least_reason_gives_way(folder: Path) -> 
     for step in (1, 2, 3):
         save(file, step)
     reader = SlotReader(folder / "c")
-    reader.pin(Pin.BACKUP, 1)
-    reader.pin(Pin.DISK, 2)
+    reader.pin(Pin.DISK, 1)
+    reader.pin(Pin.BACKUP, 2)
     save(file, 4)  # 3 is the newest
     assert steps_in(folder / "c") == [1, 3, 4]
     reader.pin(Pin.KEEP, 3)
@@ -72,8 +72,8 @@ def test_the_strongest_of_two_pins_on_a_step_counts(folder: Path) -> None:
         save(file, step)
     reader = SlotReader(folder / "c")
     reader.pin(Pin.KEEP, 1)
-    reader.pin(Pin.BACKUP, 1)
-    reader.pin(Pin.DISK, 2)
+    reader.pin(Pin.DISK, 1)
+    reader.pin(Pin.BACKUP, 2)
     save(file, 4)
     assert steps_in(folder / "c") == [1, 3, 4]
     reader.close()
