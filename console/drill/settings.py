@@ -10,7 +10,7 @@ from everstep.placement import Placement, place_backups
 
 DRILL_POLICY = {"stall_floor_s": 3.0, "exit_grace_s": 3.0}
 """Hangs are found after 10 min, and early leavers after 60 s, by default; a drill's steps take 0.1 s (ours)."""
-PATIENT_POLICY = {"stall_floor_s": 20.0, "exit_grace_s": 3.0}
+PATIENT_POLICY = {"stall_floor_s": 60.0, "exit_grace_s": 3.0}
 """For a job that waits at a step until the drill has done what it wants to do (ours)."""
 STEP_S = 0.2
 """A step must be long enough for the backup of the step before (ours)."""
