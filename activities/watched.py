@@ -15,7 +15,7 @@ from activities.convert import seen_of
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.persist import OnDisk, PersistRule
 from everstep.decisions.unsaved import Saves, judge_saves
-from everstep.decisions.watch import Finished, Seen, StallRule, judge_exits, stall_anomaly
+from everstep.decisions.watch import Finished, Seen, StallRule, judge_exits, loss_anomaly, stall_anomaly
 from everstep.incident import Anomaly
 from everstep.job import JobSpec
 from everstep.machine import Machine
@@ -61,6 +61,10 @@ class Watched:
     _shown: dict[int, Shown] = field(default_factory=dict)
     _heard: dict[str, int] = field(default_factory=dict)
     """Machine → when its agent said anything."""
+    _launched: dict[str, int] = field(default_factory=dict)
+    """Machine → newest generation that it showed."""
+    _emptied: dict[str, int] = field(default_factory=dict)
+    """Machine → the generation that it had shown before it knew the job no more."""
     _saves: set[int] = field(default_factory=set)
     """Ranks that were seen to save."""
     _begun: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -78,6 +82,12 @@ class Watched:
     def showed(self, machine: str, reply: pb.ProgressReply, now_ns: int) -> None:
         """A machine showed where its ranks stand."""
         self._heard[machine] = now_ns
+        if reply.generation:
+            self._launched[machine] = reply.generation
+            self._emptied.pop(machine, None)
+        elif machine in self._launched and machine not in self._emptied:
+            self._emptied[machine] = self._launched[machine]
+            self.woken.set()
         for rank in reply.ranks:
             self._shown[rank.rank] = Shown(machine, reply.time_ns, rank)
             self._begun.setdefault((rank.generation, rank.rank), rank.completed_steps)
@@ -93,7 +103,7 @@ class Watched:
                 verdict = judge_exits(generation, seen, world_size=world_size, now_ns=now_ns, policy=policy)
                 if verdict is not None:
                     yield verdict
-        for judge in (self._stalled, self._unsaved):
+        for judge in (self._lost, self._stalled, self._unsaved):
             anomaly = judge(now_ns)
             if anomaly is not None:
                 yield anomaly
@@ -131,6 +141,17 @@ class Watched:
 
     def _of(self, generation: int) -> list[Shown]:
         return [one for one in self._shown.values() if one.rank.generation == generation]
+
+    def _lost(self, now_ns: int) -> Anomaly | None:
+        """Machines that came back empty, without the ranks that they ran."""
+        generation = self._generation()
+        topology = self.spec.topology()
+        lost = {
+            machine.name: topology.ranks(index)
+            for index, machine in enumerate(self.machines)
+            if generation is not None and self._emptied.get(machine.name) == generation
+        }
+        return loss_anomaly(generation, lost, job=self.spec.name, now_ns=now_ns) if generation and lost else None
 
     def _stalled(self, now_ns: int) -> Anomaly | None:
         generation = self._generation()

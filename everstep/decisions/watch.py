@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from everstep.decisions.first_failure import first_failure, headline_of, symptom_of
+from everstep.decisions.first_failure import first_failure, headline_of, headline_of_loss, symptom_of
 from everstep.incident import Anomaly, RankExit, Symptom
 from everstep.policy import RecoveryPolicy
 
@@ -106,6 +106,23 @@ class StallRule:
         typical_s = median(self._step_times_s) if self._step_times_s else 0.0
         limit_s = max(self.policy.stall_factor * typical_s, self.policy.stall_floor_s)
         return self._quiet_s if self._quiet_s > limit_s else None
+
+
+def loss_anomaly(generation: int, lost: Mapping[str, Sequence[int]], *, job: str, now_ns: int) -> Anomaly:
+    """The anomaly of machines that answer again and know nothing of the job; ``lost`` has the ranks that they ran.
+
+    Ranks elsewhere need not notice: collectives can wait for ten minutes, and when all machines are lost nobody is
+    left to notice.
+    """
+    return Anomaly(
+        id=f"lost-{job}-{generation}",
+        generation=generation,
+        symptom=Symptom.CRASH,
+        headline=headline_of_loss(lost, None),
+        ranks=sorted(rank for ranks in lost.values() for rank in ranks),
+        machines=sorted(lost),
+        seen_ns=now_ns,
+    )
 
 
 def stall_anomaly(

@@ -167,3 +167,36 @@ def test_the_end_of_all_ranks_is_told_until_it_was_reported() -> None:
     assert list(job.verdicts(9)) == [Finished(1)]
     job.reported.add(1)
     assert list(job.verdicts(9)) == []
+
+
+def test_a_machine_that_came_back_empty_is_reported_though_nobody_else_noticed() -> None:
+    job = watched()
+    empty = pb.ProgressReply(time_ns=90 * S)
+    job.showed("m1", empty, 90 * S)  # before the launch
+    assert anomalies(job, 90 * S) == []
+    show(job, 100 * S, 20, own_step=20, own_ns=100 * S)
+    job.woken.clear()
+    job.showed("m1", empty, 101 * S)
+
+    assert job.woken.is_set()
+    [found] = anomalies(job, 101 * S)
+    assert (found.symptom, found.generation, found.machines, found.ranks) == (Symptom.CRASH, 1, ["m1"], [1])
+    assert found.headline == "m1 came back empty and lost rank 1"
+    job.reported.add(1)
+    job.showed("m1", empty, 102 * S)
+    assert anomalies(job, 102 * S) == []
+    show(job, 110 * S, 20, generation=2, own_step=20, own_ns=100 * S)
+    assert anomalies(job, 110 * S) == []
+    for machine in ("m0", "m1"):
+        job.showed(machine, empty, 111 * S)
+    [found] = anomalies(job, 111 * S)
+    assert (found.generation, found.machines, found.ranks) == (2, ["m0", "m1"], [0, 1])
+
+
+def test_a_machine_that_is_still_behind_with_a_launch_is_not_lost() -> None:
+    job = watched()
+    show(job, 100 * S, 20)
+    job.reported.add(1)
+    show(job, 110 * S, 20, generation=2, ranks=(0,))
+    job.showed("m1", pb.ProgressReply(), 110 * S)  # lost in generation 1, and on its way to run the next
+    assert anomalies(job, 110 * S) == []
