@@ -131,9 +131,10 @@ class Checkpoint:
             CheckpointError: this rank does not hold that step, or the state does not fit the given objects.
             CorruptCheckpoint: the slot is damaged.
         """
-        if self._file is None:
+        if self._file is None or self._saver is None:
             return
         file = self._file
+        self._saver.prepare({tensor.device for tensor in self._tensors()})
         payload = file.load(completed_steps, verify=False)
         arena = Arena(payload.tensors, lambda: file.verify(completed_steps))
         kept: list[str] = []
@@ -271,10 +272,14 @@ class Checkpoint:
             return {}
         from everstep.training.dtensors import meshes_of
 
+        return dict(meshes_of(self._tensors()))
+
+    def _tensors(self) -> list[torch.Tensor]:
+        """What the given models and optimizers work on."""
         tensors: list[torch.Tensor] = []
         for thing in self._things.values():
             if isinstance(thing, torch.nn.Module):
                 tensors += [*thing.parameters(), *thing.buffers()]
             elif isinstance(thing, torch.optim.Optimizer):
                 tensors += [parameter for group in thing.param_groups for parameter in group["params"]]
-        return dict(meshes_of(tensors))
+        return tensors

@@ -129,6 +129,10 @@ class Saver:
             self._file.abort()
             raise
 
+    def prepare(self, devices: set[torch.device]) -> None:
+        """Pin what is mapped, if tensors of a GPU are about to come from it."""
+        self._make_copiers({str(device) for device in devices if device.type == "cuda"})
+
     def settle(self) -> None:
         """Return when the last save is committed.
 

@@ -5,11 +5,16 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from everstep.slot_reader import held
+from everstep.slots import SlotFile
+from everstep.training import plan
+from everstep.training.checkpoint import Checkpoint
 from everstep.training.codec import encode
 from everstep.training.copier import Batch
 from everstep.training.pinned import DeviceCopier, PinnedRegion
@@ -102,3 +107,36 @@ def test_memory_that_cannot_be_pinned_is_warned_of(cuda: list[str], monkeypatch:
     region.pin()  # once
     region.unpin()
     assert cuda == []
+
+
+def test_a_step_waits_on_the_device_and_the_commit_on_the_host(
+    cuda: list[str], shm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "_device", lambda _: "cuda:0")
+    monkeypatch.setattr(plan, "Batch", lambda tensors, specs, large: Batch(tensors, specs, large=1 << 60))
+    model = torch.nn.BatchNorm1d(30_000)
+    optimizer = torch.optim.AdamW(model.parameters())
+    checkpoint = Checkpoint({"model": model, "optimizer": optimizer}, SlotFile(shm / "c"), overlap=True)
+    model(torch.randn(4, 30_000)).sum().backward()
+    checkpoint.save(1)
+    checkpoint.wait()
+    # Buffers and generators first, for which the next forward waits; then, in the thread, what the step waits for.
+    start = ["side waits for main", "on side", "off", "main waits for side"]
+    assert cuda[1:] == [*start, "on side", "off", "host waits for side"]
+    cuda.clear()
+    checkpoint.save(2)
+    optimizer.step()
+    checkpoint.wait()
+    assert cuda.count("main waits for side") == 2 and cuda.count("host waits for side") == 1
+    cuda.clear()
+    checkpoint.save(3)  # larger by the optimizer's state: the file moves
+    checkpoint.wait()
+    assert [line.split()[0] for line in cuda[:2]] == ["unpin", "pin"] and cuda[2:] == [
+        *start,
+        "on side",
+        "off",
+        "host waits for side",
+    ]
+    checkpoint.close()
+    assert cuda[-1].startswith("unpin")
+    assert [slot.completed_steps for slot in held(shm / "c") if slot.valid] == [1, 2, 3]
