@@ -12,7 +12,7 @@ BIN := .venv/bin
 UV := $(shell command -v uv 2>/dev/null || echo .tools/uv/bin/uv)
 STAMP := .venv/.everstep-installed
 
-.PHONY: help setup temporal demo test lint types check-stubs stubs bench sweep lock clean
+.PHONY: help setup temporal demo test lint types check-stubs stubs bench sweep drills lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -51,6 +51,9 @@ bench: temporal ## the benchmarks, quick
 
 sweep: temporal ## kill the worker at every event of an incident's history in turn (long)
 	@$(BIN)/everstep sweep
+
+drills: temporal ## lose every machine, group and copy in turn (long; small file systems need root)
+	@$(BIN)/python -P -m pytest tests/drills/wide.py
 
 lock: setup ## resolve the dependencies of pyproject.toml anew into requirements.lock
 	@$(UV) pip compile --quiet --universal --upgrade --no-header --no-emit-index-url --generate-hashes \

@@ -16,8 +16,6 @@ STEP_S = 0.2
 """A step must be long enough for the backup of the step before (ours)."""
 DISK_EVERY = 5
 """Steps between checkpoints on disk, where a drill needs some (ours)."""
-DISK_KEPT = 50
-"""Where one machine's disk is full and the others' are not: all, for the newest that they have in common (ours)."""
 SLOW_MB_S = 10.0
 """Rate of backups when one has to be caught in the middle, MB/s: a step's time for the example's machines (ours)."""
 
@@ -40,7 +38,7 @@ def checkpoint_settings(fault: str, *, where: str, fits: str, disk: Path) -> dic
         case "shm-full" if fits == "own":
             return shared
         case "disk-full":
-            return {"disk_every_steps": DISK_EVERY, "disk_keep": DISK_KEPT}
+            return {"disk_every_steps": DISK_EVERY}
         case "kill-peer":
             return {"backup_rate_mb_s": SLOW_MB_S}
     return {}
