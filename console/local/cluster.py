@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from console.cluster_file import ClusterFile, everstep_home
-from console.local import ports, procfs, readiness, stopping
+from console.local import mounts, ports, procfs, readiness, stopping
 from console.local.plan import Plan, ProcessPlan, State
 from console.local.temporal_server import TemporalChoice, find, start_command
 from console.local.waiting import Progress
@@ -281,6 +281,7 @@ def _stop(home: Path, progress: Progress) -> bool:
     if procfs.of_cluster(cluster_id):  # its supervisor was dead: do its work
         stopping.stop_all(State.load(home), cluster_id, progress)
     (home / "state.json").unlink(missing_ok=True)
+    mounts.unmount(home)  # of a drill that was killed
     stopping.remove_shared_memory(SHM_ROOT / cluster_id)
     if left := procfs.of_cluster(cluster_id):
         raise ClusterError(f"processes of cluster {home.name!r} cannot be stopped: pids {sorted(left)}")

@@ -12,21 +12,24 @@ from pathlib import Path
 from everstep.errors import ClusterError
 
 TABLE = Path("/proc/self/mounts")
+SOURCE = "everstep"
+"""What the table of mounts calls ours; others are left alone."""
 
 
 def below(folder: Path) -> list[Path]:
-    """What is mounted at a folder or below it, the deepest first."""
+    """What of ours is mounted at a folder or below it, the deepest first."""
     try:
         lines = TABLE.read_text().splitlines()
     except OSError:
         return []
-    places = {Path(_unescaped(fields[1])) for line in lines if len(fields := line.split()) > 1}
+    ours = [fields for line in lines if (fields := line.split())[:1] == [SOURCE]]
+    places = {Path(_unescaped(fields[1])) for fields in ours}
     inside = [place for place in places if place.is_relative_to(folder)]
     return sorted(inside, key=lambda place: (-len(place.parts), place))
 
 
 def unmount(folder: Path) -> None:
-    """Unmount whatever is mounted at a folder or below it, busy or not."""
+    """Unmount what of ours is mounted at a folder or below it, busy or not."""
     for place in below(folder):
         if _run("umount", str(place)):
             _run("umount", "-l", str(place))  # busy: gone for new uses, and wholly with the last one
@@ -79,7 +82,7 @@ def why_not(folder: Path) -> str:
 def _mount(folder: Path, size: int) -> None:
     if os.geteuid():
         raise ClusterError(f"mounting a file system on {folder} needs root: run it as root, or in a container of yours")
-    said = _run("mount", "-t", "tmpfs", "-o", f"size={size},mode=0700", "everstep", str(folder))
+    said = _run("mount", "-t", "tmpfs", "-o", f"size={size},mode=0700", SOURCE, str(folder))
     if said:
         raise ClusterError(f"a file system cannot be mounted on {folder}: {said}")
 

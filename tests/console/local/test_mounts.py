@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,17 @@ def test_shared_memory_is_removed_with_what_is_mounted_in_it(place: Path) -> Non
     stopping.remove_shared_memory(place)
     assert not place.exists()
     assert mounts.below(place.parent) == []
+
+
+@needs_mounts
+def test_what_others_mounted_is_left_alone(place: Path) -> None:
+    (place / "theirs").mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "somebody", place / "theirs"], check=True)
+    try:
+        mounts.unmount(place.parent)
+        assert (place / "theirs").is_mount()
+    finally:
+        subprocess.run(["umount", place / "theirs"], check=True)
 
 
 def test_who_may_not_mount_is_told_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
