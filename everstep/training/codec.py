@@ -98,7 +98,7 @@ def decode(
 
     def tensor(index: int, place: Callable[[TensorSpec], memoryview] | None = place) -> Tensor:
         spec = specs[index]
-        dtype = getattr(torch, spec.dtype)
+        dtype = dtype_of(spec.dtype)
         if not spec.nbytes:
             return torch.empty(spec.shape, dtype=dtype)
         memory = place(spec) if place is not None and spec.device == "cpu" else tensors
@@ -118,13 +118,25 @@ def decode(
 
                 return rebuild(tensor(index), description, meshes)
             case ("dtype", name):
-                return getattr(torch, name)
+                return dtype_of(name)
             case ("device", name):
                 return torch.device(name)
             case _:
                 raise CorruptCheckpoint(f"a checkpoint's structure has an unknown reference {reference!r}")
 
     return _Unpickler(io.BytesIO(pickled), find).load()
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """The type of that name; nothing else of torch, which has functions that write files.
+
+    Raises:
+        CorruptCheckpoint: it is none.
+    """
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise CorruptCheckpoint(f"a checkpoint names {name!r:.60} as the type of a tensor")
+    return found
 
 
 class _Pickler(pickle.Pickler):

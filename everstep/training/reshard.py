@@ -32,7 +32,7 @@ from everstep.shard_layout import whole_key
 from everstep.shard_manifest import Manifest, Part, Piece, data_name, read_manifest
 from everstep.structure import split
 from everstep.topology import Topology
-from everstep.training.codec import decode
+from everstep.training.codec import decode, dtype_of
 from everstep.training.dtensors import Description, MeshKey, matching, on_mesh
 from everstep.training.rng import reseeded
 
@@ -203,9 +203,9 @@ class _Reader:
             raise CheckpointError(
                 f"{part.name} was saved as partial sums or in several pieces: it can be read with the same sizes only"
             )
-        dtype: torch.dtype = getattr(torch, part.dtype)
+        dtype = dtype_of(part.dtype)
         mesh, placements = matching(part.name, description, self._meshes)
-        stored = getattr(torch, part.dtype) if part.stored != "U8" else torch.uint8
+        stored = dtype if part.stored != "U8" else torch.uint8
         shape = (*part.global_shape, part.width) if part.width > 1 else part.global_shape
         raw = on_mesh(shape, stored, mesh, placements)
         self._wholes[whole_key(part)] = raw

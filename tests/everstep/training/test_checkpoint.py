@@ -24,7 +24,7 @@ from everstep.errors import CheckpointError, CorruptCheckpoint
 from everstep.reports import ReportFile
 from everstep.slot_reader import held
 from everstep.slots import SlotFile
-from everstep.structure import split
+from everstep.structure import pack_table, split
 from everstep.training.checkpoint import Checkpoint
 from everstep.training.codec import decode, encode
 
@@ -299,6 +299,15 @@ def test_a_structure_cannot_run_code(capsys: pytest.CaptureFixture[str]) -> None
     with pytest.raises(CorruptCheckpoint, match=r"names builtins\.print"):
         decode(good.layout.table + pickle.dumps(Evil()), memoryview(b""), {})
     assert capsys.readouterr().out == ""
+
+
+def test_a_reference_to_a_type_gives_types_only(tmp_path: Path) -> None:
+    path = str(tmp_path / "written").encode()
+    reference = b"\x8c\x05dtype\x8c\x09from_file\x86Q"  # ("dtype", "from_file"): torch has functions of any name
+    call = reference + b"(\x8c" + bytes([len(path)]) + path + b"\x88K\x08tR."  # (path, True, 8): written and mapped
+    with pytest.raises(CorruptCheckpoint, match="'from_file' as the type"):
+        decode(pack_table([]) + b"\x80\x04" + call, memoryview(b""), {})
+    assert not (tmp_path / "written").exists()
 
 
 def test_the_table_names_every_tensor_by_its_path(shm: Path) -> None:
