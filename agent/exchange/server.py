@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -126,14 +127,15 @@ class DataPort:
 
     def _converse(self, connection: socket.socket) -> None:
         prepare(connection, GREET_S)
+        by = time.monotonic() + GREET_S  # also for who sends a byte now and then
         nonce = os.urandom(NONCE_BYTES)
         connection.sendall(MAGIC + nonce)
-        job = exactly(connection, exactly(connection, 1)[0]).decode(errors="replace")
-        client_nonce = exactly(connection, NONCE_BYTES)
+        job = exactly(connection, exactly(connection, 1, by=by)[0], by=by).decode(errors="replace")
+        client_nonce = exactly(connection, NONCE_BYTES, by=by)
         token, shelf = self._tokens.of(job), self._shelf(job)
         # Without a token the answer is the same as to a wrong one, at the same time.
         wire = Wire(connection, session_key(token or os.urandom(32), job, nonce, client_nonce), client=False)
-        request = wire.receive()
+        request = wire.receive(by=by)
         if shelf is None:
             raise WireError(f"job {job[:40]!r} is not known here")
         while True:

@@ -19,6 +19,7 @@ import json
 import os
 import socket
 import struct
+import time
 from typing import Any
 
 from everstep.errors import AgentError
@@ -56,17 +57,20 @@ class Wire:
         self._send(_U32.pack(len(body)) + body + self._mac(self._mine, self._sent, body))
         self._sent += 1
 
-    def receive(self) -> Message:
+    def receive(self, *, by: float | None = None) -> Message:
         """The next message.
+
+        Args:
+            by: ``time.monotonic`` at which it must be there, however much of it is; None: only silence is minded.
 
         Raises:
             WireError: it is too long, not authentic, or no JSON object.
             ConnectionError, TimeoutError: the other side went away, or is silent.
         """
-        length = self._length()
+        length = self._length(by)
         if length > MESSAGE_LIMIT:
             raise WireError(f"a message of {length} bytes; the limit is {MESSAGE_LIMIT}")
-        body, mac = self._exactly(length), self._exactly(MAC_BYTES)
+        body, mac = exactly(self._socket, length, by=by), exactly(self._socket, MAC_BYTES, by=by)
         if not hmac.compare_digest(mac, self._mac(self._theirs, self._received, body)):
             raise WireError("a message is not authentic: the other side does not know the job's token")
         self._received += 1
@@ -92,7 +96,7 @@ class Wire:
         length = self._length()
         if length > min(len(room), CHUNK_LIMIT):
             raise WireError(f"a piece of {length} bytes, where {len(room)} are left of the payload")
-        self._fill(room[:length])
+        _fill(self._socket, room[:length])
         return length
 
     def set_patience(self, seconds: float) -> None:
@@ -119,26 +123,24 @@ class Wire:
     def _mac(self, direction: bytes, number: int, body: bytes) -> bytes:
         return hmac.digest(self._key, direction + _NUMBER.pack(number) + body, hashlib.sha256)
 
-    def _length(self) -> int:
-        return int.from_bytes(self._exactly(_U32.size), "little")
-
-    def _exactly(self, count: int) -> bytes:
-        return exactly(self._socket, count)
-
-    def _fill(self, room: memoryview) -> None:
-        _fill(self._socket, room)
+    def _length(self, by: float | None = None) -> int:
+        return int.from_bytes(exactly(self._socket, _U32.size, by=by), "little")
 
 
-def exactly(connection: socket.socket, count: int) -> bytes:
-    """So many bytes; raises ConnectionError or TimeoutError."""
+def exactly(connection: socket.socket, count: int, *, by: float | None = None) -> bytes:
+    """So many bytes, by a time of ``time.monotonic`` if one is given; raises ConnectionError or TimeoutError."""
     found = bytearray(count)
-    _fill(connection, memoryview(found))
+    _fill(connection, memoryview(found), by)
     return bytes(found)
 
 
-def _fill(connection: socket.socket, room: memoryview) -> None:
+def _fill(connection: socket.socket, room: memoryview, by: float | None = None) -> None:
     done = 0
     while done < len(room):
+        if by is not None:
+            if (left := by - time.monotonic()) <= 0:
+                raise TimeoutError("not all data came in time")
+            set_patience(connection, max(left, 0.001))  # 0 would be for ever
         try:
             got = connection.recv_into(room[done:], 0, socket.MSG_WAITALL)
         except BlockingIOError as error:

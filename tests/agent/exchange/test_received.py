@@ -215,3 +215,14 @@ def test_too_many_connections_are_turned_away(monkeypatch: pytest.MonkeyPatch) -
             time.sleep(0.01)
         assert Owner(mine, peer).send(5).fate is Fate.KEPT
     assert threading.active_count() < 50
+
+
+def test_who_never_comes_to_the_point_does_not_keep_the_place_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent.exchange.server.GREET_S", 1.0)
+    with side() as peer, socket.create_connection(("127.0.0.1", peer.port.port)) as slow:
+        deadline = time.monotonic() + 8
+        with contextlib.suppress(OSError):
+            while time.monotonic() < deadline:  # a byte now and then, so that it is never silent
+                slow.sendall(b"\x20")
+                time.sleep(0.2)
+        assert time.monotonic() < deadline, "it was served although it never showed that it knows a token"
