@@ -204,15 +204,18 @@ class Checkpoint:
     def _places(self, payload: Payload, arena: Arena, kept: list[str]) -> Callable[[TensorSpec], memoryview]:
         """Where the tensors of a slot go; ``kept`` takes the names of those that go into the arena.
 
-        Modules copy what they are given into their parameters and buffers. Others, optimizers first of all, keep
-        it: given views of the slot, the next step would write into the checkpoint.
+        Modules copy what they are given into their parameters and buffers, unless they load in a way of their own.
+        Others, optimizers first of all, keep it: given views of the slot, the next step would write into the
+        checkpoint.
         """
+        plain = torch.nn.Module
         copied = {
-            f"{name}.{key}"
+            ".".join(filter(None, (name, path, key)))
             for name, thing in self._things.items()
-            if isinstance(thing, torch.nn.Module) and type(thing).load_state_dict is torch.nn.Module.load_state_dict
-            for named in (thing.named_parameters, thing.named_buffers)
-            for key, _ in named(remove_duplicate=False)
+            if isinstance(thing, plain) and type(thing).load_state_dict is plain.load_state_dict
+            for path, module in thing.named_modules(remove_duplicate=False)
+            if type(module)._load_from_state_dict is plain._load_from_state_dict
+            for key in (*module._parameters, *module._buffers)
         }
 
         def place(spec: TensorSpec) -> memoryview:

@@ -254,6 +254,28 @@ def test_nobody_is_given_the_memory_of_the_slot(shm: Path) -> None:
     assert model.extra.tolist() == [0, 1, 2] and holder.tree["b"][0].tolist() == [0, 1, 2, 3]
 
 
+class Observer(nn.Linear):
+    """Makes what it is given its own buffer, as torch's HistogramObserver does."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+        self.register_buffer("least", torch.zeros(4))
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *more: Any) -> None:
+        self.least = state_dict[f"{prefix}least"]
+        super()._load_from_state_dict(state_dict, prefix, *more)
+
+
+def test_a_part_of_a_model_that_keeps_what_it_loads_does_not_get_the_slot(shm: Path) -> None:
+    model = nn.Sequential(Observer(), nn.ReLU())
+    Checkpoint({"model": model}, SlotFile(shm / "c")).save(1)
+    before = (shm / "c").read_bytes()
+    Checkpoint({"model": model}, SlotFile(shm / "c")).restore(1)
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data.fill_(99)
+    assert (shm / "c").read_bytes() == before
+
+
 @pytest.mark.parametrize("order", [("model", "optimizer"), ("optimizer", "model")])
 @pytest.mark.parametrize("part", range(8))
 def test_damage_anywhere_is_named_before_the_state_is_used(shm: Path, part: int, order: tuple[str, str]) -> None:
