@@ -25,14 +25,14 @@ Lineage = Sequence[tuple[int, int]]
 def extended(lineage: Lineage, launches: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """The line after further launches.
 
-    Where it grows too long its two oldest entries become one with the lower
-    step: of copies between them some that would do are refused, and never one
+    Where it grows too long the two oldest entries after the first become one with
+    the lower step: of copies between them some that would do are refused, and never one
     used that would not.
     """
     line = [*lineage, *launches]
     while len(line) > KEPT:
-        (_, before), (generation, step) = line[:2]
-        line[:2] = [(generation, min(before, step))]
+        (_, before), (generation, step) = line[1:3]
+        line[1:3] = [(generation, min(before, step))]
     return line
 
 
@@ -40,13 +40,16 @@ def is_ours(copy: Held, lineage: Lineage) -> bool:
     """Whether the job as it is now went through this copy's state.
 
     Every generation after the one that saved it must have begun at its step or
-    later; one that was never launched is of another run of the name. A copy that
-    does not say which generation saved it counts as ours.
+    later; one that was never launched is of another run of the name, and ours
+    only at the step from which this run was started. A copy that does not say which
+    generation saved it counts as ours.
     """
     if copy.generation == 0 or not lineage:
         return True
     if copy.generation > lineage[-1][0]:
-        return False
+        first, origin = lineage[0]
+        started_from_it = first == 1 and 0 < origin == copy.completed_steps
+        return started_from_it and all(origin <= step for _, step in lineage)
     return all(copy.completed_steps <= step for generation, step in lineage if generation > copy.generation)
 
 

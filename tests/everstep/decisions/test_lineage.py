@@ -31,6 +31,15 @@ def test_a_generation_that_was_never_launched_is_of_another_run_of_the_name() ->
     assert is_ours(held(5, 9), []), "the job began before lines were kept"
 
 
+def test_what_another_run_saved_is_ours_at_the_step_from_which_we_were_started() -> None:
+    assert is_ours(held(120, 7), [(1, 120)])
+    assert is_ours(held(120, 7), [(1, 120), (2, 125)])
+    assert not is_ours(held(121, 7), [(1, 120)])
+    assert not is_ours(held(119, 7), [(1, 120)])
+    assert not is_ours(held(120, 7), [(1, 120), (2, 100), (3, 130)]), "we came by step 120 once more"
+    assert not is_ours(held(120, 7), [(3, 120)]), "it is not known where the run began"
+
+
 def test_what_does_not_say_who_saved_it_is_used() -> None:
     assert is_ours(held(5, 0), [(4, FROM_NOTHING)])
 
