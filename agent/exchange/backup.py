@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 from typing import Protocol
 
+import structlog
 import xxhash
 
 from agent.exchange.offers import Offer
@@ -16,6 +17,8 @@ from everstep.errors import AgentError, CheckpointError
 from everstep.slot_format import SlotHeader, file_bytes
 from everstep.slot_reader import SlotReader
 from everstep.slots import SlotFile
+
+logger = structlog.get_logger()
 
 
 class Refused(AgentError):
@@ -45,12 +48,35 @@ class Backup:
         self.view = memoryview(b"")
         self.done = 0
         self.digest = xxhash.xxh3_64()
+        self._mapped = (0, 0)
 
     def opened(self, slots: int) -> SlotFile:
-        """The file; made with so many slots when there is none."""
+        """The file, with so many slots when it is made anew.
+
+        One that was cut short or removed behind our back is opened again: a store beyond its end would kill the agent.
+        """
+        if self.file and self.file.region[1] and self._found() != self._mapped:
+            logger.warning("a backup was changed from outside", path=str(self.path))
+            self.close()
         if self.file is None:
             self.file = SlotFile(self.path, slots=slots)
+            self._mapped = self._found()
         return self.file
+
+    def receive(self, header: SlotHeader, slots: int) -> None:
+        """Begin to take a slot over, into ``view``."""
+        self.view = self.opened(slots).receive(header)
+        self._mapped = self._found()  # it may have grown
+        self.header, self.done = header, 0
+        self.digest = xxhash.xxh3_64(seed=header.completed_steps)
+
+    def _found(self) -> tuple[int, int]:
+        """Which file is there, and its size."""
+        try:
+            found = self.path.stat()
+        except OSError:
+            return 0, 0
+        return found.st_ino, found.st_size
 
     def headers(self) -> list[SlotHeader]:
         """What is held, oldest first."""
@@ -120,17 +146,18 @@ class Transfer:
             Refused: there is none.
         """
         backup = self._backup
-        if self.held or backup.header == self.header:
+        if self.held:
+            return
+        grows = self.grows()
+        if backup.header == self.header:
             return
         backup.give_up()
-        if self.grows():
+        if grows:
             self._keeper.require(file_bytes(self.header.payload_bytes, self._offer.slots), self._offer.rank)
         try:
-            backup.view = backup.opened(self._offer.slots).receive(self.header)
+            backup.receive(self.header, self._offer.slots)
         except CheckpointError as error:
             raise Refused(str(error)) from error
-        backup.header, backup.done = self.header, 0
-        backup.digest = xxhash.xxh3_64(seed=self.header.completed_steps)
 
     def rest(self) -> memoryview:
         """Where the next bytes go."""

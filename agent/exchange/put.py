@@ -69,7 +69,7 @@ def put(
         count = reader.read_into(header, at, piece)
         if count == 0:
             wire.give_up()
-            return Outcome(Fate.GONE, "the rank needed the slot", bytes=at - start)
+            return _why_short(reader, header)
         wire.send_chunk(piece[:count])
         at += count
     reply = wire.receive()
@@ -78,6 +78,12 @@ def put(
     if "damaged" in reply:
         return _why_damaged(reader, header)
     return _refusal(reply)
+
+
+def _why_short(reader: SlotReader, header: SlotHeader) -> Outcome:
+    if reader.header(header.completed_steps) == header:
+        return Outcome(Fate.DAMAGED, "it is cut short in its own memory")
+    return Outcome(Fate.GONE, "the rank needed the slot")
 
 
 def _why_damaged(reader: SlotReader, header: SlotHeader) -> Outcome:

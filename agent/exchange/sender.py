@@ -137,7 +137,7 @@ class Lane:
             self._due.clear()
             if self._closing.is_set():
                 break
-            if self._send_what_is_due():
+            if self._try():
                 retry_s = FIRST_RETRY_S
             else:
                 self._let_go()
@@ -147,6 +147,16 @@ class Lane:
         self._disconnect()
         for reader in self._readers.values():
             reader.close()
+
+    def _try(self) -> bool:
+        """Send what is due; whatever comes up, the thread lives on: backups must not end without a word."""
+        try:
+            return self._send_what_is_due()
+        except Exception as error:
+            self._log.error("backups fail", exc_info=error)
+            self._disconnect()
+            self._problem(self.ranks, f"no backup to {self._machine}: {type(error).__name__}: {error}")
+            return False
 
     def _send_what_is_due(self) -> bool:
         """Whether there is no reason to wait before the next try."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
 import time
@@ -169,6 +170,25 @@ def test_no_room_is_told_with_numbers_and_stale_backups_make_room(monkeypatch: p
             assert wire.receive() == {"allocating": True}
             assert wire.receive()["have"] == 0
         assert not (peer.shm / "backup-0").exists()
+
+
+@pytest.mark.parametrize("harm", ["cut short", "removed", "overwritten"])
+def test_a_backup_that_is_harmed_from_outside_is_made_anew(harm: str) -> None:
+    with side() as mine, side() as peer:
+        owner, path = Owner(mine, peer), peer.shm / "backup-0"
+        for step in (5, 6):
+            owner.send(step)
+        size = path.stat().st_size
+        if harm == "cut short":
+            os.truncate(path, size // 3)
+        elif harm == "removed":
+            path.unlink()
+        else:
+            path.write_bytes(b"no checkpoint")
+        for step in (7, 8):
+            assert owner.send(step).fate is Fate.KEPT
+            assert peer.payload(0, step) == mine.payload(0, step, "checkpoint")
+        assert path.stat().st_size == size
 
 
 def test_a_new_connection_takes_over_from_one_that_hangs() -> None:

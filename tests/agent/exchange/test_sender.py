@@ -123,6 +123,16 @@ def test_a_peer_that_cannot_be_reached_is_named_and_tried_again(mine: Mine, monk
     assert mine.state().backup_problem == ""
 
 
+def test_what_nobody_thought_of_is_told_and_backups_go_on(mine: Mine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sender_module, "FIRST_RETRY_S", 0.05)
+    mine.failure = ZeroDivisionError("nobody thought of it")
+    mine.save(1)
+    wait(lambda: "to m2: ZeroDivisionError: nobody" in mine.state().backup_problem, "the problem is told")
+    mine.failure = None
+    wait(lambda: mine.state().backup_step == 1, "it is sent all the same")
+    assert mine.state().backup_problem == ""
+
+
 def test_a_slot_is_not_spared_for_ever(mine: Mine, monkeypatch: pytest.MonkeyPatch) -> None:
     def kept() -> int:
         return pins_of((mine.here.shm / "checkpoint-0").read_bytes()[:4096])[Pin.KEEP]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import socket
 
@@ -128,6 +129,17 @@ def test_a_bit_that_flipped_in_own_memory_is_found_by_the_peer() -> None:
         outcome = send(path, header, peer.connect())
         assert outcome.fate is Fate.DAMAGED
         assert "its own memory" in outcome.reason
+        assert peer.steps(0) == []
+
+
+def test_own_memory_that_was_cut_short_is_called_damaged() -> None:
+    with side() as mine, side() as peer:
+        path = mine.shm / "checkpoint-0"
+        header = save(path, 7, bytes(100_000))
+        os.truncate(path, 3 * 4096 + 50_000)
+        outcome = send(path, header, peer.connect())
+        assert outcome.fate is Fate.DAMAGED
+        assert "cut short in its own memory" in outcome.reason
         assert peer.steps(0) == []
 
 
