@@ -270,6 +270,7 @@ _EXPECTED = {
     "greater_than_equal": "expected at least {ge}",
     "greater_than": "expected more than {gt}",
     "less_than_equal": "expected at most {le}",
+    "finite_number": "expected a finite number",
     "value_error": "{error}",
 }
 

@@ -78,6 +78,7 @@ def test_the_table_checkpoint_is_read_from_all_sources(folder: Path) -> None:
             'disk = false\nremote_url = "s3://bucket/runs"',
             "checkpoint.remote_url = 's3://bucket/runs' in job.toml: what goes there is copied from disk",
         ),
+        ("backup_rate_mb_s = inf", "checkpoint.backup_rate_mb_s = inf in job.toml: expected a finite number"),
         ("disk_every_min = 0", "checkpoint.disk_every_min = 0 in job.toml: nothing would ever be written to disk"),
         ('remote_url = "gcss://bucket"', "nobody knows the protocol gcss: did you mean gcs://?"),
         ('remote_url = "nonsense-of-mine://x"', "use a URL such as s3://bucket/runs or file:///mnt/runs"),
