@@ -54,7 +54,7 @@ def classify(
     stepped: list[tuple[int, Tensor]] = []
     other: set[int] = set()
     for thing in things:
-        if isinstance(thing, torch.optim.Optimizer) and _has_hooks(thing):
+        if isinstance(thing, torch.optim.Optimizer) and _waits(thing):
             for tensor in _trained(thing):
                 stepped += [(_memory(tensor), tensor), (_memory(tensor), _local(tensor))]
         elif isinstance(thing, torch.nn.Module):
@@ -120,9 +120,14 @@ def probes(tensors: Sequence[Tensor], specs: Sequence[TensorSpec], later: Sequen
     return found
 
 
-def _has_hooks(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the optimizer's step calls torch's hooks; one that skips torch's constructor does not."""
-    return bool(getattr(type(optimizer).step, "hooked", False))
+def _waits(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the optimizer's step calls torch's hooks each time.
+
+    One that skips torch's constructor does not, nor does the replay of a CUDA graph, which only an optimizer is
+    for that says so; and a replay leaves no trace in version counters.
+    """
+    graphed = any(group.get("capturable") for group in optimizer.param_groups)
+    return bool(getattr(type(optimizer).step, "hooked", False)) and not graphed
 
 
 def _trained(optimizer: torch.optim.Optimizer) -> Iterable[Tensor]:

@@ -87,6 +87,11 @@ def test_an_optimizer_whose_step_cannot_be_made_to_wait_is_not_trusted() -> None
     assert overlapped(model=model, optimizer=Detached(model.parameters())) == set()
 
 
+def test_an_optimizer_made_for_cuda_graphs_is_not_trusted() -> None:
+    model = nn.Linear(2, 2)
+    assert overlapped(model=model, optimizer=torch.optim.AdamW(model.parameters(), capturable=True)) == set()
+
+
 def test_aliases_of_a_parameter_overlap_wherever_they_are() -> None:
     class Wrapper:
         def state_dict(self) -> Any:
