@@ -1,8 +1,7 @@
-"""Private memory for the tensors of a slot that somebody keeps, filled while other things go on.
+"""Tensors out of a slot, into memory of their own, by two threads, one of which verifies the slot first.
 
 Fresh memory is what a restore costs most: the kernel clears every page of it.
-So it is asked for in huge pages, and two threads fill it: the one that restores
-and the one that verifies the slot meanwhile.
+So it is asked for in huge pages.
 """
 
 from __future__ import annotations
@@ -14,14 +13,17 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from torch import Tensor
+
 from everstep.structure import TensorSpec
+from everstep.training.layout import view_of
 
 PIECE = 8 << 20
 """Bytes that a thread copies before it looks for more (ours)."""
 
 
 class Arena:
-    """A copy of parts of a slot, at the same offsets; what is not asked for costs no memory.
+    """Private memory that takes a copy of parts of a slot at the same offsets; what is not asked for costs none.
 
     Args:
         source: The tensors of the slot.
@@ -35,16 +37,22 @@ class Arena:
         with contextlib.suppress(OSError):  # a kernel without huge pages
             self._map.madvise(mmap.MADV_HUGEPAGE)
         self._memory = memoryview(self._map)
-        self._pieces: deque[tuple[int, int]] = deque()
+        self._pieces: deque[tuple[int, int, int]] = deque()
         self._verify = verify
         self._error: BaseException | None = None
         self._helper = threading.Thread(target=self._help, name="everstep restores", daemon=True)
 
-    def place(self, spec: TensorSpec) -> memoryview:
-        """Memory in which a tensor lies at its offset, once ``finish`` has returned. To be called before ``start``."""
-        for at in range(spec.offset, spec.offset + spec.nbytes, PIECE):
-            self._pieces.append((at, min(PIECE, spec.offset + spec.nbytes - at)))
-        return self._memory
+    def tensor(self, spec: TensorSpec) -> Tensor:
+        """A tensor in the private memory, which has its contents once ``finish`` has returned."""
+        if spec.nbytes:
+            self.fill(spec, _address(self._memory, spec.offset))
+        return view_of(self._memory, spec)
+
+    def fill(self, spec: TensorSpec, address: int) -> None:
+        """Copy a tensor to an address, before ``finish`` returns. To be called before ``start``."""
+        for at in range(0, spec.nbytes, PIECE):
+            source = _address(self._source, spec.offset + at)
+            self._pieces.append((address + at, source, min(PIECE, spec.nbytes - at)))
 
     def start(self) -> None:
         """Begin to verify, and then to copy, in a thread."""
@@ -71,8 +79,7 @@ class Arena:
     def _work(self) -> None:
         with contextlib.suppress(IndexError):  # none is left
             while True:
-                at, size = self._pieces.popleft()
-                ctypes.memmove(_address(self._memory, at), _address(self._source, at), size)
+                ctypes.memmove(*self._pieces.popleft())
 
 
 def _address(memory: memoryview, offset: int) -> int:

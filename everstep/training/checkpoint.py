@@ -8,7 +8,7 @@ local shard, so no rank ever gathers anything.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -22,7 +22,7 @@ from everstep.topology import Topology
 from everstep.training.arena import Arena
 from everstep.training.bell import Bell
 from everstep.training.codec import decode, encode
-from everstep.training.layout import Layout
+from everstep.training.layout import Layout, view_of
 from everstep.training.rng import RandomState
 from everstep.training.room import check_room
 from everstep.training.saver import Saver
@@ -137,19 +137,16 @@ class Checkpoint:
         self._saver.prepare({tensor.device for tensor in self._tensors()})
         payload = file.load(completed_steps, verify=False)
         arena = Arena(payload.tensors, lambda: file.verify(completed_steps))
-        kept: list[str] = []
         try:
-            tree = decode(payload.structure, payload.tensors, self._meshes(), place=self._places(payload, arena, kept))
+            tree = decode(payload.structure, payload.tensors, self._meshes(), place=self._placing(payload, arena))
         except Exception as error:
             file.verify(completed_steps)  # damage explains more than what it leads to
             if isinstance(error, EverstepError):
                 raise
             raise CorruptCheckpoint(f"{file.path}: the state's structure cannot be read: {error}") from error
         arena.start()
-        try:
-            self._take_over(tree, completed_steps, str(file.path), arena.finish, kept)
-        finally:
-            arena.finish()
+        arena.finish()
+        self._take_over(tree, completed_steps, str(file.path))
         file.discard_after(completed_steps)
 
     def restore_resharded(self, folder: Path, topology: Topology, rank: int) -> int:
@@ -201,48 +198,39 @@ class Checkpoint:
         if self._saver is not None:
             self._saver.close()
 
-    def _places(self, payload: Payload, arena: Arena, kept: list[str]) -> Callable[[TensorSpec], memoryview]:
-        """Where the tensors of a slot go; ``kept`` takes the names of those that go into the arena.
+    def _placing(self, payload: Payload, arena: Arena) -> Callable[[TensorSpec], torch.Tensor | None]:
+        """Where the tensors of a slot go.
 
-        Modules copy what they are given into their parameters and buffers, unless they load in a way of their own.
-        Others, optimizers first of all, keep it: given views of the slot, the next step would write into the
-        checkpoint.
+        Modules copy what they are given into their parameters and buffers, unless they load in a way of their own:
+        given these themselves, filled, they have nothing left to copy. Others, optimizers first of all, keep what they
+        are given: given views of the slot, the next step would write into the checkpoint.
         """
         plain = torch.nn.Module
-        copied = {
-            ".".join(filter(None, (name, path, key)))
+        targets = {
+            ".".join(filter(None, (name, path, key))): tensor
             for name, thing in self._things.items()
             if isinstance(thing, plain) and type(thing).load_state_dict is plain.load_state_dict
             for path, module in thing.named_modules(remove_duplicate=False)
             if type(module)._load_from_state_dict is plain._load_from_state_dict
-            for key in (*module._parameters, *module._buffers)
+            for key, tensor in (*module._parameters.items(), *module._buffers.items())
+            if tensor is not None
         }
 
-        def place(spec: TensorSpec) -> memoryview:
-            if spec.name in copied:
-                return payload.tensors
-            kept.append(spec.name)
-            return arena.place(spec)
+        def place(spec: TensorSpec) -> torch.Tensor | None:
+            target = targets.get(spec.name)
+            if target is None:
+                return arena.tensor(spec) if spec.device == "cpu" else None
+            local: torch.Tensor = getattr(target, "_local_tensor", target)
+            alike = str(local.dtype) == f"torch.{spec.dtype}" and tuple(local.shape) == spec.shape
+            if alike and local.is_cpu and local.is_contiguous():
+                arena.fill(spec, local.data_ptr())
+                return local
+            return view_of(payload.tensors, spec)
 
         return place
 
-    def _take_over(
-        self,
-        tree: Any,
-        completed_steps: int,
-        whence: str,
-        ready: Callable[[], None] = lambda: None,
-        kept: Sequence[str] = (),
-    ) -> None:
-        """Give everybody their state.
-
-        Args:
-            tree: The states.
-            completed_steps: The label.
-            whence: Where they are from.
-            ready: Returns when the tensors that are kept as they are, are there.
-            kept: Names of those.
-        """
+    def _take_over(self, tree: Any, completed_steps: int, whence: str) -> None:
+        """Give everybody their state."""
         rng, inside = tree.pop(_RNG, None), tree.pop(_STEP, None)
         if inside != completed_steps:
             raise CorruptCheckpoint(
@@ -255,8 +243,6 @@ class Checkpoint:
                 "checkpoint() must get the same names as when it was saved"
             )
         for name, thing in self._things.items():
-            if any(one == name or one.startswith(f"{name}.") for one in kept):
-                ready()
             try:
                 thing.load_state_dict(tree.pop(name))
             except EverstepError:
@@ -265,7 +251,6 @@ class Checkpoint:
                 raise CheckpointError(
                     f"the saved state of {name!r} does not fit the script's {type(thing).__name__}: {error}"
                 ) from error
-        ready()
         if rng is not None:
             RandomState().load_state_dict(rng)
 

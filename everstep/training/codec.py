@@ -22,7 +22,7 @@ from torch import Tensor
 
 from everstep.errors import CheckpointError, CorruptCheckpoint
 from everstep.structure import TensorSpec, split
-from everstep.training.layout import Found, Layout
+from everstep.training.layout import Found, Layout, dtype_of, view_of
 
 _LEAVES = {str, int, float, bool, type(None), bytes}
 _CONTAINERS = (dict, list, tuple, deque, set, frozenset)
@@ -79,7 +79,7 @@ def decode(
     tensors: memoryview,
     meshes: Mapping[Any, Any],
     whole: Callable[[int, Any], Tensor] | None = None,
-    place: Callable[[TensorSpec], memoryview] | None = None,
+    place: Callable[[TensorSpec], Tensor | None] | None = None,
 ) -> Any:
     """Put a tree of state dicts together again.
 
@@ -89,28 +89,24 @@ def decode(
             them: clone what is kept.
         meshes: Device meshes of this process by ``dtensors.mesh_key``, for DTensors.
         whole: Makes a DTensor, given its number and its ``dtensors.Description``. None: of its local shard.
-        place: Other memory in which a tensor of the CPU lies at the same offset, or will; None: ``tensors``.
+        place: Gives the tensor to take for a saved one; None: a view of ``tensors``, or a copy on its device.
 
     Raises:
         CorruptCheckpoint: the structure names something that no state dict holds.
     """
     specs, pickled = split(structure)
 
-    def tensor(index: int, place: Callable[[TensorSpec], memoryview] | None = place) -> Tensor:
+    def tensor(index: int) -> Tensor:
         spec = specs[index]
-        dtype = dtype_of(spec.dtype)
-        if not spec.nbytes:
-            return torch.empty(spec.shape, dtype=dtype)
-        memory = place(spec) if place is not None and spec.device == "cpu" else tensors
-        raw = torch.frombuffer(memory, dtype=torch.uint8, count=spec.nbytes, offset=spec.offset)
-        return raw.view(dtype).view(spec.shape).to(spec.device)
+        placed = place(spec) if place is not None else None
+        return placed if placed is not None else view_of(tensors, spec).to(spec.device)
 
     def find(reference: int | tuple[Any, ...]) -> Any:
         match reference:
             case int(index):
                 return tensor(index)
             case ("array", index):
-                return tensor(index, None).clone().numpy()
+                return view_of(tensors, specs[index]).clone().numpy()
             case ("dtensor", index, description):
                 if whole is not None:
                     return whole(index, description)
@@ -125,18 +121,6 @@ def decode(
                 raise CorruptCheckpoint(f"a checkpoint's structure has an unknown reference {reference!r}")
 
     return _Unpickler(io.BytesIO(pickled), find).load()
-
-
-def dtype_of(name: str) -> torch.dtype:
-    """The type of that name; nothing else of torch, which has functions that write files.
-
-    Raises:
-        CorruptCheckpoint: it is none.
-    """
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype):
-        raise CorruptCheckpoint(f"a checkpoint names {name!r:.60} as the type of a tensor")
-    return found
 
 
 class _Pickler(pickle.Pickler):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from everstep.errors import CheckpointError
+from everstep.errors import CheckpointError, CorruptCheckpoint
 from everstep.slot_format import aligned
 from everstep.structure import TensorSpec, pack_table
 
@@ -63,6 +63,32 @@ class Layout:
                 for tensor, (dtype, shape, device) in zip(found.tensors, self._kinds, strict=True)
             )
         )
+
+
+def view_of(memory: memoryview, spec: TensorSpec) -> Tensor:
+    """A tensor that lies at its offset in some memory.
+
+    Raises:
+        CorruptCheckpoint: it has no type that there is.
+        RuntimeError, ValueError: its size is not that of its shape, or the memory ends before it.
+    """
+    dtype = dtype_of(spec.dtype)
+    if not spec.nbytes:  # torch makes no tensor of an empty buffer
+        return torch.empty(0, dtype=dtype).view(spec.shape)
+    raw = torch.frombuffer(memory, dtype=torch.uint8, count=spec.nbytes, offset=spec.offset)
+    return raw.view(dtype).view(spec.shape)
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """The type of that name; nothing else of torch, which has functions that write files.
+
+    Raises:
+        CorruptCheckpoint: it is none.
+    """
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise CorruptCheckpoint(f"a checkpoint names {name!r:.60} as the type of a tensor")
+    return found
 
 
 def _descriptions(found: Found) -> dict[int, Any]:

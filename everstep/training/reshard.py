@@ -32,8 +32,9 @@ from everstep.shard_layout import whole_key
 from everstep.shard_manifest import Manifest, Part, Piece, data_name, read_manifest
 from everstep.structure import split
 from everstep.topology import Topology
-from everstep.training.codec import decode, dtype_of
+from everstep.training.codec import decode
 from everstep.training.dtensors import Description, MeshKey, matching, on_mesh
+from everstep.training.layout import dtype_of
 from everstep.training.rng import reseeded
 
 RNG = "everstep.rng"

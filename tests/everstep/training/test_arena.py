@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 
 import pytest
@@ -24,17 +25,17 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_was_asked_for_is_there_and_nothing_else() -> None:
     source = bytearray(index % 251 for index in range(100_000))
     arena = Arena(memoryview(source), lambda: None)
-    memory = arena.place(spec(5, 3000))
-    arena.place(spec(50_000, 1))
-    arena.place(spec(70_000, 30_000))
-    assert not any(memory)
+    tensors = [arena.tensor(spec(*place)) for place in ((5, 3000), (50_000, 1), (70_000, 30_000), (7, 0))]
+    elsewhere = ctypes.create_string_buffer(2500)
+    arena.fill(spec(20_000, 2500), ctypes.addressof(elsewhere))
+    assert not any(one.any() for one in tensors) and not any(elsewhere.raw)
     arena.start()
     arena.finish()
-    expected = bytearray(100_000)
-    for start, size in ((5, 3000), (50_000, 1), (70_000, 30_000)):
-        expected[start : start + size] = source[start : start + size]
-    assert bytes(memory) == expected
-    memory[5] = 0
+    assert [bytes(one.tolist()) for one in tensors] == [
+        *(source[5:3005], source[50_000:50_001], source[70_000:100_000], b"")
+    ]
+    assert elsewhere.raw == source[20_000:22_500]
+    tensors[0][0] = 0
     assert source[5] == 5
 
 
@@ -46,7 +47,7 @@ def test_it_is_not_finished_before_it_is_verified() -> None:
         raise CorruptCheckpoint("bits were flipped")
 
     arena = Arena(memoryview(bytearray(5000)), verify)
-    arena.place(spec(0, 5000))
+    arena.tensor(spec(0, 5000))
     arena.start()
     errors: list[BaseException] = []
 

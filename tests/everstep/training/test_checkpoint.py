@@ -332,6 +332,15 @@ def test_a_reference_to_a_type_gives_types_only(tmp_path: Path) -> None:
     assert not (tmp_path / "written").exists()
 
 
+def test_a_tensor_of_no_bytes_has_no_elements() -> None:
+    good = encode({"a": torch.ones(0, 3)})
+    tree = good.structure[len(good.layout.table) :]
+    assert decode(good.structure, memoryview(b""), {})["a"].shape == (0, 3)
+    lie = pack_table([good.layout.specs[0]._replace(shape=(1000, 3))])
+    with pytest.raises(RuntimeError, match="invalid for input of size 0"):
+        decode(lie + tree, memoryview(b""), {})
+
+
 def test_the_table_names_every_tensor_by_its_path(shm: Path) -> None:
     one = torch.ones(2)
     tied = nn.ModuleDict({"a": nn.Linear(3, 2, bias=False), "b": nn.Linear(3, 2, bias=False)})
