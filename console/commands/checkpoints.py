@@ -35,6 +35,9 @@ def checkpoints(
     peer. 8/8 says that copies of 8 of 8 ranks are there. When a job has ended,
     its memory is given back; what is on disk and on remote storage stays.
 
+    While a job runs, its oldest step in memory may lack ranks: it is being
+    replaced by the next one.
+
     Examples:
 
         everstep checkpoints gpt
@@ -78,7 +81,7 @@ async def _checkpoints(job: str, cluster: str, *, verify: bool, as_json: bool) -
         console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
         if report.steps:
             console.print(table(report, time.time_ns()))
-        for line in lines(report, saved):
+        for line in lines(report, saved, ended=not run.running):
             console.print(line, soft_wrap=True, markup=False)
     return 1 if verify and report.damaged else 0
 
@@ -112,10 +115,15 @@ def _restorable(one: StepCopies) -> str:
     return f"no: lacks rank {', '.join(map(str, one.missing[:NAMED]))}{more}"
 
 
-def lines(report: JobCheckpoints, saved: SavedReport | None) -> list[str]:
+def lines(report: JobCheckpoints, saved: SavedReport | None, *, ended: bool = False) -> list[str]:
     """What there is to say beside the table."""
-    said = [] if report.steps else [f"{report.job} has no checkpoint"]
-    if report.backup_machines:
+    said = []
+    if not report.steps:
+        why = ": it has ended, and nothing of it is on disk or on remote storage" if ended else ""
+        said.append(f"{report.job} has no checkpoint{why}")
+    if ended:
+        pass  # no backups are left, wherever they were
+    elif report.backup_machines:
         said.append(f"backups   {pairs(report.backup_machines)}: {report.backups}")
     else:
         said.append(f"backups   {report.backups}")

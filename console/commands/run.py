@@ -70,17 +70,18 @@ def run(  # noqa: PLR0917 - options of a command
     on, and so it does when this command is killed.
 
     Keys of a job file: name, script, args, cwd, python, env, machines,
-    ranks_per_machine, tp, pp, order, and two tables: under [checkpoint] where
-    copies of the training state go (slots, overlap, backup, backup_slots,
+    ranks_per_machine, tp, pp, order, and two tables. The table checkpoint says
+    where copies of the training state go: slots, overlap, backup, backup_slots,
     backup_every_steps, backup_rate_mb_s, backup_chunk_mb, disk, disk_path,
     disk_every_steps, disk_every_min, disk_keep, remote_url, remote_keep,
-    state_mb_per_rank, max_unsaved_steps, max_unsaved_s; docs/checkpoints.md
-    explains them), and under [policy] the limits of everstep/policy.py.
+    state_mb_per_rank, max_unsaved_steps, max_unsaved_s (docs/checkpoints.md
+    explains them). The table policy has the limits of everstep/policy.py.
     EVERSTEP_JOB_TP=4 sets tp, EVERSTEP_JOB_CHECKPOINT_SLOTS=4 checkpoint.slots, and so on.
 
     A job that has ended can go on from one of its checkpoints with
     --resume-from, e.g. to replay some steps with changed code; `everstep
-    checkpoints` lists them. What it had saved beyond that step is set aside.
+    checkpoints` lists them. Only what is on disk or on remote storage is left
+    by then. What the job had saved beyond that step is set aside.
 
     Examples:
 

@@ -95,6 +95,13 @@ def test_without_backups_that_is_said() -> None:
     ]
 
 
+def test_of_a_job_that_has_ended_nothing_is_said_of_backups() -> None:
+    assert lines(report([]), None, ended=True) == [
+        "gpt has no checkpoint: it has ended, and nothing of it is on disk or on remote storage"
+    ]
+    assert lines(report(everywhere(5, Tier.DISK)), None, ended=True) == []
+
+
 def test_lag_and_problems_of_backups_are_shown() -> None:
     saved = pb.SavedState(own_step=9, backup_step=5, disk_step=-1, backup_problem="m3 hangs")
     progress = saved_report({"m0": [pb.RankProgress(rank=1, generation=1, saved=saved)]})
