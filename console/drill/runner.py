@@ -134,18 +134,24 @@ class Drill:
     async def _to_its_end(self, spec: JobSpec, facts: Facts) -> JobResult | None:
         """Wait for the job; one that is parked is given up, after it was noted."""
         ending = asyncio.create_task(_ended(self.cluster, spec))
+        try:
+            while not ending.done():
+                await asyncio.wait([ending], timeout=LOOK_S)
+                if not ending.done():
+                    await self._give_up_parked(spec, facts)
+            return ending.result()
+        finally:
+            ending.cancel()
+            await asyncio.gather(ending, return_exceptions=True)
+
+    async def _give_up_parked(self, spec: JobSpec, facts: Facts) -> None:
         control = self.cluster.control
-        while not ending.done():
-            await asyncio.wait([ending], timeout=LOOK_S)
-            if ending.done():
-                continue
-            with suppress(EverstepError):
-                state = await control.state(spec.name)
-                if state.status == "parked" and not facts.parked:
-                    facts.parked = True
-                    open_one = await control.open_incident(spec.name)
-                    await control.tell(open_one.id, "abandon", "the drill is over")
-        return ending.result()
+        with suppress(EverstepError):
+            state = await control.state(spec.name)
+            if state.status == "parked" and not facts.parked:
+                facts.parked = True
+                open_one = await control.open_incident(spec.name)
+                await control.tell(open_one.id, "abandon", "the drill is over")
 
     async def _gather(self, scene: Scene, facts: Facts) -> None:
         cluster, spec = self.cluster, scene.spec
