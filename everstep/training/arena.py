@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from everstep.errors import CorruptCheckpoint
 from everstep.structure import TensorSpec
 from everstep.training.layout import view_of
 
@@ -49,7 +50,15 @@ class Arena:
         return view_of(self._memory, spec)
 
     def fill(self, spec: TensorSpec, address: int) -> None:
-        """Copy a tensor to an address, before ``finish`` returns. To be called before ``start``."""
+        """Copy a tensor to an address, before ``finish`` returns. To be called before ``start``.
+
+        Raises:
+            CorruptCheckpoint: it lies outside of the slot; the table is not verified yet.
+        """
+        if not 0 <= spec.offset <= spec.offset + spec.nbytes <= len(self._source):
+            raise CorruptCheckpoint(
+                f"the table says that {spec.name} has {spec.nbytes} bytes from {spec.offset} of {len(self._source)} on"
+            )
         for at in range(0, spec.nbytes, PIECE):
             source = _address(self._source, spec.offset + at)
             self._pieces.append((address + at, source, min(PIECE, spec.nbytes - at)))

@@ -276,6 +276,35 @@ def test_a_part_of_a_model_that_keeps_what_it_loads_does_not_get_the_slot(shm: P
     assert (shm / "c").read_bytes() == before
 
 
+def exchange(_: Any, state_dict: Any, prefix: str, *more: Any) -> None:
+    """For saving and loading: two tensors under each other's names."""
+    one, other = f"{prefix}0.weight", f"{prefix}1.weight"
+    state_dict[one], state_dict[other] = state_dict[other], state_dict[one]
+
+
+def test_a_model_that_is_saved_under_other_names_is_given_what_it_saved(shm: Path) -> None:
+    model: Any = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model._register_state_dict_hook(exchange)
+    model.register_load_state_dict_pre_hook(exchange)
+    weights = [model[0].weight.tolist(), model[1].weight.tolist()]
+    Checkpoint({"model": model}, SlotFile(shm / "c")).save(1)
+    nn.init.zeros_(model[0].weight)
+    Checkpoint({"model": model}, SlotFile(shm / "c")).restore(1)
+    assert [model[0].weight.tolist(), model[1].weight.tolist()] == weights
+
+
+@pytest.mark.parametrize("change", [{"nbytes": 1 << 50}, {"nbytes": 40}, {"offset": 1 << 40}, {"offset": -64}])
+def test_a_damaged_table_reaches_nothing_but_the_slot(shm: Path, change: dict[str, Any]) -> None:
+    model = nn.Linear(3, 3, bias=False)
+    good = encode({"model": model.state_dict(), "everstep.step": 1})
+    bad = pack_table([good.layout.specs[0]._replace(**change), *good.layout.specs[1:]])
+    file = SlotFile(shm / "c")
+    file.begin(bad + good.structure[len(good.layout.table) :], good.layout.total_bytes)
+    file.commit(1)
+    with pytest.raises(CorruptCheckpoint):
+        Checkpoint({"model": model}, SlotFile(shm / "c")).restore(1)
+
+
 @pytest.mark.parametrize("order", [("model", "optimizer"), ("optimizer", "model")])
 @pytest.mark.parametrize("part", range(8))
 def test_damage_anywhere_is_named_before_the_state_is_used(shm: Path, part: int, order: tuple[str, str]) -> None:
