@@ -94,13 +94,13 @@ class Summary(_Model):
     version: int = VERSION
     job: str
     rank: int = Field(ge=0)
-    step: int = Field(ge=0)
+    step: int = Field(ge=0, lt=1 << 62)
     """Completed steps."""
-    generation: int
+    generation: int = Field(ge=0, lt=1 << 31)
     """Generation of the job that saved the state."""
     topology: str
     """As in ``EVERSTEP_TOPOLOGY``; empty: not known."""
-    saved_ns: int
+    saved_ns: int = Field(ge=0, lt=1 << 63)
     """When the rank saved it, nanoseconds of the wall clock."""
     bytes: int = Field(ge=0)
     """Size of the file."""
@@ -129,6 +129,13 @@ class Manifest(Summary):
     structure: Piece
     """The structure of the slot: table, and pickle of the tree."""
 
+    @model_validator(mode="after")
+    def _within_the_file(self) -> Self:
+        pieces: list[Part | Piece] = [self.head, *self.tensors, self.padding, self.structure]
+        if max(self.tensor_bytes, *(piece.at + piece.nbytes for piece in pieces)) > self.bytes:
+            raise ValueError(f"something of it lies beyond the {self.bytes} bytes of the file")
+        return self
+
     def slot_header(self, newest_generation: int | None = None) -> SlotHeader:
         """The header of the slot that the file was written from.
 
@@ -144,9 +151,12 @@ class Manifest(Summary):
         """(offset, bytes) of what lies between the tensors of the payload and before the structure.
 
         Raises:
-            CorruptCheckpoint: tensors overlap or lie outside.
+            CorruptCheckpoint: tensors overlap or lie outside, or the file has not so many bytes of it.
         """
-        return gaps(self.tensors, self.slot_header().payload_bytes - self.structure.nbytes)
+        found = gaps(self.tensors, self.slot_header().payload_bytes - self.structure.nbytes)
+        if (size := sum(size for _, size in found)) != self.padding.nbytes:
+            raise CorruptCheckpoint(f"{size} bytes lie between the tensors, the file has {self.padding.nbytes}")
+        return found
 
     def to_json(self) -> str:
         """The text of ``rank-<r>.json``."""

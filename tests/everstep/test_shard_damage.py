@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +20,7 @@ from everstep import shard_file
 from everstep.errors import CheckpointError, CorruptCheckpoint
 from everstep.shard_file import open_shard, restore, write_shard
 from everstep.shard_folders import held_on_disk, manifests, step_folder
+from everstep.shard_manifest import Piece
 from everstep.slot_reader import SlotReader, held
 from everstep.slots import SlotFile
 from everstep.structure import TensorSpec, pack_table, split
@@ -127,6 +129,26 @@ def test_a_damaged_manifest_gives_a_reason(tmp_path_factory: pytest.TempPathFact
     assert not found.valid
     assert str(path) in found.reason
     assert manifests(path.parent) == {}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"padding": Piece(at=0, nbytes=1 << 50)},
+        {"padding": Piece(at=0, nbytes=0, xxh3=xxhash.xxh3_64_hexdigest(b""))},
+        {"structure": Piece(at=0, nbytes=1 << 50)},
+        {"tensor_bytes": 1 << 62},
+        {"step": 1 << 63},
+        {"saved_ns": -1},
+        {"generation": -1},
+    ],
+)
+def test_a_manifest_that_was_made_up_is_a_damaged_copy(slot: Slot, tmp_path: Path, change: dict[str, object]) -> None:
+    made_up = slot.write(tmp_path).model_copy(update=change)
+    path = step_folder(tmp_path, "job", 7) / "rank-0.json"
+    path.write_text(made_up.to_json())
+    with pytest.raises(CorruptCheckpoint):
+        restore_shard(path.parent, 0, SlotFile(tmp_path / "again", slots=2))
 
 
 def test_what_is_missing_is_named(slot: Slot, tmp_path: Path) -> None:
