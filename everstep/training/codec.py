@@ -28,7 +28,6 @@ _LEAVES = {str, int, float, bool, type(None), bytes}
 _CONTAINERS = (dict, list, tuple, deque, set, frozenset)
 _PLAIN = {*_LEAVES, dict, list, tuple}
 _ALLOWED = {
-    ("builtins", "bytearray"),
     ("builtins", "complex"),
     ("builtins", "float"),
     ("builtins", "int"),

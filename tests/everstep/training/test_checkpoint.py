@@ -352,6 +352,14 @@ def test_a_structure_cannot_run_code(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().out == ""
 
 
+def test_a_structure_makes_up_no_bytes() -> None:
+    good = encode({"a": bytearray(b"some bytes")})
+    assert decode(good.structure, memoryview(b""), {}) == {"a": bytearray(b"some bytes")}
+    many = b"\x80\x04cbuiltins\nbytearray\nJ\xff\xff\xff\x7f\x85R."  # bytearray(2**31 - 1), in 31 bytes
+    with pytest.raises(CorruptCheckpoint, match=r"names builtins\.bytearray"):
+        decode(pack_table([]) + many, memoryview(b""), {})
+
+
 def test_a_reference_to_a_type_gives_types_only(tmp_path: Path) -> None:
     path = str(tmp_path / "written").encode()
     reference = b"\x8c\x05dtype\x8c\x09from_file\x86Q"  # ("dtype", "from_file"): torch has functions of any name
