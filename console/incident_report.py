@@ -140,20 +140,20 @@ def _exits(evidence: Evidence, fault_ns: int | None) -> list[tuple[str, ...]]:
     mine = _by_themselves(evidence)
     rows: list[tuple[str, ...]] = []
     for one in mine[:EXITS_SHOWN]:
-        done = f"after {one.completed_steps} steps" if one.completed_steps >= 0 else ""
+        done = f" after {one.completed_steps} steps" if one.completed_steps >= 0 else ""
         when = since(one.time_ns, fault_ns) if one.time_ns else ""
-        rows.append((f"rank {one.rank} on {one.machine}", when, how_it_ended(one), done))
+        rows.append((f"rank {one.rank} on {one.machine}", when, how_it_ended(one) + done))
         if one.exception:
-            rows.append(("", "", clean(one.exception), ""))
+            rows.append(("", "", clean(one.exception)))
     if len(mine) > EXITS_SHOWN:
-        rows.append((f"and {len(mine) - EXITS_SHOWN} more", "", "", ""))
+        rows.append((f"and {len(mine) - EXITS_SHOWN} more", "", ""))
     stopped = len(evidence.exits) - len(mine)
     if stopped:
-        rows.append((f"{stopped} other rank{'s' if stopped > 1 else ''}", "", "ran until everstep stopped them", ""))
-    rows += [(f"machine {machine}", "", "did not answer", "") for machine in evidence.unreachable]
+        rows.append((f"{stopped} other rank{'s' if stopped > 1 else ''}", "", "ran until everstep stopped them"))
+    rows += [(f"machine {machine}", "", "did not answer") for machine in evidence.unreachable]
     bad = [held for held in evidence.held if not held.valid]
     rows += [
-        (f"checkpoint of rank {held.rank} on {held.machine}", "", f"not valid: {clean(held.reason)}", "")
+        (f"checkpoint of rank {held.rank} on {held.machine}", "", f"not valid: {clean(held.reason)}")
         for held in bad[:EXITS_SHOWN]
     ]
     return rows

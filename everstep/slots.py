@@ -154,7 +154,7 @@ class SlotFile(SlotMapping):
         if checksum != header.checksum:
             self._saving = None
             raise CorruptCheckpoint(
-                f"{self.path}: the copy of the state after step {header.completed_steps} does not match its checksum"
+                f"the copy of the state after step {header.completed_steps} does not match its checksum"
             )
         self._write_header(index, header)
 
