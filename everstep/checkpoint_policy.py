@@ -14,11 +14,11 @@ class CheckpointPolicy(BaseModel):
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
     slots: int = Field(
-        3,
+        4,
         ge=2,
         le=8,
-        description="Buffers per rank in shared memory: the double buffer of ByteRobust (section 7) and a third, "
-        "which an overlapped copy needs (measured).",
+        description="Buffers per rank in shared memory: the double buffer of ByteRobust (section 7), a third, which an "
+        "overlapped copy needs (measured), and a fourth for the step that a slow peer holds already (ours).",
     )
     overlap: bool = Field(
         True, description="Copy during the next forward and backward; false: training waits for each copy."
