@@ -178,7 +178,8 @@ def _not_there(at: int, copies: Mapping[int, Mapping[int, Held]], common: Sequen
     steps = _listed(sorted(common, reverse=True))
     exist = f"there are steps {steps}" if common else "no step can be restored by all of them"
     missing = sorted(set(range(world_size)) - copies.get(at, {}).keys())
-    lacks = "no rank has it" if len(missing) == world_size else f"rank {_listed(missing)} lacks it"
+    who = f"rank {_listed(missing)} lacks it" if len(missing) == 1 else f"ranks {_listed(missing)} lack it"
+    lacks = "no rank has it" if len(missing) == world_size else who
     return f"step {at} cannot be restored by all {world_size} ranks: {lacks}; {exist}"
 
 
