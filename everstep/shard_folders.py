@@ -11,6 +11,7 @@ Several machines may share the root; then each sees the others' files too.
 from __future__ import annotations
 
 import contextlib
+import errno
 import re
 import shutil
 from collections.abc import Callable, Collection
@@ -178,9 +179,8 @@ def set_aside(
     for step, folder in step_folders(root, job).items():
         if step > after_step and any(judge(manifest) for manifest in manifests(folder).values()):
             target = folder.with_name(f"abandoned-g{generation}-{folder.name}")
-            _delete(target)
             try:
-                folder.rename(target)
+                _rename(folder, target)
                 sync_folder(folder.parent)
             except FileNotFoundError:
                 continue  # another machine on the same disk was faster
@@ -217,6 +217,17 @@ def _fault(folder: Path, manifest: Summary, step: int, *, verify: bool) -> str:
     with open_shard(folder, manifest.rank) as read:
         reason = verify_shard(manifest, read)
     return f"{path}: {reason}" if reason else ""
+
+
+def _rename(folder: Path, target: Path) -> None:
+    """Rename a folder; one that has the name already gives way only when there is something to take its place."""
+    try:
+        folder.rename(target)
+    except OSError as error:
+        if error.errno not in {errno.ENOTEMPTY, errno.EEXIST}:
+            raise
+        _delete(target)
+        folder.rename(target)
 
 
 def _delete(folder: Path) -> None:

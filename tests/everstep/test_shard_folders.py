@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everstep.errors import CheckpointError
+from everstep import shard_folders
 from everstep.shard_folders import held_on_disk, prune, set_aside, step_folder, step_folders
 from tests.everstep.shards import STATE, Slot
 
@@ -103,6 +104,22 @@ def test_setting_the_same_step_aside_again_replaces_it(slots: dict[int, Slot], t
         slots[20].write(tmp_path)
         assert set_aside(tmp_path, "job", 10, 4) == [20]
     assert here(tmp_path) == ["abandoned-g4-step-000000020"]
+
+
+def test_a_slower_machine_on_the_same_disk_deletes_nothing(
+    slots: dict[int, Slot], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It listed the folder before a faster one set it aside."""
+    slots[20].write(tmp_path)
+    listed = step_folders(tmp_path, "job")
+    read = shard_folders.manifests(listed[20])
+    assert set_aside(tmp_path, "job", 10, 4) == [20]
+    with monkeypatch.context() as patch:
+        patch.setattr(shard_folders, "step_folders", lambda root, job: listed)
+        patch.setattr(shard_folders, "manifests", lambda folder: read)
+        assert set_aside(tmp_path, "job", 10, 4) == []
+    assert here(tmp_path) == ["abandoned-g4-step-000000020"]
+    assert (tmp_path / "job" / "abandoned-g4-step-000000020" / "rank-0.json").exists()
 
 
 def test_what_cannot_be_set_aside_is_named(
