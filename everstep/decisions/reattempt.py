@@ -46,6 +46,9 @@ class Decision:
     delay_s: float = 0.0
 
 
+UNFIT = "CheckpointError"
+"""End of the name of what a rank raises when a checkpoint that is whole does not fit the script."""
+
 Rule = Callable[[Facts, RecoveryPolicy], str | None]
 
 
@@ -58,11 +61,15 @@ def machine_silent(facts: Facts, policy: RecoveryPolicy) -> str | None:
 
 
 def broken_from_the_start(facts: Facts, policy: RecoveryPolicy) -> str | None:
-    """Every rank raised the same exception before its first step: trying again cannot help."""
-    raised = {end.exception for end in facts.evidence.exits if end.exception and not end.stopped_by_us}
+    """Every rank raised the same exception before its first step: trying again cannot help.
+
+    A state that does not fit is the same on all ranks in other words: each names tensors of its own.
+    """
+    raised = [end.exception for end in facts.evidence.exits if end.exception and not end.stopped_by_us]
     ranks = {end.rank for end in facts.evidence.exits if end.exception and not end.stopped_by_us}
-    if len(raised) == 1 and len(ranks) == facts.world_size and facts.failure.step <= max(facts.resume_step, 0):
-        return f"every rank raised {raised.pop()[:120]} before its first step: mend the script"
+    same = len(set(raised)) == 1 or all(one.split(":")[0].endswith(UNFIT) for one in raised)
+    if raised and same and len(ranks) == facts.world_size and facts.failure.step <= max(facts.resume_step, 0):
+        return f"every rank raised {raised[0][:120]} before its first step: mend the script"
     return None
 
 

@@ -54,6 +54,23 @@ def test_a_script_that_fails_at_import_on_every_rank_is_not_tried_again() -> Non
     assert "No module named 'modle'" in decision.reason
 
 
+def test_a_state_that_fits_no_rank_is_not_tried_again_though_each_says_so_in_its_own_words() -> None:
+    ends = [
+        raised(0, "everstep.errors.CheckpointError: the saved state of 'model' lacks blocks.0"),
+        raised(1, "everstep.errors.CheckpointError: the saved state of 'model' lacks blocks.1"),
+    ]
+    unfit = facts(failure=failure(20), resume_step=20, evidence=Evidence(generation=1, exits=ends))
+
+    assert decide_reattempt(unfit, POLICY).action == "park"
+
+
+def test_damage_and_lost_connections_in_many_words_are_tried_again() -> None:
+    for kind in ("everstep.errors.CorruptCheckpoint", "RuntimeError"):
+        ends = [raised(0, f"{kind}: from 0"), raised(1, f"{kind}: from 1")]
+        failed = facts(failure=failure(20), resume_step=20, evidence=Evidence(generation=1, exits=ends))
+        assert decide_reattempt(failed, POLICY).action == "reattempt"
+
+
 def test_an_exception_on_one_rank_alone_is_reattempted() -> None:
     ends = [raised(0, "ValueError: once"), RankExit(rank=1, machine="m0", signal=9, stopped_by_us=True)]
     decision = decide_reattempt(facts(failure=failure(0), evidence=Evidence(generation=1, exits=ends)), POLICY)
