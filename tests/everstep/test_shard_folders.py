@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everstep.errors import CheckpointError
 from everstep import shard_folders
+from everstep.errors import CheckpointError
 from everstep.shard_folders import held_on_disk, prune, set_aside, step_folder, step_folders
 from tests.everstep.shards import STATE, Slot
 
