@@ -31,6 +31,7 @@ async def confirm_steps(agents: AgentPool, given: ConfirmInput) -> Confirmation:
     policy = given.spec.policy
     generation = given.launched.generation
     shown: dict[int, RankState] = {}
+    emptied: set[str] = set()
     changed = asyncio.Event()
 
     async def follow(machine: Machine) -> None:
@@ -38,6 +39,9 @@ async def confirm_steps(agents: AgentPool, given: ConfirmInput) -> Confirmation:
         while True:
             try:
                 async for reply in agents.get(machine.address).progress(request):
+                    # It answered the launch; one that knows of an older generation only has lost it since.
+                    if reply.generation < generation:
+                        emptied.add(machine.name)
                     shown.update((rank.rank, rank) for rank in states_of(reply.ranks, generation))
                     changed.set()
             except AgentError:
@@ -55,6 +59,7 @@ async def confirm_steps(agents: AgentPool, given: ConfirmInput) -> Confirmation:
                 shows_steps=given.launched.resume_step >= 0,
                 now_ns=now_ns(),
                 policy=policy,
+                emptied=sorted(emptied),
             )
             if verdict is not None:
                 return verdict

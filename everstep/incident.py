@@ -174,6 +174,8 @@ class Confirmation(Model):
     reason: str
     timed_out: bool = False
     """No rank ended, but not all of them stepped in time."""
+    emptied: list[str] = Field(default_factory=list)
+    """Machines that lost the ranks that were launched there, and know nothing of them."""
     stepped_ns: int = 0
     """When the last rank completed its first step, nanoseconds of the wall clock."""
     completed_steps: int = -1

@@ -211,6 +211,9 @@ class JobWorkflow:
         if confirmation is not None and confirmation.ok:
             self.state.status = "running"
             self.state.unproductive_s = (confirmation.stepped_ns - self.state.started_ns) / 1e9
+        elif confirmation is not None and confirmation.emptied:
+            # Watchers may have seen nothing of the ranks that were lost so early.
+            self._suspect(launched.generation, Symptom.CRASH, confirmation.reason)
         elif confirmation is not None and confirmation.timed_out:
             # Watchers suspect no stall before the first step; ends of ranks they report themselves.
             self._suspect(launched.generation, Symptom.STALL, confirmation.reason)

@@ -49,6 +49,7 @@ def judge_confirmation(
     shows_steps: bool,
     now_ns: int,
     policy: RecoveryPolicy,
+    emptied: Sequence[str] = (),
 ) -> Confirmation | None:
     """Confirmed, failed, or None while it is open.
 
@@ -59,7 +60,11 @@ def judge_confirmation(
         shows_steps: The script is known to report steps, so being alive is not enough.
         now_ns: Time now.
         policy: How long a silent script must live to count.
+        emptied: Machines that took part in the launch and know nothing of it: they, and their ranks, were lost.
     """
+    if emptied:
+        reason = f"{', '.join(emptied[:8])} came back empty before the first step"
+        return Confirmation(generation=generation, ok=False, reason=reason, emptied=list(emptied))
     ended = [rank.rank for rank in ranks if not (rank.alive or rank.stepped or rank.left_with_success)]
     if ended:
         names = ", ".join(map(str, sorted(ended)[:8]))

@@ -190,14 +190,23 @@ async def test_a_job_carries_everything_across_continue_as_new(jobs: Any) -> Non
     assert state.incident_count == generation - 1
 
 
-async def test_a_first_launch_that_never_steps_is_an_incident(jobs: Any) -> None:
-    """Ranks that hang before their first step end nowhere: only the time-out shows it."""
+@pytest.mark.parametrize(
+    ("failed", "symptom"),
+    [
+        ({"timed_out": True, "reason": "rank 3 completed no step within 600 s"}, Symptom.STALL),
+        ({"emptied": ["m1"], "reason": "m1 came back empty before the first step"}, Symptom.CRASH),
+    ],
+)
+async def test_a_first_launch_that_never_steps_is_an_incident(
+    jobs: Any, failed: dict[str, Any], symptom: Symptom
+) -> None:
+    """Ranks that hang before their first step, or are lost with their machine, end nowhere: nobody else reports it."""
     working: Callable[[ConfirmInput], Confirmation] = jobs.cluster.confirmation
 
     def hung(given: ConfirmInput) -> Confirmation:
         if given.launched.generation > 1:
             return working(given)
-        return Confirmation(generation=1, ok=False, timed_out=True, reason="rank 3 completed no step within 600 s")
+        return Confirmation(generation=1, ok=False, **failed)
 
     jobs.cluster.confirmation = hung
     handle = await jobs.start()
@@ -205,7 +214,7 @@ async def test_a_first_launch_that_never_steps_is_an_incident(jobs: Any) -> None
     state = await jobs.until(handle, lambda state: state.generation == 2 and state.status == "running")
 
     assert state.incidents[0].number == 1
-    assert jobs.cluster.notes[0].anomaly.symptom is Symptom.STALL
+    assert jobs.cluster.notes[0].anomaly.symptom is symptom
 
 
 async def test_checkpoints_that_vanished_park_a_job_that_would_lose_too_much(jobs: Any) -> None:

@@ -44,6 +44,16 @@ def test_a_rank_that_ends_before_its_first_step_fails_the_restart() -> None:
     assert (verdict.ok, verdict.reason) == (False, "rank 1 ended before the first step")
 
 
+def test_a_machine_that_lost_its_ranks_fails_the_restart_at_once() -> None:
+    verdict = judge_confirmation(
+        2, [STEPPED], world_size=2, shows_steps=True, now_ns=2 * 10**9, policy=POLICY, emptied=["m1"]
+    )
+
+    assert verdict is not None
+    assert (verdict.ok, verdict.timed_out, verdict.emptied) == (False, False, ["m1"])
+    assert verdict.reason == "m1 came back empty before the first step"
+
+
 def test_a_job_that_was_nearly_done_may_end_before_anybody_looked() -> None:
     verdict = judge(replace(STEPPED, alive=False, finished=True), replace(STEPPED, rank=1, alive=False, finished=True))
 
