@@ -59,12 +59,18 @@ def headline(record: IncidentRecord) -> str:
     return clean((report.headline if report else None) or record.headline or "(its beginning was not recorded)")
 
 
+def symptom(record: IncidentRecord) -> str:
+    """What it was in the end, else what was seen first."""
+    report = record.parsed_report()
+    return str(report.failures[0].symptom) if report and report.failures else record.symptom or "?"
+
+
 def summary_row(record: IncidentRecord) -> tuple[str, ...]:
     """Cells of the list: id, opened, symptom, outcome, lost steps, took, what."""
     lost = "" if record.lost_steps is None else f"{record.lost_steps} lost"
     took = "" if record.seconds is None else f"{record.seconds:.2f} s"
     what = clean(record.headline or headline(record))
-    return (record.id, clock(record.fault_ns), record.symptom or "?", outcome(record), took, lost, what)
+    return (record.id, clock(record.fault_ns), symptom(record), outcome(record), took, lost, what)
 
 
 def report_blocks(record: IncidentRecord, ui_link: str = "") -> list[Block]:
@@ -87,10 +93,9 @@ def _facts(record: IncidentRecord) -> list[tuple[str, ...]]:
     anomaly = record.anomaly or {}
     rows = [
         ("job", record.job),
-        ("symptom", record.symptom or "?"),
+        ("symptom", symptom(record)),
         ("cause", clean(record.cause or "")),
-        ("ranks", ", ".join(str(rank) for rank in anomaly.get("ranks", []))),
-        ("machines", ", ".join(anomaly.get("machines", []))),
+        ("seen on", ", ".join([*(f"rank {rank}" for rank in anomaly.get("ranks", [])), *anomaly.get("machines", [])])),
         ("fault at", clock(record.fault_ns)),
         ("at step", "" if record.step is None or record.step < 0 else str(record.step)),
         ("steps lost", "" if record.lost_steps is None else str(record.lost_steps)),

@@ -103,9 +103,10 @@ class Story:
 
     async def close(self, report: IncidentReport, launched: Launched | None) -> None:
         """The last entry, and the end of all of them."""
-        workflow.upsert_search_attributes(
-            attributes.updates({attributes.VERDICT: report.resolution, attributes.LOST_STEPS: report.lost_steps or 0})
-        )
+        learned: dict[Any, Any] = {attributes.VERDICT: report.resolution, attributes.LOST_STEPS: report.lost_steps or 0}
+        if report.failures:  # what a watcher saw first was perhaps a consequence only
+            learned[attributes.SYMPTOM] = str(report.failures[0].symptom)
+        workflow.upsert_search_attributes(attributes.updates(learned))
         self.note("closed", report.headline, report=report, launched=launched)
         # Every note is bounded in time; a ledger that is down does not fail a recovered job.
         await asyncio.gather(*self._notes, return_exceptions=True)
