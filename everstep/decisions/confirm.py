@@ -62,13 +62,14 @@ def judge_confirmation(
         policy: How long a silent script must live to count.
         emptied: Machines that took part in the launch and know nothing of it: they, and their ranks, were lost.
     """
-    if emptied:
-        reason = f"{', '.join(emptied[:8])} came back empty before the first step"
-        return Confirmation(generation=generation, ok=False, reason=reason, emptied=list(emptied))
-    ended = [rank.rank for rank in ranks if not (rank.alive or rank.stepped or rank.left_with_success)]
-    if ended:
-        names = ", ".join(map(str, sorted(ended)[:8]))
-        return Confirmation(generation=generation, ok=False, reason=f"rank {names} ended before the first step")
+    ended = sorted(rank.rank for rank in ranks if not (rank.alive or rank.stepped or rank.left_with_success))
+    if emptied or ended:
+        what = f"{', '.join(emptied[:8])} came back empty"
+        if not emptied:
+            what = f"rank {', '.join(map(str, ended[:8]))} ended"
+        return Confirmation(
+            generation=generation, ok=False, reason=f"{what} before the first step", emptied=list(emptied)
+        )
     if len(ranks) < world_size:
         return None
     if all(rank.stepped for rank in ranks):

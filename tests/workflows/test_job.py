@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from temporalio.client import WorkflowUpdateFailedError
 from temporalio.service import RPCError
 
