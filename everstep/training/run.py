@@ -13,20 +13,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from everstep import environment
-from everstep.errors import ConfigError, TopologyError
+from everstep.errors import ConfigError
 from everstep.faults import RankFaults
 from everstep.reports import ReportFile
 from everstep.slots import SlotFile
 from everstep.topology import Axis, Coordinate, Topology
 from everstep.training.bell import Bell
 from everstep.training.checkpoint import Checkpoint, Stateful
+from everstep.training.given import from_environment, origin_of, topology_of_job
 from everstep.training.scalars import Held, number, on_device
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
-
-DEFAULT_ORDER: tuple[Axis, ...] = ("pp", "dp", "tp")
 
 
 def join(*, tp: int | None = None, pp: int | None = None, order: Sequence[Axis] | None = None) -> Run:
@@ -43,12 +42,12 @@ def join(*, tp: int | None = None, pp: int | None = None, order: Sequence[Axis] 
         ConfigError: an environment variable of torchrun or everstep makes no sense.
     """
     report_file = os.environ.get(environment.REPORT_FILE)
-    topology = _topology(tp, pp, tuple(order) if order is not None else None)
+    topology = topology_of_job(tp, pp, tuple(order) if order is not None else None)
     reports = None
     if report_file:
         reports = ReportFile.open(Path(report_file))
         reports.attach()
-    return Run(topology, _number("RANK", 0), reports)
+    return Run(topology, from_environment("RANK", 0), reports)
 
 
 class Run:
@@ -58,7 +57,7 @@ class Run:
         self.topology = topology
         self.rank = rank
         self.world_size = topology.world_size
-        self.local_rank = _number("LOCAL_RANK", rank % topology.ranks_per_machine)
+        self.local_rank = from_environment("LOCAL_RANK", rank % topology.ranks_per_machine)
         self.coordinate: Coordinate = topology.coordinate(rank)
         self.resumed_from: int | None = None
         """Completed steps of the state that the loop went on from; None before the loop and on a fresh start."""
@@ -103,11 +102,11 @@ class Run:
             return Checkpoint(things, None)
         file = SlotFile(
             Path(name),
-            slots=_number(environment.CHECKPOINT_SLOTS, 3),
-            generation=_number(environment.GENERATION, 0),
+            slots=from_environment(environment.CHECKPOINT_SLOTS, 3),
+            generation=from_environment(environment.GENERATION, 0),
         )
         # With two slots a rank that is a step ahead would have given up the step that the others are still saving.
-        overlap = _number(environment.CHECKPOINT_OVERLAP, 1) != 0 and file.slots > 2
+        overlap = from_environment(environment.CHECKPOINT_OVERLAP, 1) != 0 and file.slots > 2
         bell = os.environ.get(environment.CHECKPOINT_BELL)
         return Checkpoint(things, file, overlap=overlap, bell=Bell(Path(bell) if bell else None), faults=self._faults)
 
@@ -221,14 +220,14 @@ class Run:
         self._reports.mark("loop_entered")
         first = start
         if state is not None and state.active:
-            agreed = _number(environment.RESUME_STEP, 0)
+            agreed = from_environment(environment.RESUME_STEP, 0)
             state.check_room(
                 ranks=self.topology.ranks_per_machine,
                 # A job that is under way does not end for want of room for backups: it goes on and says so.
-                backup_slots=_number(environment.BACKUP_SLOTS, 0) if agreed <= 0 else 0,
+                backup_slots=from_environment(environment.BACKUP_SLOTS, 0) if agreed <= 0 else 0,
                 where=os.environ.get(environment.MACHINE) or "this machine",
             )
-            origin = _origin(agreed)
+            origin = origin_of(agreed)
             if agreed > 0 or origin is not None:
                 if warm_up is not None:
                     for _ in range(2):
@@ -259,50 +258,3 @@ class Run:
                 self._faults.meet("step", self._step)
 
         register_optimizer_step_pre_hook(meet)
-
-
-def _topology(tp: int | None, pp: int | None, order: tuple[Axis, ...] | None) -> Topology:
-    """The job's topology, from everstep's environment or else torchrun's."""
-    given = os.environ.get(environment.TOPOLOGY)
-    if not given:
-        world = _number("WORLD_SIZE", 1)
-        local = _number("LOCAL_WORLD_SIZE", world)
-        if local < 1 or world % local:
-            local = 1  # machines of unequal size: which ranks share one is not known
-        return Topology(world // local, local, 1 if tp is None else tp, 1 if pp is None else pp, order or DEFAULT_ORDER)
-    try:
-        job = Topology.parse(given)
-    except TopologyError as error:
-        raise ConfigError(f"{environment.TOPOLOGY}: {error}") from None
-    wanted = (job.tp if tp is None else tp, job.pp if pp is None else pp, job.order if order is None else order)
-    if wanted != (job.tp, job.pp, job.order):
-        raise TopologyError(
-            f"the script joins with tp={wanted[0]} pp={wanted[1]} order={'-'.join(wanted[2])}, but the job was started "
-            f"with tp={job.tp} pp={job.pp} order={'-'.join(job.order)}: start the job with the script's sizes, or call "
-            "everstep.join() without sizes to take the job's"
-        )
-    return job
-
-
-def _origin(agreed: int) -> Path | None:
-    """The folder of the checkpoint of other sizes that the job starts from; None when it is further already."""
-    given = os.environ.get(environment.RESHARD_FROM)
-    if not given:
-        return None
-    from everstep.shard_folders import step_of
-
-    step = step_of(Path(given))
-    if step is None:
-        raise ConfigError(f"{environment.RESHARD_FROM} is {given!r}; it must be a folder of one step, …/step-000000120")
-    return Path(given) if agreed <= 0 or agreed == step else None
-
-
-def _number(name: str, default: int) -> int:
-    """An integer from the environment."""
-    value = os.environ.get(name)
-    if not value:
-        return default
-    try:
-        return int(value)
-    except ValueError:
-        raise ConfigError(f"{name} is {value!r}; it must be a whole number") from None
