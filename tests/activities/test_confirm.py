@@ -39,7 +39,7 @@ class Shows(agent_pb2_grpc.AgentServicer):
 
 async def test_a_machine_that_knows_nothing_of_its_launch_was_lost() -> None:
     spec = JobSpec(name="job", script="/job.py", machines=2)
-    async with serving([Shows(0, 2), Shows(1, 2, 0)]) as machines:
+    async with serving([Shows(0, 2), Shows(1, 2, 0)]) as machines:  # type: ignore[abstract]
         given = ConfirmInput(
             spec=spec, machines=machines, launched=Launched(generation=2, resume_step=20, started_ns=1)
         )
