@@ -11,15 +11,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from activities.convert import checkpoint_options, rank_launches, shared_environment
 from agent.client import AgentClient
 from agent.v1 import agent_pb2 as pb
-from everstep import environment
 from everstep.errors import AgentUnreachable, ClusterError
+from everstep.job import JobSpec
 
 HOST = "127.0.0.1"
 START_S = 60.0
@@ -87,48 +87,37 @@ class Agents:
 
         return [sum(psutil.Process(one.pid).cpu_times()[:2]) for one in self._processes]
 
-    async def train(
-        self, script: Path, args: Sequence[str], *, job: str, ranks: int, backup: bool, limit_s: float
-    ) -> None:
-        """Run a job of so many ranks on the first machine to its end, and release it.
+    async def train(self, spec: JobSpec, *, limit_s: float) -> None:
+        """Run a job on the first machine, with its backups on the second, to its end, and release it.
 
         Raises:
             ClusterError: a rank failed, or it took too long.
         """
         first, second = self._clients
+        job, launches = spec.name, rank_launches(spec, 0)
         for client in (first, second):
             await client.prepare(pb.PrepareRequest(request_id="prepare", job=job), timeout_s=START_S)
         store = await first.start_store(
-            pb.StartStoreRequest(request_id="store", job=job, generation=1, world_size=ranks), timeout_s=START_S
+            pb.StartStoreRequest(request_id="store", job=job, generation=1, world_size=len(launches)), timeout_s=START_S
         )
-        shared = {
-            "MASTER_ADDR": store.host,
-            "MASTER_PORT": str(store.port),
-            "WORLD_SIZE": str(ranks),
-            "LOCAL_WORLD_SIZE": str(ranks),
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
-            environment.TOPOLOGY: f"1,{ranks},1,1,pp-dp-tp",
-        }
         request = pb.LaunchRequest(
             request_id="launch",
             job=job,
             generation=1,
-            script=str(script),
-            args=args,
-            env=shared,
+            script=spec.script,
+            args=spec.args,
+            env=shared_environment(spec, store.host, store.port, 1),
+            ranks=launches,
             resume_step=0,
-            checkpoint=pb.CheckpointOptions(
-                slots=3, overlap=True, backup=backup, backup_slots=2, backup_every_steps=1, backup_chunk_mb=4.0
-            ),
+            checkpoint=checkpoint_options(spec),
         )
-        for rank in range(ranks):
-            request.ranks.add(rank=rank, local_rank=rank, env={"RANK": str(rank), "LOCAL_RANK": str(rank)})
-            if backup:
-                request.peers.add(rank=rank, machine="m1", address=second.address)
+        if spec.checkpoint.backup:
+            for one in launches:
+                request.peers.add(rank=one.rank, machine="m1", address=second.address)
         await first.launch(request, timeout_s=START_S)
         try:
             async with asyncio.timeout(limit_s):
-                await self._finished(job, ranks)
+                await self._finished(job, len(launches))
         except TimeoutError:
             raise ClusterError(f"{job} did not end within {limit_s:.0f} s") from None
         finally:

@@ -10,7 +10,7 @@ import pytest
 from benchmarks import checkpoint_exchange, forks
 from benchmarks.checkpoint_rank import Sample
 from benchmarks.checkpoint_saves import Saves
-from benchmarks.checkpoint_throughput import Case
+from benchmarks.checkpoint_throughput import Case, interval
 
 
 def samples(*blocking: float, waited: float = 0.0) -> list[Sample]:
@@ -45,11 +45,19 @@ def test_saves_are_held_against_dlrover_and_the_stager() -> None:
 def test_throughput_is_compared_between_neighbouring_blocks() -> None:
     case = Case(1, 64, True, with_s=[10.0, 10.1], without_s=[9.9, 10.1])
     (row,) = case.rows(steps=10)
-    assert case.ratios == [0.99, 1.0]
+    assert case.lost == pytest.approx([0.01, 0.0])
     assert row.ours == pytest.approx(20 / 20.1)
     assert row.peer == pytest.approx(1.0)
     assert row.met
     assert "lost 0.50%" in case.note()
+
+
+def test_the_interval_holds_the_loss_and_widens_with_the_noise() -> None:
+    without = [10.0] * 12
+    calm = interval([10.1] * 12, without)
+    assert calm == pytest.approx((1 - 10 / 10.1,) * 2)
+    low, high = interval([9.6, 10.6] * 6, without)
+    assert low < 1 - 10 / 10.1 < high
 
 
 def test_the_aim_needs_a_core_to_spare_and_a_failed_case_has_no_figures() -> None:
