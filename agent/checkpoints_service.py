@@ -12,6 +12,7 @@ from agent.custody import Custody
 from agent.held import in_memory
 from agent.parts import Context, ServiceParts, check_job, status_of
 from agent.runner import JobRunner
+from agent.tiers import storage
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import AgentError, ConfigError, CorruptCheckpoint, EverstepError
 
@@ -24,7 +25,7 @@ logger = structlog.get_logger()
 
 
 class CheckpointsService(ServiceParts):
-    """Checkpoints, Restore, Persist and OpenExchange."""
+    """Checkpoints, CheckStorage, Restore, Persist and OpenExchange."""
 
     async def Checkpoints(self, request: pb.CheckpointsRequest, context: Context) -> pb.CheckpointsReply:  # noqa: N802
         """The copies that this machine holds, in all tiers; of a job that is not known here too."""
@@ -41,6 +42,20 @@ class CheckpointsService(ServiceParts):
             await context.abort(status_of(error), str(error))
             raise
         return pb.CheckpointsReply(checkpoints=[*memory, *below])
+
+    async def CheckStorage(self, request: pb.CheckStorageRequest, context: Context) -> pb.CheckStorageReply:  # noqa: N802
+        """Whether checkpoints can be written where they are to go; what hangs is not judged."""
+        try:
+            check_job(request.job)
+        except ConfigError as error:
+            await context.abort(status_of(error), str(error))
+            raise
+        looks = [
+            asyncio.ensure_future(asyncio.to_thread(check))
+            for check in storage.checks(request.job, request.disk_path, request.remote_url)
+        ]
+        done = (await asyncio.wait(looks, timeout=storage.PATIENCE_S))[0] if looks else set()
+        return pb.CheckStorageReply(problems=[text for look in looks if look in done and (text := look.result())])
 
     async def Restore(self, request: pb.RestoreRequest, context: Context) -> pb.RestoreReply:  # noqa: N802
         """Bring copies into own slots, verified."""

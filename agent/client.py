@@ -82,6 +82,12 @@ class AgentClient:
         """Which copies of a job's state the machine holds, in memory and on disk; kills nothing."""
         return await self._call(self._stub.Checkpoints, request, timeout_s)
 
+    async def check_storage(
+        self, request: pb.CheckStorageRequest, *, timeout_s: float | None = None
+    ) -> pb.CheckStorageReply:
+        """Why the machine cannot write where checkpoints are to go."""
+        return await self._call(self._stub.CheckStorage, request, timeout_s)
+
     async def restore(self, request: pb.RestoreRequest, *, timeout_s: float | None = None) -> pb.RestoreReply:
         """Bring copies into the machine's own slots, verified."""
         return await self._call(self._stub.Restore, request, timeout_s)

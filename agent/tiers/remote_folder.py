@@ -78,10 +78,10 @@ class RemoteFolder:
             pace: Called with the bytes of each piece; raises to give up.
         """
         target = self._at(name)
-        self._files.makedirs(target.rpartition("/")[0], exist_ok=True)
-        if not self._moves:
+        if not self._moves:  # it has no folders, and makedirs would make a bucket of a mistyped name
             self._files.put_file(str(local), target, callback=_callback(pace))
             return
+        self._files.makedirs(target.rpartition("/")[0], exist_ok=True)
         temporary = f"{target}.{uuid.uuid4().hex[:8]}{PART}"
         try:
             self._copy(local, temporary, pace)
@@ -90,6 +90,16 @@ class RemoteFolder:
             with contextlib.suppress(Exception):
                 self._files.rm_file(temporary)
             raise
+
+    def probe(self, name: str) -> None:
+        """Write a small file beside the job's folder, and remove it; raises what the driver raises.
+
+        Raises:
+            FileNotFoundError: the URL is a folder of a file system that is not there, or a bucket that does not exist.
+        """
+        place = f"{self._root.rpartition('/')[0]}/{name}{PART}"
+        self._files.pipe_file(place, b"everstep")
+        self._files.rm_file(place)
 
     def read(self, names: Iterable[str]) -> dict[str, bytes]:
         """The contents of small files, all at once; those that are gone are left out."""

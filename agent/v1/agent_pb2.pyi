@@ -9,6 +9,9 @@ Conventions
     first reply and has no second effect.
   * A generation numbers one launch of a job at full width. Stop(g) fences:
     afterwards no rank of a generation <= g can be started.
+  * A run is one submission of a job's name, everstep/run_id.py. A command of a newer run
+    throws away what an older one left here, one of an older run is refused, and one
+    without a run is not compared.
   * Times are nanoseconds of the wall clock (CLOCK_REALTIME).
 """
 
@@ -118,6 +121,7 @@ class JobOnMachine(_message.Message):
     FENCED_GENERATION_FIELD_NUMBER: _builtins.int
     FORK_SERVER_PID_FIELD_NUMBER: _builtins.int
     RANKS_FIELD_NUMBER: _builtins.int
+    RUN_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     generation: _builtins.int
     """the newest that was launched here, 0 when none"""
@@ -125,6 +129,7 @@ class JobOnMachine(_message.Message):
     """launches of generations <= this are refused"""
     fork_server_pid: _builtins.int
     """0 when none"""
+    run: _builtins.str
     @_builtins.property
     def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankProgress]: ...
     def __init__(
@@ -135,10 +140,11 @@ class JobOnMachine(_message.Message):
         fenced_generation: _builtins.int = ...,
         fork_server_pid: _builtins.int = ...,
         ranks: _abc.Iterable[Global___RankProgress] | None = ...,
+        run: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fenced_generation", b"fenced_generation", "fork_server_pid", b"fork_server_pid", "generation", b"generation", "job", b"job", "ranks", b"ranks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fenced_generation", b"fenced_generation", "fork_server_pid", b"fork_server_pid", "generation", b"generation", "job", b"job", "ranks", b"ranks", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -172,10 +178,12 @@ class PrepareRequest(_message.Message):
     JOB_FIELD_NUMBER: _builtins.int
     PYTHON_FIELD_NUMBER: _builtins.int
     ENV_FIELD_NUMBER: _builtins.int
+    RUN_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     job: _builtins.str
     python: _builtins.str
     """interpreter of the job; empty: the agent's own"""
+    run: _builtins.str
     @_builtins.property
     def env(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """environment of the fork server beyond the agent's own"""
@@ -187,10 +195,11 @@ class PrepareRequest(_message.Message):
         job: _builtins.str = ...,
         python: _builtins.str = ...,
         env: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        run: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["env", b"env", "job", b"job", "python", b"python", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["env", b"env", "job", b"job", "python", b"python", "request_id", b"request_id", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -230,10 +239,12 @@ class StartStoreRequest(_message.Message):
     JOB_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
     WORLD_SIZE_FIELD_NUMBER: _builtins.int
+    RUN_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     job: _builtins.str
     generation: _builtins.int
     world_size: _builtins.int
+    run: _builtins.str
     def __init__(
         self,
         *,
@@ -241,10 +252,11 @@ class StartStoreRequest(_message.Message):
         job: _builtins.str = ...,
         generation: _builtins.int = ...,
         world_size: _builtins.int = ...,
+        run: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "job", b"job", "request_id", b"request_id", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "job", b"job", "request_id", b"request_id", "run", b"run", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -310,6 +322,7 @@ class LaunchRequest(_message.Message):
     RESUME_STEP_FIELD_NUMBER: _builtins.int
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     PEERS_FIELD_NUMBER: _builtins.int
+    RUN_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     job: _builtins.str
     generation: _builtins.int
@@ -318,6 +331,7 @@ class LaunchRequest(_message.Message):
     cwd: _builtins.str
     resume_step: _builtins.int
     """restore the state after this many completed steps; -1: no checkpoint"""
+    run: _builtins.str
     @_builtins.property
     def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankLaunch]: ...
     @_builtins.property
@@ -346,10 +360,11 @@ class LaunchRequest(_message.Message):
         resume_step: _builtins.int = ...,
         checkpoint: Global___CheckpointOptions | None = ...,
         peers: _abc.Iterable[Global___BackupPeer] | None = ...,
+        run: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "checkpoint", b"checkpoint", "cwd", b"cwd", "env", b"env", "generation", b"generation", "job", b"job", "peers", b"peers", "ranks", b"ranks", "request_id", b"request_id", "resume_step", b"resume_step", "script", b"script"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "checkpoint", b"checkpoint", "cwd", b"cwd", "env", b"env", "generation", b"generation", "job", b"job", "peers", b"peers", "ranks", b"ranks", "request_id", b"request_id", "resume_step", b"resume_step", "run", b"run", "script", b"script"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -551,12 +566,14 @@ class StopRequest(_message.Message):
     JOB_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
     GRACE_S_FIELD_NUMBER: _builtins.int
+    RUN_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     job: _builtins.str
     generation: _builtins.int
     """kill and fence everything up to this generation"""
     grace_s: _builtins.float
     """0: SIGKILL at once; else SIGTERM first"""
+    run: _builtins.str
     def __init__(
         self,
         *,
@@ -564,10 +581,11 @@ class StopRequest(_message.Message):
         job: _builtins.str = ...,
         generation: _builtins.int = ...,
         grace_s: _builtins.float = ...,
+        run: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "grace_s", b"grace_s", "job", b"job", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "grace_s", b"grace_s", "job", b"job", "request_id", b"request_id", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -722,6 +740,8 @@ class HeldCheckpoint(_message.Message):
     SAVED_NS_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
     PLACE_FIELD_NUMBER: _builtins.int
+    RUN_FIELD_NUMBER: _builtins.int
+    TOPOLOGY_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     completed_steps: _builtins.int
     """the state after this many completed steps"""
@@ -736,6 +756,10 @@ class HeldCheckpoint(_message.Message):
     """of the tensors; disk and remote only"""
     place: _builtins.str
     """file or URL; disk and remote only"""
+    run: _builtins.str
+    """that saved it; in memory: that holds it"""
+    topology: _builtins.str
+    """of the job that saved it, as in EVERSTEP_TOPOLOGY; disk and remote only"""
     def __init__(
         self,
         *,
@@ -749,10 +773,12 @@ class HeldCheckpoint(_message.Message):
         saved_ns: _builtins.int = ...,
         digest: _builtins.str = ...,
         place: _builtins.str = ...,
+        run: _builtins.str = ...,
+        topology: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "completed_steps", b"completed_steps", "digest", b"digest", "generation", b"generation", "place", b"place", "rank", b"rank", "reason", b"reason", "saved_ns", b"saved_ns", "tier", b"tier", "valid", b"valid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "completed_steps", b"completed_steps", "digest", b"digest", "generation", b"generation", "place", b"place", "rank", b"rank", "reason", b"reason", "run", b"run", "saved_ns", b"saved_ns", "tier", b"tier", "topology", b"topology", "valid", b"valid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -810,6 +836,53 @@ class CheckpointsReply(_message.Message):
 Global___CheckpointsReply: _TypeAlias = CheckpointsReply  # noqa: Y015
 
 @_typing.final
+class CheckStorageRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    DISK_PATH_FIELD_NUMBER: _builtins.int
+    REMOTE_URL_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    disk_path: _builtins.str
+    """empty: not asked"""
+    remote_url: _builtins.str
+    """empty: not asked"""
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        disk_path: _builtins.str = ...,
+        remote_url: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["disk_path", b"disk_path", "job", b"job", "remote_url", b"remote_url"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckStorageRequest: _TypeAlias = CheckStorageRequest  # noqa: Y015
+
+@_typing.final
+class CheckStorageReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROBLEMS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def problems(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        problems: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["problems", b"problems"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckStorageReply: _TypeAlias = CheckStorageReply  # noqa: Y015
+
+@_typing.final
 class RestoreRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -817,8 +890,10 @@ class RestoreRequest(_message.Message):
     JOB_FIELD_NUMBER: _builtins.int
     SHARDS_FIELD_NUMBER: _builtins.int
     CHECKPOINT_FIELD_NUMBER: _builtins.int
+    RUN_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     job: _builtins.str
+    run: _builtins.str
     @_builtins.property
     def shards(self) -> _containers.RepeatedCompositeFieldContainer[Global___ShardSource]: ...
     @_builtins.property
@@ -830,10 +905,11 @@ class RestoreRequest(_message.Message):
         job: _builtins.str = ...,
         shards: _abc.Iterable[Global___ShardSource] | None = ...,
         checkpoint: Global___CheckpointOptions | None = ...,
+        run: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "job", b"job", "request_id", b"request_id", "shards", b"shards"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "job", b"job", "request_id", b"request_id", "run", b"run", "shards", b"shards"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -851,6 +927,7 @@ class ShardSource(_message.Message):
     JOB_FIELD_NUMBER: _builtins.int
     TENSORS_RANK_FIELD_NUMBER: _builtins.int
     TENSORS_ADDRESS_FIELD_NUMBER: _builtins.int
+    SAVED_NS_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     """whose own slot is filled, on this machine"""
     completed_steps: _builtins.int
@@ -866,6 +943,8 @@ class ShardSource(_message.Message):
     own slot of tensors_rank at tensors_address, and only the rest of their state from remote.
     """
     tensors_address: _builtins.str
+    saved_ns: _builtins.int
+    """of the copy that was chosen; another save of the step is not taken. 0: any"""
     def __init__(
         self,
         *,
@@ -877,10 +956,11 @@ class ShardSource(_message.Message):
         job: _builtins.str = ...,
         tensors_rank: _builtins.int | None = ...,
         tensors_address: _builtins.str = ...,
+        saved_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_tensors_rank", b"_tensors_rank", "tensors_rank", b"tensors_rank"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tensors_rank", b"_tensors_rank", "address", b"address", "completed_steps", b"completed_steps", "job", b"job", "machine", b"machine", "rank", b"rank", "tensors_address", b"tensors_address", "tensors_rank", b"tensors_rank", "tier", b"tier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tensors_rank", b"_tensors_rank", "address", b"address", "completed_steps", b"completed_steps", "job", b"job", "machine", b"machine", "rank", b"rank", "saved_ns", b"saved_ns", "tensors_address", b"tensors_address", "tensors_rank", b"tensors_rank", "tier", b"tier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__tensors_rank: _TypeAlias = _typing.Literal["tensors_rank"]  # noqa: Y015
     _WhichOneofArgType__tensors_rank: _TypeAlias = _typing.Literal["_tensors_rank", b"_tensors_rank"]  # noqa: Y015
@@ -992,17 +1072,22 @@ class OpenExchangeRequest(_message.Message):
 
     JOB_FIELD_NUMBER: _builtins.int
     MACHINE_FIELD_NUMBER: _builtins.int
+    RUN_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     machine: _builtins.str
+    """the caller's"""
+    run: _builtins.str
+    """refused unless the job is of this run here too"""
     def __init__(
         self,
         *,
         job: _builtins.str = ...,
         machine: _builtins.str = ...,
+        run: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "machine", b"machine"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "machine", b"machine", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1036,17 +1121,20 @@ class ReleaseRequest(_message.Message):
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     JOB_FIELD_NUMBER: _builtins.int
+    RUN_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     job: _builtins.str
+    run: _builtins.str
     def __init__(
         self,
         *,
         request_id: _builtins.str = ...,
         job: _builtins.str = ...,
+        run: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "request_id", b"request_id", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

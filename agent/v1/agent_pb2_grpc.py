@@ -94,6 +94,11 @@ class AgentStub:
                 request_serializer=agent_dot_v1_dot_agent__pb2.CheckpointsRequest.SerializeToString,
                 response_deserializer=agent_dot_v1_dot_agent__pb2.CheckpointsReply.FromString,
                 _registered_method=True)
+        self.CheckStorage = channel.unary_unary(
+                '/everstep.agent.v1.Agent/CheckStorage',
+                request_serializer=agent_dot_v1_dot_agent__pb2.CheckStorageRequest.SerializeToString,
+                response_deserializer=agent_dot_v1_dot_agent__pb2.CheckStorageReply.FromString,
+                _registered_method=True)
         self.Restore = channel.unary_unary(
                 '/everstep.agent.v1.Agent/Restore',
                 request_serializer=agent_dot_v1_dot_agent__pb2.RestoreRequest.SerializeToString,
@@ -199,6 +204,13 @@ class AgentServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CheckStorage(self, request, context):
+        """Whether this machine can write where a job's checkpoints are to go. Leaves nothing behind.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Restore(self, request, context):
         """Bring copies into this machine's own slots, from a peer, disk or remote.
         """
@@ -282,6 +294,11 @@ def add_AgentServicer_to_server(servicer, server):
                     servicer.Checkpoints,
                     request_deserializer=agent_dot_v1_dot_agent__pb2.CheckpointsRequest.FromString,
                     response_serializer=agent_dot_v1_dot_agent__pb2.CheckpointsReply.SerializeToString,
+            ),
+            'CheckStorage': grpc.unary_unary_rpc_method_handler(
+                    servicer.CheckStorage,
+                    request_deserializer=agent_dot_v1_dot_agent__pb2.CheckStorageRequest.FromString,
+                    response_serializer=agent_dot_v1_dot_agent__pb2.CheckStorageReply.SerializeToString,
             ),
             'Restore': grpc.unary_unary_rpc_method_handler(
                     servicer.Restore,
@@ -623,6 +640,33 @@ class Agent:
             '/everstep.agent.v1.Agent/Checkpoints',
             agent_dot_v1_dot_agent__pb2.CheckpointsRequest.SerializeToString,
             agent_dot_v1_dot_agent__pb2.CheckpointsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CheckStorage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/everstep.agent.v1.Agent/CheckStorage',
+            agent_dot_v1_dot_agent__pb2.CheckStorageRequest.SerializeToString,
+            agent_dot_v1_dot_agent__pb2.CheckStorageReply.FromString,
             options,
             channel_credentials,
             insecure,

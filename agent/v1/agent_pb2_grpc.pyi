@@ -9,6 +9,9 @@ Conventions
     first reply and has no second effect.
   * A generation numbers one launch of a job at full width. Stop(g) fences:
     afterwards no rank of a generation <= g can be started.
+  * A run is one submission of a job's name, everstep/run_id.py. A command of a newer run
+    throws away what an older one left here, one of an older run is refused, and one
+    without a run is not compared.
   * Times are nanoseconds of the wall clock (CLOCK_REALTIME).
 """
 
@@ -49,6 +52,8 @@ class AgentStub:
     """The captured output of one rank."""
     Checkpoints: _aio.UnaryUnaryMultiCallable[_agent_pb2.CheckpointsRequest, _agent_pb2.CheckpointsReply]
     """The copies of training state that this machine holds, in all tiers."""
+    CheckStorage: _aio.UnaryUnaryMultiCallable[_agent_pb2.CheckStorageRequest, _agent_pb2.CheckStorageReply]
+    """Whether this machine can write where a job's checkpoints are to go. Leaves nothing behind."""
     Restore: _aio.UnaryUnaryMultiCallable[_agent_pb2.RestoreRequest, _agent_pb2.RestoreReply]
     """Bring copies into this machine's own slots, from a peer, disk or remote."""
     Persist: _aio.UnaryUnaryMultiCallable[_agent_pb2.PersistRequest, _agent_pb2.PersistReply]
@@ -154,6 +159,14 @@ class AgentServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_agent_pb2.CheckpointsRequest, _abc.Awaitable[_agent_pb2.CheckpointsReply]],
     ) -> _abc.Awaitable[_agent_pb2.CheckpointsReply]:
         """The copies of training state that this machine holds, in all tiers."""
+
+    @_abc_1.abstractmethod
+    def CheckStorage(
+        self,
+        request: _agent_pb2.CheckStorageRequest,
+        context: _aio.ServicerContext[_agent_pb2.CheckStorageRequest, _abc.Awaitable[_agent_pb2.CheckStorageReply]],
+    ) -> _abc.Awaitable[_agent_pb2.CheckStorageReply]:
+        """Whether this machine can write where a job's checkpoints are to go. Leaves nothing behind."""
 
     @_abc_1.abstractmethod
     def Restore(

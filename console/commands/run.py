@@ -166,6 +166,7 @@ async def _run(spec: JobSpec, start: Start, cluster: str, *, no_up: bool, detach
     from console.follow.display import display_for
     from console.follow.follower import Follower, detached
     from console.resume import check_step, earlier_run
+    from console.storage import check_storage
     from everstep.job_state import JobState
 
     display = display_for(as_json=as_json)
@@ -174,6 +175,7 @@ async def _run(spec: JobSpec, start: Start, cluster: str, *, no_up: bool, detach
         chosen = await choose_machines(control, spec, {machine.name for machine in before.machines} if before else ())
         if start.step is not None:
             display.note(await check_step(control, spec, chosen, start.step))
+        await check_storage(control, spec, chosen)
         await control.start_job(spec, chosen, resume_from=start.step, resume_path=start.folder)
         _show_start(control, spec, [machine.name for machine in chosen], display)
         if detach:

@@ -27,6 +27,9 @@ class Bucket(MemoryFileSystem):  # type: ignore[misc]
     def mv(self, *_: object, **__: object) -> None:
         raise AssertionError("an object store copies the data when it is asked to move")
 
+    def makedirs(self, *_: object, **__: object) -> None:
+        raise AssertionError("an object store makes a bucket, of a mistyped name too")
+
     def put_file(self, lpath: str, rpath: str, callback: Callback, **_: object) -> None:
         """In parts; the object is there after the last one."""
         data = b""
