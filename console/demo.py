@@ -83,6 +83,7 @@ class Watching:
         self.tick = inner.tick
         self.incident = inner.incident
         self.note = inner.note
+        self.problem = inner.problem
         self.started = inner.started
         self._inner = inner
 

@@ -29,6 +29,8 @@ FIRST_RETRY_S = 2.0
 LAST_RETRY_S = 300.0
 """What failed is tried again after 2 s, 4 s, … 5 minutes (ours)."""
 CLOSE_PATIENCE_S = 2.0
+REMOTE = "remote storage"
+"""Begins what is said of it."""
 
 logger = structlog.get_logger()
 
@@ -117,7 +119,7 @@ class RemoteCopier:
                 url = task.opened.terms.options.remote_url
                 logger.warning("a copy to remote storage failed", job=self._place.job, url=url, reason=str(error))
                 again = f"it is tried again in {retry_after(failures):.0f} s"
-                self._say(f"remote storage {url} fails: {error or type(error).__name__}; {again}")
+                self._say(f"{REMOTE} {url} fails: {error or type(error).__name__}; {again}")
             else:
                 failures = 0
                 self._say("")
@@ -160,7 +162,7 @@ class _Round:
     def _whole_on_disk(self) -> list[int]:
         found: dict[int, set[int]] = {}
         for one in held_on_disk(self._task.root, self._place.job, ranks=self._terms.ranks):
-            if one.valid and not self._task.opened.disowns(one.completed_steps, one.generation, one.saved_ns):
+            if one.valid and not self._task.opened.disowns(one):
                 found.setdefault(one.completed_steps, set()).add(one.rank)
         return [step for step, ranks in found.items() if ranks == set(self._terms.ranks)]
 
@@ -189,8 +191,7 @@ class _Round:
         ]
         for name, text in self._folder.read(names).items():
             try:
-                found = parse_summary(text, name)
-                disowned = self._task.opened.disowns(found.step, found.generation, found.saved_ns)
+                disowned = self._task.opened.may_set_aside(parse_summary(text, name))
             except CheckpointError:
                 disowned = True  # good for nothing
             if disowned:

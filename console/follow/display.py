@@ -15,6 +15,7 @@ from rich.text import Text
 
 from console.follow import text
 from console.follow.events import IncidentEvent, incident_line
+from console.follow.problems import ProblemEvent
 
 TICK_S = 1.0
 """Between two lines about steps in a pipe, seconds (ours)."""
@@ -104,6 +105,9 @@ class Display(Protocol):
     def tick(self, tick: Tick) -> None:
         """Where the job stands; called several times a second."""
 
+    def problem(self, event: ProblemEvent) -> None:
+        """Copies of the state began to fail, or are in order again."""
+
     def incident(self, event: IncidentEvent, details: Sequence[str]) -> None:
         """Something happened to an incident."""
 
@@ -144,6 +148,10 @@ class Lines:
         self._said = f"{tick.step} {tick.generation} {tick.status} {tick.silent}"
         self.note(tick.line)
 
+    def problem(self, event: ProblemEvent) -> None:
+        """The event."""
+        self.note(event.line)
+
     def incident(self, event: IncidentEvent, details: Sequence[str]) -> None:
         """The event and, below it, its details."""
         if _told_twice(event):
@@ -183,6 +191,10 @@ class Json:
         if now - self._said_at >= TICK_S:
             self._said_at = now
             self._print("progress", **asdict(tick))
+
+    def problem(self, event: ProblemEvent) -> None:
+        """``{"event": "problem", "kind": "began", "what": "disk", "machines": […], "text": …}``"""
+        self._print("problem", **asdict(event))
 
     def incident(self, event: IncidentEvent, details: Sequence[str]) -> None:
         """``{"event": "incident", "kind": "opened", …}``"""
@@ -234,6 +246,10 @@ class Terminal:
             bar = BAR + 1 if self._wide else 0
             room = self._console.width - len(tick.job) - BESIDE_LINE - bar
             self._bar.update(self._task, line=tick.within(room))
+
+    def problem(self, event: ProblemEvent) -> None:
+        """A line above the bar."""
+        self._say(f"{text.clock(time.time_ns())}  {event.line}", "yellow" if event.kind == "began" else "green")
 
     def incident(self, event: IncidentEvent, details: Sequence[str]) -> None:
         """Lines above the bar, in the colour of their weight."""

@@ -23,6 +23,7 @@ from console.follow.display import Display, Ending, Tick
 from console.follow.events import IncidentEvent, IncidentTeller, parts_line
 from console.follow.last_step import last_step
 from console.follow.parked import parked_lines
+from console.follow.problems import ProblemTeller
 from console.follow.progress import JobProgress, ProgressFeed, Rate
 from everstep.errors import ClusterError, EverstepError
 from everstep.incident import IncidentReport
@@ -55,6 +56,7 @@ class Follower:
         self._topology = state.spec.topology()
         self._display = display
         self._teller = IncidentTeller()
+        self._problems = ProblemTeller()
         if attached:
             self._teller.skip_closed(state)
         self._steps = Rate()
@@ -87,6 +89,9 @@ class Follower:
         while True:
             self._display.tick(self._tick(feed.current))
             await self._tell()
+            if self._state.status == "running":  # an incident takes peers away, and says so itself
+                for event in self._problems.changes(feed.copying, time.monotonic()):
+                    self._display.problem(event)
             if result.done():
                 return await self._ended(result.result())
             if self._state.status == "parked":
@@ -207,7 +212,7 @@ class Follower:
         return Ending(
             outcome=result.outcome,
             headline=result.headline,
-            details=(facts, *self._places()),
+            details=(facts, *(f"at its end, {event.line}" for event in self._problems.left()), *self._places()),
             exit_code=EXIT_FINISHED if result.outcome == "finished" else EXIT_FAILED,
             facts={
                 "steps": self._step,

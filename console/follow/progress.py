@@ -13,6 +13,7 @@ from typing import Self
 
 from agent.client import AgentPool
 from agent.v1 import agent_pb2 as pb
+from console.follow.problems import Copying, copying_of
 from everstep.errors import AgentError
 from everstep.machine import Machine
 from everstep.topology import Topology
@@ -134,7 +135,7 @@ class ProgressFeed:
         self._job = job
         self._machines = machines
         self._interval_s = interval_s
-        self._views: dict[str, list[RankView]] = {}
+        self._ranks: dict[str, list[pb.RankProgress]] = {}
         self._silent: set[str] = set()
         self._changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -153,8 +154,13 @@ class ProgressFeed:
     @property
     def current(self) -> JobProgress:
         """The newest picture."""
-        views = (view for shown in self._views.values() for view in shown)
+        views = (view for machine, ranks in self._ranks.items() for view in views_of(machine, ranks))
         return merge(views, time_ns=time.time_ns(), silent=tuple(self._silent))
+
+    @property
+    def copying(self) -> list[Copying]:
+        """How the copies of the ranks' state go, as each machine said last."""
+        return copying_of(self._ranks)
 
     async def pictures(self) -> AsyncIterator[JobProgress]:
         """A picture at every change, for as long as the feed is held."""
@@ -170,7 +176,7 @@ class ProgressFeed:
                 async for reply in self._agents.get(machine.address).progress(request):
                     self._silent.discard(machine.name)
                     if reply.ranks:  # a released job has none: what was seen last stays
-                        self._views[machine.name] = views_of(machine.name, reply.ranks)
+                        self._ranks[machine.name] = list(reply.ranks)
                     self._changed.set()
             except AgentError:
                 self._silent.add(machine.name)

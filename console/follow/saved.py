@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from agent.v1 import agent_pb2 as pb
 from console.follow import text
+from console.follow.problems import problems_of
 
 PROBLEMS = 8
 """Problems that are shown; the others are counted."""
@@ -74,7 +75,7 @@ def _problems(known: Iterable[tuple[str, pb.RankProgress]]) -> list[str]:
     """One line for each machine and problem, with the ranks that have it."""
     ranks: dict[tuple[str, str, str], list[int]] = {}
     for machine, one in known:
-        for what, problem in (("backup", one.saved.backup_problem), ("disk", one.saved.disk_problem)):
+        for what, problem in problems_of(one).items():
             if problem:
                 ranks.setdefault((what, machine, problem), []).append(one.rank)
     return [

@@ -10,6 +10,7 @@ import pytest
 from console.follow import text
 from console.follow.display import Ending, Json, Lines, Tick
 from console.follow.events import IncidentEvent
+from console.follow.problems import ProblemEvent
 from everstep.job_state import IncidentSummary
 
 
@@ -98,3 +99,14 @@ def test_a_narrow_terminal_still_says_what_is_amiss() -> None:
     amiss = tick(ranks_alive=7, status="recovering", incidents=1)
     assert amiss.within(200) == amiss.line
     assert amiss.within(70) == "step 143  loss 2.1034  8.13 step/s  7 of 8 ranks  recovering"
+
+
+def test_a_problem_with_checkpoints_is_a_line_and_an_object() -> None:
+    event = ProblemEvent("began", "disk", ("m0",), "/mnt/x is full")
+    out = io.StringIO()
+    Lines(out).problem(event)
+    assert out.getvalue().endswith("  checkpoints: disk on m0: /mnt/x is full\n")
+    out = io.StringIO()
+    Json(out).problem(event)
+    shown = json.loads(out.getvalue())
+    assert (shown["event"], shown["kind"], shown["what"], shown["machines"]) == ("problem", "began", "disk", ["m0"])
