@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.checkpoint_policy import CheckpointPolicy
-from everstep.decisions.persist import AGAIN_S, LEAD_S, LEAST_AHEAD, OnDisk, PersistRule, coming_step
+from everstep.decisions.pace import LEAST_AHEAD
+from everstep.decisions.persist import AGAIN_S, LEAD_S, OnDisk, PersistRule, coming_step
 
 S = 10**9
 MINUTE = 60 * S
