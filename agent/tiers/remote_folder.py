@@ -60,11 +60,17 @@ class RemoteFolder:
         self._moves = bool(protocols & _MOVES)
 
     def sizes(self) -> dict[str, int]:
-        """Every whole file with its bytes."""
-        self._files.invalidate_cache()
+        """Every whole file with its bytes; none where the job has no folder yet.
+
+        Raises:
+            FileNotFoundError: the bucket does not exist.
+        """
+        self._files.invalidate_cache()  # drivers keep listings, and other machines write there
         try:
             found = self._files.find(self._root, detail=True)
         except FileNotFoundError:
+            if not self._moves and not self._files.exists(self._root.partition("/")[0]):
+                raise
             return {}
         start = len(self._root) + 1
         return {name[start:]: int(info["size"]) for name, info in found.items() if not name.endswith(PART)}
@@ -102,16 +108,26 @@ class RemoteFolder:
         self._files.rm_file(place)
 
     def read(self, names: Iterable[str]) -> dict[str, bytes]:
-        """The contents of small files, all at once; those that are gone are left out."""
+        """The contents of small files, all at once; those that are gone are left out.
+
+        What cannot be read for another reason is not gone: that is raised.
+        """
         places = {self._at(name): name for name in names}
         if not places:
             return {}
-        found = self._files.cat(list(places), on_error="omit")
-        return {places[place]: bytes(data) for place, data in found.items()}
+        read = {}
+        for place, data in self._files.cat(list(places), on_error="return").items():
+            if isinstance(data, BaseException):
+                if not isinstance(data, FileNotFoundError):
+                    raise data
+                continue
+            read[places[place]] = bytes(data)
+        return read
 
     @contextlib.contextmanager
     def reading(self, name: str) -> Iterator[ReadAt]:
         """``read(offset, buffer)`` of a file that is read from its beginning to its end."""
+        self._files.invalidate_cache()  # its size and tag are taken from a listing that a driver kept
         with self._files.open(self._at(name), "rb", block_size=_READ_AHEAD) as file:
 
             def read(offset: int, buffer: memoryview) -> int:

@@ -105,3 +105,44 @@ def test_a_half_file_is_not_shown(tmp_path: Path) -> None:
 def test_what_is_missing_is_named(url: str, said: str) -> None:
     with pytest.raises(ConfigError, match=f"remote_url {url} .*{said}"):
         RemoteFolder(url, "gpt")
+
+
+def test_what_cannot_be_read_now_is_not_gone(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    register_implementation("bucket", Bucket, clobber=True)
+    folder = RemoteFolder("bucket:///runs", "gpt")
+    folder.put(local, "step-1/rank-0.json", Gate())
+
+    def denied(*_: object, **__: object) -> bytes:
+        raise PermissionError("AccessDenied")
+
+    monkeypatch.setattr(Bucket, "cat_file", denied)
+    with pytest.raises(PermissionError):
+        folder.read(["step-1/rank-0.json"])
+    Bucket.store.clear()
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_bucket_that_does_not_exist_is_not_an_empty_one(there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    register_implementation("bucket", Bucket, clobber=True)
+
+    def find(*_: object, **__: object) -> dict[str, object]:
+        raise FileNotFoundError("The specified bucket does not exist")
+
+    monkeypatch.setattr(Bucket, "find", find)
+    monkeypatch.setattr(Bucket, "exists", lambda *_: there)
+    folder = RemoteFolder("bucket:///runs", "gpt")
+    if there:
+        assert folder.sizes() == {}
+    else:
+        with pytest.raises(FileNotFoundError, match="bucket"):
+            folder.sizes()
+
+
+def test_a_listing_that_a_driver_kept_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    register_implementation("bucket", Bucket, clobber=True)
+    folder, forgotten = RemoteFolder("bucket:///runs", "gpt"), []
+    monkeypatch.setattr(Bucket, "invalidate_cache", lambda *_: forgotten.append("all"))
+    folder.sizes()
+    with pytest.raises(FileNotFoundError), folder.reading("step-1/rank-0.safetensors"):
+        pass
+    assert len(forgotten) == 2
