@@ -70,17 +70,18 @@ class Cleanup:
         except (RPCError, WorkflowQueryFailedError) as error:
             log.warning("a job that is over cannot say where it ran", workflow=workflow_id, error=str(error))
             return False
-        answered = await asyncio.gather(*(self._clear_machine(state.spec.name, one) for one in state.machines))
+        clearing = (self._clear_machine(state.spec.name, state.run, one) for one in state.machines)
+        answered = await asyncio.gather(*clearing)
         return all(answered)
 
-    async def _clear_machine(self, job: str, machine: Machine) -> bool:
+    async def _clear_machine(self, job: str, run: str, machine: Machine) -> bool:
         agent = self._agents.get(machine.address)
         try:
             left = next((one for one in (await agent.describe()).jobs if one.job == job), None)
             if left is None:
                 return True
             log.warning("ending what a job left behind", job=job, machine=machine.name, generation=left.generation)
-            request = pb.ReleaseRequest(request_id=f"cleanup-{uuid.uuid4().hex}", job=job)
+            request = pb.ReleaseRequest(request_id=f"cleanup-{uuid.uuid4().hex}", job=job, run=run)
             await agent.release(request, timeout_s=30)
         except AgentError:
             return False

@@ -102,6 +102,8 @@ def held_of(
                 generation=one.generation,
                 saved_ns=one.saved_ns,
                 digest=one.digest,
+                run=one.run,
+                topology=one.topology,
             )
             if copy.tier not in ON_FILES or not one.place:
                 held.append(copy)

@@ -78,17 +78,19 @@ async def on_all(
     )
 
 
-def prepare_request(spec: JobSpec) -> pb.PrepareRequest:
+def prepare_request(spec: JobSpec, run: str) -> pb.PrepareRequest:
     """What starts a job's fork server."""
-    return pb.PrepareRequest(request_id=request_id(), job=spec.name, python=spec.python, env=import_environment(spec))
+    return pb.PrepareRequest(
+        request_id=request_id(), job=spec.name, python=spec.python, env=import_environment(spec), run=run
+    )
 
 
-async def prepared(client: AgentClient, spec: JobSpec, call: Callable[[], Awaitable[T]]) -> T:
+async def prepared(client: AgentClient, spec: JobSpec, run: str, call: Callable[[], Awaitable[T]]) -> T:
     """Call an agent that may not know the job: its machine was silent when the job was prepared, or lost its state."""
     try:
         return await call()
     except UnknownJob:
-        await client.prepare(prepare_request(spec), timeout_s=PREPARE_S)
+        await client.prepare(prepare_request(spec, run), timeout_s=PREPARE_S)
         return await call()
 
 

@@ -26,6 +26,8 @@ class PrepareInput(Model):
 
     spec: JobSpec
     machines: list[Machine]
+    run: str = ""
+    """Id of the job's run; see ``everstep.run_id``."""
 
 
 class StopInput(Model):
@@ -39,6 +41,8 @@ class StopInput(Model):
     """How long a silent agent is asked again, seconds (ours)."""
     spec: JobSpec | None = None
     """Says where each rank runs."""
+    run: str = ""
+    """Id of the job's run; see ``everstep.run_id``."""
 
 
 class FindInput(Model):
@@ -85,6 +89,8 @@ class RestoreInput(Model):
     """How long a silent agent is asked again, seconds (ours)."""
     reach_s: float = 10.0
     """How long a copy is tried again that could not be fetched, seconds (ours)."""
+    run: str = ""
+    """Id of the job's run; see ``everstep.run_id``."""
 
 
 class RoomInput(Model):
@@ -106,6 +112,8 @@ class LaunchInput(Model):
     patience_s: float = 30.0
     reshard_from: str = ""
     """Folder of a disk checkpoint that the ranks start from, saved with any parallel sizes; empty: none."""
+    run: str = ""
+    """Id of the job's run; see ``everstep.run_id``."""
 
 
 class ConfirmInput(Model):
@@ -121,6 +129,8 @@ class ReleaseInput(Model):
 
     job: str
     machines: list[Machine]
+    run: str = ""
+    """Id of the job's run; see ``everstep.run_id``."""
 
 
 class DecideInput(Model):

@@ -43,7 +43,7 @@ class RankActivities:
     @activity.defn(name=messages.PREPARE)
     async def prepare(self, given: PrepareInput) -> float:
         """Start the job's fork server on every machine; returns the slowest start in seconds."""
-        request = prepare_request(given.spec)
+        request = prepare_request(given.spec, given.run)
 
         async def one(machine: Machine, client: AgentClient) -> float:
             reply = await client.prepare(request, timeout_s=PREPARE_S)
@@ -58,7 +58,11 @@ class RankActivities:
     async def stop(self, given: StopInput) -> Evidence:
         """Kill and fence every rank up to a generation; returns what the machines know."""
         request = pb.StopRequest(
-            request_id=request_id(), job=given.job, generation=given.generation, grace_s=given.grace_s
+            request_id=request_id(),
+            job=given.job,
+            generation=given.generation,
+            grace_s=given.grace_s,
+            run=given.run,
         )
 
         async def one(machine: Machine, client: AgentClient) -> pb.StopReply:
@@ -96,8 +100,9 @@ class RankActivities:
                     resume_step=given.resume_step,
                     checkpoint=checkpoint_options(spec, reshard_from=given.reshard_from),
                     peers=backup_peers(spec, given.machines, placement, index) if backed_up else [],
+                    run=given.run,
                 )
-                return await prepared(client, spec, lambda: client.launch(request, timeout_s=60))
+                return await prepared(client, spec, given.run, lambda: client.launch(request, timeout_s=60))
 
             done, silent = await on_all(self._agents, given.machines, one, say=say, patience_s=given.patience_s)
         refuse_silent(silent, given.machines)
@@ -116,10 +121,11 @@ class RankActivities:
             job=given.spec.name,
             generation=given.generation,
             world_size=given.spec.topology().world_size,
+            run=given.run,
         )
 
         async def one(machine: Machine, client: AgentClient) -> pb.StartStoreReply:
-            return await prepared(client, given.spec, lambda: client.start_store(request, timeout_s=60))
+            return await prepared(client, given.spec, given.run, lambda: client.start_store(request, timeout_s=60))
 
         done, silent = await on_all(self._agents, [machine], one, say=say, patience_s=given.patience_s)
         refuse_silent(silent, [machine])
@@ -138,7 +144,7 @@ class RankActivities:
         A silent machine does not hold up the end of a job: :mod:`activities.cleanup`
         ends what is left there when its agent is back.
         """
-        request = pb.ReleaseRequest(request_id=request_id(), job=given.job)
+        request = pb.ReleaseRequest(request_id=request_id(), job=given.job, run=given.run)
 
         async def one(machine: Machine, client: AgentClient) -> int:
             return int((await client.release(request, timeout_s=30)).bytes_freed)

@@ -113,10 +113,12 @@ class Restoring:
                 job=self._given.spec.name,
                 shards=[self._source(rank, from_reader.get(rank)) for rank in wanted[machine.name]],
                 checkpoint=checkpoint_options(self._given.spec),
+                run=self._given.run,
             )
             size_mb = sum(self._given.bytes.get(rank, 0) for rank in wanted[machine.name]) / 1e6
             patience_s = LEAST_S + size_mb / SLOWEST_MB_S
-            return await prepared(client, self._given.spec, lambda: client.restore(request, timeout_s=patience_s))
+            given = self._given
+            return await prepared(client, given.spec, given.run, lambda: client.restore(request, timeout_s=patience_s))
 
         done, silent = await on_all(self._agents, asked, one, say=self._say, patience_s=self._given.patience_s)
         so_far.silent.update(silent)
@@ -144,6 +146,7 @@ class Restoring:
             tier=TIERS[copy.tier],
             machine=copy.machine,
             address="" if at_home else self._addresses.get(copy.machine, ""),
+            saved_ns=copy.saved_ns,
         )
         if reader is not None:
             source.tensors_rank = reader

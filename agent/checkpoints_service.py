@@ -35,7 +35,7 @@ class CheckpointsService(ServiceParts):
             custody = runner.custody if runner else Custody(self.host.place(request.job), self.host.exchange, 0)
             verify = request.verify
             memory, below = await asyncio.gather(
-                asyncio.to_thread(in_memory, custody.place.shm, verify_own=verify, verify_backups=verify),
+                asyncio.to_thread(in_memory, custody.place, verify_own=verify, verify_backups=verify),
                 asyncio.to_thread(custody.tiers.held, request),
             )
         except (EverstepError, OSError) as error:
@@ -104,6 +104,11 @@ class CheckpointsService(ServiceParts):
             check_job(request.job)
             if self.shelf(request.job) is None:
                 self.runner(request.job)
+            if (run := self.runners[request.job].record.run) != request.run:
+                raise AgentError(
+                    f"{self.host.machine} has run {run or 'unknown'} of {request.job}, and {request.machine} asks for "
+                    f"{request.run or 'an unknown one'}"
+                )
         except EverstepError as error:
             await context.abort(status_of(error), str(error))
             raise
@@ -116,7 +121,7 @@ class CheckpointsService(ServiceParts):
         place, tiers = runner.custody.place, runner.custody.tiers
         request = pb.CheckpointsRequest(job=place.job)
         below = asyncio.create_task(asyncio.to_thread(tiers.held, request))
-        found = await asyncio.to_thread(in_memory, place.shm, verify_own=True, verify_backups=False)
+        found = await asyncio.to_thread(in_memory, place, verify_own=True, verify_backups=False)
         try:
             found += await asyncio.wait_for(asyncio.shield(below), DISK_PATIENCE_S)
         except (EverstepError, OSError, TimeoutError) as error:

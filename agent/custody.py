@@ -8,6 +8,7 @@ and disks, so the runner calls it in a thread, one call at a time.
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -24,7 +25,7 @@ from agent.terms import LowerTiers, Place, Terms
 from agent.tiers.job_tiers import JobTiers
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import CheckpointError, CorruptCheckpoint
-from everstep.slot_format import Pin, SlotHeader
+from everstep.slot_format import Pin, SlotHeader, same_save
 from everstep.slot_reader import SlotReader
 from everstep.slots import SlotFile
 
@@ -48,7 +49,7 @@ class Custody:
         self.shelf = Shelf(place.shm, self.received)
         self.tiers: LowerTiers = JobTiers(place, self._fetch_range)
         self._patient = PatientTiers(self.tiers, place.saved)
-        self._exchange = exchange
+        self._connect = partial(exchange.connect, run=place.run)
         self._bell: Bell | None = None
         self._sender: Sender | None = None
         self._stale = False
@@ -78,7 +79,7 @@ class Custody:
         self.terms = terms
         make_fifo(self.place.shm)
         self._patient.open(terms)
-        self._sender = Sender(self.place, terms, self._exchange.connect)
+        self._sender = Sender(self.place, terms, self._connect)
         self._bell = Bell(self.place.shm, [self._saved, self._patient.on_saved, self._sender.on_saved])
         self._sender.start()
         self._bell.start()
@@ -140,7 +141,7 @@ class Custody:
             AgentUnreachable, CheckpointError, OSError: it cannot be had now, or there is no room.
         """
         path = self.place.shm / f"checkpoint-{shard.rank}"
-        if _holds(path, shard.completed_steps):
+        if _holds(path, shard):
             return 0
         if shard.tier in {pb.HeldCheckpoint.DISK, pb.HeldCheckpoint.REMOTE}:
             return self.tiers.restore(shard, options, fenced)
@@ -148,19 +149,22 @@ class Custody:
         file: Literal["own", "backup"] = "own" if shard.tier == pb.HeldCheckpoint.OWN else "backup"
         with contextlib.closing(SlotFile(path, slots=slots_of(options))) as into:
             if not shard.address and file == "backup":
-                return copy_slot(self.place.shm / f"backup-{shard.rank}", shard.completed_steps, into)
+                return copy_slot(
+                    self.place.shm / f"backup-{shard.rank}", shard.completed_steps, into, saved_ns=shard.saved_ns
+                )
             if not shard.address:
-                raise CorruptCheckpoint(f"{path} does not hold step {shard.completed_steps}, or it is damaged")
+                raise CorruptCheckpoint(f"{path} does not hold step {shard.completed_steps}, or another save of it")
             return fetch_slot(
-                lambda: self._exchange.connect(shard.address, self.place.job),
+                lambda: self._connect(shard.address, self.place.job),
                 shard.rank,
                 shard.completed_steps,
                 file,
                 into,
+                saved_ns=shard.saved_ns,
             )
 
     def _fetch_range(self, address: str, job: str, rank: int, step: int, view: memoryview) -> SlotHeader:
-        return fetch_range(lambda: self._exchange.connect(address, job), rank, step, view)
+        return fetch_range(lambda: self._connect(address, job), rank, step, view)
 
 
 def slots_of(options: pb.CheckpointOptions) -> int:
@@ -168,11 +172,11 @@ def slots_of(options: pb.CheckpointOptions) -> int:
     return options.slots or 2
 
 
-def _holds(path: Path, step: int) -> bool:
-    """Whether a file holds a step, with the contents that its checksum says."""
+def _holds(path: Path, shard: pb.ShardSource) -> bool:
+    """Whether a file holds the very save that was chosen, with the contents that its checksum says."""
     try:
         with contextlib.closing(SlotReader(path)) as reader:
-            header = reader.header(step)
-            return header is not None and reader.intact(header)
+            header = reader.header(shard.completed_steps)
+            return header is not None and same_save(header, shard.saved_ns) and reader.intact(header)
     except (OSError, CheckpointError):
         return False

@@ -5,22 +5,23 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from agent.bell import backup_files, own_files
+from agent.terms import Place
 from agent.v1 import agent_pb2 as pb
 from everstep.slot_format import SlotInfo
 from everstep.slot_reader import held
 
 
-def in_memory(shm: Path, *, verify_own: bool, verify_backups: bool) -> list[pb.HeldCheckpoint]:
+def in_memory(place: Place, *, verify_own: bool, verify_backups: bool) -> list[pb.HeldCheckpoint]:
     """Every slot of the job's own files and of the backups held for others, files in parallel.
 
     Args:
-        shm: The job's folder in shared memory.
+        place: Of the job.
         verify_own: Compare the checksums of the contents of own slots too: 13 GB/s on each core.
         verify_backups: Those of backups; who restores from one verifies it anyway.
     """
+    shm = place.shm
     work = [
         *((rank, path, pb.HeldCheckpoint.OWN, verify_own) for rank, path in own_files(shm).items()),
         *((rank, path, pb.HeldCheckpoint.BACKUP, verify_backups) for rank, path in backup_files(shm).items()),
@@ -32,12 +33,12 @@ def in_memory(shm: Path, *, verify_own: bool, verify_backups: bool) -> list[pb.H
     return [
         checkpoint
         for (rank, _, tier, _), slots in zip(work, found, strict=True)
-        for checkpoint in _checkpoints(rank, tier, slots)
+        for checkpoint in _checkpoints(place.run, rank, tier, slots)
     ]
 
 
 def _checkpoints(
-    rank: int, tier: pb.HeldCheckpoint.Tier.ValueType, slots: Iterable[SlotInfo]
+    run: str, rank: int, tier: pb.HeldCheckpoint.Tier.ValueType, slots: Iterable[SlotInfo]
 ) -> list[pb.HeldCheckpoint]:
     return [
         pb.HeldCheckpoint(
@@ -49,6 +50,7 @@ def _checkpoints(
             tier=tier,
             generation=slot.generation,
             saved_ns=slot.saved_ns,
+            run=run,
         )
         for slot in slots
     ]

@@ -35,9 +35,9 @@ class Host:
     exchange: Exchange
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 
-    def place(self, job: str) -> Place:
+    def place(self, job: str, run: str = "") -> Place:
         """Where the copies of a job's state lie."""
-        return Place(job, self.machine, self.shm_dir / job, self.state_dir, SavedStates())
+        return Place(job, self.machine, self.shm_dir / job, self.state_dir, SavedStates(), run)
 
     def spawn(self, work: Awaitable[Any]) -> None:
         """Run something in the background; a failure is logged."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import time
 from collections.abc import Awaitable, Callable
@@ -21,6 +22,7 @@ from agent.runner import JobRunner
 from agent.v1 import agent_pb2_grpc
 from everstep.errors import AgentError, ConfigError, EverstepError, Fenced
 from everstep.job import JOB_NAME
+from everstep.run_id import is_older
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Reply = TypeVar("Reply", bound=Message)
@@ -36,6 +38,7 @@ class ServiceParts(agent_pb2_grpc.AgentServicer):
         self.memory = memory
         self.runners: dict[str, JobRunner] = {}
         self.started_ns = time.time_ns()
+        self._turn = asyncio.Lock()
 
     def shelf(self, job: str) -> Shelf | None:
         """What the data port may give and take for a job; None when it is not known here. Called in any thread."""
@@ -54,11 +57,46 @@ class ServiceParts(agent_pb2_grpc.AgentServicer):
         log = logger.bind(command=name, job=request.job, request=request.request_id)
         try:
             check_job(request.job)
+            if name != "Release":
+                await self._turn_to(request.job, request.run)
             return await self.memory.once(name, request, reply_type, carry_out)
         except (EverstepError, OSError) as error:
             log.warning("refused", reason=str(error))
             await context.abort(status_of(error), str(error))
             raise
+
+    async def _turn_to(self, job: str, run: str) -> None:
+        """Throw away what an earlier run of a job's name left here, before anything of a newer one is done.
+
+        Such remains are there when the agent was down, or failed, at the earlier run's end.
+
+        Raises:
+            Fenced: the run is the older one.
+        """
+        async with self._turn:
+            runner = self.runners.get(job)
+            if runner is None or run in {"", runner.record.run}:
+                return
+            theirs = runner.record.run
+            if is_older(run, theirs):
+                raise Fenced(
+                    f"{self.host.machine} has run {theirs} of {job}, which is newer than {run}: nothing is done for an "
+                    f"older one. If {run} is the newer one, the clock of Temporal's machine was set back; wait until "
+                    "it is later again, or use another name"
+                )
+            if not runner.record.released:
+                logger.warning("throwing away what an earlier run left", job=job, run=theirs or "unknown", newer=run)
+                await self.release(runner)
+            self.new_runner(job, run)
+
+    async def release(self, runner: JobRunner) -> int:
+        """End a job on this machine; returns the bytes of memory given back."""
+        async with runner.lock:
+            freed = await runner.release()
+        self.host.log.forget(runner.record.job)
+        self.memory.forget(runner.record.job)
+        self.host.fork_servers.warm_up()
+        return freed
 
     def runner(self, job: str) -> JobRunner:
         """A job that was prepared and is not over.
@@ -86,7 +124,7 @@ class ServiceParts(agent_pb2_grpc.AgentServicer):
             raise AgentError(f"{job} is over on {self.host.machine}: its memory was given back")
         return runner
 
-    def new_runner(self, job: str) -> JobRunner:
+    def new_runner(self, job: str, run: str) -> JobRunner:
         """A job that is not over, known from here on."""
         runner = self.runners.get(job)
         if runner and not runner.record.released:
@@ -96,8 +134,9 @@ class ServiceParts(agent_pb2_grpc.AgentServicer):
             previous = folder.with_name(f"{job}.previous")
             shutil.rmtree(previous, ignore_errors=True)
             folder.rename(previous)
-        runner = self.runners[job] = JobRunner(self.host, JobRecord(job=job))
+        runner = self.runners[job] = JobRunner(self.host, JobRecord(job=job, run=run))
         runner.save()
+        runner.mark_memory()
         return runner
 
     async def known(self, job: str, context: Context) -> JobRunner:

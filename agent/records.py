@@ -48,6 +48,8 @@ class JobRecord(BaseModel):
     """One job on this machine."""
 
     job: str
+    run: str = ""
+    """Which run of its name, ``everstep/run_id.py``; empty: nobody said."""
     python: str = ""
     env: dict[str, str] = Field(default_factory=dict)
     prepared: bool = False

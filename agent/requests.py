@@ -26,6 +26,7 @@ class Command(Protocol):
 
     request_id: str
     job: str
+    run: str
 
 
 Reply = TypeVar("Reply", bound=Message)

@@ -33,6 +33,8 @@ from everstep import environment
 from everstep.errors import AgentError, ConfigError, Fenced
 from everstep.reports import Snapshot
 
+RUN = "run"
+"""File in a job's shared memory: of which run it is. It lasts as long as the memory, whatever becomes of the record."""
 PUSH_PATIENCE_S = 2.0
 """A rank that is gone is reported by its fork server within this time, or without it (ours)."""
 KILL_PATIENCE_S = 10.0
@@ -52,7 +54,7 @@ class JobRunner:
         (self.folder / "logs").mkdir(parents=True, exist_ok=True)
         self.archive = StepArchive(self.folder)
         self.reports = Reports(self.shm)
-        self.custody = Custody(host.place(record.job), host.exchange, record.fenced)
+        self.custody = Custody(host.place(record.job, record.run), host.exchange, record.fenced)
         self.server: ForkServer | None = None
         self._starting: asyncio.Task[ForkServer] | None = None
         self._watches: dict[int, Watch] = {}
@@ -313,6 +315,7 @@ class JobRunner:
             terms = Terms.of(request)
             self.record.terms, self.record.emptied = terms.to_json(), False
             self.save()
+            self.mark_memory()
             await asyncio.to_thread(self.custody.launch, terms, unforked)
 
     async def resume_custody(self) -> None:
@@ -328,6 +331,12 @@ class JobRunner:
             return
         if terms.generation > self.record.fenced:
             await asyncio.to_thread(self.custody.open, terms)
+
+    def mark_memory(self) -> None:
+        """Say in shared memory of which run it is."""
+        if self.record.run:
+            self.shm.mkdir(parents=True, exist_ok=True)
+            (self.shm / RUN).write_text(self.record.run)
 
     def is_unknown(self) -> bool:
         """Whether the machine came here empty: its agent knows of no launch, or what was in shared memory is gone."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import time
@@ -20,9 +21,10 @@ from agent.parts import Context
 from agent.processes import is_alive
 from agent.records import JobRecord
 from agent.room import room
-from agent.runner import JobRunner
+from agent.runner import RUN, JobRunner
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import AgentError
+from everstep.run_id import is_older
 
 PROGRESS_FLOOR_S = 0.01
 PROGRESS_CEILING_S = 1.0
@@ -74,7 +76,10 @@ class AgentService(CheckpointsService):
     def _rebuild(self, server: ForkServer) -> JobRunner:
         """A job whose record is lost: what runs is kept, and its fences."""
         logger.warning("rebuilding a job's record from its fork server", job=server.job, pid=server.pid)
-        record = JobRecord(job=server.job, prepared=True, fenced=server.table["fenced"])
+        run = ""
+        with contextlib.suppress(OSError):
+            run = (self.host.shm_dir / server.job / RUN).read_text()
+        record = JobRecord(job=server.job, run=run, prepared=True, fenced=server.table["fenced"])
         runner = self.runners[server.job] = JobRunner(self.host, record)
         return runner
 
@@ -125,6 +130,7 @@ class AgentService(CheckpointsService):
             server = runner.server
             reply.jobs.add(
                 job=job,
+                run=record.run,
                 generation=record.generation,
                 fenced_generation=record.fenced,
                 fork_server_pid=server.pid if server and not server.lost else 0,
@@ -139,7 +145,7 @@ class AgentService(CheckpointsService):
             self.memory.forget(request.job)  # the replies belong to an earlier job of this name
 
         async def carry_out() -> pb.PrepareReply:
-            runner = self.new_runner(request.job)
+            runner = self.new_runner(request.job, request.run)
             async with runner.lock:
                 record = runner.record
                 reused = runner.server is not None and not runner.server.lost
@@ -186,7 +192,7 @@ class AgentService(CheckpointsService):
         """Kill and fence; return the evidence and the checkpoints."""
 
         async def carry_out() -> pb.StopReply:
-            runner = self.new_runner(request.job)  # an unknown job gets its fence too
+            runner = self.new_runner(request.job, request.run)  # an unknown job gets its fence too
             async with runner.lock:
                 unknown = runner.is_unknown()
                 ranks = await runner.stop(request.generation, request.grace_s)
@@ -203,12 +209,9 @@ class AgentService(CheckpointsService):
             runner = self.runners.get(request.job)
             if runner is None or runner.record.released:
                 return pb.ReleaseReply()
-            async with runner.lock:
-                freed = await runner.release()
-            self.host.log.forget(request.job)
-            self.memory.forget(request.job)
-            self.host.fork_servers.warm_up()
-            return pb.ReleaseReply(bytes_freed=freed)
+            if request.run and is_older(request.run, runner.record.run):
+                return pb.ReleaseReply()  # what that run had here was thrown away when the newer one came
+            return pb.ReleaseReply(bytes_freed=await self.release(runner))
 
         return await self.command("Release", request, pb.ReleaseReply, context, carry_out)
 

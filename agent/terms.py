@@ -33,6 +33,8 @@ class Terms:
     peers: tuple[pb.BackupPeer, ...] = ()
     topology: str = ""
     """As in ``EVERSTEP_TOPOLOGY``; empty: not known."""
+    run: str = ""
+    """Which run of the job's name; empty: not known."""
 
     @classmethod
     def of(cls, request: pb.LaunchRequest) -> Terms:
@@ -44,6 +46,7 @@ class Terms:
             options=request.checkpoint,
             peers=tuple(sorted(request.peers, key=lambda peer: peer.rank)),
             topology=request.env.get(environment.TOPOLOGY, ""),
+            run=request.run,
         )
 
     def to_json(self) -> str:
@@ -55,6 +58,7 @@ class Terms:
             checkpoint=self.options,
             peers=self.peers,
             env={environment.TOPOLOGY: self.topology},
+            run=self.run,
         )
         return json_format.MessageToJson(kept, indent=None)
 
@@ -89,6 +93,8 @@ class Place:
     """The agent's; disk checkpoints are under ``checkpoints/<job>`` unless a path is configured."""
     saved: SavedStates
     """To be told of what is on disk and remote."""
+    run: str = ""
+    """Which run of the job's name they are of; empty: not known."""
 
 
 FetchRange = Callable[[str, str, int, int, memoryview], SlotHeader]

@@ -93,6 +93,10 @@ class Held(Model):
     saved_ns: int = 0
     digest: str = ""
     """Of its tensors, on disk and remote: equal for equal bytes, so that one rank can read for its whole dp group."""
+    run: str = ""
+    """That saved it; in memory: that holds it. Empty: not known (``everstep.run_id``)."""
+    topology: str = ""
+    """Of the job that saved it, on disk and remote; empty: not known."""
 
 
 class Copy(Model):
@@ -102,6 +106,8 @@ class Copy(Model):
     completed_steps: int
     tier: Tier
     machine: str
+    saved_ns: int = 0
+    """When the rank saved it: two copies of a rank's step are the same when they say the same here. 0: any."""
 
 
 class Restored(Model):

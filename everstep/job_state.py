@@ -48,6 +48,11 @@ class JobState(BaseModel):
 
     spec: JobSpec
     machines: list[Machine]
+    run: str = ""
+    """Id of this submission of the job's name, the same across continue-as-new; empty: it began before there were ids.
+    See ``everstep.run_id``."""
+    origin_run: str = ""
+    """Id of the earlier run whose copies it was started from; empty: of none, or not known."""
     generation: int = 0
     """Newest generation launched; 0: none yet."""
     resume_step: int = -1

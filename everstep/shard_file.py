@@ -50,6 +50,7 @@ def write_shard(
     topology: str,
     header: SlotHeader,
     read: ReadAt,
+    run: str = "",
     pace: Pace | None = None,
 ) -> Manifest:
     """Write ``rank-<r>.safetensors`` and then ``rank-<r>.json``, each atomically and lastingly.
@@ -64,6 +65,7 @@ def write_shard(
         topology: As in ``EVERSTEP_TOPOLOGY``; empty: not known.
         header: The slot's header, from ``SlotReader.header``.
         read: Reads the slot's payload, e.g. ``partial(reader.read_into, header)``.
+        run: Which run of the job's name writes it; empty: not known.
         pace: Called after each piece of 4 MiB at most.
 
     Raises:
@@ -87,6 +89,7 @@ def write_shard(
             step=header.completed_steps,
             generation=header.generation,
             topology=topology,
+            run=run,
             saved_ns=header.saved_ns,
             bytes=layout.bytes,
             xxh3=output.digest(),

@@ -46,6 +46,8 @@ class OnDisk:
     saved_ns: int = 0
     digest: str = ""
     """``Manifest.digest``."""
+    run: str = ""
+    topology: str = ""
 
 
 def step_folder(root: Path, job: str, step: int) -> Path:
@@ -112,6 +114,8 @@ def held_in(folder: Path, step: int, rank: int, *, verify: bool = False) -> OnDi
         manifest.bytes,
         manifest.saved_ns,
         manifest.digest,
+        manifest.run,
+        manifest.topology,
     )
 
 

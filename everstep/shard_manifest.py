@@ -100,6 +100,8 @@ class Summary(_Model):
     """Generation of the job that saved the state."""
     topology: str
     """As in ``EVERSTEP_TOPOLOGY``; empty: not known."""
+    run: str = ""
+    """Which run of the job's name wrote it, ``everstep/run_id.py``; empty: not known."""
     saved_ns: int = Field(ge=0, lt=1 << 63)
     """When the rank saved it, nanoseconds of the wall clock."""
     bytes: int = Field(ge=0)

@@ -97,6 +97,16 @@ class SlotHeader:
         return aligned(self.tensor_bytes) + self.structure_bytes
 
 
+def same_save(header: SlotHeader, saved_ns: int) -> bool:
+    """Whether a slot of a rank's step is of the save that is meant; 0: any is.
+
+    A rank saves a step anew when the job went back before it, and in another run; no two of these
+    happen in one nanosecond, and whoever copies a slot copies its time. Generations do not tell: a copy
+    from another run takes on one of the run that restores it.
+    """
+    return saved_ns in {0, header.saved_ns}
+
+
 PINS = struct.Struct(f"<{len(Pin)}q")
 
 

@@ -33,11 +33,11 @@ SLOWEST_BYTES = 20_000_000
 """Bytes a second of one machine: a restore that is slower is given up (ours)."""
 
 
-def prepare(spec: JobSpec, machines: list[Machine]) -> ActivityHandle[float]:
+def prepare(spec: JobSpec, machines: list[Machine], run: str) -> ActivityHandle[float]:
     """Start the fork servers."""
     return workflow.start_activity(
         messages.PREPARE,
-        PrepareInput(spec=spec, machines=machines),
+        PrepareInput(spec=spec, machines=machines, run=run),
         result_type=float,
         summary=page.summary(f"fork servers on {len(machines)} machines"),
         **on_ranks(timedelta(minutes=5)),
@@ -56,12 +56,12 @@ def room(spec: JobSpec, machines: list[Machine]) -> ActivityHandle[str]:
 
 
 def stop(
-    spec: JobSpec, machines: list[Machine], generation: int, *, why: str = "", **bounds: float
+    spec: JobSpec, machines: list[Machine], run: str, generation: int, *, why: str = "", **bounds: float
 ) -> ActivityHandle[Evidence]:
     """Stop all ranks; ``bounds`` are ``grace_s`` and ``patience_s`` of the input."""
     return workflow.start_activity(
         messages.STOP,
-        StopInput(job=spec.name, generation=generation, machines=machines, spec=spec, **bounds),
+        StopInput(job=spec.name, generation=generation, machines=machines, spec=spec, run=run, **bounds),
         result_type=Evidence,
         summary=page.summary(why or f"generation {generation} on {len(machines)} machines"),
         **on_ranks(timedelta(minutes=2)),
@@ -90,7 +90,9 @@ def folder(machines: list[Machine], path: str) -> ActivityHandle[FolderFound]:
     )
 
 
-def restore(spec: JobSpec, machines: list[Machine], chosen: Restore, evidence: Evidence) -> ActivityHandle[Restored]:
+def restore(
+    spec: JobSpec, machines: list[Machine], run: str, chosen: Restore, evidence: Evidence
+) -> ActivityHandle[Restored]:
     """Bring the copies that a choice needs."""
     wanted = set(chosen.copies)
     held = {one.rank: one for one in evidence.held if copy_of(one) in wanted}
@@ -106,6 +108,7 @@ def restore(spec: JobSpec, machines: list[Machine], chosen: Restore, evidence: E
             digests={rank: one.digest for rank, one in held.items() if one.digest},
             bytes=sizes,
             disk_shared=evidence.disk_shared,
+            run=run,
         ),
         result_type=Restored,
         summary=page.summary(f"step {chosen.step}: {page.copies_text(chosen.copies)}"),
@@ -136,11 +139,11 @@ def confirm(spec: JobSpec, machines: list[Machine], launched: Launched) -> Activ
     )
 
 
-def release(spec: JobSpec, machines: list[Machine]) -> ActivityHandle[int]:
+def release(spec: JobSpec, machines: list[Machine], run: str) -> ActivityHandle[int]:
     """Give everything back."""
     return workflow.start_activity(
         messages.RELEASE,
-        ReleaseInput(job=spec.name, machines=machines),
+        ReleaseInput(job=spec.name, machines=machines, run=run),
         result_type=int,
         summary="fork servers and shared memory",
         **on_ranks(timedelta(minutes=1)),

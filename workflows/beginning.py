@@ -7,6 +7,7 @@ from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
     from activities.messages import LaunchInput
+    from everstep.decisions.earlier import left_by_earlier_run
     from everstep.decisions.lineage import FROM_NOTHING, extended, usable
     from everstep.decisions.restore import NOTHING_HELD, Restore, choose_restore
     from everstep.errors import CheckpointError
@@ -67,7 +68,7 @@ class Beginning:
             ActivityError: something did not answer or failed; it may be tried again.
         """
         state = self._state
-        await actions.prepare(state.spec, state.machines)
+        await actions.prepare(state.spec, state.machines, state.run)
         origin = Restore(state.resume_step, "")
         if state.resume_path:
             origin = Restore(state.resume_step, "", folder=state.resume_path)
@@ -79,6 +80,7 @@ class Beginning:
             generation=state.generation,
             resume_step=state.resume_step,
             reshard_from=state.resume_path,
+            run=state.run,
         )
         where = "from the beginning" if state.resume_step == NOTHING_HELD else origin.origin
         return await actions.launch(given, where)
@@ -86,7 +88,8 @@ class Beginning:
     async def _bring(self) -> None:
         """Bring all copies of the step, from elsewhere where one fails; with fewer of them in every round it ends."""
         while (restore := self._choose()).copies:
-            restored = await actions.restore(self._state.spec, self._state.machines, restore, self._evidence)
+            state = self._state
+            restored = await actions.restore(state.spec, state.machines, state.run, restore, self._evidence)
             failed = [*restored.failed, *restored.unreached]
             if restored.unreachable:
                 raise Refused(page.restored_text(restored))
@@ -101,13 +104,11 @@ class Beginning:
             Refused: it is not there; says which steps are.
         """
         state = self._state
-        silent = self._evidence.unreachable
+        silent, at, topology = self._evidence.unreachable, state.resume_from or 0, state.spec.topology()
         try:
-            return choose_restore(
-                usable(self._evidence.held, [], self._bad),
-                state.spec.topology(),
-                [machine.name for machine in state.machines],
-                at=state.resume_from,
-            )
+            held = left_by_earlier_run(usable(self._evidence.held, [], self._bad), topology, at)
+            chosen = choose_restore(held, topology, [machine.name for machine in state.machines], at=at)
         except CheckpointError as error:
             raise Refused(f"{error}; {page.listed(silent)} does not answer" if silent else str(error)) from error
+        state.origin_run = chosen.run
+        return chosen

@@ -18,6 +18,7 @@ from temporalio.exceptions import ActivityError
 with workflow.unsafe.imports_passed_through():
     from activities.messages import LaunchInput
     from everstep.decisions.case import Case
+    from everstep.decisions.lineage import Runs
     from everstep.decisions.reattempt import Decision, Facts, decide_reattempt, steady
     from everstep.decisions.restore import Restore
     from everstep.decisions.search import look_further, merged
@@ -53,6 +54,7 @@ class IncidentWorkflow:
             lineage=list(given.lineage),
             folder=given.resume_path,
             folder_step=given.resume_path_step,
+            runs=Runs(given.run, given.origin_run),
         )
         self.history = list(given.history)
         self.failures: list[Failure] = []
@@ -127,7 +129,9 @@ class IncidentWorkflow:
         given, case = self.given, self.case
         began = self.story.enter("stop")
         try:
-            evidence = await self._unless_abandoned(actions.stop(given.spec, given.machines, case.generation))
+            evidence = await self._unless_abandoned(
+                actions.stop(given.spec, given.machines, given.run, case.generation)
+            )
         except ActivityError as error:
             # Not knowing is no reason to go on: the job is parked, and asked again when an operator says so.
             evidence = Evidence(generation=case.generation, problem=str(error.cause or error)[:300])
@@ -211,7 +215,7 @@ class IncidentWorkflow:
         began = self.story.enter("restore")
         try:
             restored = await self._unless_abandoned(
-                actions.restore(self.given.spec, self.given.machines, restore, evidence)
+                actions.restore(self.given.spec, self.given.machines, self.given.run, restore, evidence)
             )
         except ActivityError as error:
             self.story.leave(began, "restore", f"failed: {error.cause or error}")
@@ -241,6 +245,7 @@ class IncidentWorkflow:
             resume_step=restore.step,
             reason=self.id,
             reshard_from=restore.folder,
+            run=self.given.run,
         )
         began = self.story.enter("reattempt")
         confirmation: Confirmation | None = None
@@ -302,7 +307,8 @@ class IncidentWorkflow:
         # The ranks must not live on without an owner; a launch may have been under way.
         why = f"generation {self.case.generation}: leave nothing running"
         with contextlib.suppress(ActivityError):  # the job's release ends what this could not
-            await actions.stop(self.given.spec, self.given.machines, self.case.generation, why=why)
+            given = self.given
+            await actions.stop(given.spec, given.machines, given.run, self.case.generation, why=why)
         await self.story.close(report, self.launched)
         return report
 

@@ -21,6 +21,7 @@ with workflow.unsafe.imports_passed_through():
     from everstep.decisions.reattempt import steady
     from everstep.incident import Anomaly, Confirmation, IncidentReport, Launched, Symptom
     from everstep.job_state import IncidentSummary, JobState, incident_workflow_id
+    from everstep.run_id import run_id
     from workflows import actions, attributes, page
     from workflows.beginning import Beginning, Refused
     from workflows.incident import IncidentWorkflow
@@ -169,6 +170,8 @@ class JobWorkflow:
         """
         state = self.state
         state.started_ns = workflow.time_ns()
+        if workflow.patched("run id"):
+            state.run = run_id(state.started_ns, workflow.info().first_execution_run_id)
         try:
             used = await self._record(started_ns=state.started_ns)
             # Count on from earlier runs of the same name: an agent never meets a generation twice.
@@ -246,6 +249,8 @@ class JobWorkflow:
             lineage=state.lineage,
             resume_path=state.resume_path,
             resume_path_step=state.resume_path_step,
+            run=state.run,
+            origin_run=state.origin_run,
         )
         child = await workflow.start_child_workflow(
             IncidentWorkflow.run,
@@ -309,7 +314,9 @@ class JobWorkflow:
         state, why = self.state, f"stop asked for by {self.state.stop_requested}"
         grace_s = state.spec.policy.stop_grace_s
         with contextlib.suppress(ActivityError):  # the release ends what this could not
-            await actions.stop(state.spec, state.machines, state.generation, why=why, grace_s=grace_s, patience_s=5.0)
+            await actions.stop(
+                state.spec, state.machines, state.run, state.generation, why=why, grace_s=grace_s, patience_s=5.0
+            )
         return await self._end("stopped", f"stopped by {self.state.stop_requested}")
 
     async def _end(self, status: str, outcome: str) -> JobResult:
@@ -319,7 +326,7 @@ class JobWorkflow:
         self._show()
         await asyncio.gather(
             self._record(),
-            actions.release(state.spec, state.machines),
+            actions.release(state.spec, state.machines, state.run),
             *self.records,
             return_exceptions=True,
         )

@@ -27,6 +27,10 @@ class IncidentInput(Model):
     resume_path: str = ""
     """Folder of the disk checkpoint from which the job was started first; empty: none."""
     resume_path_step: int = -1
+    run: str = ""
+    """Id of the job's run; see ``everstep.run_id``."""
+    origin_run: str = ""
+    """Id of the earlier run whose copies the job was started from."""
 
 
 class JobResult(Model):

@@ -13,7 +13,7 @@ import xxhash
 from agent.exchange.offers import Request, as_header
 from agent.exchange.wire import Wire, WireError
 from everstep.errors import AgentError, AgentUnreachable, CorruptCheckpoint
-from everstep.slot_format import SlotHeader
+from everstep.slot_format import SlotHeader, same_save
 from everstep.slot_reader import SlotReader
 from everstep.slots import SlotFile
 
@@ -25,7 +25,9 @@ PIECE = 4 << 20
 Connect = Callable[[], Wire]
 
 
-def fetch_slot(connect: Connect, rank: int, step: int, file: Literal["own", "backup"], into: SlotFile) -> int:
+def fetch_slot(
+    connect: Connect, rank: int, step: int, file: Literal["own", "backup"], into: SlotFile, *, saved_ns: int = 0
+) -> int:
     """Copy one slot of another agent into a file of ours, verified; a broken connection is taken up where it ended.
 
     Args:
@@ -34,16 +36,17 @@ def fetch_slot(connect: Connect, rank: int, step: int, file: Literal["own", "bac
         step: Completed steps.
         file: Of the two files in which an agent may hold a rank's state.
         into: Is changed only when all is verified, apart from the slot that it needs least.
+        saved_ns: When the rank saved it; 0: any save of the step will do.
 
     Returns:
         The bytes of the payload.
 
     Raises:
-        CorruptCheckpoint: the copy is bad or gone.
+        CorruptCheckpoint: the copy is bad or gone, or of another save.
         AgentUnreachable: the agent, or the way to it.
         CheckpointError: no room here.
     """
-    part = _Part(into)
+    part = _Part(into, saved_ns)
     failures = 0
     while True:
         before = part.done
@@ -68,8 +71,9 @@ def fetch_slot(connect: Connect, rank: int, step: int, file: Literal["own", "bac
 class _Part:
     """What has come of a slot."""
 
-    def __init__(self, into: SlotFile) -> None:
+    def __init__(self, into: SlotFile, saved_ns: int) -> None:
         self._into = into
+        self._saved_ns = saved_ns
         self._header: SlotHeader | None = None
         self._view = memoryview(b"")
         self._digest = xxhash.xxh3_64()
@@ -77,6 +81,7 @@ class _Part:
 
     def take_from(self, wire: Wire, request: Request) -> None:
         header = ask(wire, request)
+        check_save(header, self._saved_ns, f"the {request.file} slot of rank {request.rank} elsewhere")
         if header != self._header:
             if self.done:
                 self.give_up()
@@ -103,11 +108,11 @@ class _Part:
         self._header, self.done = None, 0
 
 
-def copy_slot(path: Path, step: int, into: SlotFile) -> int:
+def copy_slot(path: Path, step: int, into: SlotFile, *, saved_ns: int = 0) -> int:
     """Copy one slot of another file of this machine, verified; returns its bytes.
 
     Raises:
-        CorruptCheckpoint: the copy is bad or gone.
+        CorruptCheckpoint: the copy is bad or gone, or of another save than that at ``saved_ns``.
         CheckpointError: no room here.
     """
     try:
@@ -118,6 +123,7 @@ def copy_slot(path: Path, step: int, into: SlotFile) -> int:
         header = reader.header(step)
         if header is None:
             raise CorruptCheckpoint(f"{path} does not hold step {step}")
+        check_save(header, saved_ns, str(path))
         view, done, digest = into.receive(header), 0, xxhash.xxh3_64(seed=step)
         while count := reader.read_into(header, done, view[done : done + PIECE]):
             digest.update(view[done : done + count])
@@ -125,6 +131,19 @@ def copy_slot(path: Path, step: int, into: SlotFile) -> int:
         view.release()
         into.commit_received(header, digest.intdigest())
         return done
+
+
+def check_save(header: SlotHeader, saved_ns: int, where: str) -> None:
+    """Refuse a copy that is of the step but not the one that was chosen.
+
+    Raises:
+        CorruptCheckpoint: says so.
+    """
+    if not same_save(header, saved_ns):
+        raise CorruptCheckpoint(
+            f"{where} holds another save of step {header.completed_steps} than the one that was chosen: "
+            f"generation {header.generation}'s, of {header.saved_ns} ns and not {saved_ns} ns"
+        )
 
 
 def ask(wire: Wire, request: Request) -> SlotHeader:

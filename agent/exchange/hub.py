@@ -42,14 +42,14 @@ class Exchange:
         self._ended = threading.Event()
         self._wires: weakref.WeakSet[Wire] = weakref.WeakSet()
 
-    def connect(self, address: str, job: str, closing: threading.Event | None = None) -> Wire:
+    def connect(self, address: str, job: str, closing: threading.Event | None = None, *, run: str = "") -> Wire:
         """A connection to the data port of the agent at ``host:port``; called in any thread but the loop's.
 
         Raises:
-            AgentError: the agent did not answer, or knows no such job.
+            AgentError: the agent did not answer, or knows no such job, or of another run than the caller's.
             OSError, WireError: its data port did not.
         """
-        opening = self._open(address, job)
+        opening = self._open(address, job, run)
         try:
             asked = asyncio.run_coroutine_threadsafe(opening, self._loop)
         except RuntimeError:
@@ -73,8 +73,8 @@ class Exchange:
                 wire.cut()
         return wire
 
-    async def _open(self, address: str, job: str) -> pb.OpenExchangeReply:
-        request = pb.OpenExchangeRequest(job=job, machine=self._machine)
+    async def _open(self, address: str, job: str, run: str) -> pb.OpenExchangeReply:
+        request = pb.OpenExchangeRequest(job=job, machine=self._machine, run=run)
         return await self._agents.get(address).open_exchange(request, timeout_s=OPEN_S)
 
     async def close(self) -> None:

@@ -239,6 +239,7 @@ class DiskWriter:
                     job=self._place.job,
                     rank=rank,
                     topology=terms.topology,
+                    run=terms.run,
                     header=header,
                     read=partial(reader.read_into, header),
                     pace=gate,

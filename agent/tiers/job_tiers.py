@@ -119,7 +119,7 @@ class JobTiers:
                 terms.resume_step if terms.resume_step > 0 else -1,
                 terms.generation,
                 keep=max(terms.options.disk_keep, 1),
-                abandoned=lambda one: opened.may_set_aside(one.rank, one.step, one.generation, one.saved_ns),
+                abandoned=opened.may_set_aside,
             )
         except (CheckpointError, OSError) as error:  # they are not listed in any case
             self._problems.say("disk", str(error))
@@ -131,7 +131,7 @@ class JobTiers:
         """Tell what is on disk of this machine's ranks already; returns the newest step that all of them have."""
         steps: dict[int, set[int]] = {rank: set() for rank in opened.terms.ranks}
         for one in sorted(mine, key=lambda one: one.completed_steps):
-            if not opened.disowns(one.completed_steps, one.generation, one.saved_ns):
+            if not opened.disowns(one):
                 steps[one.rank].add(one.completed_steps)
                 self._place.saved.update(one.rank, disk_step=one.completed_steps, disk_ns=one.saved_ns)
         return max(set.intersection(*steps.values()), default=-1) if steps else -1

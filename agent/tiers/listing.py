@@ -40,7 +40,7 @@ def on_disk(roots: Iterable[Path], job: str, opened: Opened | None, *, verify: b
     return [
         _told(one, pb.HeldCheckpoint.DISK, str(one.folder / data_name(one.rank)))
         for one in found
-        if not (opened and one.valid and opened.disowns(one.completed_steps, one.generation, one.saved_ns))
+        if not (opened and one.valid and opened.disowns(one))
     ]
 
 
@@ -56,7 +56,7 @@ def on_remote(folder: RemoteFolder, opened: Opened | None, *, verify: bool) -> l
             if "aside" in kinds and "json" not in kinds:
                 continue
             one = _held(folder, step, rank, texts.get(name), sizes=sizes, verify=verify)
-            if not (opened and one.valid and opened.disowns(step, one.generation, one.saved_ns)):
+            if not (opened and one.valid and opened.disowns(one)):
                 found.append(_told(one, pb.HeldCheckpoint.REMOTE, f"{folder.url}/{here}/{data_name(rank)}"))
     return found
 
@@ -95,7 +95,7 @@ def _held(
     except CheckpointError as error:
         return OnDisk(rank, step, where, False, str(error))
     fields = (manifest.generation, manifest.bytes, manifest.saved_ns, manifest.digest)
-    return OnDisk(rank, step, where, not reason, reason, *fields)
+    return OnDisk(rank, step, where, not reason, reason, *fields, manifest.run, manifest.topology)
 
 
 def _fault(folder: RemoteFolder, manifest: Summary, step: int, sizes: Mapping[str, int], verify: bool) -> str:
@@ -129,4 +129,6 @@ def _told(one: OnDisk, tier: pb.HeldCheckpoint.Tier.ValueType, place: str) -> pb
         saved_ns=one.saved_ns,
         digest=one.digest,
         place=place,
+        run=one.run,
+        topology=one.topology,
     )

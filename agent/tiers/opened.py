@@ -1,9 +1,9 @@
 """What the agent remembers of the generation for which the lower tiers were opened, in a file of the job's folder.
 
-Generations count from 1 in every run of a job, and what an earlier run of the
-same name left on disk may be of any generation and step. What tells them apart
-is when they were saved: before the generation that goes on from an earlier step
-began.
+What an earlier run of the same name left on disk may be of any generation and
+step; its id tells it apart. A manifest from before there were ids has none: then
+it counts whether it was saved before the generation that goes on from an earlier
+step began.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent.terms import Place, Terms
+from everstep.run_id import is_older
+from everstep.shard_folders import OnDisk
+from everstep.shard_manifest import Summary
 from everstep.shard_output import replace_file
 
 NAME = "tiers.json"
@@ -26,19 +29,28 @@ class Opened:
     ns: int
     """When the agent was told to launch it, nanoseconds of the wall clock."""
 
-    def disowns(self, step: int, generation: int, saved_ns: int) -> bool:
+    def disowns(self, copy: OnDisk | Summary) -> bool:
         """Whether a copy belongs to a future that this generation does not go on from, or to another run of the job."""
-        later = self.terms.resume_step <= 0 or step > self.terms.resume_step
-        return later and (generation < self.terms.generation or saved_ns < self.ns)
+        step = copy.completed_steps if isinstance(copy, OnDisk) else copy.step
+        if 0 < step <= self.terms.resume_step:
+            return False  # the job went on from there, or from later
+        if self._runs_known(copy):
+            return copy.run != self.terms.run or copy.generation < self.terms.generation
+        return copy.generation < self.terms.generation or copy.saved_ns < self.ns
 
-    def may_set_aside(self, rank: int, step: int, generation: int, saved_ns: int) -> bool:
-        """Whether such a copy in a folder is to be renamed.
+    def may_set_aside(self, copy: OnDisk | Summary) -> bool:
+        """Whether such a copy in a folder is to be renamed: never what a newer run saved.
 
-        Others may have gone on already in a folder that is shared, and by their own clocks: of ranks that are not
-        this machine's, only what an older generation saved.
+        Others may have gone on already in a folder that is shared. Where runs are not known, and only clocks could
+        tell, of ranks that are not this machine's only what an older generation saved is renamed.
         """
-        ours = rank in self.terms.ranks or generation < self.terms.generation
-        return ours and self.disowns(step, generation, saved_ns)
+        if self._runs_known(copy):
+            return not is_older(self.terms.run, copy.run) and self.disowns(copy)
+        ours = copy.rank in self.terms.ranks or copy.generation < self.terms.generation
+        return ours and self.disowns(copy)
+
+    def _runs_known(self, copy: OnDisk | Summary) -> bool:
+        return bool(self.terms.run and copy.run)
 
     def save(self, place: Place) -> None:
         """Write it; raises CheckpointError."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
+from agent.exchange.fetch import check_save
 from agent.terms import FetchRange, Place
 from agent.tiers.listing import roots_of, step_name
 from agent.tiers.remote_folder import RemoteFolder
@@ -15,7 +16,16 @@ from agent.v1 import agent_pb2 as pb
 from everstep.errors import CheckpointError, ConfigError, CorruptCheckpoint, EverstepError
 from everstep.shard_file import ReadAt, open_shard, restore
 from everstep.shard_folders import step_folder
-from everstep.shard_manifest import SHARED_BYTES, Manifest, Part, Piece, data_name, manifest_name, parse_manifest
+from everstep.shard_manifest import (
+    SHARED_BYTES,
+    Manifest,
+    Part,
+    Piece,
+    data_name,
+    manifest_name,
+    parse_manifest,
+    read_summary,
+)
 from everstep.slots import SlotFile
 
 T = TypeVar("T")
@@ -38,17 +48,27 @@ def restore_shard(
         source = _from_remote(options.remote_url, job, rank, step, sparse=fill is not None)
     else:
         folders = [step_folder(root, job, step) for root in roots_of(place, options.disk_path)]
-        found = [folder for folder in folders if (folder / manifest_name(rank)).exists()]
-        source = _from_disk([*found, *folders][0], shard)
+        source = _from_disk(_folder_of(folders, shard), shard)
     place.shm.mkdir(parents=True, exist_ok=True)
     with source as (manifest, read):
         if manifest.step != step:
             raise CorruptCheckpoint(
                 f"the copy of rank {rank} at step {step} holds the state after step {manifest.step}"
             )
+        check_save(manifest.slot_header(), shard.saved_ns, f"the file of rank {rank} on {shard.machine}")
         with contextlib.closing(SlotFile(place.shm / f"checkpoint-{rank}", slots=options.slots or 2)) as slots:
             restore(manifest, read, slots, fill=fill, newest_generation=fenced)
     return manifest.slot_header().payload_bytes
+
+
+def _folder_of(folders: list[Path], shard: pb.ShardSource) -> Path:
+    """That of some folders which has the save that was chosen; else one that has any of its rank, else the first."""
+    there = [folder for folder in folders if (folder / manifest_name(shard.rank)).exists()]
+    for folder in there:
+        with contextlib.suppress(CheckpointError):
+            if shard.saved_ns in {0, read_summary(folder, shard.rank).saved_ns}:
+                return folder
+    return [*there, *folders][0]
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from everstep.decisions.first_failure import MACHINE_LOST, failure_of, first_failure, headline_of, headline_of_loss
-from everstep.decisions.lineage import FROM_NOTHING, usable
+from everstep.decisions.lineage import FROM_NOTHING, UNKNOWN, Runs, usable
 from everstep.decisions.restore import Restore, choose_restore
 from everstep.incident import Anomaly, Evidence, Failure, Held, Restored, Symptom
 from everstep.job import JobSpec
@@ -29,6 +29,8 @@ class Case:
     folder: str = ""
     """Checkpoint on disk from which the job was started first; empty: none."""
     folder_step: int = -1
+    runs: Runs = UNKNOWN
+    """Which run of its name the job is."""
     launches: list[tuple[int, int]] = field(default_factory=list)
     """Of this incident."""
     emptied: set[str] = field(default_factory=set)
@@ -88,7 +90,7 @@ class Case:
 
     def usable(self, evidence: Evidence) -> list[Held]:
         """The copies of the job's own line; those that failed are marked."""
-        return usable(evidence.held, self.lineage, self.bad)
+        return usable(evidence.held, self.lineage, self.bad, self.runs)
 
     def choose(self, evidence: Evidence) -> Restore:
         """Where the job would go on, and with which copies."""

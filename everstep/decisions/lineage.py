@@ -4,12 +4,14 @@ A generation that begins at step 20 disowns what generations before it had
 saved beyond 20, and one that begins from nothing disowns all of it. Agents throw
 such copies away when they launch a generation; but a machine may have been away
 then, remote storage asks nobody, and a job's name may be used again for
-something else. So every copy is compared with the line before it is used.
+something else. So every copy is compared with the line before it is used. Between
+runs of the name ids tell (``everstep/run_id.py``), within one run generations.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from everstep.incident import Copy, Held
 
@@ -20,6 +22,19 @@ KEPT = 100
 
 Lineage = Sequence[tuple[int, int]]
 """Of each generation that was launched, oldest first: its number and the completed steps that it began with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Which run of its name a job is."""
+
+    own: str = ""
+    """Its id; empty: it began before there were ids, and generations have to do."""
+    origin: str = ""
+    """Id of the earlier run from which it was started; empty: of none, or not known."""
+
+
+UNKNOWN = Runs()
 
 
 def extended(lineage: Lineage, launches: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -36,14 +51,18 @@ def extended(lineage: Lineage, launches: Iterable[tuple[int, int]]) -> list[tupl
     return line
 
 
-def is_ours(copy: Held, lineage: Lineage) -> bool:
+def is_ours(copy: Held, lineage: Lineage, runs: Runs = UNKNOWN) -> bool:
     """Whether the job as it is now went through this copy's state.
 
-    Every generation after the one that saved it must have begun at its step or
-    later; one that was never launched is of another run of the name, and ours
-    only at the step from which this run was started. A copy that does not say which
-    generation saved it counts as ours.
+    Of the run from which it was started that is everything up to where it began, of
+    any other run nothing. Within its own run, or where ids are not known, every
+    generation after the one that saved it must have begun at its step or later;
+    one that was never launched is of another run of the name, and ours only at the
+    step from which this run was started. A copy that does not say which generation
+    saved it counts as ours.
     """
+    if runs.own and copy.run not in {"", runs.own}:
+        return copy.run == runs.origin and all(copy.completed_steps <= step for _, step in lineage)
     if copy.generation == 0 or not lineage:
         return True
     if copy.generation > lineage[-1][0]:
@@ -53,22 +72,36 @@ def is_ours(copy: Held, lineage: Lineage) -> bool:
     return all(copy.completed_steps <= step for generation, step in lineage if generation > copy.generation)
 
 
-def usable(held: Iterable[Held], lineage: Lineage, bad: Iterable[Held] = ()) -> list[Held]:
+def usable(held: Iterable[Held], lineage: Lineage, bad: Iterable[Held] = (), runs: Runs = UNKNOWN) -> list[Held]:
     """What may be restored: the copies in the line, those that failed since they were told of marked as not valid.
+
+    All of them count as the job's own run: the state at the step from which it
+    was started is the same, whichever of the two runs keeps it.
 
     Args:
         held: What the machines told of.
         lineage: The line of the job.
         bad: Copies that could not be used, with reasons; a later one wins.
+        runs: Which run it is.
     """
     reasons = {copy_of(one): one.reason for one in bad}
-    return [
-        one.model_copy(update={"valid": False, "reason": reasons[copy_of(one)]}) if copy_of(one) in reasons else one
-        for one in held
-        if is_ours(one, lineage)
-    ]
+    found = []
+    for one in held:
+        if is_ours(one, lineage, runs):
+            copy = copy_of(one)
+            reason = reasons.get(copy, reasons.get(copy.model_copy(update={"saved_ns": 0})))
+            mine = {"run": runs.own} if runs.own else {}
+            failed = {} if reason is None else {"valid": False, "reason": reason}
+            found.append(one.model_copy(update=mine | failed))
+    return found
 
 
 def copy_of(held: Held) -> Copy:
     """Which copy it is."""
-    return Copy(rank=held.rank, completed_steps=held.completed_steps, tier=held.tier, machine=held.machine)
+    return Copy(
+        rank=held.rank,
+        completed_steps=held.completed_steps,
+        tier=held.tier,
+        machine=held.machine,
+        saved_ns=held.saved_ns,
+    )

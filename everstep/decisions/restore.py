@@ -30,6 +30,8 @@ class Restore:
     """What has to be brought to the machines first, in order of ranks: all but what lies in a rank's own slot."""
     folder: str = ""
     """Checkpoint on disk that the ranks read by themselves, saved with any parallel sizes; empty: none."""
+    run: str = ""
+    """Id of the run that saved the copies; empty: not known, or there are none."""
 
     @property
     def origin(self) -> str:
@@ -72,7 +74,8 @@ def choose_restore(
         return Restore(0, "from the beginning, as asked")
     if at is not None:
         if at not in common:
-            raise CheckpointError(_not_there(at, copies, common, world_size) + note)
+            other = _of_other_runs(at, everything, copies)
+            raise CheckpointError(_not_there(at, copies, common, world_size) + other + note)
         common = [at]
     if common:
         step = max(common)
@@ -81,7 +84,7 @@ def choose_restore(
         reason = f"step {step} {wanted} all {world_size} ranks can restore: {_sources(chosen, topology, machines)}"
         if at is None:
             reason += _cost(step, copies, chosen, world_size)
-        return Restore(step, reason + note, _to_move(chosen, topology, machines))
+        return Restore(step, reason + note, _to_move(chosen, topology, machines), run=chosen[0].run)
     if not everything:
         return _nothing(held_before)
     best = max(copies, key=lambda step: (len(copies[step]), step), default=None)
@@ -95,17 +98,18 @@ def nearest(held: Iterable[Held], topology: Topology, machines: Sequence[str]) -
     """Step → rank → the valid copy that a restore would use; arguments as for :func:`choose_restore`.
 
     Own memory on the spot comes first, then other memory, disk and remote
-    storage; among equals what lies on the machine that runs the rank.
+    storage; among equals what lies on the machine that runs the rank. All copies of
+    a step are of one run: of the one that has it for most ranks, of equal ones the latest.
     """
-    found: dict[int, dict[int, Held]] = defaultdict(dict)
+    found: dict[int, dict[str, dict[int, Held]]] = defaultdict(lambda: defaultdict(dict))
     for one in held:
         if not one.valid or not 0 <= one.rank < topology.world_size or one.completed_steps < 1:
             continue
-        ranks = found[one.completed_steps]
+        ranks = found[one.completed_steps][one.run]
         before = ranks.get(one.rank)
         if before is None or _preference(one, topology, machines) < _preference(before, topology, machines):
             ranks[one.rank] = one
-    return dict(found)
+    return {step: max(runs.items(), key=lambda run: (len(run[1]), run[0]))[1] for step, runs in found.items()}
 
 
 def _order(one: Held) -> tuple[int, int, str, str, str]:
@@ -125,7 +129,13 @@ def _home(rank: int, topology: Topology, machines: Sequence[str]) -> str:
 
 def _to_move(chosen: Mapping[int, Held], topology: Topology, machines: Sequence[str]) -> tuple[Copy, ...]:
     return tuple(
-        Copy(rank=rank, completed_steps=one.completed_steps, tier=one.tier, machine=one.machine)
+        Copy(
+            rank=rank,
+            completed_steps=one.completed_steps,
+            tier=one.tier,
+            machine=one.machine,
+            saved_ns=one.saved_ns,
+        )
         for rank, one in sorted(chosen.items())
         if one.tier != Tier.OWN or one.machine != _home(rank, topology, machines)
     )
@@ -181,6 +191,16 @@ def _not_there(at: int, copies: Mapping[int, Mapping[int, Held]], common: Sequen
     who = f"rank {_listed(missing)} lacks it" if len(missing) == 1 else f"ranks {_listed(missing)} lack it"
     lacks = "no rank has it" if len(missing) == world_size else who
     return f"step {at} cannot be restored by all {world_size} ranks: {lacks}; {exist}"
+
+
+def _of_other_runs(at: int, everything: Sequence[Held], copies: Mapping[int, Mapping[int, Held]]) -> str:
+    """Names ranks that have a step, but of another run of the job's name than the rest."""
+    there = {one.rank: one for one in everything if one.valid and one.completed_steps == at}
+    others = [one for rank, one in sorted(there.items()) if rank not in copies.get(at, {})]
+    if not others:
+        return ""
+    where = _listed([f"rank {one.rank} on {one.machine}" for one in others])
+    return f"; an earlier run of that name left it to {where}, which does not go with the others"
 
 
 def _nothing(held_before: bool) -> Restore:
