@@ -51,22 +51,26 @@ class CheckpointActivities:
             return FolderFound(problem=f"{given.path} is no checkpoint: give an absolute path such as {example}")
         request = pb.CheckpointsRequest(job=parts.job, disk_path=parts.root)
 
+        saved_by: dict[int, tuple[str, str]] = {}
+
         async def one(machine: Machine, client: AgentClient) -> dict[int, str]:
             reply = await client.checkpoints(request, timeout_s=LISTING_S)
-            return {
-                copy.rank: "" if copy.valid else copy.reason
+            there = [
+                copy
                 for copy in reply.checkpoints
                 if copy.tier == pb.HeldCheckpoint.DISK
                 and copy.completed_steps == parts.step
                 and copy.place.startswith(f"{parts.root}/")
-            }
+            ]
+            saved_by.update((copy.rank, (copy.run, copy.topology)) for copy in there if copy.valid)
+            return {copy.rank: "" if copy.valid else copy.reason for copy in there}
 
         async with heartbeating() as say:
             seen, silent = await on_all(self._agents, given.machines, one, say=say, patience_s=given.patience_s)
         if silent:
             return FolderFound(problem=f"{names(silent)} does not answer: bring its agent back")
         ranks = len({rank for found in seen.values() for rank in found})
-        return FolderFound(problem=judge_folder(given.path, seen), step=parts.step, ranks=ranks)
+        return FolderFound(problem=judge_folder(given.path, seen, saved_by), step=parts.step, ranks=ranks)
 
     @activity.defn(name=messages.ROOM)
     async def room(self, given: RoomInput) -> str:
