@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from everstep.decisions.folder import folder_of
 from everstep.decisions.restore import choose_restore
@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from everstep.job import JobSpec
     from everstep.job_state import JobState
     from everstep.machine import Machine
+
+
+NAMED = 8
+"""Machines that are named; the others are counted."""
+LATEST: Literal["latest"] = "latest"
 
 
 async def earlier_run(control: Control, spec: JobSpec) -> JobState | None:
@@ -43,21 +48,52 @@ async def earlier_run(control: Control, spec: JobSpec) -> JobState | None:
     return state
 
 
-async def check_step(control: Control, spec: JobSpec, machines: Sequence[Machine], step: int) -> str:
-    """Look whether every rank can restore a step; returns from where, for people.
+def parse_step(text: str) -> int | Literal["latest"]:
+    """The step that a person names.
 
     Raises:
-        ConfigError: not every rank can; says which steps exist.
+        ConfigError: it is neither a number from 1 on nor ``latest``.
+    """
+    if text == LATEST:
+        return LATEST
+    if not (text.isascii() and text.isdecimal()) or int(text) < 1:
+        raise ConfigError(f"--resume-from {text} is no step: give its number, from 1 on, or {LATEST}")
+    return int(text)
+
+
+async def check_step(
+    control: Control, spec: JobSpec, machines: Sequence[Machine], step: int | Literal["latest"]
+) -> tuple[int, str]:
+    """Look whether every rank can restore a step; returns the step and from where, for people.
+
+    Raises:
+        ConfigError: not every rank can, says which steps exist; or the latest is not known, since a machine is silent.
     """
     from console.follow.checkpoints import ask_for_copies
 
     held, silent = await ask_for_copies(control.agents, spec, machines)
+    away = f"; {listed(silent)} does not answer" if silent else ""
+    if step == LATEST and silent:
+        raise ConfigError(
+            f"which step of job {spec.name} is the latest is not known{away}: bring its agent back, or name a step "
+            f"('everstep checkpoints {spec.name}{control.option}' lists them)"
+        )
     try:
-        restore = choose_restore(held, spec.topology(), [machine.name for machine in machines], at=step)
+        at = None if step == LATEST else step
+        restore = choose_restore(held, spec.topology(), [machine.name for machine in machines], at=at)
     except CheckpointError as error:
-        away = f"; {', '.join(silent)} does not answer" if silent else ""
         raise ConfigError(f"job {spec.name} cannot start from there: {error}{away}") from error
-    return restore.reason
+    if restore.step < 1:
+        raise ConfigError(
+            f"job {spec.name} has no step to go on from: {restore.reason}. Without --resume-from it starts anew"
+        )
+    return restore.step, restore.reason
+
+
+def listed(machines: Sequence[str]) -> str:
+    """Names of machines, the first of many."""
+    more = f" and {len(machines) - NAMED} more" if len(machines) > NAMED else ""
+    return ", ".join(machines[:NAMED]) + more
 
 
 def checked_path(path: Path) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from agent.v1 import agent_pb2 as pb
+from console.resume import listed
 from everstep.errors import AgentError, ConfigError
 
 if TYPE_CHECKING:
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
 
 ASKING_S = 15.0
 """A machine that has not answered by then is not judged: it is not known to lack anything (ours)."""
-NAMED = 8
-"""Machines that are named; the others are counted."""
 
 
 async def check_storage(control: Control, spec: JobSpec, machines: Sequence[Machine]) -> None:
@@ -50,12 +49,9 @@ def refusal(job: str, found: Mapping[str, Sequence[str]]) -> str:
     for machine, problems in found.items():
         for problem in problems:
             having[problem].append(machine)
-    told = [f"{problem} (seen from {_listed(machines, len(found))})" for problem, machines in having.items()]
+    told = [f"{problem} (seen from {_seen_from(machines, len(found))})" for problem, machines in having.items()]
     return f"job {job} is not started, its checkpoints could not be written: {'; '.join(told)}"
 
 
-def _listed(machines: Sequence[str], all_machines: int) -> str:
-    if len(machines) == all_machines > 1:
-        return f"all {all_machines} machines"
-    more = f" and {len(machines) - NAMED} more" if len(machines) > NAMED else ""
-    return ", ".join(machines[:NAMED]) + more
+def _seen_from(machines: Sequence[str], all_machines: int) -> str:
+    return f"all {all_machines} machines" if len(machines) == all_machines > 1 else listed(machines)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -26,8 +26,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON object per line."
 class Start:
     """Where a job begins; by default from nothing."""
 
-    step: int | None = None
-    """Step of the last run of its name."""
+    step: int | Literal["latest"] | None = None
+    """Step of the last run of its name; ``latest``: the newest that every rank can restore."""
     folder: str = ""
     """Folder of a disk checkpoint."""
 
@@ -45,8 +45,10 @@ def run(  # noqa: PLR0917 - options of a command
         int | None, typer.Option(help="Pipeline-parallel size; data-parallel follows.", rich_help_panel="Sizes")
     ] = None,
     resume_from: Annotated[
-        int | None,
-        typer.Option(metavar="STEP", min=1, help="Go on from this step of its last run.", rich_help_panel="Go on"),
+        str | None,
+        typer.Option(
+            metavar="STEP", help="Go on from this step of its last run, or from its 'latest'.", rich_help_panel="Go on"
+        ),
     ] = None,
     resume_path: Annotated[
         Path | None,
@@ -80,8 +82,9 @@ def run(  # noqa: PLR0917 - options of a command
 
     A job that has ended can go on from one of its checkpoints with
     --resume-from, e.g. to replay some steps with changed code; `everstep
-    checkpoints` lists them. Only what is on disk or on remote storage is left
-    by then. What the job had saved beyond that step is set aside.
+    checkpoints` lists them, and 'latest' is the newest that every rank can
+    restore. Only what is on disk or on remote storage is left by then. What the
+    job had saved beyond that step is set aside.
 
     Examples:
 
@@ -93,6 +96,8 @@ def run(  # noqa: PLR0917 - options of a command
 
         everstep run job.toml --resume-from 120
 
+        everstep run job.toml --resume-from latest
+
         everstep run --machines 2 --resume-path /disk/gpt/step-000000120 -- examples/gpt.py --steps 300
 
         everstep run job.toml --json | jq 'select(.event == "incident")'
@@ -103,7 +108,7 @@ def run(  # noqa: PLR0917 - options of a command
     """
     from console.follow.running import finish
     from console.job_file import load_job
-    from console.resume import checked_path
+    from console.resume import checked_path, parse_step
 
     if resume_from is not None and resume_path is not None:
         raise ConfigError("--resume-from and --resume-path exclude each other: give one of them")
@@ -122,7 +127,9 @@ def run(  # noqa: PLR0917 - options of a command
         raise ConfigError(
             "--resume-from goes on with a job that was there before: say which, with --name or a job file"
         )
-    start = Start(resume_from, checked_path(resume_path) if resume_path else "")
+    start = Start(
+        parse_step(resume_from) if resume_from is not None else None, checked_path(resume_path) if resume_path else ""
+    )
     finish(_run(spec, start, cluster, no_up=no_up, detach=detach, as_json=as_json))
 
 
@@ -173,10 +180,12 @@ async def _run(spec: JobSpec, start: Start, cluster: str, *, no_up: bool, detach
     async with await _connect(cluster, spec.machines, display, no_up=no_up) as control:
         before = await earlier_run(control, spec) if start.step is not None else None
         chosen = await choose_machines(control, spec, {machine.name for machine in before.machines} if before else ())
+        resume_from = None
         if start.step is not None:
-            display.note(await check_step(control, spec, chosen, start.step))
+            resume_from, why = await check_step(control, spec, chosen, start.step)
+            display.note(why)
         await check_storage(control, spec, chosen)
-        await control.start_job(spec, chosen, resume_from=start.step, resume_path=start.folder)
+        await control.start_job(spec, chosen, resume_from=resume_from, resume_path=start.folder)
         _show_start(control, spec, [machine.name for machine in chosen], display)
         if detach:
             display.ended(detached(spec.name, control.option, 0))

@@ -12,8 +12,8 @@ import pytest
 
 from agent.v1 import agent_pb2 as pb
 from console.control import JobRun, NoSuchJob
-from console.resume import check_step, checked_path, earlier_run
-from everstep.errors import ConfigError
+from console.resume import check_step, checked_path, earlier_run, parse_step
+from everstep.errors import AgentUnreachable, ConfigError
 from everstep.job import JobSpec
 from everstep.job_state import JobState
 from everstep.machine import Machine
@@ -37,6 +37,8 @@ class FakeControl:
 
     def _answer(self, address: str) -> Any:
         async def checkpoints(request: pb.CheckpointsRequest, *, timeout_s: float) -> pb.CheckpointsReply:
+            if address not in self.steps:
+                raise AgentUnreachable("away")
             rank, tier = int(address[1:]), pb.HeldCheckpoint.DISK
             return pb.CheckpointsReply(
                 checkpoints=[
@@ -81,8 +83,9 @@ async def test_checkpoints_of_other_sizes_are_not_taken_for_ones_of_these() -> N
 async def test_a_step_that_all_ranks_have_will_do() -> None:
     control = FakeControl(steps={"a0": [10, 20], "a1": [10]})
 
-    said = await check_step(control, SPEC, MACHINES, 10)  # type: ignore[arg-type]
+    step, said = await check_step(control, SPEC, MACHINES, 10)  # type: ignore[arg-type]
 
+    assert step == 10
     assert said.startswith("step 10 is the one asked for, which all 2 ranks can restore: all 2 from disk")
 
 
@@ -93,6 +96,38 @@ async def test_a_step_that_some_rank_lacks_is_refused_with_what_exists() -> None
         ConfigError, match="step 20 cannot be restored by all 2 ranks: rank 1 lacks it; there are steps 10"
     ):
         await check_step(control, SPEC, MACHINES, 20)  # type: ignore[arg-type]
+
+
+async def test_the_latest_is_the_newest_that_all_ranks_have() -> None:
+    control = FakeControl(steps={"a0": [10, 20, 30], "a1": [10, 20]})
+
+    step, said = await check_step(control, SPEC, MACHINES, "latest")  # type: ignore[arg-type]
+
+    assert step == 20
+    assert said.startswith("step 20 is the latest that all 2 ranks can restore: all 2 from disk")
+
+
+async def test_there_is_no_latest_where_no_step_is_complete() -> None:
+    with pytest.raises(ConfigError, match=r"has no step to go on from: no step is held by all ranks: .* lacks rank"):
+        await check_step(FakeControl(steps={"a0": [20], "a1": [10]}), SPEC, MACHINES, "latest")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="has no step to go on from: no rank holds a checkpoint"):
+        await check_step(FakeControl(steps={"a0": [], "a1": []}), SPEC, MACHINES, "latest")  # type: ignore[arg-type]
+
+
+async def test_nobody_knows_the_latest_while_a_machine_is_silent() -> None:
+    with pytest.raises(ConfigError, match="not known; m1 does not answer: bring its agent back, or name a step"):
+        await check_step(FakeControl(steps={"a0": [10]}), SPEC, MACHINES, "latest")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("text", "step"), [("1", 1), ("120", 120), ("latest", "latest")])
+def test_a_step_is_a_number_or_the_latest(text: str, step: object) -> None:
+    assert parse_step(text) == step
+
+
+@pytest.mark.parametrize("text", ["", "0", "-3", "last", "1.5", "٣"])
+def test_what_names_no_step_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="is no step: give its number, from 1 on, or latest"):
+        parse_step(text)
 
 
 def test_a_folder_becomes_an_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
