@@ -12,7 +12,7 @@ BIN := .venv/bin
 UV := $(shell command -v uv 2>/dev/null || echo .tools/uv/bin/uv)
 STAMP := .venv/.everstep-installed
 
-.PHONY: help setup temporal demo test lint types check-stubs stubs bench sweep drills lock clean
+.PHONY: help setup temporal demo test lint types check-stubs stubs bench sweep drills s3 lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -54,6 +54,13 @@ sweep: temporal ## kill the worker at every event of an incident's history in tu
 
 drills: temporal ## lose every machine, group and copy in turn (long; small file systems need root)
 	@$(BIN)/python -P -m pytest tests/drills/wide.py
+
+s3: setup ## remote storage against a server that speaks S3 (moto), in an environment beside .venv
+	@test -x .tools/s3/bin/moto_server || { $(BIN)/python -m venv .tools/s3 && \
+	  echo "import site; site.addsitedir('$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')')" \
+	    > "$$(.tools/s3/bin/python -c 'import site; print(site.getsitepackages()[0])')/everstep-venv.pth" && \
+	  .tools/s3/bin/pip install --quiet s3fs 'moto[server]'; }
+	@.tools/s3/bin/python -P -m pytest tests/agent/test_tiers_s3.py
 
 lock: setup ## resolve the dependencies of pyproject.toml anew into requirements.lock
 	@$(UV) pip compile --quiet --universal --upgrade --no-header --no-emit-index-url --generate-hashes \
