@@ -76,6 +76,7 @@ class Machine:
         self.shm.mkdir(parents=True)
         self.saved = SavedStates()
         self.place = Place(job=JOB, machine=name, shm=self.shm, state_dir=folder / name, saved=self.saved)
+        self.run = ""
         self.options = pb.CheckpointOptions(
             **{"slots": 3, "disk": True, "disk_every_steps": 10, "disk_keep": 2, "remote_keep": 2, **options}
         )
@@ -96,6 +97,7 @@ class Machine:
             ranks=self.ranks_here,
             options=self.options,
             topology=f"1,{self.world},1,1,pp-dp-tp",
+            run=self.run,
         )
 
     def launch(self, generation: int = 1, resume_step: int = 0) -> None:

@@ -41,7 +41,7 @@ def ring():
         pass  # no agent at the moment
 
 def state(step):
-    return random.Random(f"{rank}/{step}").randbytes(size)
+    return random.Random(f"{os.environ.get('EVERSTEP_TEST_RUN', '')}{rank}/{step}").randbytes(size)
 
 if first:
     assert bytes(file.load(first).tensors) == state(first), f"rank {rank} restored something else at step {first}"
@@ -71,9 +71,9 @@ for step in range(first + 1, 1_000_000):
 """
 
 
-def state(rank: int, step: int, size: int = SIZE) -> bytes:
+def state(rank: int, step: int, size: int = SIZE, *, run: str = "") -> bytes:
     """What a rank saves."""
-    return random.Random(f"{rank}/{step}").randbytes(size)
+    return random.Random(f"{run}{rank}/{step}").randbytes(size)
 
 
 class Machines:
@@ -88,6 +88,8 @@ class Machines:
 
         self.in_step = True
         """Whether a rank waits for the others before each step, as collectives make it."""
+        self.run = ""
+        """Said with every command; every run has a state of its own."""
 
     async def close(self) -> None:
         """End the job, wherever its agents are."""
@@ -99,7 +101,7 @@ class Machines:
             assert not (agent.shm / self.job).exists()
 
     async def prepare(self) -> None:
-        request = pb.PrepareRequest(request_id="prepare", job=self.job)
+        request = pb.PrepareRequest(request_id=f"prepare-{self.run}", job=self.job, run=self.run)
         await asyncio.gather(*(agent.client.prepare(request, timeout_s=60) for agent in self.agents))
 
     def launch_request(
@@ -107,7 +109,7 @@ class Machines:
     ) -> pb.LaunchRequest:
         peer = self.agents[peers[index]]
         return pb.LaunchRequest(
-            request_id=f"launch-{generation}",
+            request_id=f"launch-{generation}-{self.run}",
             job=self.job,
             generation=generation,
             ranks=[pb.RankLaunch(rank=index, local_rank=0, env={"RANK": str(index), "LOCAL_RANK": "0"})],
@@ -116,6 +118,8 @@ class Machines:
             resume_step=resume_step,
             checkpoint=pb.CheckpointOptions(**self.options),  # type: ignore[arg-type]
             peers=[pb.BackupPeer(rank=index, machine=peer.machine, address=peer.address)],
+            env={"EVERSTEP_TEST_RUN": self.run},
+            run=self.run,
         )
 
     async def launch(
@@ -140,7 +144,7 @@ class Machines:
 
     async def stop(self, generation: int, *which: int) -> list[pb.StopReply]:
         request = pb.StopRequest(
-            request_id=f"stop-{generation}-{uuid.uuid4().hex}", job=self.job, generation=generation
+            request_id=f"stop-{generation}-{uuid.uuid4().hex}", job=self.job, generation=generation, run=self.run
         )
         agents = [self.agents[i] for i in which] or self.agents
         return list(await asyncio.gather(*(agent.client.stop(request, timeout_s=60) for agent in agents)))
