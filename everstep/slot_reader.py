@@ -24,6 +24,7 @@ from everstep.slot_format import (
     SlotInfo,
     file_header,
     inspect_slot,
+    pins_of,
 )
 
 LOOKS = 3
@@ -84,6 +85,11 @@ class SlotReader:
         """Take a pin back."""
         self._follow()
         os.pwrite(self._descriptor, I64.pack(EMPTY), PINS_AT + I64.size * why)
+
+    def pinned(self, why: Pin) -> int:
+        """The step that is pinned; -1: none."""
+        self._follow()
+        return pins_of(os.pread(self._descriptor, PAGE, 0))[why]
 
     def close(self) -> None:
         """Close the file."""
