@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from activities.convert import seen_of
 from agent.v1 import agent_pb2 as pb
+from everstep.decisions.align import Aligned, AlignRule, Backed
 from everstep.decisions.persist import OnDisk, PersistRule
 from everstep.decisions.unsaved import Saves, judge_saves
 from everstep.decisions.watch import Finished, Seen, StallRule, judge_exits, loss_anomaly, stall_anomaly
@@ -71,6 +72,7 @@ class Watched:
     """(Generation, rank) → completed steps when it was seen first."""
     _stall: dict[int, StallRule] = field(default_factory=dict)
     _persist: dict[int, PersistRule] = field(default_factory=dict)
+    _align: dict[int, AlignRule] = field(default_factory=dict)
 
     def ended(self, machine: str, observation: pb.Observation) -> None:
         """A rank ended."""
@@ -132,6 +134,28 @@ class Watched:
         steps = {one.rank.rank: one.rank.saved.disk_step for one in self._of(generation)} if generation else {}
         everybody = len(steps) == self.spec.topology().world_size
         return max(*steps.values(), 0) if everybody and len(set(steps.values())) == 1 else 0
+
+    def align(self, now_ns: int) -> tuple[int, Aligned] | None:
+        """What all machines should be told of each other's backups, and in which generation; None: nothing."""
+        generation, policy = self._generation(), self.spec.checkpoint
+        if generation is None or not policy.backup or self.spec.machines == 1:
+            return None
+        rule = self._align.setdefault(generation, AlignRule(self.spec.topology().world_size, policy.backup_every_steps))
+        ranks = [
+            Backed(
+                rank=one.rank.rank,
+                own_step=one.rank.saved.own_step,
+                backup_step=one.rank.saved.backup_step,
+                named=one.rank.saved.backup_named,
+                whole=one.rank.saved.backup_whole,
+                stride=one.rank.saved.backup_stride,
+                failing=one.rank.saved.backup_problem != "",
+            )
+            for one in self._of(generation)
+            if one.rank.alive and one.rank.HasField("saved")
+        ]
+        aligned = rule.observe(ranks, now_ns)
+        return (generation, aligned) if aligned else None
 
     def _generation(self) -> int | None:
         """The newest one that was seen, unless it is dealt with."""

@@ -15,14 +15,15 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 
 import structlog
 from temporalio.client import Client, WorkflowQueryFailedError, WorkflowUpdateFailedError
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.watched import Watched
-from agent.client import AgentPool
+from agent.client import AgentClient, AgentPool
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.watch import Finished
 from everstep.errors import AgentError, EverstepError
@@ -41,10 +42,11 @@ TICK_S = 0.5
 
 TELL_WHOLE_S = 30.0
 """Agents are told this often which step is whole on all disks: those that were restarted forgot it (ours)."""
-PERSIST_S = 2.0
-"""An agent that does not take the request to write a step within this time is left out, seconds (ours)."""
+ASK_S = 2.0
+"""An agent that does not take a request on copies of state within this time is left out, seconds (ours)."""
 
 MachineEvent = Callable[[pb.Observation], None]
+Call = Callable[[AgentClient], Awaitable[object]]
 
 
 class Watcher:
@@ -126,7 +128,7 @@ class Watcher:
     async def _watch(self, job: Watched) -> None:
         with structlog.contextvars.bound_contextvars(job=job.spec.name):
             log.info("watching", machines=len(job.machines))
-            tasks = [asyncio.create_task(self._judge(job)), asyncio.create_task(self._persist(job))]
+            tasks = [asyncio.create_task(loop(job)) for loop in (self._judge, self._persist, self._align)]
             for machine in job.machines:
                 tasks.append(asyncio.create_task(self._observe(job, machine)))
                 tasks.append(asyncio.create_task(self._follow(job, machine)))
@@ -183,29 +185,37 @@ class Watcher:
                     await job.woken.wait()
 
     async def _persist(self, job: Watched) -> None:
-        """Ask all machines to write a step to disk when it is time, and tell which is whole; none is waited for."""
-        asked: dict[str, asyncio.Task[None]] = {}
+        """Ask all machines to write a step to disk when it is time, and tell which is whole."""
         told, told_at = 0, -math.inf
-        try:
+        async with _asking(self._agents, job) as ask:
             while True:
                 step, whole = job.persist(time.time_ns()), job.whole_on_disk()
                 news = whole and (whole != told or time.monotonic() - told_at > TELL_WHOLE_S)
                 if step is not None or news:
                     told, told_at = whole, time.monotonic()
                     request = pb.PersistRequest(job=job.spec.name, step=step or 0, whole=whole)
-                    for machine in job.machines:
-                        if machine.name not in asked or asked[machine.name].done():
-                            asked[machine.name] = asyncio.create_task(self._ask_to_persist(machine, request))
+                    ask(partial(AgentClient.persist, request=request, timeout_s=ASK_S))
                 await asyncio.sleep(TICK_S)
-        finally:
-            for task in asked.values():
-                task.cancel()
 
-    async def _ask_to_persist(self, machine: Machine, request: pb.PersistRequest) -> None:
-        try:
-            await self._agents.get(machine.address).persist(request, timeout_s=PERSIST_S)
-        except EverstepError as error:
-            log.warning("a machine was not asked for a step on disk", machine=machine.name, error=str(error))
+    async def _align(self, job: Watched) -> None:
+        """Let machines back up the same steps, once one of them is too slow to back up every step."""
+        told = None
+        async with _asking(self._agents, job) as ask:
+            while True:
+                if found := job.align(time.time_ns()):
+                    generation, aligned = found
+                    if told is None or aligned.named != told.named:
+                        log.info("aligning backups", generation=generation, whole=aligned.whole, named=aligned.named)
+                    told = aligned
+                    request = pb.AlignRequest(
+                        job=job.spec.name,
+                        generation=generation,
+                        whole=aligned.whole,
+                        settled=aligned.settled,
+                        named=aligned.named,
+                    )
+                    ask(partial(AgentClient.align, request=request, timeout_s=ASK_S))
+                await asyncio.sleep(TICK_S)
 
     async def _report(self, job: Watched, verdict: Anomaly | Finished) -> bool:
         """Tell the workflow, until it took it; returns False when the job is over."""
@@ -236,3 +246,26 @@ class Watcher:
                 request = pb.AcknowledgeRequest(up_to_sequence=max(heard), job=job.spec.name)
                 with contextlib.suppress(AgentError):
                     await self._agents.get(machine.address).acknowledge(request)
+
+
+@contextlib.asynccontextmanager
+async def _asking(agents: AgentPool, job: Watched) -> AsyncIterator[Callable[[Call], None]]:
+    """To ask all machines of a job something, again and again; none is waited for, nor asked while it is silent."""
+    asked: dict[str, asyncio.Task[None]] = {}
+
+    async def ask(machine: Machine, call: Call) -> None:
+        try:
+            await call(agents.get(machine.address))
+        except EverstepError as error:
+            log.warning("a machine was not asked for copies of state", machine=machine.name, error=str(error))
+
+    def ask_all(call: Call) -> None:
+        for machine in job.machines:
+            if machine.name not in asked or asked[machine.name].done():
+                asked[machine.name] = asyncio.create_task(ask(machine, call))
+
+    try:
+        yield ask_all
+    finally:
+        for task in asked.values():
+            task.cancel()

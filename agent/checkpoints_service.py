@@ -25,7 +25,7 @@ logger = structlog.get_logger()
 
 
 class CheckpointsService(ServiceParts):
-    """Checkpoints, CheckStorage, Restore, Persist and OpenExchange."""
+    """Checkpoints, CheckStorage, Restore, Persist, Align and OpenExchange."""
 
     async def Checkpoints(self, request: pb.CheckpointsRequest, context: Context) -> pb.CheckpointsReply:  # noqa: N802
         """The copies that this machine holds, in all tiers; of a job that is not known here too."""
@@ -97,6 +97,11 @@ class CheckpointsService(ServiceParts):
         runner = await self.known(request.job, context)
         runner.custody.tiers.persist(request.step, request.whole)
         return pb.PersistReply()
+
+    async def Align(self, request: pb.AlignRequest, context: Context) -> pb.AlignReply:  # noqa: N802
+        """Back up the same steps as the other machines."""
+        (await self.known(request.job, context)).custody.align(request)
+        return pb.AlignReply()
 
     async def OpenExchange(self, request: pb.OpenExchangeRequest, context: Context) -> pb.OpenExchangeReply:  # noqa: N802
         """Where other agents send and fetch the job's state, and the token for it."""

@@ -96,6 +96,10 @@ class AgentClient:
         """Ask for a coming step on disk as well."""
         return await self._call(self._stub.Persist, request, timeout_s)
 
+    async def align(self, request: pb.AlignRequest, *, timeout_s: float | None = 5.0) -> pb.AlignReply:
+        """Say which step every rank has, and which one to back up next."""
+        return await self._call(self._stub.Align, request, timeout_s)
+
     async def open_exchange(
         self, request: pb.OpenExchangeRequest, *, timeout_s: float | None = 5.0
     ) -> pb.OpenExchangeReply:

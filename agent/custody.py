@@ -107,6 +107,12 @@ class Custody:
 
     # What happens meanwhile.
 
+    def align(self, request: pb.AlignRequest) -> None:
+        """Back up what all machines back up; returns at once."""
+        terms, sender = self.terms, self._sender
+        if terms and sender and terms.generation == request.generation:
+            sender.align(request)
+
     def _saved(self, rank: int, header: SlotHeader) -> None:
         self.place.saved.own(rank, header.completed_steps, header.saved_ns)
         if self._stale and (oldest := self._oldest_own()) is not None:
@@ -126,7 +132,7 @@ class Custody:
             with contextlib.closing(SlotFile(path)) as file:
                 file.discard_after(resume_step if resume_step > 0 else -1)
             with contextlib.closing(SlotReader(path)) as reader:
-                for pin in (Pin.BACKUP, Pin.KEEP):  # whoever sends in this generation sets them anew
+                for pin in (Pin.BACKUP, Pin.NAMED, Pin.KEEP):  # whoever sends in this generation sets them anew
                     reader.unpin(pin)
         except (CheckpointError, OSError) as error:  # it is damaged, or was never written: the rank makes a new one
             self._log.warning("later steps of a checkpoint file are not forgotten", path=str(path), reason=str(error))

@@ -6,6 +6,7 @@ Sender and writer tell it from their threads; progress and status read it.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from agent.v1 import agent_pb2 as pb
@@ -33,6 +34,11 @@ class SavedStates:
             state = self._states.setdefault(rank, pb.SavedState(**NONE))
             if saved_ns >= state.own_ns:
                 state.own_step, state.own_ns = step, saved_ns
+
+    def change(self, rank: int, how: Callable[[pb.SavedState], None]) -> None:
+        """Decide on what is known of a rank, and note it, before anything else changes; ``how`` returns at once."""
+        with self._lock:
+            how(self._states.setdefault(rank, pb.SavedState(**NONE)))
 
     def of(self, rank: int) -> pb.SavedState:
         """A copy of what is known of a rank."""

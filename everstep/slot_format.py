@@ -55,10 +55,13 @@ class Pin(IntEnum):
     """Why the agent wants a step kept; the order in which pins give way when slots are short."""
 
     KEEP = 0
-    """The newest step whose backup is complete: what a rank needs when its peers' memory is what is left of others."""
+    """The newest step whose backup is complete, as far as that is known of all ranks: what a rank needs when its peers'
+    memory is what is left of others."""
     BACKUP = 1
     """Being sent to the peer; the next step is sent instead when it gives way."""
-    DISK = 2
+    NAMED = 2
+    """What all machines back up together, pinned before it is saved, so that no save can take its slot."""
+    DISK = 3
     """Being written to disk: rare, and none would ever get there if steps that are sent came first."""
 
 

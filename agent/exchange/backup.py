@@ -95,6 +95,13 @@ class Backup:
         if self.file:
             self.file.abort()
 
+    def keep(self, step: int) -> None:
+        """Let what comes next take the place of a later step than this one, if it is held."""
+        held = [header.completed_steps for header in self.headers()]
+        for later in held:
+            if 0 < step < later and step in held:
+                self.opened(2).forget(later)
+
     def drop_abandoned(self, generation: int, resume_step: int) -> None:
         """Forget what a generation that began at a step does not go on from."""
         for header in self.headers():
@@ -154,6 +161,7 @@ class Transfer:
         backup.give_up()
         if grows:
             self._keeper.require(file_bytes(self.header.payload_bytes, self._offer.slots), self._offer.rank)
+        backup.keep(self._offer.keep)
         try:
             backup.receive(self.header, self._offer.slots)
         except CheckpointError as error:

@@ -41,6 +41,8 @@ class Offer(BaseModel):
     resume_step: int = Field(ge=-1, lt=1 << 62)
     """Where that generation began."""
     slots: int = Field(ge=2, le=8)
+    keep: int = Field(0, ge=0, lt=1 << 62)
+    """A step that gives way to none, though the newest one must: a restart may need it. 0: the newest stays."""
     header: Header
 
 

@@ -1067,6 +1067,58 @@ class PersistReply(_message.Message):
 Global___PersistReply: _TypeAlias = PersistReply  # noqa: Y015
 
 @_typing.final
+class AlignRequest(_message.Message):
+    """everstep/decisions/align.py says what it rests on"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    WHOLE_FIELD_NUMBER: _builtins.int
+    SETTLED_FIELD_NUMBER: _builtins.int
+    NAMED_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    generation: _builtins.int
+    """it means nothing in any other"""
+    whole: _builtins.int
+    """every rank has this step, and keeps it until it is told of a later one; 0: unknown"""
+    settled: _builtins.int
+    """every step up to this one is whole, or never will be"""
+    named: _builtins.int
+    """the step to back up next, and no other; 0: each machine backs up on its own"""
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        generation: _builtins.int = ...,
+        whole: _builtins.int = ...,
+        settled: _builtins.int = ...,
+        named: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "job", b"job", "named", b"named", "settled", b"settled", "whole", b"whole"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AlignRequest: _TypeAlias = AlignRequest  # noqa: Y015
+
+@_typing.final
+class AlignReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AlignReply: _TypeAlias = AlignReply  # noqa: Y015
+
+@_typing.final
 class OpenExchangeRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1484,6 +1536,9 @@ class SavedState(_message.Message):
     DISK_WANTED_FIELD_NUMBER: _builtins.int
     REMOTE_STEP_FIELD_NUMBER: _builtins.int
     DISK_PROBLEM_FIELD_NUMBER: _builtins.int
+    BACKUP_NAMED_FIELD_NUMBER: _builtins.int
+    BACKUP_WHOLE_FIELD_NUMBER: _builtins.int
+    BACKUP_STRIDE_FIELD_NUMBER: _builtins.int
     own_step: _builtins.int
     own_ns: _builtins.int
     """when it was committed"""
@@ -1500,6 +1555,12 @@ class SavedState(_message.Message):
     remote_step: _builtins.int
     disk_problem: _builtins.str
     """why writing to disk or to remote storage fails at the moment"""
+    backup_named: _builtins.int
+    """the newest name from an Align that it adopted; 0: it backs up on its own"""
+    backup_whole: _builtins.int
+    """the newest step that it was told to be whole"""
+    backup_stride: _builtins.int
+    """4: only every fourth due step could be backed up in time; 0: unknown"""
     def __init__(
         self,
         *,
@@ -1513,10 +1574,13 @@ class SavedState(_message.Message):
         disk_wanted: _builtins.int = ...,
         remote_step: _builtins.int = ...,
         disk_problem: _builtins.str = ...,
+        backup_named: _builtins.int = ...,
+        backup_whole: _builtins.int = ...,
+        backup_stride: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backup_ns", b"backup_ns", "backup_problem", b"backup_problem", "backup_step", b"backup_step", "disk_ns", b"disk_ns", "disk_problem", b"disk_problem", "disk_step", b"disk_step", "disk_wanted", b"disk_wanted", "own_ns", b"own_ns", "own_step", b"own_step", "remote_step", b"remote_step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backup_named", b"backup_named", "backup_ns", b"backup_ns", "backup_problem", b"backup_problem", "backup_step", b"backup_step", "backup_stride", b"backup_stride", "backup_whole", b"backup_whole", "disk_ns", b"disk_ns", "disk_problem", b"disk_problem", "disk_step", b"disk_step", "disk_wanted", b"disk_wanted", "own_ns", b"own_ns", "own_step", b"own_step", "remote_step", b"remote_step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -109,6 +109,11 @@ class AgentStub:
                 request_serializer=agent_dot_v1_dot_agent__pb2.PersistRequest.SerializeToString,
                 response_deserializer=agent_dot_v1_dot_agent__pb2.PersistReply.FromString,
                 _registered_method=True)
+        self.Align = channel.unary_unary(
+                '/everstep.agent.v1.Agent/Align',
+                request_serializer=agent_dot_v1_dot_agent__pb2.AlignRequest.SerializeToString,
+                response_deserializer=agent_dot_v1_dot_agent__pb2.AlignReply.FromString,
+                _registered_method=True)
         self.OpenExchange = channel.unary_unary(
                 '/everstep.agent.v1.Agent/OpenExchange',
                 request_serializer=agent_dot_v1_dot_agent__pb2.OpenExchangeRequest.SerializeToString,
@@ -225,6 +230,13 @@ class AgentServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Align(self, request, context):
+        """Which step every rank has in its own memory and at its peer, and which one to back up next.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def OpenExchange(self, request, context):
         """Called by other agents: where to send or fetch state, and the token for it.
         """
@@ -309,6 +321,11 @@ def add_AgentServicer_to_server(servicer, server):
                     servicer.Persist,
                     request_deserializer=agent_dot_v1_dot_agent__pb2.PersistRequest.FromString,
                     response_serializer=agent_dot_v1_dot_agent__pb2.PersistReply.SerializeToString,
+            ),
+            'Align': grpc.unary_unary_rpc_method_handler(
+                    servicer.Align,
+                    request_deserializer=agent_dot_v1_dot_agent__pb2.AlignRequest.FromString,
+                    response_serializer=agent_dot_v1_dot_agent__pb2.AlignReply.SerializeToString,
             ),
             'OpenExchange': grpc.unary_unary_rpc_method_handler(
                     servicer.OpenExchange,
@@ -721,6 +738,33 @@ class Agent:
             '/everstep.agent.v1.Agent/Persist',
             agent_dot_v1_dot_agent__pb2.PersistRequest.SerializeToString,
             agent_dot_v1_dot_agent__pb2.PersistReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Align(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/everstep.agent.v1.Agent/Align',
+            agent_dot_v1_dot_agent__pb2.AlignRequest.SerializeToString,
+            agent_dot_v1_dot_agent__pb2.AlignReply.FromString,
             options,
             channel_credentials,
             insecure,

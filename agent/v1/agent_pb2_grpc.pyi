@@ -58,6 +58,8 @@ class AgentStub:
     """Bring copies into this machine's own slots, from a peer, disk or remote."""
     Persist: _aio.UnaryUnaryMultiCallable[_agent_pb2.PersistRequest, _agent_pb2.PersistReply]
     """Write a coming step to disk as well, and keep the one that is whole everywhere."""
+    Align: _aio.UnaryUnaryMultiCallable[_agent_pb2.AlignRequest, _agent_pb2.AlignReply]
+    """Which step every rank has in its own memory and at its peer, and which one to back up next."""
     OpenExchange: _aio.UnaryUnaryMultiCallable[_agent_pb2.OpenExchangeRequest, _agent_pb2.OpenExchangeReply]
     """Called by other agents: where to send or fetch state, and the token for it."""
 
@@ -183,6 +185,14 @@ class AgentServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_agent_pb2.PersistRequest, _abc.Awaitable[_agent_pb2.PersistReply]],
     ) -> _abc.Awaitable[_agent_pb2.PersistReply]:
         """Write a coming step to disk as well, and keep the one that is whole everywhere."""
+
+    @_abc_1.abstractmethod
+    def Align(
+        self,
+        request: _agent_pb2.AlignRequest,
+        context: _aio.ServicerContext[_agent_pb2.AlignRequest, _abc.Awaitable[_agent_pb2.AlignReply]],
+    ) -> _abc.Awaitable[_agent_pb2.AlignReply]:
+        """Which step every rank has in its own memory and at its peer, and which one to back up next."""
 
     @_abc_1.abstractmethod
     def OpenExchange(

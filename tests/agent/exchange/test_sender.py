@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from agent.bell import Bell
-from agent.exchange import sender as sender_module
+from agent.exchange import lane as lane_module
 from agent.exchange.sender import Sender
 from agent.exchange.wire import Wire
 from agent.saved import SavedStates
@@ -111,7 +111,7 @@ def test_ranks_with_the_same_peer_are_sent_alike() -> None:
 
 
 def test_a_peer_that_cannot_be_reached_is_named_and_tried_again(mine: Mine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sender_module, "FIRST_RETRY_S", 0.05)
+    monkeypatch.setattr(lane_module, "FIRST_RETRY_S", 0.05)
     mine.failure = AgentUnreachable("the agent at nowhere:1 did not answer")
     mine.save(1)
     wait(lambda: "no backup to m2 at nowhere:1: the agent" in mine.state().backup_problem, "the problem is told")
@@ -124,7 +124,7 @@ def test_a_peer_that_cannot_be_reached_is_named_and_tried_again(mine: Mine, monk
 
 
 def test_what_nobody_thought_of_is_told_and_backups_go_on(mine: Mine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sender_module, "FIRST_RETRY_S", 0.05)
+    monkeypatch.setattr(lane_module, "FIRST_RETRY_S", 0.05)
     mine.failure = ZeroDivisionError("nobody thought of it")
     mine.save(1)
     wait(lambda: "to m2: ZeroDivisionError: nobody" in mine.state().backup_problem, "the problem is told")
@@ -145,7 +145,7 @@ def test_a_slot_is_not_spared_for_ever(mine: Mine, monkeypatch: pytest.MonkeyPat
     mine.save(2)
     wait(lambda: mine.state().backup_problem != "", "the problem is told")
     assert kept() == 1
-    monkeypatch.setattr(sender_module, "LET_GO_S", 0.0)
+    monkeypatch.setattr(lane_module, "LET_GO_S", 0.0)
     wait(lambda: kept() == -1, "it is spared no more")
     mine.failure = None
     wait(lambda: kept() == 2, "the next one is")

@@ -1,0 +1,317 @@
+"""One peer machine, and the thread that sends the saves of some ranks there.
+
+By itself it sends every step that it can; when machines are aligned
+(``everstep/decisions/align.py``), the named step only, and then nothing until it
+is told that all ranks have it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import structlog
+
+from agent.exchange.align import lost, pending, told
+from agent.exchange.choose import choose_step, next_stride
+from agent.exchange.limiter import Limiter
+from agent.exchange.offers import Header, Offer, as_message
+from agent.exchange.put import Fate, Outcome, put
+from agent.exchange.wire import Wire
+from agent.terms import Place, Terms
+from agent.v1 import agent_pb2 as pb
+from everstep.decisions.align import FREE
+from everstep.errors import AgentError, CorruptCheckpoint
+from everstep.slot_format import EMPTY, Pin, SlotHeader
+from everstep.slot_reader import SlotReader
+
+FIRST_RETRY_S = 0.5
+LAST_RETRY_S = 5.0
+"""A peer that failed is tried again after the first, then ever longer, up to the second (ours)."""
+JOIN_S = 1.0
+"""A thread that waits for a connection is left to itself after this; it sends nothing any more (ours)."""
+LET_GO_S = 60.0
+"""When no backup went through for so long, a rank need not spare the step of the newest one: the slot serves better
+to hold what the other ranks may still have to save; unless all ranks are known to have that step (ours)."""
+DEFAULT_PIECE = 4 << 20
+
+ConnectTo = Callable[[str, str, threading.Event], Wire]
+"""``connect(address, job, closing)``: a connection to another agent's data port."""
+
+logger = structlog.get_logger()
+
+
+class Lane:
+    """One peer machine and the ranks that are backed up there."""
+
+    def __init__(
+        self,
+        place: Place,
+        terms: Terms,
+        *,
+        machine: str,
+        address: str,
+        ranks: Sequence[int],
+        connect: ConnectTo,
+        limiter: Limiter,
+    ) -> None:
+        self.ranks = ranks
+        self._place = place
+        self._terms = terms
+        self._machine = machine
+        self._address = address
+        self._connect = connect
+        self._limiter = limiter
+        self._buffer = memoryview(bytearray(int(terms.options.backup_chunk_mb * 1e6) or DEFAULT_PIECE))
+        self._readers: dict[int, SlotReader] = {}
+        self._sent = dict.fromkeys(ranks, -1)
+        self._every = max(1, terms.options.backup_every_steps)
+        self._stride = 1
+        self._sending: dict[int, int] = {}
+        """Rank → the step of it that is being sent."""
+        self._kept_at = time.monotonic()
+        self._let_go = False
+        self._spoiled: set[tuple[int, SlotHeader]] = set()
+        self._wire: Wire | None = None
+        self._lock = threading.Lock()
+        self._due = threading.Event()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"backups to {machine}", daemon=True)
+        self._log = logger.bind(job=place.job, peer=machine)
+        for rank in ranks:
+            self._remember(rank)
+
+    def start(self) -> None:
+        """Begin, with what is held already."""
+        self._due.set()
+        self._thread.start()
+
+    def align(self, rank: int, request: pb.AlignRequest) -> None:
+        """Back up what all machines back up, or again on our own."""
+        self._place.saved.change(rank, partial(told, request=request))
+        self.spare(rank)
+        self.wake()
+
+    def wake(self) -> None:
+        """There is something new."""
+        self._due.set()
+
+    def end(self) -> None:
+        """Break off and end."""
+        self._closing.set()
+        self._due.set()
+        with self._lock:
+            if self._wire:
+                self._wire.cut()
+
+    def join(self) -> None:
+        """Wait for the end."""
+        if self._thread.is_alive():
+            self._thread.join(JOIN_S)
+
+    def _run(self) -> None:
+        retry_s = FIRST_RETRY_S
+        while True:
+            self._due.wait()
+            self._due.clear()
+            if self._closing.is_set():
+                break
+            if self._try():
+                retry_s = FIRST_RETRY_S
+            else:
+                self._let_go = time.monotonic() - self._kept_at > LET_GO_S
+                for rank in self.ranks:
+                    self.spare(rank)
+                self._closing.wait(retry_s)
+                retry_s = min(2 * retry_s, LAST_RETRY_S)
+                self._due.set()
+        self._disconnect()
+        for reader in self._readers.values():
+            reader.close()
+
+    def _try(self) -> bool:
+        """Send what is due; whatever comes up, the thread lives on: backups must not end without a word."""
+        try:
+            return self._send_what_is_due()
+        except Exception as error:
+            self._log.error("backups fail", exc_info=error)
+            self._disconnect()
+            self._problem(self.ranks, f"no backup to {self._machine}: {type(error).__name__}: {error}")
+            return False
+
+    def _send_what_is_due(self) -> bool:
+        """Whether there is no reason to wait before the next try."""
+        held = self._held()
+        due = self._choose(held)
+        if not due:
+            return True
+        self._due.set()  # look again when this is done: more may have been saved
+        self._sending = {rank: header.completed_steps for rank, header in due.items()}
+        try:
+            for rank in due:
+                self.spare(rank)
+            fine = self._send_all(due)
+        finally:
+            sending, self._sending = self._sending, {}
+            for rank in due:
+                self.spare(rank)
+        if all(self._sent[rank] >= step for rank, step in sending.items()):
+            self._stride = next_stride(self._stride, self._every, _newest(self._held()) - _newest(held))
+            for rank in due:
+                self._place.saved.update(rank, backup_stride=self._stride)
+        return fine
+
+    def _choose(self, held: Mapping[int, Mapping[int, SlotHeader]]) -> dict[int, SlotHeader]:
+        """What to send now, by rank."""
+        named = {rank: name for rank in self.ranks if (name := pending(self._state(rank)))}
+        due = {rank: held[rank][name] for rank, name in named.items() if name in held[rank]}
+        for rank in named.keys() - due.keys():
+            if max(held[rank], default=-1) > named[rank]:
+                self._place.saved.change(rank, partial(lost, named=named[rank]))
+                self.spare(rank)
+        steps = {rank: list(slots) for rank, slots in held.items() if self._state(rank).backup_named == FREE}
+        resumed = self._terms.resume_step
+        step = choose_step(steps, self._sent, every=self._every, stride=self._stride, resumed=resumed)
+        if step is not None:
+            due |= {rank: held[rank][step] for rank in steps if step in held[rank] and self._sent[rank] < step}
+        return due
+
+    def _send_all(self, due: Mapping[int, SlotHeader]) -> bool:
+        fine = True
+        for rank, header in due.items():
+            if self._closing.is_set():
+                return True
+            try:
+                fine = self._settle(rank, header, self._send(rank, header)) and fine
+            except (OSError, AgentError) as error:
+                self._disconnect()
+                self._problem(self.ranks, f"no backup to {self._machine} at {self._address}: {error}")
+                return False
+        return fine
+
+    def _held(self) -> dict[int, dict[int, SlotHeader]]:
+        """Rank → step → header of what is in the own slots."""
+        found: dict[int, dict[int, SlotHeader]] = {rank: {} for rank in self.ranks}
+        for rank in self.ranks:
+            with contextlib.suppress(OSError, CorruptCheckpoint):  # nothing is saved yet, or the file is replaced
+                reader = self._readers.get(rank)
+                if reader is None:
+                    reader = self._readers[rank] = SlotReader(self._place.shm / f"checkpoint-{rank}")
+                headers = [header for header in reader.headers() if (rank, header) not in self._spoiled]
+                found[rank] = {header.completed_steps: header for header in headers}
+        return found
+
+    def _send(self, rank: int, header: SlotHeader) -> Outcome:
+        reader = self._readers[rank]
+        offer = Offer(
+            machine=self._place.machine,
+            rank=rank,
+            generation=self._terms.generation,
+            resume_step=self._terms.resume_step,
+            slots=max(2, self._terms.options.backup_slots),
+            keep=self._state(rank).backup_whole,
+            header=Header(**as_message(header)),
+        )
+        wire, fresh = self._connected()
+        try:
+            return self._put(wire, reader, header, offer)
+        except (OSError, AgentError):
+            if fresh or self._closing.is_set():
+                raise
+            self._disconnect()  # the peer's agent may have been restarted since the last backup
+            return self._put(self._connected()[0], reader, header, offer)
+
+    def _put(self, wire: Wire, reader: SlotReader, header: SlotHeader, offer: Offer) -> Outcome:
+        return put(wire, reader, header, offer, buffer=self._buffer, limiter=self._limiter, closing=self._closing)
+
+    def _settle(self, rank: int, header: SlotHeader, outcome: Outcome) -> bool:
+        """Note what became of a slot; False: wait before the next try."""
+        match outcome.fate:
+            case Fate.KEPT:
+                self._kept(rank, header.completed_steps)
+            case Fate.REFUSED if outcome.newest >= 0:
+                self._kept(rank, outcome.newest)
+            case Fate.REFUSED:
+                self._problem([rank], f"{self._machine} took no backup of rank {rank}: {outcome.reason}")
+                return False
+            case Fate.DAMAGED:
+                self._spoiled.add((rank, header))
+                self._problem([rank], f"no backup of step {header.completed_steps} of rank {rank}: {outcome.reason}")
+            case Fate.GONE:
+                pass
+        return True
+
+    def _kept(self, rank: int, step: int) -> None:
+        """The peer has a step; the rank spares it until the peer, or in an alignment every rank, has a newer one."""
+        self._sent[rank] = max(self._sent[rank], step)
+        self._kept_at, self._let_go = time.monotonic(), False
+        if not self._closing.is_set():
+            self._place.saved.update(rank, backup_step=step, backup_ns=time.time_ns(), backup_problem="")
+        self.spare(rank)
+
+    def spare(self, rank: int) -> None:
+        """Pin what the rank's saves should spare; for any thread."""
+
+        def pin(reader: SlotReader) -> None:
+            state = self._state(rank)
+            reader.pin(Pin.NAMED, state.backup_named or EMPTY)
+            reader.pin(Pin.KEEP, state.backup_whole or (EMPTY if self._let_go else self._sent[rank]))
+            reader.pin(Pin.BACKUP, self._sending.get(rank, EMPTY))
+
+        with self._lock:
+            if not self._closing.is_set():
+                self._on_file(rank, pin)
+
+    def _remember(self, rank: int) -> None:
+        """After a restart of the agent: what was named, and what all ranks have, is still pinned."""
+
+        def look(reader: SlotReader) -> None:
+            if (named := reader.pinned(Pin.NAMED)) > 0:
+                whole = max(0, reader.pinned(Pin.KEEP))
+                self._place.saved.update(rank, backup_named=named, backup_whole=whole)
+
+        self._on_file(rank, look)
+
+    def _on_file(self, rank: int, act: Callable[[SlotReader], None]) -> None:
+        try:
+            reader = SlotReader(self._place.shm / f"checkpoint-{rank}")
+        except (OSError, CorruptCheckpoint):  # nothing is saved yet, or the file is replaced
+            return
+        with contextlib.closing(reader), contextlib.suppress(OSError):
+            act(reader)
+
+    def _state(self, rank: int) -> pb.SavedState:
+        return self._place.saved.of(rank)
+
+    def _problem(self, ranks: Sequence[int], text: str) -> None:
+        if self._closing.is_set():
+            return
+        for rank in ranks:
+            known: pb.SavedState = self._place.saved.of(rank)
+            if known.backup_problem != text:
+                self._place.saved.update(rank, backup_problem=text)
+                self._log.warning("backups do not go through", rank=rank, reason=text)
+
+    def _connected(self) -> tuple[Wire, bool]:
+        """The connection, and whether it was made just now."""
+        if self._wire:
+            return self._wire, False
+        wire = self._connect(self._address, self._place.job, self._closing)
+        with self._lock:
+            self._wire = wire
+            if self._closing.is_set():
+                wire.cut()
+        return wire, True
+
+    def _disconnect(self) -> None:
+        with self._lock:
+            wire, self._wire = self._wire, None
+        if wire:
+            wire.close()
+
+
+def _newest(held: Mapping[int, Mapping[int, SlotHeader]]) -> int:
+    return max((step for slots in held.values() for step in slots), default=-1)

@@ -1,0 +1,164 @@
+"""Which steps machines back up together, so that a lost one always leaves a step that all ranks have.
+
+Who keeps up backs up every step, and nobody has to be asked: ranks are never
+more than a step apart, so what one machine has sent the others still hold. Once
+some machine falls behind, that is no longer so. Then the machines are
+*aligned*: a coming step is named; each of them reserves a slot for it before
+its ranks reach it, sends that step and no other, and keeps the one before, in
+its own memory and at its peer, until it is told that the new one is *whole*:
+backed up by every rank. Only then the next one is named.
+
+So there may be several watchers, messages may be late, lost or repeated, and
+agents and workers may be restarted: what a conclusion rests on are facts that
+stay true. A rank that adopted a name sends nothing older any more, and adopts
+none that its saves have passed. A step is *settled* when it is whole, or can
+never be, because some rank passed it without having adopted it or has adopted a
+later one. A rank that backed up a step does nothing else until that is settled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from everstep.decisions.pace import Pace, steps_ahead
+
+BEHIND_S = 1.0
+"""Machines are aligned when one has not got through with a backup for so long while two later ones were due (ours)."""
+LEAD_S = 1.5
+"""How far ahead a named step lies: until then every machine has heard of it (ours)."""
+CALM = 3
+"""Whole steps in a row with which every machine kept up, after which each backs up on its own again (ours)."""
+GIVEN_UP_S = 15.0
+"""A rank whose backups fail for so long, rather than take long, is waited for no more (ours)."""
+
+FREE = 0
+"""Instead of a name: each backs up on its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backed:
+    """What one rank's machine says of its backups."""
+
+    rank: int
+    own_step: int
+    """The newest in own memory; -1: none."""
+    backup_step: int
+    """The newest that the peer has; -1: none."""
+    named: int
+    """The name that it adopted last; ``FREE``: it backs up on its own."""
+    whole: int
+    """What it was told to be whole; 0: nothing."""
+    stride: int
+    """Every how manyth due step it could keep up with; 1: all."""
+    failing: bool
+    """Its backups do not go through at the moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Aligned:
+    """What machines should know."""
+
+    whole: int
+    """The newest step that every rank has in its own memory and at its peer; 0: none is known."""
+    settled: int
+    """Every step up to this one is whole, or never will be."""
+    named: int
+    """The step to back up next; ``FREE``: each for itself."""
+
+
+@dataclass(slots=True)
+class AlignRule:
+    """One for each generation of a job."""
+
+    world_size: int
+    every: int = 1
+    """``backup_every_steps``."""
+    _pace: Pace = field(default_factory=Pace)
+    _aligned: bool = False
+    _named: int = 0
+    """What was named last, whether anybody adopted it or not."""
+    _whole: int = 0
+    _calm: int = 0
+    """Steps in a row that became whole while every machine kept up."""
+    _behind: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Rank that is behind → its newest backup, and since when."""
+    _failing: dict[int, int] = field(default_factory=dict)
+    """Rank → since when its backups fail."""
+
+    def observe(self, ranks: Sequence[Backed], now_ns: int) -> Aligned | None:
+        """What to tell every machine; None: nothing, they know. Call it often.
+
+        Args:
+            ranks: Of one generation, as their machines showed them last.
+            now_ns: Time now.
+        """
+        newest = max((one.own_step for one in ranks), default=-1)
+        self._pace.look(now_ns, newest)
+        if len(ranks) < self.world_size or any(one.own_step < 0 for one in ranks):
+            return None
+        behind, given_up = self._is_behind(ranks, now_ns), self._given_up(ranks, now_ns)
+        adopted = max(one.named for one in ranks)
+        self._conclude(ranks, adopted, given_up)
+        if adopted > self._whole and not _missed(ranks, adopted):
+            self._aligned = True
+            found = Aligned(self._whole, adopted - 1, adopted)
+        elif (self._aligned or behind) and self._calm < CALM:
+            self._aligned = True
+            if (named := self._next(ranks, newest, adopted)) is None:
+                return None
+            found = Aligned(self._whole, adopted, named)
+        else:
+            if self._aligned:
+                self._behind.clear()
+            self._aligned, self._named, self._whole, self._calm = False, 0, 0, 0
+            found = Aligned(0, adopted, FREE)
+        return None if all(_knows(one, found) for one in ranks) else found
+
+    def _conclude(self, ranks: Sequence[Backed], adopted: int, given_up: set[int]) -> None:
+        """Which step is whole."""
+        if any(one.named == FREE for one in ranks):
+            self._whole = 0  # who backs up on its own promises nothing
+            return
+        self._whole = max(self._whole, *(one.whole for one in ranks))
+        if adopted > self._whole and all(_has(one, adopted, given_up) for one in ranks):
+            self._whole = adopted
+            self._calm = self._calm + 1 if all(one.stride <= 1 for one in ranks) else 0
+
+    def _next(self, ranks: Sequence[Backed], newest: int, adopted: int) -> int | None:
+        """A coming step, the same until ranks have passed it; None: nobody knows yet how fast they are."""
+        step_s = self._pace.step_s()
+        if step_s is None:
+            return None
+        if self._named <= adopted or _missed(ranks, self._named):
+            self._named = newest + steps_ahead(LEAD_S, step_s)
+        return self._named
+
+    def _is_behind(self, ranks: Sequence[Backed], now_ns: int) -> bool:
+        """Whether some rank's backups do not fail, but take longer than steps."""
+        for one in ranks:
+            step, since_ns = self._behind.get(one.rank, (-1, now_ns))
+            if one.failing or one.own_step // self.every - one.backup_step // self.every < 2:
+                self._behind.pop(one.rank, None)
+            else:
+                self._behind[one.rank] = one.backup_step, since_ns if step == one.backup_step else now_ns
+        return any(now_ns - since_ns >= BEHIND_S * 1e9 for _, since_ns in self._behind.values())
+
+    def _given_up(self, ranks: Sequence[Backed], now_ns: int) -> set[int]:
+        self._failing = {one.rank: self._failing.get(one.rank, now_ns) for one in ranks if one.failing}
+        return {rank for rank, since_ns in self._failing.items() if now_ns - since_ns >= GIVEN_UP_S * 1e9}
+
+
+def _has(one: Backed, step: int, given_up: set[int]) -> bool:
+    """Whether a rank adopted a step and keeps it, here and at its peer."""
+    there = one.own_step >= step if one.rank in given_up else one.backup_step == step
+    return one.named == step and there
+
+
+def _missed(ranks: Sequence[Backed], step: int) -> bool:
+    """Whether some rank has passed a step that it had not adopted, and will not."""
+    return any(one.own_step >= step > one.named for one in ranks)
+
+
+def _knows(one: Backed, aligned: Aligned) -> bool:
+    return (one.named, one.whole) == (aligned.named, aligned.whole)
