@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from everstep.decisions.earlier import left_by_earlier_run
 from everstep.decisions.folder import folder_of
 from everstep.decisions.restore import choose_restore
 from everstep.errors import CheckpointError, ConfigError
@@ -80,7 +81,8 @@ async def check_step(
         )
     try:
         at = None if step == LATEST else step
-        restore = choose_restore(held, spec.topology(), [machine.name for machine in machines], at=at)
+        left = left_by_earlier_run(held, spec.topology(), at)
+        restore = choose_restore(left, spec.topology(), [machine.name for machine in machines], at=at)
     except CheckpointError as error:
         raise ConfigError(f"job {spec.name} cannot start from there: {error}{away}") from error
     if restore.step < 1:

@@ -61,6 +61,8 @@ async def _checkpoints(job: str, cluster: str, *, verify: bool, as_json: bool) -
     from console.control import Control
     from console.follow.checkpoints import ask_for_copies, report_of
     from console.follow.status import saved_of
+    from everstep.decisions.earlier import left_by_earlier_run
+    from everstep.decisions.lineage import UNKNOWN, Runs
 
     async with await Control.connect(cluster) as control:
         run = await control.run_of(job)
@@ -69,9 +71,10 @@ async def _checkpoints(job: str, cluster: str, *, verify: bool, as_json: bool) -
         report = report_of(
             state.spec,
             state.machines,
-            held,
+            held if run.running else left_by_earlier_run(held, state.spec.topology()),
             silent,
             lineage=state.lineage if run.running else (),
+            runs=Runs(state.run, state.origin_run) if run.running else UNKNOWN,
             stepping=run.running and state.status != "parked",
         )
         saved = await saved_of(control, state) if run.running else None

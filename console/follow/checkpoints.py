@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from activities.evidence import held_of, homes_of
 from agent.client import AgentPool
 from agent.v1 import agent_pb2 as pb
-from everstep.decisions.lineage import Lineage, is_ours
+from everstep.decisions.lineage import UNKNOWN, Lineage, Runs, usable
 from everstep.decisions.restore import MEMORY, nearest
 from everstep.errors import AgentUnreachable
 from everstep.incident import Held, Tier
@@ -108,6 +108,7 @@ def report_of(
     silent: Sequence[str],
     *,
     lineage: Lineage = (),
+    runs: Runs = UNKNOWN,
     stepping: bool = False,
 ) -> JobCheckpoints:
     """The copies by step.
@@ -118,10 +119,11 @@ def report_of(
         held: What they hold.
         silent: Those that did not answer.
         lineage: The line of a job that goes on; of one that has ended every step may be started from.
+        runs: Which run of its name it is, of a job that goes on.
         stepping: Its ranks save at this moment, so that a slot which is being saved into is no damage.
     """
     topology, names = spec.topology(), [machine.name for machine in machines]
-    ours = [one for one in held if is_ours(one, lineage)]
+    ours = usable(held, lineage, runs=runs)
     used = nearest(ours, topology, names)
     copies: dict[int, list[Held]] = defaultdict(list)
     for one in ours:

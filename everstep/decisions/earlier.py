@@ -10,7 +10,7 @@ from everstep.incident import Held
 from everstep.topology import Topology
 
 
-def left_by_earlier_run(held: Iterable[Held], topology: Topology, at: int) -> list[Held]:
+def left_by_earlier_run(held: Iterable[Held], topology: Topology, at: int | None = None) -> list[Held]:
     """The copies that may be chosen from.
 
     What is still in memory is none of them: an unclean end left it, and it is
@@ -19,7 +19,7 @@ def left_by_earlier_run(held: Iterable[Held], topology: Topology, at: int) -> li
     Args:
         held: What the machines told of.
         topology: Of the new run.
-        at: The step that it is to start from.
+        at: The step that it is to start from; None: not known yet.
 
     Raises:
         CheckpointError: the step was saved with other parallel sizes.

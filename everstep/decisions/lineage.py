@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from everstep.decisions.restore import MEMORY
 from everstep.incident import Copy, Held
 
 FROM_NOTHING = -1
@@ -54,15 +55,16 @@ def extended(lineage: Lineage, launches: Iterable[tuple[int, int]]) -> list[tupl
 def is_ours(copy: Held, lineage: Lineage, runs: Runs = UNKNOWN) -> bool:
     """Whether the job as it is now went through this copy's state.
 
-    Of the run from which it was started that is everything up to where it began, of
-    any other run nothing. Within its own run, or where ids are not known, every
-    generation after the one that saved it must have begun at its step or later;
-    one that was never launched is of another run of the name, and ours only at the
-    step from which this run was started. A copy that does not say which generation
-    saved it counts as ours.
+    Of the run from which it was started that is all files up to where it began (what
+    is left of it in memory is thrown away), of any other run nothing. Within its own
+    run, or where ids are not known, every generation after the one that saved it must
+    have begun at its step or later; one that was never launched is of another run of
+    the name, and ours only at the step from which this run was started. A copy that
+    does not say which generation saved it counts as ours.
     """
     if runs.own and copy.run not in {"", runs.own}:
-        return copy.run == runs.origin and all(copy.completed_steps <= step for _, step in lineage)
+        led_here = all(copy.completed_steps <= step for _, step in lineage)
+        return copy.run == runs.origin and copy.tier not in MEMORY and led_here
     if copy.generation == 0 or not lineage:
         return True
     if copy.generation > lineage[-1][0]:

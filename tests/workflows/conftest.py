@@ -63,6 +63,8 @@ class ScriptedCluster:
 
     calls: list[str] = field(default_factory=list)
     notes: list[DecideInput] = field(default_factory=list)
+    runs: set[str] = field(default_factory=set)
+    """Of which runs the commands said that they are."""
     evidence: Callable[[StopInput], Evidence] = lambda given: Evidence(
         generation=given.generation, exits=exits(20), held=held(20)
     )
@@ -91,11 +93,13 @@ class ScriptedCluster:
 
     @activity.defn(name=messages.PREPARE)
     async def prepare(self, given: PrepareInput) -> float:
+        self.runs.add(given.run)
         self.calls.append("prepare")
         return 0.0
 
     @activity.defn(name=messages.STOP)
     async def stop(self, given: StopInput) -> Evidence:
+        self.runs.add(given.run)
         self.calls.append(f"stop {given.generation}")
         return self.evidence(given)
 
@@ -116,6 +120,7 @@ class ScriptedCluster:
 
     @activity.defn(name=messages.RESTORE)
     async def restore(self, given: RestoreInput) -> Restored:
+        self.runs.add(given.run)
         self.calls.append(
             "restore " + ", ".join(f"{one.rank} from {one.tier} on {one.machine}" for one in given.copies)
         )
@@ -124,6 +129,7 @@ class ScriptedCluster:
 
     @activity.defn(name=messages.LAUNCH)
     async def launch(self, given: LaunchInput) -> Launched:
+        self.runs.add(given.run)
         folder = f" of {given.reshard_from}" if given.reshard_from else ""
         self.calls.append(f"launch {given.generation} from {given.resume_step}{folder}")
         return Launched(
@@ -140,6 +146,7 @@ class ScriptedCluster:
 
     @activity.defn(name=messages.RELEASE)
     async def release(self, given: ReleaseInput) -> int:
+        self.runs.add(given.run)
         self.calls.append("release")
         return 0
 

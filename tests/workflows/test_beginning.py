@@ -46,6 +46,44 @@ async def test_a_job_goes_on_from_the_step_that_was_asked_for(jobs: Any) -> None
     assert (state.resume_step, state.lineage) == (120, [(4, 120)])
 
 
+async def test_every_command_of_a_job_says_of_which_run_it_is_and_from_which_it_was_started(jobs: Any) -> None:
+    """The first generation fails at once, and what both runs have of its step goes together."""
+    earlier = [one.model_copy(update={"run": "20261121-1"}) for one in on_disks(100, 120)]
+    memory = [Held(rank=rank, machine=f"m{rank}", completed_steps=120, run="20261121-1") for rank in (0, 1)]
+    jobs.cluster.found = found(*earlier, *memory)
+    handle = await jobs.start({"resume_from": 120})
+    state = await jobs.until(handle, lambda state: state.status == "running")
+    assert "restore 0 from disk on m0, 1 from disk on m1" in jobs.cluster.calls, "memory of another run is no source"
+    assert state.origin_run == "20261121-1"
+    assert state.run > "20261121-1"
+
+    own = [Held(rank=0, machine="m0", completed_steps=120, run=state.run)]
+    strange = [one.model_copy(update={"run": "20261120-0", "completed_steps": 130}) for one in earlier]
+    jobs.cluster.evidence = lambda given: Evidence(
+        generation=given.generation,
+        exits=[RankExit(rank=1, machine="m1", signal=9, time_ns=1, completed_steps=121)],
+        held=[*own, *earlier, *strange, *memory],
+    )
+    await handle.execute_update(JobWorkflow.report, anomaly(1))
+    await jobs.until(handle, lambda state: state.generation == 2 and state.status == "running")
+    assert jobs.cluster.calls[-3:] == ["restore 1 from disk on m1", "launch 2 from 120", "confirm 2"]
+
+    await handle.signal("stop", {"operator": "you"})
+    await handle.result()
+    assert jobs.cluster.runs == {state.run}
+
+
+async def test_a_step_that_was_saved_with_other_sizes_is_refused_with_them(jobs: Any) -> None:
+    other = [one.model_copy(update={"topology": "1,2,1,1,pp-dp-tp"}) for one in on_disks(120)]
+    jobs.cluster.found = found(*other)
+    handle = await jobs.start({"resume_from": 120})
+
+    result = await handle.result()
+
+    assert "step 120 was saved with the sizes 1,2,1,1,pp-dp-tp, and the job has 2,1,1,1,pp-dp-tp" in result.headline
+    assert jobs.cluster.calls == ["find 120", "release"]
+
+
 async def test_steps_that_an_earlier_run_saved_later_are_never_gone_to(jobs: Any) -> None:
     """The first generation fails at once: what is on disk beyond the step asked for is of another line."""
     jobs.cluster.found = found(*on_disks(100, 120, 140))
