@@ -5,7 +5,7 @@ from __future__ import annotations
 from temporalio import activity
 
 from activities import messages
-from activities.evidence import bounded, held_of, homes_of
+from activities.evidence import fitted, held_of, homes_of
 from activities.heartbeat import heartbeating
 from activities.machines import names, on_all
 from activities.messages import FindInput, FolderFound, FolderInput, RestoreInput, RoomInput
@@ -40,7 +40,8 @@ class CheckpointActivities:
             done, silent = await on_all(self._agents, given.machines, one, say=say, patience_s=given.patience_s)
         told = {machine: reply.checkpoints for machine, reply in done.items()}
         held, shared = held_of(told, homes_of(given.spec, given.machines))
-        return Evidence(generation=0, held=bounded(held, at=given.at), unreachable=sorted(silent), disk_shared=shared)
+        found = Evidence(generation=0, held=held, unreachable=sorted(silent), disk_shared=shared)
+        return fitted(found, at=given.at)
 
     @activity.defn(name=messages.FOLDER)
     async def folder(self, given: FolderInput) -> FolderFound:

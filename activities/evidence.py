@@ -1,8 +1,9 @@
 """What the machines answered, as the decisions take it, and no larger than a history can hold.
 
-A payload of Temporal may have 2 MB. A thousand ranks that hold several copies in
-several tiers, each with the end of its output, are more than that: what the
-decision does not need is left out here.
+A payload of Temporal may have 2 MB, squeezed (``activities/payloads.py``). Ten
+thousand ranks that hold several copies in several tiers, each with the end of
+its output, are more than that: what the decision does not need is left out
+here, and how much that is, said.
 """
 
 from __future__ import annotations
@@ -11,20 +12,26 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from activities.convert import code_of, signal_of
+from activities.payloads import packed_bytes
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.first_failure import is_victim, said_of_a_peer
 from everstep.incident import Evidence, Held, RankExit, Tier
 from everstep.job import JobSpec
 from everstep.machine import Machine
 
+PACKED_LIMIT = 900_000
+"""Bytes of evidence as it crosses Temporal (ours): a search may add as much again."""
 HELD_LIMIT = 4000
-"""Copies in one payload, about 200 bytes each (ours)."""
+"""Copies in one payload, about 250 bytes each and squeezed 25; more where one step of all ranks has more (ours)."""
 DAMAGED_LIMIT = 100
 """Damaged copies that are named (ours)."""
 TAILS = 32
 """Ranks whose end of the output is kept whole: those that ended first (ours)."""
 LINE = 300
 """Characters of an exception's line (ours)."""
+NARROWER = ((2, LINE), (2, 100), (1, 60))
+"""Where that does not fit: copies of each rank at a step, and characters of exceptions, ever fewer (ours). All are cut
+alike, so that equal ones stay equal, and their class stays."""
 
 TIERS = {
     pb.HeldCheckpoint.OWN: Tier.OWN,
@@ -51,13 +58,15 @@ def evidence_of(
     """
     exits = [exit_of(machine, rank) for machine, reply in replies.items() for rank in reply.ranks]
     held, shared = held_of({machine: reply.checkpoints for machine, reply in replies.items()}, homes)
-    return Evidence(
-        generation=generation,
-        exits=bounded_exits(sorted(exits, key=lambda end: end.rank)),
-        held=bounded(held),
-        unreachable=sorted(unreachable),
-        emptied=sorted(machine for machine, reply in replies.items() if reply.unknown),
-        disk_shared=shared,
+    return fitted(
+        Evidence(
+            generation=generation,
+            exits=sorted(exits, key=lambda end: end.rank),
+            held=held,
+            unreachable=sorted(unreachable),
+            emptied=sorted(machine for machine, reply in replies.items() if reply.unknown),
+            disk_shared=shared,
+        )
     )
 
 
@@ -120,6 +129,51 @@ def _order(one: Held) -> tuple[int, int, int, str]:
     return one.rank, one.completed_steps, list(Tier).index(one.tier), one.machine
 
 
+def fitted(found: Evidence, *, at: int | None = None) -> Evidence:
+    """Evidence that fits into a payload, with what was left out in numbers; ``at`` as for :func:`bounded`.
+
+    How each rank ended, and one copy of each at one step, is kept whatever it takes.
+    """
+    exits, held = bounded_exits(found.exits), bounded(found.held, at=at)
+    kept = _counted(found, exits, held)
+    for each, line in NARROWER:
+        if packed_bytes(kept.model_dump_json()) <= PACKED_LIMIT:
+            break
+        exits = [_cut(end, line, end.log_tail) for end in exits]
+        held = nearest_of_each(held, each, at=at)
+        kept = _counted(found, exits, held)
+    return kept
+
+
+def _counted(found: Evidence, exits: list[RankExit], held: list[Held]) -> Evidence:
+    """The evidence with some of its ends and copies, and a line about the rest."""
+    said = []
+    if copies := len(found.held) - len(held):
+        said.append(f"{copies} of {len(found.held)} copies")
+    if quiet := sum(len(kept.log_tail) < len(end.log_tail) for kept, end in zip(exits, found.exits, strict=True)):
+        said.append(f"the output of {quiet} of {len(exits)} ranks")
+    if short := sum(len(kept.exception) < len(end.exception) for kept, end in zip(exits, found.exits, strict=True)):
+        said.append(f"the end of {short} exceptions")
+    return found.model_copy(update={"exits": exits, "held": held, "left_out": ", ".join(said)})
+
+
+def nearest_of_each(held: list[Held], each: int, *, at: int | None = None) -> list[Held]:
+    """Of each rank the nearest copies of the step that a restore would take, and the damaged ones that are named."""
+    valid = [one for one in held if one.valid]
+    everybody = {one.rank for one in held}
+    by_step: dict[int, set[int]] = defaultdict(set)
+    for one in valid:
+        by_step[one.completed_steps].add(one.rank)
+    best = max(by_step, key=lambda step: (step == at, by_step[step] == everybody, step), default=None)
+    taken: dict[int, int] = defaultdict(int)
+    kept = [one for one in held if not one.valid][-DAMAGED_LIMIT:]
+    for one in sorted(valid, key=_order):
+        if one.completed_steps == best and taken[one.rank] < each:
+            taken[one.rank] += 1
+            kept.append(one)
+    return sorted(kept, key=_order)
+
+
 def bounded(held: list[Held], *, at: int | None = None, limit: int = HELD_LIMIT) -> list[Held]:
     """The copies that matter, at most about ``limit`` of them.
 
@@ -155,15 +209,14 @@ def bounded_exits(exits: list[RankExit]) -> list[RankExit]:
         return exits
     own = sorted((end for end in exits if not end.stopped_by_us), key=lambda end: (is_victim(end), end.time_ns))
     whole = {end.rank for end in own[:TAILS]}
-    return [
-        end.model_copy(
-            update={
-                "exception": end.exception[:LINE],
-                "log_tail": end.log_tail if end.rank in whole else "" if end.stopped_by_us else said_of_a_peer(end),
-            }
-        )
-        for end in exits
-    ]
+    return [_cut(end, LINE, end.log_tail if end.rank in whole else "") for end in exits]
+
+
+def _cut(end: RankExit, line: int, log_tail: str) -> RankExit:
+    """An end with less text, which says still whether a peer went away."""
+    cut = end.model_copy(update={"exception": end.exception[:line], "log_tail": log_tail})
+    said = "" if end.stopped_by_us else said_of_a_peer(end)
+    return cut if not said or is_victim(cut) else cut.model_copy(update={"log_tail": f"{log_tail}\n{said}".lstrip()})
 
 
 def homes_of(spec: JobSpec, machines: list[Machine]) -> dict[int, str]:

@@ -17,13 +17,13 @@ from urllib.parse import quote
 
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle, WorkflowQueryFailedError
 from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
-from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.envconfig import ClientConfig
 from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.runtime import LoggingConfig, Runtime, TelemetryConfig, TelemetryFilter
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.ledger import Ledger
+from activities.payloads import DATA_CONVERTER
 from agent.client import AgentPool
 from console.cluster_file import ClusterFile
 from console.follow.progress import JobProgress, ProgressFeed
@@ -92,13 +92,13 @@ class Control:
             if choice is not None and address == choice.address:  # with its TLS and keys
                 client = await Client.connect(
                     **ClientConfig.load_client_connect_config(),
-                    data_converter=pydantic_data_converter,
+                    data_converter=DATA_CONVERTER,
                     runtime=quiet_runtime(),
                 )
             else:
                 namespace = cluster.namespace if cluster else "default"
                 client = await Client.connect(
-                    address, namespace=namespace, data_converter=pydantic_data_converter, runtime=quiet_runtime()
+                    address, namespace=namespace, data_converter=DATA_CONVERTER, runtime=quiet_runtime()
                 )
         except RuntimeError as error:
             hint = f"'everstep up{option_of(cluster.name)}' starts it" if cluster else "check TEMPORAL_ADDRESS"

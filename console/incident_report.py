@@ -156,6 +156,8 @@ def _exits(evidence: Evidence, fault_ns: int | None) -> list[tuple[str, ...]]:
     if stopped:
         rows.append((f"{stopped} other rank{'s' if stopped > 1 else ''}", "", "ran until everstep stopped them"))
     rows += [(f"machine {machine}", "", "did not answer") for machine in evidence.unreachable]
+    if evidence.left_out:
+        rows.append(("not kept", "", evidence.left_out))
     bad = [held for held in evidence.held if not held.valid]
     rows += [
         (f"checkpoint of rank {held.rank} on {held.machine}", "", f"not valid: {clean(held.reason)}")

@@ -14,13 +14,13 @@ from datetime import timedelta
 
 import structlog
 from temporalio.client import Client
-from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.envconfig import ClientConfig
 from temporalio.worker import Plugin, Worker
 
 from activities.checkpoints import CheckpointActivities
 from activities.cleanup import Cleanup
 from activities.ledger import Ledger, MachineEventRecord
+from activities.payloads import DATA_CONVERTER
 from activities.ranks import RankActivities
 from activities.records import RecordActivities
 from activities.watcher import Watcher
@@ -48,7 +48,7 @@ async def connect() -> Client:
     address = config.get("target_host") or DEFAULT_ADDRESS
     config["target_host"] = address
     try:
-        return await Client.connect(**config, data_converter=pydantic_data_converter)
+        return await Client.connect(**config, data_converter=DATA_CONVERTER)
     except RuntimeError as error:
         raise ClusterError(
             f"Temporal does not answer at {address} ({error}): start one with 'everstep up', or set TEMPORAL_ADDRESS"

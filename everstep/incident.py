@@ -137,6 +137,8 @@ class Evidence(Model):
     """Machines that answered and know nothing of the job: they, or their agents' memory, were lost."""
     disk_shared: bool = False
     """Several machines told of the same files: the folder of disk checkpoints is shared."""
+    left_out: str = ""
+    """What was told and is not kept here, in numbers; empty: nothing."""
 
 
 class Failure(Model):

@@ -7,9 +7,9 @@ from datetime import timedelta
 
 import pytest
 from temporalio.client import Client
-from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.testing import WorkflowEnvironment
 
+from activities.payloads import DATA_CONVERTER
 from console.local import temporal_binary
 from console.local.temporal_server import DYNAMIC_CONFIG
 from workflows import attributes
@@ -29,6 +29,6 @@ async def temporal() -> AsyncIterator[Client]:
         dev_server_startup_timeout=timedelta(seconds=60),
         dev_server_extra_args=settings,
         search_attributes=attributes.ALL,
-        data_converter=pydantic_data_converter,
+        data_converter=DATA_CONVERTER,
     ) as environment:
         yield environment.client

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from random import Random
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from activities.evidence import HELD_LIMIT, TAILS, bounded, bounded_exits, evidence_of
+from activities.evidence import HELD_LIMIT, TAILS, bounded, bounded_exits, evidence_of, nearest_of_each
+from activities.payloads import packed_bytes
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.first_failure import first_failure, is_victim
 from everstep.incident import Held, RankExit, Tier
@@ -68,26 +72,69 @@ def test_files_of_one_name_on_local_disks_are_copies_of_their_own() -> None:
     assert not found.disk_shared
 
 
-def test_a_thousand_ranks_fit_into_a_payload_of_temporal() -> None:
-    machines: dict[str, pb.StopReply] = {}
-    for machine in range(125):
-        ranks = range(8 * machine, 8 * machine + 8)
-        machines[f"machine-{machine:04d}"] = pb.StopReply(
-            ranks=[pb.RankEvidence(rank=rank, completed_steps=10**6, log_tail="x" * 4096) for rank in ranks],
+def answers(ranks: int, *, raised: bool) -> dict[str, pb.StopReply]:
+    """Of machines with 8 ranks each that hold copies of three steps in three tiers."""
+    random = Random(ranks)
+    told: dict[str, pb.StopReply] = {}
+    for machine in range(ranks // 8):
+        here = range(8 * machine, 8 * machine + 8)
+        told[f"machine-{machine:04d}"] = pb.StopReply(
+            ranks=[
+                pb.RankEvidence(
+                    rank=rank,
+                    pid=random.randrange(1 << 22),
+                    exit=pb.Exit(kind=pb.Exit.CODE, value=1, time_ns=10**18 + random.randrange(10**10)),
+                    completed_steps=10**6,
+                    stopped_by_us=not raised,
+                    exception=f"ValueError: {random.randbytes(200).hex()}" if raised else "",
+                    log_tail="x" * 4096,
+                )
+                for rank in here
+            ],
             checkpoints=[
-                checkpoint(rank, step, tier=tier, bytes=10**10, saved_ns=10**18, generation=10, digest="f" * 32)
-                for rank in ranks
+                checkpoint(
+                    rank,
+                    step,
+                    tier=tier,
+                    bytes=10**10 + random.randrange(10**6),
+                    saved_ns=10**18 + random.randrange(10**10),
+                    generation=10,
+                    digest=random.randbytes(16).hex() if tier == DISK else "",
+                    run="a1b2c3d4e5f6",
+                )
+                for rank in here
                 for tier in (pb.HeldCheckpoint.OWN, BACKUP, DISK)
                 for step in (999_998, 999_999, 1_000_000)
             ],
         )
+    return told
 
-    found = evidence_of(10, machines, [])
 
-    assert len(found.model_dump_json()) < 1_600_000
+def test_a_thousand_ranks_fit_into_a_payload_of_temporal_with_all_copies_of_a_step() -> None:
+    found = evidence_of(10, answers(1024, raised=False), [])
+
+    assert packed_bytes(found.model_dump_json()) < 200_000
     assert {(one.rank, one.tier) for one in found.held if one.completed_steps == 10**6} == {
-        (rank, tier) for rank in range(1000) for tier in (Tier.OWN, Tier.BACKUP, Tier.DISK)
+        (rank, tier) for rank in range(1024) for tier in (Tier.OWN, Tier.BACKUP, Tier.DISK)
     }
+    assert found.left_out == "6144 of 9216 copies, the output of 1024 of 1024 ranks"
+
+
+@pytest.mark.parametrize(("raised", "each"), [(False, 2), (True, 1)])
+def test_ten_thousand_ranks_fit_and_it_is_said_what_does_not(raised: bool, each: int) -> None:
+    found = evidence_of(10, answers(10_240, raised=raised), [])
+
+    assert packed_bytes(found.model_dump_json()) < 1_000_000
+    assert len(found.exits) == 10_240
+    assert {one.completed_steps for one in found.held} == {10**6}
+    assert len(found.held) == each * 10_240
+    assert {one.tier for one in found.held} == set(list(Tier)[:each])
+    assert found.left_out.startswith(f"{92_160 - each * 10_240} of 92160 copies, the output of ")
+    assert ("the end of 10240 exceptions" in found.left_out) == raised
+
+
+def test_what_fits_is_kept_whole_and_nothing_is_said() -> None:
+    assert evidence_of(10, answers(8, raised=True), []).left_out == ""
 
 
 copies = st.builds(
@@ -150,3 +197,13 @@ def test_the_first_failure_is_the_same_without_the_output_that_was_left_out(exit
     assert [is_victim(end) for end in kept if not end.stopped_by_us] == [
         is_victim(end) for end in exits if not end.stopped_by_us
     ]
+
+
+@given(st.lists(copies, max_size=60), st.integers(1, 2))
+def test_the_newest_step_that_all_ranks_hold_survives_with_a_copy_of_each(held: list[Held], each: int) -> None:
+    everybody = {one.rank for one in held}
+    step = newest_whole_step(held, everybody)
+    kept = nearest_of_each(held, each)
+    if step >= 0:
+        assert newest_whole_step(kept, everybody) == step
+    assert all(count <= each for count in Counter(one.rank for one in kept if one.valid).values())

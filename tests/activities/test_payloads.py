@@ -1,0 +1,19 @@
+"""Large inputs and results cross Temporal squeezed, small ones as they are."""
+
+from __future__ import annotations
+
+from activities.payloads import DATA_CONVERTER, ENCODING, SQUEEZED_FROM
+from everstep.incident import Evidence
+
+
+async def test_small_payloads_stay_readable() -> None:
+    [payload] = await DATA_CONVERTER.encode([Evidence(generation=3)])
+    assert b'"generation":3' in payload.data
+
+
+async def test_large_payloads_come_back_as_they_were() -> None:
+    evidence = Evidence(generation=3, problem="x" * SQUEEZED_FROM)
+    [payload] = await DATA_CONVERTER.encode([evidence])
+    assert payload.metadata["encoding"] == ENCODING
+    assert len(payload.data) < 10_000
+    assert await DATA_CONVERTER.decode([payload], [Evidence]) == [evidence]
