@@ -31,7 +31,7 @@ from console.local.temporal_server import configured
 from everstep.errors import ClusterError, ConfigError, LedgerError
 from everstep.incident import Stage
 from everstep.job import JobSpec
-from everstep.job_state import TASK_QUEUE, IncidentSummary, JobState, job_workflow_id
+from everstep.job_state import TASK_QUEUE, EarlierRun, IncidentSummary, JobState, job_workflow_id
 from everstep.machine import Machine
 from workflows import attributes
 from workflows.messages import JobResult
@@ -145,7 +145,13 @@ class Control:
     # A job.
 
     async def start_job(
-        self, spec: JobSpec, machines: Sequence[Machine], *, resume_from: int | None = None, resume_path: str = ""
+        self,
+        spec: JobSpec,
+        machines: Sequence[Machine],
+        *,
+        resume_from: int | None = None,
+        resume_path: str = "",
+        earlier: EarlierRun | None = None,
     ) -> None:
         """Start a job on machines.
 
@@ -154,6 +160,7 @@ class Control:
             machines: Where it runs.
             resume_from: Completed steps of a checkpoint of the last run of its name; None: from the beginning.
             resume_path: Folder of a disk checkpoint of any job, with any parallel sizes.
+            earlier: The last run of its name, for ``resume_from``; None: nobody knows it.
 
         Raises:
             ConfigError: a job of this name is running.
@@ -165,7 +172,13 @@ class Control:
             try:
                 await self.client.start_workflow(
                     "Job",
-                    JobState(spec=spec, machines=list(machines), resume_from=resume_from, resume_path=resume_path),
+                    JobState(
+                        spec=spec,
+                        machines=list(machines),
+                        resume_from=resume_from,
+                        resume_path=resume_path,
+                        earlier=earlier or EarlierRun(),
+                    ),
                     id=job_workflow_id(spec.name),
                     task_queue=TASK_QUEUE,
                     task_timeout=TASK_TIMEOUT,

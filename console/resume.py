@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from everstep.decisions.earlier import left_by_earlier_run
+from everstep.decisions.earlier import choose_start
 from everstep.decisions.folder import folder_of
-from everstep.decisions.restore import choose_restore
 from everstep.errors import CheckpointError, ConfigError
+from everstep.job_state import EarlierRun
 
 if TYPE_CHECKING:
     from console.control import Control
@@ -62,10 +62,26 @@ def parse_step(text: str) -> int | Literal["latest"]:
     return int(text)
 
 
+def as_earlier(state: JobState) -> EarlierRun:
+    """Which copies a run took for its own."""
+    return EarlierRun(run=state.run, origin_runs=state.origin_runs, lineage=state.lineage)
+
+
 async def check_step(
-    control: Control, spec: JobSpec, machines: Sequence[Machine], step: int | Literal["latest"]
+    control: Control,
+    spec: JobSpec,
+    machines: Sequence[Machine],
+    step: int | Literal["latest"],
+    earlier: EarlierRun | None = None,
 ) -> tuple[int, str]:
     """Look whether every rank can restore a step; returns the step and from where, for people.
+
+    Args:
+        control: Of the cluster.
+        spec: The job.
+        machines: Where it is going to run.
+        step: From which it is to start.
+        earlier: The last run of its name; None: Temporal knows none.
 
     Raises:
         ConfigError: not every rank can, says which steps exist; or the latest is not known, since a machine is silent.
@@ -81,8 +97,8 @@ async def check_step(
         )
     try:
         at = None if step == LATEST else step
-        left = left_by_earlier_run(held, spec.topology(), at)
-        restore = choose_restore(left, spec.topology(), [machine.name for machine in machines], at=at)
+        names = [machine.name for machine in machines]
+        restore, _ = choose_start(held, spec.topology(), names, earlier or EarlierRun(), at=at)
     except CheckpointError as error:
         raise ConfigError(f"job {spec.name} cannot start from there: {error}{away}") from error
     if restore.step < 1:

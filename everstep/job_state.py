@@ -41,6 +41,15 @@ class IncidentSummary(Model):
     stage: str = ""
 
 
+class EarlierRun(Model):
+    """Which copies the last run of a job's name took for its own."""
+
+    run: str = ""
+    """Its id; empty: nobody knows."""
+    origin_runs: list[str] = Field(default_factory=list)
+    lineage: list[tuple[int, int]] = Field(default_factory=list)
+
+
 class JobState(BaseModel):
     """Everything that a job's workflow carries across continue-as-new; the workflow changes it in place."""
 
@@ -51,8 +60,10 @@ class JobState(BaseModel):
     run: str = ""
     """Id of this submission of the job's name, the same across continue-as-new; empty: it began before there were ids.
     See ``everstep.run_id``."""
-    origin_run: str = ""
-    """Id of the earlier run whose copies it was started from; empty: of none, or not known."""
+    origin_runs: list[str] = Field(default_factory=list)
+    """Ids of the earlier runs whose copies it was started from; empty: of none, or not known."""
+    earlier: EarlierRun = Field(default_factory=EarlierRun)
+    """The last run of the name, where the job is to start from what it left."""
     generation: int = 0
     """Newest generation launched; 0: none yet."""
     resume_step: int = -1

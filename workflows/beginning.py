@@ -7,9 +7,9 @@ from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
     from activities.messages import LaunchInput
-    from everstep.decisions.earlier import left_by_earlier_run
-    from everstep.decisions.lineage import FROM_NOTHING, extended, usable
-    from everstep.decisions.restore import NOTHING_HELD, Restore, choose_restore
+    from everstep.decisions.earlier import choose_start
+    from everstep.decisions.lineage import FROM_NOTHING, extended
+    from everstep.decisions.restore import NOTHING_HELD, Restore
     from everstep.errors import CheckpointError
     from everstep.incident import Evidence, Held, Launched
     from everstep.job_state import JobState
@@ -104,11 +104,16 @@ class Beginning:
             Refused: it is not there; says which steps are.
         """
         state = self._state
-        silent, at, topology = self._evidence.unreachable, state.resume_from or 0, state.spec.topology()
+        silent = self._evidence.unreachable
         try:
-            held = left_by_earlier_run(usable(self._evidence.held, [], self._bad), topology, at)
-            chosen = choose_restore(held, topology, [machine.name for machine in state.machines], at=at)
+            chosen, state.origin_runs = choose_start(
+                self._evidence.held,
+                state.spec.topology(),
+                [machine.name for machine in state.machines],
+                state.earlier,
+                at=state.resume_from,
+                bad=self._bad,
+            )
         except CheckpointError as error:
             raise Refused(f"{error}; {page.listed(silent)} does not answer" if silent else str(error)) from error
-        state.origin_run = chosen.run
         return chosen

@@ -54,7 +54,7 @@ class IncidentWorkflow:
             lineage=list(given.lineage),
             folder=given.resume_path,
             folder_step=given.resume_path_step,
-            runs=Runs(given.run, given.origin_run),
+            runs=Runs(given.run, tuple(given.origin_runs)),
         )
         self.history = list(given.history)
         self.failures: list[Failure] = []

@@ -250,7 +250,7 @@ class JobWorkflow:
             resume_path=state.resume_path,
             resume_path_step=state.resume_path_step,
             run=state.run,
-            origin_run=state.origin_run,
+            origin_runs=state.origin_runs,
         )
         child = await workflow.start_child_workflow(
             IncidentWorkflow.run,

@@ -29,8 +29,8 @@ class IncidentInput(Model):
     resume_path_step: int = -1
     run: str = ""
     """Id of the job's run; see ``everstep.run_id``."""
-    origin_run: str = ""
-    """Id of the earlier run whose copies the job was started from."""
+    origin_runs: list[str] = Field(default_factory=list)
+    """Ids of the earlier runs whose copies the job was started from."""
 
 
 class JobResult(Model):

@@ -33,7 +33,8 @@ def checkpoints(
 
     Own is the memory of the machine that runs a rank, backup the memory of its
     peer. 8/8 says that copies of 8 of 8 ranks are there. When a job has ended,
-    its memory is given back; what is on disk and on remote storage stays.
+    its memory is given back; what is on disk and on remote storage stays. What
+    could not be listed is unknown, and not damaged.
 
     While a job runs, its oldest step in memory may lack ranks: it is being
     replaced by the next one.
@@ -74,7 +75,7 @@ async def _checkpoints(job: str, cluster: str, *, verify: bool, as_json: bool) -
             held if run.running else left_by_earlier_run(held, state.spec.topology()),
             silent,
             lineage=state.lineage if run.running else (),
-            runs=Runs(state.run, state.origin_run) if run.running else UNKNOWN,
+            runs=Runs(state.run, tuple(state.origin_runs)) if run.running else UNKNOWN,
             stepping=run.running and state.status != "parked",
         )
         saved = await saved_of(control, state) if run.running else None
@@ -123,7 +124,8 @@ def lines(report: JobCheckpoints, saved: SavedReport | None, *, ended: bool = Fa
     said = []
     if not report.steps:
         why = ": it has ended, and nothing of it is on disk or on remote storage" if ended else ""
-        said.append(f"{report.job} has no checkpoint{why}")
+        known = " that can be seen from here" if report.unlisted or report.silent else why
+        said.append(f"{report.job} has no checkpoint{known}")
     if ended:
         pass  # no backups are left, wherever they were
     elif report.backup_machines:
@@ -138,11 +140,26 @@ def lines(report: JobCheckpoints, saved: SavedReport | None, *, ended: bool = Fa
         said.append(f"damaged   rank {one.rank} on {one.machine}, {one.tier}{step}: {one.reason}")
     if len(report.damaged) > NAMED:
         said.append(f"damaged   … and {len(report.damaged) - NAMED} copies more")
+    if report.unfinished:
+        said.append(
+            f"unfinished {report.unfinished} files on remote storage, on their way or cut short; they are not used"
+        )
+    for reason, machines in unlisted(report).items():
+        said.append(f"unknown   {reason} (seen from {machines})")
     if report.disowned:
         said.append(f"left out  {report.disowned} copies of steps that the job has gone back from")
     if report.silent:
         said.append(f"no answer {', '.join(report.silent)}: what they hold is not shown")
     return said
+
+
+def unlisted(report: JobCheckpoints) -> dict[str, str]:
+    """Why places could not be listed, each reason with the machines that say so."""
+    seen: dict[str, list[str]] = {}
+    for one in report.unlisted:
+        seen.setdefault(one.reason, []).append(one.machine)
+    more = {reason: f" and {len(names) - NAMED} more" if len(names) > NAMED else "" for reason, names in seen.items()}
+    return {reason: ", ".join(names[:NAMED]) + more[reason] for reason, names in seen.items()}
 
 
 def pairs(machines: dict[str, str]) -> str:

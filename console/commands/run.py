@@ -172,7 +172,7 @@ def split_arguments(words: list[str]) -> tuple[Path | None, list[str]]:
 async def _run(spec: JobSpec, start: Start, cluster: str, *, no_up: bool, detach: bool, as_json: bool) -> int:
     from console.follow.display import display_for
     from console.follow.follower import Follower, detached
-    from console.resume import check_step, earlier_run
+    from console.resume import as_earlier, check_step, earlier_run
     from console.storage import check_storage
     from everstep.job_state import JobState
 
@@ -180,12 +180,12 @@ async def _run(spec: JobSpec, start: Start, cluster: str, *, no_up: bool, detach
     async with await _connect(cluster, spec.machines, display, no_up=no_up) as control:
         before = await earlier_run(control, spec) if start.step is not None else None
         chosen = await choose_machines(control, spec, {machine.name for machine in before.machines} if before else ())
-        resume_from = None
+        resume_from, earlier = None, as_earlier(before) if before else None
         if start.step is not None:
-            resume_from, why = await check_step(control, spec, chosen, start.step)
+            resume_from, why = await check_step(control, spec, chosen, start.step, earlier)
             display.note(why)
         await check_storage(control, spec, chosen)
-        await control.start_job(spec, chosen, resume_from=resume_from, resume_path=start.folder)
+        await control.start_job(spec, chosen, resume_from=resume_from, resume_path=start.folder, earlier=earlier)
         _show_start(control, spec, [machine.name for machine in chosen], display)
         if detach:
             display.ended(detached(spec.name, control.option, 0))

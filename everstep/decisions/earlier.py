@@ -2,12 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Sequence
 
-from everstep.decisions.restore import MEMORY
+from everstep.decisions.lineage import Runs, copy_of, usable
+from everstep.decisions.restore import MEMORY, Restore, choose_restore
 from everstep.errors import CheckpointError
 from everstep.incident import Held
+from everstep.job_state import EarlierRun
 from everstep.topology import Topology
+
+
+def choose_start(
+    held: Iterable[Held],
+    topology: Topology,
+    machines: Sequence[str],
+    earlier: EarlierRun,
+    *,
+    at: int | None = None,
+    bad: Iterable[Held] = (),
+) -> tuple[Restore, list[str]]:
+    """From which copies a new run starts; and the ids of the runs that saved them.
+
+    What the last run took for its own goes before what still older runs left, which
+    it did not go on from.
+
+    Args:
+        held: What the machines told of.
+        topology: Of the new run.
+        machines: Names of those that are going to run it, in the topology's order.
+        earlier: The last run of the name.
+        at: The step to start from; None: the latest.
+        bad: Copies that could not be used, with reasons.
+
+    Raises:
+        CheckpointError: not every rank can restore step ``at``; says which steps exist.
+    """
+    files = usable(left_by_earlier_run(held, topology, at), [], bad)
+    older = [one for one in files if one.run != earlier.run]
+    if earlier.run:
+        theirs = Runs(earlier.run, tuple(earlier.origin_runs))
+        chosen = _chosen(usable(files, earlier.lineage, runs=theirs), older, topology, machines, at)
+    else:
+        chosen = choose_restore(files, topology, machines, at=at)
+    saved_by = {copy_of(one): one.run for one in files}
+    return chosen, sorted({saved_by[copy] for copy in chosen.copies} - {""})
+
+
+def _chosen(
+    theirs: Iterable[Held], older: Iterable[Held], topology: Topology, machines: Sequence[str], at: int | None
+) -> Restore:
+    try:
+        chosen = choose_restore(theirs, topology, machines, at=at)
+    except CheckpointError:
+        with contextlib.suppress(CheckpointError):
+            return choose_restore(older, topology, machines, at=at)
+        raise
+    return chosen if chosen.step > 0 or at == 0 else choose_restore(older, topology, machines, at=at)
 
 
 def left_by_earlier_run(held: Iterable[Held], topology: Topology, at: int | None = None) -> list[Held]:

@@ -63,12 +63,12 @@ def judge_folder(
             (one, first), (other, second) = sorted(said.items(), key=lambda item: item[1])[:2]
             return f"{path} is no checkpoint of one job: rank {first} is of {name} {one}, rank {second} of {other}"
     sizes = next((topology for _, topology in (saved_by or {}).values() if topology), "")
-    ranks = Topology.parse(sizes).world_size if sizes else max(everything) + 1
-    lacking = [rank for rank in range(ranks) if rank not in everything]
+    count = Topology.parse(sizes).world_size if sizes else max(everything) + 1
+    lacking = [rank for rank in range(count) if rank not in everything]
     if not lacking:
         return ""
     named = ", ".join(map(str, lacking[:NAMED])) + (f" and {len(lacking) - NAMED} more" if len(lacking) > NAMED else "")
     return (
-        f"{path} is not complete: of {ranks} ranks it lacks rank {named}. Bring {data_name(lacking[0])} and "
+        f"{path} is not complete: of {count} ranks it lacks rank {named}. Bring {data_name(lacking[0])} and "
         f"{manifest_name(lacking[0])}, and those of the others, from the machines that wrote them"
     )

@@ -31,8 +31,8 @@ class Runs:
 
     own: str = ""
     """Its id; empty: it began before there were ids, and generations have to do."""
-    origin: str = ""
-    """Id of the earlier run from which it was started; empty: of none, or not known."""
+    origins: tuple[str, ...] = ()
+    """Of the earlier runs that saved the copies from which it was started; empty: of none, or not known."""
 
 
 UNKNOWN = Runs()
@@ -55,7 +55,7 @@ def extended(lineage: Lineage, launches: Iterable[tuple[int, int]]) -> list[tupl
 def is_ours(copy: Held, lineage: Lineage, runs: Runs = UNKNOWN) -> bool:
     """Whether the job as it is now went through this copy's state.
 
-    Of the run from which it was started that is all files up to where it began (what
+    Of the runs from which it was started that is all files up to where it began (what
     is left of it in memory is thrown away), of any other run nothing. Within its own
     run, or where ids are not known, every generation after the one that saved it must
     have begun at its step or later; one that was never launched is of another run of
@@ -64,7 +64,7 @@ def is_ours(copy: Held, lineage: Lineage, runs: Runs = UNKNOWN) -> bool:
     """
     if runs.own and copy.run not in {"", runs.own}:
         led_here = all(copy.completed_steps <= step for _, step in lineage)
-        return copy.run == runs.origin and copy.tier not in MEMORY and led_here
+        return copy.run in runs.origins and copy.tier not in MEMORY and led_here
     if copy.generation == 0 or not lineage:
         return True
     if copy.generation > lineage[-1][0]:

@@ -30,8 +30,6 @@ class Restore:
     """What has to be brought to the machines first, in order of ranks: all but what lies in a rank's own slot."""
     folder: str = ""
     """Checkpoint on disk that the ranks read by themselves, saved with any parallel sizes; empty: none."""
-    run: str = ""
-    """Id of the run that saved the copies; empty: not known, or there are none."""
 
     @property
     def origin(self) -> str:
@@ -84,7 +82,7 @@ def choose_restore(
         reason = f"step {step} {wanted} all {world_size} ranks can restore: {_sources(chosen, topology, machines)}"
         if at is None:
             reason += _cost(step, copies, chosen, world_size)
-        return Restore(step, reason + note, _to_move(chosen, topology, machines), run=chosen[0].run)
+        return Restore(step, reason + note, _to_move(chosen, topology, machines))
     if not everything:
         return _nothing(held_before)
     best = max(copies, key=lambda step: (len(copies[step]), step), default=None)
@@ -210,8 +208,9 @@ def _nothing(held_before: bool) -> Restore:
 
 
 def _damaged(everything: Sequence[Held]) -> str:
-    damaged = [one for one in everything if not one.valid and one.reason != NEVER_USED]
-    return "".join(f"; rank {one.rank} on {one.machine}{_in(one)}: {one.reason}" for one in damaged[:3])
+    damaged = [one for one in everything if not one.valid and one.reason != NEVER_USED and not one.unlisted]
+    told = [f"; rank {one.rank} on {one.machine}{_in(one)}: {one.reason}" for one in damaged[:3]]
+    return "".join([*told, *(f"; {one.reason}" for one in everything if one.unlisted)][:4])
 
 
 def _in(one: Held) -> str:

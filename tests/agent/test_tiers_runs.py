@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from agent.tiers import job_tiers
 from everstep.errors import CorruptCheckpoint
 from everstep.slots import SlotFile
 from tests.agent.tier_job import DISK, JOB, REMOTE, Machine, wait_for
@@ -61,7 +60,7 @@ def test_a_clock_that_was_set_back_does_not_make_an_earlier_runs_files_ours(
     machine: Machine, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turn_to(machine, SECOND)
-    monkeypatch.setattr(job_tiers.time, "time_ns", lambda: 1)
+    monkeypatch.setattr("agent.tiers.job_tiers.time.time_ns", lambda: 1)
     machine.launch()
     assert machine.held() == []
     assert aside(machine.place.state_dir / "checkpoints") == ["abandoned-g1-step-000000010"]
@@ -76,7 +75,7 @@ def test_a_clock_that_was_set_forward_does_not_cost_a_run_its_own_files(
     machine.tiers.close()
     shutil.rmtree(machine.place.state_dir / "jobs" / JOB)
     machine.tiers = machine.made()
-    monkeypatch.setattr(job_tiers.time, "time_ns", lambda: 1 << 62)
+    monkeypatch.setattr("agent.tiers.job_tiers.time.time_ns", lambda: 1 << 62)
     machine.tiers.open(machine.terms())
     assert machine.steps() == {0: [10], 1: [10]}
 

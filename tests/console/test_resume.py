@@ -12,7 +12,7 @@ import pytest
 
 from agent.v1 import agent_pb2 as pb
 from console.control import JobRun, NoSuchJob
-from console.resume import check_step, checked_path, earlier_run, parse_step
+from console.resume import as_earlier, check_step, checked_path, earlier_run, parse_step
 from everstep.errors import AgentUnreachable, ConfigError
 from everstep.job import JobSpec
 from everstep.job_state import JobState
@@ -30,6 +30,8 @@ class FakeControl:
     status: str = "completed"
     steps: dict[str, list[int]] = field(default_factory=dict)
     option: str = ""
+    generations: dict[tuple[str, int], int] = field(default_factory=dict)
+    """That saved the step of a machine, in the run that is known."""
 
     @property
     def agents(self) -> Any:
@@ -42,7 +44,15 @@ class FakeControl:
             rank, tier = int(address[1:]), pb.HeldCheckpoint.DISK
             return pb.CheckpointsReply(
                 checkpoints=[
-                    pb.HeldCheckpoint(rank=rank, completed_steps=step, valid=True, tier=tier, place=f"/{step}/{rank}")
+                    pb.HeldCheckpoint(
+                        rank=rank,
+                        completed_steps=step,
+                        valid=True,
+                        tier=tier,
+                        place=f"/{step}/{rank}",
+                        run=self.known.run if self.known else "",
+                        generation=self.generations.get((address, step), 1),
+                    )
                     for step in self.steps[address]
                 ]
             )
@@ -105,6 +115,15 @@ async def test_the_latest_is_the_newest_that_all_ranks_have() -> None:
 
     assert step == 20
     assert said.startswith("step 20 is the latest that all 2 ranks can restore: all 2 from disk")
+
+
+async def test_what_the_last_run_had_disowned_is_not_gone_on_from() -> None:
+    """A machine could not set its files of step 20 aside when the job went back to 10."""
+    state = JobState(spec=SPEC, machines=MACHINES, run="20261121-1", lineage=[(1, -1), (2, 10)])
+    control = FakeControl(state, steps={"a0": [10, 20], "a1": [10, 20]}, generations={("a0", 20): 2})
+
+    with pytest.raises(ConfigError, match="rank 1 lacks it; there are steps 10"):
+        await check_step(control, SPEC, MACHINES, 20, as_earlier(state))  # type: ignore[arg-type]
 
 
 async def test_there_is_no_latest_where_no_step_is_complete() -> None:

@@ -54,7 +54,7 @@ async def test_every_command_of_a_job_says_of_which_run_it_is_and_from_which_it_
     handle = await jobs.start({"resume_from": 120})
     state = await jobs.until(handle, lambda state: state.status == "running")
     assert "restore 0 from disk on m0, 1 from disk on m1" in jobs.cluster.calls, "memory of another run is no source"
-    assert state.origin_run == "20261121-1"
+    assert state.origin_runs == ["20261121-1"]
     assert state.run > "20261121-1"
 
     own = [Held(rank=0, machine="m0", completed_steps=120, run=state.run)]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.decisions.earlier import left_by_earlier_run
+from everstep.decisions.earlier import choose_start, left_by_earlier_run
 from everstep.decisions.lineage import FROM_NOTHING, Runs, is_ours, usable
 from everstep.decisions.restore import choose_restore, nearest
 from everstep.errors import CheckpointError
 from everstep.incident import Held, Tier
+from everstep.job_state import EarlierRun
 from everstep.run_id import is_older, run_id
 from everstep.topology import Topology
 
@@ -52,7 +55,7 @@ def test_a_job_uses_its_own_copies_and_those_that_led_to_where_it_began(
 ) -> None:
     lineage = list(enumerate([origin, *later], start=3))
     by_time = {one.saved_ns: one for one in found}
-    usable_ones = usable(found, lineage, runs=Runs(B, A))
+    usable_ones = usable(found, lineage, runs=Runs(B, (A,)))
     for ranks in nearest(usable_ones, *TWO).values():
         for one in ranks.values():
             source = by_time[one.saved_ns]
@@ -63,9 +66,10 @@ def test_a_job_uses_its_own_copies_and_those_that_led_to_where_it_began(
 def test_the_run_that_has_a_step_for_all_is_taken_and_of_two_the_latest() -> None:
     mixed = [held(0, 20, A), held(1, 20, A), held(0, 20, B, tier=Tier.OWN)]
     choice = choose_restore(mixed, *TWO)
-    assert (choice.step, choice.run) == (20, A)
+    assert choice.step == 20
     assert [copy.tier for copy in choice.copies] == [Tier.DISK, Tier.DISK]
-    assert choose_restore([*mixed, held(1, 20, B)], *TWO).run == B
+    newer = nearest([*mixed, held(1, 20, B)], *TWO)[20]
+    assert {one.run for one in newer.values()} == {B}
 
 
 def test_a_step_that_two_runs_left_in_halves_is_refused_with_the_reason() -> None:
@@ -82,7 +86,7 @@ def test_the_same_generation_and_step_of_another_run_are_not_ours() -> None:
 
 
 def test_of_the_run_that_a_job_was_started_from_everything_up_to_there_is_ours() -> None:
-    mine = Runs(B, A)
+    mine = Runs(B, (A,))
     assert is_ours(held(0, 120, A, generation=9), [(1, 120)], mine)
     assert is_ours(held(0, 100, A, generation=9), [(1, 120)], mine), "it went through that too"
     assert not is_ours(held(0, 140, A, generation=9), [(1, 120)], mine)
@@ -92,7 +96,7 @@ def test_of_the_run_that_a_job_was_started_from_everything_up_to_there_is_ours()
 
 def test_the_state_at_the_step_of_the_start_is_the_same_in_both_runs() -> None:
     both = [held(0, 120, A, generation=7), held(1, 120, B, tier=Tier.OWN)]
-    choice = choose_restore(usable(both, [(1, 120)], runs=Runs(B, A)), *TWO)
+    choice = choose_restore(usable(both, [(1, 120)], runs=Runs(B, (A,))), *TWO)
     assert (choice.step, [copy.rank for copy in choice.copies]) == (120, [0])
 
 
@@ -108,6 +112,38 @@ def test_a_new_run_starts_from_files_only() -> None:
     memory = [held(rank, 20, A, tier=Tier.OWN) for rank in (0, 1)]
     files = [held(rank, 20, A) for rank in (0, 1)]
     assert left_by_earlier_run([*memory, *files], TWO[0], 20) == files
+
+
+def test_a_new_run_starts_from_what_the_last_one_took_for_its_own() -> None:
+    """The last run had gone back from 30 to 10; a machine that could not set its files aside still has the old 20."""
+    last = EarlierRun(run=B, origin_runs=[A], lineage=[(4, 5), (5, 10)])
+    files = [held(0, 20, B, generation=5), held(1, 20, B, generation=4), *(held(r, 5, A, generation=9) for r in (0, 1))]
+    with pytest.raises(CheckpointError, match="rank 1 lacks it; there are steps 5"):
+        choose_start(files, *TWO, last, at=20)
+    chosen, runs = choose_start(files, *TWO, last)
+    assert (chosen.step, runs) == (5, [A]), "the step that it began with is its own, though another run saved it"
+    chosen, runs = choose_start([held(0, 5, A), held(1, 5, B, generation=4)], *TWO, last, at=5)
+    assert (chosen.step, runs) == (5, [A, B])
+
+
+def test_what_older_runs_left_is_used_when_it_is_asked_for_and_whole() -> None:
+    last = EarlierRun(run=B, lineage=[(4, FROM_NOTHING)])
+    older = [held(rank, 20, A, generation=3) for rank in (0, 1)]
+    assert choose_start(older, *TWO, last, at=20)[1] == [A]
+    assert choose_start(older, *TWO, last)[0].step == 20
+    with pytest.raises(CheckpointError, match="rank 1 lacks it"):
+        choose_start([held(0, 20, B, generation=4), held(1, 20, A, generation=3)], *TWO, last, at=20)
+    assert choose_start(older, *TWO, EarlierRun(), at=20)[1] == [A], "nobody knows the last run"
+
+
+@given(copies, st.sampled_from(["", B]), st.none() | st.integers(1, 4))
+def test_no_start_mixes_runs_but_at_the_step_from_which_the_last_one_began(
+    found: list[Held], last: str, at: int | None
+) -> None:
+    earlier = EarlierRun(run=last, origin_runs=[A], lineage=[(3, 2)])
+    with contextlib.suppress(CheckpointError):
+        chosen, runs = choose_start(found, *TWO, earlier, at=at)
+        assert len(runs) <= 1 or (last and chosen.step <= 2 and runs == [A, B])
 
 
 def test_a_step_of_other_sizes_is_refused_with_both_and_what_to_do() -> None:
