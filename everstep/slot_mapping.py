@@ -1,18 +1,28 @@
-"""The file under a rank's slots: mapped, opened after a kill, grown in place."""
+"""The file under a rank's slots: mapped, opened after a kill, grown in place.
+
+A file has its whole length at once and its memory slot by slot: before anybody
+writes into a slot, the slot is *allocated*, so that a full file system is an
+error now and not a SIGBUS later. Headers are allocated when the file is made or
+opened. Nothing else is remembered than what the file system knows and the
+headers say: a committed slot is allocated as far as its payload goes.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import errno
+import math
 import mmap
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import xxhash
 
 from everstep.errors import CheckpointError
+from everstep.pages import STRIDE, WRITE, populate
 from everstep.slot_format import (
     EMPTY,
     FILE,
@@ -55,6 +65,13 @@ class SlotMapping:
         """Called before memory is unmapped, by whoever is about to; for those who registered it somewhere."""
         self._map: mmap.mmap | None = None
         self._base = 0
+        self._descriptor = -1
+        self._memory = threading.Lock()
+        """Held while memory is allocated or made present, and while the mapping changes."""
+        self._allocated: list[int] = []
+        """Bytes of each slot, from its header on, that may be written to."""
+        self._present: list[int] = []
+        """Likewise those whose pages are mapped already."""
         self._steps = [EMPTY] * slots
         self._damage: list[str] = []
         try:
@@ -70,14 +87,43 @@ class SlotMapping:
         """Address and length of the mapped file; zeros while nothing is mapped."""
         return (self._base, len(self._map)) if self._map is not None else (0, 0)
 
+    @property
+    def missing(self) -> int:
+        """Bytes of the file for which there is no memory yet."""
+        return sum(PAGE + self.capacity - done for done in self._allocated)
+
+    def prepare(self) -> bool:
+        """Do a little of what the next saves would otherwise wait for: allocate slots and map their pages.
+
+        For a thread of its own, between saves; one call takes some ms.
+
+        Returns:
+            Whether something is left to do. Not when there is no room: whoever needs the slot is told.
+        """
+        for index in range(len(self._present)):
+            if self._present[index] < PAGE + self.capacity:
+                try:
+                    self._extend(index, self._present[index] + STRIDE, present=True)
+                except (CheckpointError, OSError, IndexError):  # no room, or the file was closed meanwhile
+                    return False
+                return True
+        return False
+
     def close(self) -> None:
         """Unmap the file, which stays; memory under views that are still held goes when they do."""
+        with self._memory:
+            self._let_go()
+            self.capacity = 0
+        self._steps = [EMPTY] * self.slots
+
+    def _let_go(self) -> None:
         if self._map is not None:
             self.before_unmap()
             with contextlib.suppress(BufferError):
                 self._map.close()
-        self._map, self.capacity = None, 0
-        self._steps = [EMPTY] * self.slots
+            os.close(self._descriptor)
+        self._map, self._descriptor = None, -1
+        self._allocated, self._present = [], []
 
     @property
     def _growing(self) -> Path:
@@ -93,73 +139,126 @@ class SlotMapping:
 
     def _open(self) -> None:
         with self.path.open("r+b", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
+            found = os.fstat(file.fileno())
             slots, capacity, reason = file_header(file.read(PAGE))
             if reason:
                 self._damage.append(reason)  # a load says so; the next save replaces the file
                 return
             whole = PAGE + slots * (PAGE + capacity)
-            if size < whole:
+            full = found.st_blocks * 512 >= whole
+            if found.st_size < whole:
                 # Zeros for what is missing: the slots that are whole stay usable, and no access ends in SIGBUS.
-                self._damage.append(f"the file ends at byte {size} of {whole}")
+                self._damage.append(f"the file ends at byte {found.st_size} of {whole}")
                 os.posix_fallocate(file.fileno(), 0, whole)
+                full = True
             self.slots, self.capacity = slots, capacity
-            self._adopt(mmap.mmap(file.fileno(), whole))
+            if not full:
+                self._allocate_headers(file.fileno())
+            self._adopt(mmap.mmap(file.fileno(), whole), os.dup(file.fileno()))
         self._steps = [EMPTY] * slots
         for index in range(slots):
             at = self._slot_at(index)
             info = inspect_slot(self._mapped()[at : at + PAGE], capacity, None)
             if info.valid:
                 self._steps[index] = info.completed_steps
+                self._allocated[index] = PAGE + info.bytes
             elif info.completed_steps != EMPTY:
                 self._damage.append(f"slot {index}: {info.reason}")
+            if full:
+                self._allocated[index] = PAGE + capacity
 
-    def _adopt(self, mapped: mmap.mmap) -> None:
-        self._map = mapped
+    def _adopt(self, mapped: mmap.mmap, descriptor: int) -> None:
+        self._map, self._descriptor = mapped, descriptor
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+        self._allocated, self._present = [PAGE] * self.slots, [0] * self.slots
         self.mapping += 1
+
+    def _allocate_headers(self, descriptor: int) -> None:
+        for index in range(self.slots):
+            os.posix_fallocate(descriptor, self._slot_at(index), PAGE)
+
+    def _extend(self, index: int, stop: int, *, present: bool = False) -> None:
+        """Allocate a slot up to ``stop`` bytes from its header on, and map its pages if that is asked for.
+
+        Raises:
+            CheckpointError: the file system has no room.
+        """
+        with self._memory:
+            stop = min(stop, PAGE + self.capacity)
+            done, at = self._allocated[index], self._slot_at(index)
+            if done < stop:
+                # What a page holds already stays: the first one may have been begun.
+                with _room(self.path, self._descriptor, len(self._mapped())):
+                    os.posix_fallocate(self._descriptor, at + done, stop - done)
+                self._allocated[index] = stop
+            done = self._present[index]
+            if present and done < stop:
+                populate(self._base + at + done, stop - done, WRITE)
+                self._present[index] = stop
 
     def _grow(self, need: int) -> None:
         """Put a larger file with the same committed slots in this one's place, atomically."""
+        with self._memory:
+            self._replace(need)
+
+    def _replace(self, need: int) -> None:
         old, offsets = self._map, [self._slot_at(index) for index in range(self.slots)]
-        capacity = capacity_for(need)
-        fresh = _allocate(self._growing, file_bytes(need, self.slots))
-        header = FILE.pack(MAGIC, VERSION, self.slots, capacity)
+        before, self.capacity = self.capacity, capacity_for(need)
+        size = file_bytes(need, self.slots)
+        used = [0] * self.slots
+        for index, (steps, start) in enumerate(zip(self._steps, offsets, strict=True)):
+            if old is not None and steps >= 0:
+                _, _, _, tensor_bytes, structure_bytes, _, _ = SLOT.unpack_from(old, start)
+                used[index] = PAGE + aligned(tensor_bytes) + structure_bytes
+        descriptor = os.open(self._growing, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            with _room(self._growing, descriptor, size):
+                if size > _free(descriptor):  # what is not allocated now will be: there should be room for all of it
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                os.ftruncate(descriptor, size)
+                os.posix_fallocate(descriptor, 0, PAGE)
+                self._allocate_headers(descriptor)
+                for index, count in enumerate(used):
+                    if count:
+                        os.posix_fallocate(descriptor, self._slot_at(index), count)
+                fresh = mmap.mmap(descriptor, size)
+        except BaseException:
+            self.capacity = before
+            os.close(descriptor)
+            self._growing.unlink()
+            raise
+        header = FILE.pack(MAGIC, VERSION, self.slots, self.capacity)
         fresh[: len(header)] = header
         U64.pack_into(fresh, len(header), xxhash.xxh3_64_intdigest(header))
         PINS.pack_into(fresh, PINS_AT, *(pins_of(old) if old is not None else [EMPTY] * len(Pin)))
-        self.capacity = capacity
-        for index, (steps, start) in enumerate(zip(self._steps, offsets, strict=True)):
+        for index, (count, start) in enumerate(zip(used, offsets, strict=True)):
             at = self._slot_at(index)
-            if old is not None and steps >= 0:
-                _, _, _, tensor_bytes, structure_bytes, _, _ = SLOT.unpack_from(old, start)
-                used = PAGE + aligned(tensor_bytes) + structure_bytes
-                fresh[at : at + used] = old[start : start + used]
+            if old is not None and count:
+                fresh[at : at + count] = old[start : start + count]
             else:
                 SLOT.pack_into(fresh, at, EMPTY, 0, UNUSED, 0, 0, 0, 0)
         self._growing.rename(self.path)
-        if old is not None:
-            self.before_unmap()
-            with contextlib.suppress(BufferError):
-                old.close()
-        self._adopt(fresh)
+        self._let_go()
+        self._adopt(fresh, descriptor)
+        self._allocated = [count or PAGE for count in used]
 
 
-def _allocate(path: Path, size: int) -> mmap.mmap:
-    """A new mapped file, all of it allocated: a full file system is an error now, not a SIGBUS later."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+@contextlib.contextmanager
+def _room(path: Path, descriptor: int, size: int) -> Iterator[None]:
+    """Turn the want of room for a checkpoint file of so many bytes into an error with numbers."""
     try:
-        os.posix_fallocate(descriptor, 0, size)
-        return mmap.mmap(descriptor, size)
+        yield
     except OSError as error:
-        free = os.fstatvfs(descriptor)
-        path.unlink()
         if error.errno not in {errno.ENOSPC, errno.EFBIG, errno.ENOMEM}:
             raise
         raise CheckpointError(
             f"no room for a checkpoint file of {size / 1e6:.1f} MB in {path.parent}: "
-            f"{free.f_bavail * free.f_frsize / 1e6:.1f} MB are free. "
+            f"{_free(descriptor) / 1e6:.1f} MB are free. "
             "Make /dev/shm larger, use fewer slots, or shard the state over more ranks"
         ) from error
-    finally:
-        os.close(descriptor)
+
+
+def _free(descriptor: int) -> float:
+    """Free bytes of a file's file system; one without a limit of its own has room."""
+    found = os.fstatvfs(descriptor)
+    return found.f_bavail * found.f_frsize if found.f_blocks else math.inf

@@ -19,6 +19,7 @@ backup is a file of the same format.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,19 +89,38 @@ class SlotFile(SlotMapping):
         Raises:
             CheckpointError: the file system has no room; the committed slots are untouched.
         """
-        need = aligned(tensor_bytes) + len(structure)
+        at = self._claim(tensor_bytes, len(structure), whole=True)
+        start = at + PAGE + aligned(tensor_bytes)
+        self._mapped()[start : start + len(structure)] = structure
+        return self._base + at + PAGE
+
+    def _claim(self, tensor_bytes: int, structure_bytes: int, *, whole: bool) -> int:
+        """Take the least needed slot and clear its header; returns where it is in the file."""
+        need = aligned(tensor_bytes) + structure_bytes
         if self._map is None or need > self.capacity:
             self._grow(need)
-        mapped = self._mapped()
         index = self._least_needed()
-        at = self._slot_at(index)
+        if whole:
+            self._extend(index, PAGE + self.capacity)  # raises while the slot is as it was
+        mapped, at = self._mapped(), self._slot_at(index)
         I64.pack_into(mapped, at, EMPTY)
-        SLOT.pack_into(mapped, at, EMPTY, self.generation, SAVING, tensor_bytes, len(structure), 0, 0)
+        SLOT.pack_into(mapped, at, EMPTY, self.generation, SAVING, tensor_bytes, structure_bytes, 0, 0)
         self._steps[index] = EMPTY
-        start = at + PAGE + aligned(tensor_bytes)
-        mapped[start : start + len(structure)] = structure
-        self._saving = (index, tensor_bytes, len(structure))
-        return self._base + at + PAGE
+        self._saving = (index, tensor_bytes, structure_bytes)
+        return at
+
+    def make_present(self, stop: int | None = None) -> None:
+        """Allocate the slot of the save that has begun and map its pages, so that whoever writes waits for no fault.
+
+        Args:
+            stop: Up to so many bytes of the payload; None: all of it.
+
+        Raises:
+            CheckpointError: the file system has no room; nothing is committed and nothing lost but the oldest slot.
+        """
+        index, tensor_bytes, structure_bytes = self._begun()
+        need = aligned(tensor_bytes) + structure_bytes
+        self._extend(index, PAGE + min(need, need if stop is None else stop), present=True)
 
     def tensors(self) -> memoryview:
         """The writable tensor bytes of the save that has begun, as a view of the mapping."""
@@ -133,15 +153,17 @@ class SlotFile(SlotMapping):
 
     # Receiving a copy of another file's slot.
 
-    def receive(self, header: SlotHeader) -> memoryview:
+    def receive(self, header: SlotHeader, *, whole: bool = True) -> memoryview:
         """Start taking over a slot of another file; returns the writable payload, ``header.payload_bytes`` long.
+
+        Args:
+            header: Of the other file's slot.
+            whole: Allocate all of the slot now. Else ``make_present`` has to do it for each byte before it is written.
 
         Raises:
             CheckpointError: the file system has no room; the committed slots are untouched.
         """
-        self.begin(bytes(header.structure_bytes), header.tensor_bytes)
-        index, _, _ = self._begun()
-        at = self._slot_at(index) + PAGE
+        at = self._claim(header.tensor_bytes, header.structure_bytes, whole=whole) + PAGE
         return memoryview(self._mapped())[at : at + header.payload_bytes]
 
     def commit_received(self, header: SlotHeader, checksum: int) -> None:
@@ -238,18 +260,32 @@ class SlotFile(SlotMapping):
         structure = bytes(view[start : start + structure_bytes])
         return Payload(completed_steps, generation, view[:tensor_bytes], structure)
 
-    def verify(self, completed_steps: int) -> None:
+    def verify(self, completed_steps: int, ends: Iterable[int] = ()) -> None:
         """Compare the checksum of a state that was loaded; other threads run meanwhile.
+
+        Args:
+            completed_steps: Which.
+            ends: The payload is hashed up to each of these offsets in turn before the next one is asked for, then to
+                its end: who copies it meanwhile has it read while it is in the cache.
 
         Raises:
             CorruptCheckpoint: it does not hold.
         """
-        self._inspect(completed_steps, contents=True)
+        self._inspect(completed_steps, contents=True, ends=ends)
 
-    def _inspect(self, completed_steps: int, *, contents: bool) -> None:
+    def _inspect(self, completed_steps: int, *, contents: bool, ends: Iterable[int] = ()) -> None:
         mapped, at = self._mapped(), self._slot_at(self._steps.index(completed_steps))
         view = memoryview(mapped)[at + PAGE : at + PAGE + self.capacity]
-        info = inspect_slot(mapped[at : at + PAGE], self.capacity, (lambda count: [view[:count]]) if contents else None)
+
+        def chunks(count: int) -> Iterator[memoryview]:
+            done = 0
+            for end in ends:
+                if done < end <= count:
+                    yield view[done:end]
+                    done = end
+            yield view[done:count]
+
+        info = inspect_slot(mapped[at : at + PAGE], self.capacity, chunks if contents else None)
         if not info.valid:
             raise CorruptCheckpoint(
                 f"{self.path}: the state after step {completed_steps} is damaged: {info.reason}. "

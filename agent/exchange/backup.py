@@ -144,7 +144,12 @@ class Transfer:
 
     def grows(self) -> bool:
         """Whether memory has to be allocated before anything can come, which takes seconds for each 10 GB."""
-        return not self.held and self._backup.opened(self._offer.slots).capacity < self.header.payload_bytes
+        return not self.held and self._lacks() > 0
+
+    def _lacks(self) -> int:
+        """Bytes of memory that the file needs and does not have."""
+        file, need = self._backup.opened(self._offer.slots), self.header.payload_bytes
+        return file.missing if need <= file.capacity else file_bytes(need, self._offer.slots)
 
     def begin(self) -> None:
         """Make room, unless a part has come already.
@@ -155,12 +160,12 @@ class Transfer:
         backup = self._backup
         if self.held:
             return
-        grows = self.grows()
+        lacks = self._lacks()
         if backup.header == self.header:
             return
         backup.give_up()
-        if grows:
-            self._keeper.require(file_bytes(self.header.payload_bytes, self._offer.slots), self._offer.rank)
+        if lacks:
+            self._keeper.require(lacks, self._offer.rank)
         backup.keep(self._offer.keep)
         try:
             backup.receive(self.header, self._offer.slots)

@@ -10,6 +10,7 @@ from typing import Literal
 
 import xxhash
 
+from agent.exchange.ahead import Ahead
 from agent.exchange.offers import Request, as_header
 from agent.exchange.wire import Wire, WireError
 from everstep.errors import AgentError, AgentUnreachable, CorruptCheckpoint
@@ -76,6 +77,7 @@ class _Part:
         self._saved_ns = saved_ns
         self._header: SlotHeader | None = None
         self._view = memoryview(b"")
+        self._ahead: Ahead | None = None
         self._digest = xxhash.xxh3_64()
         self.done = 0
 
@@ -86,26 +88,37 @@ class _Part:
             if self.done:
                 self.give_up()
                 raise ConnectionError(f"step {request.step} of rank {request.rank} was saved anew: begin anew")
-            self._view = self._into.receive(header)
+            self._view = self._into.receive(header, whole=False)
+            self._ahead = Ahead(self._into, header.payload_bytes)
             self._header, self._digest = header, xxhash.xxh3_64(seed=header.completed_steps)
         while room := self._view[self.done :]:
-            count = wire.receive_chunk(room)
+            count = wire.receive_chunk(room, self._reach)
             if count == 0:
                 raise CorruptCheckpoint(f"step {request.step} of rank {request.rank} was overwritten while it was sent")
             self._digest.update(room[:count])
             self.done += count
 
+    def _reach(self, length: int) -> None:
+        assert self._ahead
+        self._ahead.reach(self.done + length)
+
     def commit(self) -> int:
         assert self._header
-        self._view.release()
+        self._let_go()
         self._into.commit_received(self._header, self._digest.intdigest())
         return self.done
 
     def give_up(self) -> None:
-        self._view.release()
-        self._view = memoryview(b"")
+        self._let_go()
         self._into.abort()
         self._header, self.done = None, 0
+
+    def _let_go(self) -> None:
+        if self._ahead:
+            self._ahead.close()
+        self._ahead = None
+        self._view.release()
+        self._view = memoryview(b"")
 
 
 def copy_slot(path: Path, step: int, into: SlotFile, *, saved_ns: int = 0) -> int:
@@ -124,11 +137,15 @@ def copy_slot(path: Path, step: int, into: SlotFile, *, saved_ns: int = 0) -> in
         if header is None:
             raise CorruptCheckpoint(f"{path} does not hold step {step}")
         check_save(header, saved_ns, str(path))
-        view, done, digest = into.receive(header), 0, xxhash.xxh3_64(seed=step)
-        while count := reader.read_into(header, done, view[done : done + PIECE]):
-            digest.update(view[done : done + count])
-            done += count
-        view.release()
+        view, done, digest = into.receive(header, whole=False), 0, xxhash.xxh3_64(seed=step)
+        with view, contextlib.closing(Ahead(into, header.payload_bytes)) as ahead:
+            while room := view[done : done + PIECE]:
+                ahead.reach(done + len(room))
+                count = reader.read_into(header, done, room)
+                if count == 0:
+                    break
+                digest.update(room[:count])
+                done += count
         into.commit_received(header, digest.intdigest())
         return done
 

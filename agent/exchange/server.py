@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -194,11 +195,11 @@ def give(wire: Wire, wanted: Request, shelf: Shelf) -> None:
             return
         end = header.payload_bytes if wanted.length < 0 else min(header.payload_bytes, wanted.offset + wanted.length)
         wire.send({"header": as_message(header)})
-        buffer, at = memoryview(bytearray(PIECE)), wanted.offset
+        at = wanted.offset
         while at < end:
-            count = reader.read_into(header, at, buffer[: end - at])
-            if count == 0:
+            if reader.header(wanted.step) != header:
                 wire.give_up()
                 return
-            wire.send_chunk(buffer[:count])
+            count = min(PIECE, end - at)
+            wire.send_chunk_from(partial(reader.send, header), at, count)
             at += count

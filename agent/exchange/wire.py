@@ -20,6 +20,7 @@ import os
 import socket
 import struct
 import time
+from collections.abc import Callable
 from typing import Any
 
 from everstep.errors import AgentError
@@ -87,15 +88,45 @@ class Wire:
         self._send(_U32.pack(len(data)), socket.MSG_MORE)
         self._send(data)
 
+    def send_chunk_from(self, send: Callable[[int, int, int], int], offset: int, length: int) -> None:
+        """Send a piece of the payload without a copy in this process.
+
+        Args:
+            send: Given an offset, a length and a socket's descriptor, sends so much of the payload, or the beginning
+                of it; returns how many bytes, 0: they are not there any more.
+            offset: Of the piece.
+            length: Of the piece.
+
+        Raises:
+            ConnectionError: they were not there: the other side has a part of the piece, and gets no more.
+        """
+        self._send(_U32.pack(length), socket.MSG_MORE)
+        done = 0
+        while done < length:
+            try:
+                count = send(offset + done, length - done, self._socket.fileno())
+            except BlockingIOError as error:
+                raise TimeoutError("no data was taken in time") from error
+            if count == 0:
+                raise ConnectionError("what is asked for was overwritten while it was sent")
+            done += count
+
     def give_up(self) -> None:
         """Say that no more of the payload will come."""
         self._send(_U32.pack(0))
 
-    def receive_chunk(self, room: memoryview) -> int:
-        """Fill ``room`` with the next piece of the payload; returns its length, 0: the other side gave up."""
+    def receive_chunk(self, room: memoryview, ready: Callable[[int], object] | None = None) -> int:
+        """Fill ``room`` with the next piece of the payload; returns its length, 0: the other side gave up.
+
+        Args:
+            room: What is left of the payload.
+            ready: Called with the length before so much of ``room`` is written.
+        """
         length = self._length()
         if length > min(len(room), CHUNK_LIMIT):
             raise WireError(f"a piece of {length} bytes, where {len(room)} are left of the payload")
+        if ready is not None:
+            ready(length)
         _fill(self._socket, room[:length])
         return length
 

@@ -136,7 +136,7 @@ class Checkpoint:
         file = self._file
         self._saver.prepare({tensor.device for tensor in self._tensors()})
         payload = file.load(completed_steps, verify=False)
-        arena = Arena(payload.tensors, lambda: file.verify(completed_steps))
+        arena = Arena(payload.tensors, lambda ends: file.verify(completed_steps, ends))
         try:
             tree = decode(payload.structure, payload.tensors, self._meshes(), place=self._placing(payload, arena))
         except Exception as error:

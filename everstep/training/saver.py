@@ -5,6 +5,10 @@ One save after the other::
     script thread   | save n: small copies | forward, backward | wait | optimizer.step | save n + 1 …
     copying thread  |                      | large copies ------------| checksum, commit, bell
 
+Memory of a new file is had slot by slot: the first save waits for that of its
+own, that of the others is made ready by the copying thread when it has nothing
+else to do.
+
 A save is committed only if nothing that it copied was changed meanwhile by
 somebody else than an optimizer; else it is given up, a warning names the tensor,
 and from then on everything is copied before training goes on.
@@ -18,7 +22,7 @@ import threading
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -117,6 +121,8 @@ class Saver:
             for device in plan.devices:
                 self._copiers[device].follow()
             now = plan.now(encoded)
+            if not plan.later:
+                self._file.make_present()
             self._copy(now, address, None if plan.later else completed_steps)
             for device, _ in now:
                 self._copiers[device].hold()
@@ -224,7 +230,7 @@ class Saver:
     # The copying thread.
 
     def _serve(self) -> None:
-        while (save := self._orders.get()) is not None:
+        while (save := self._next()) is not None:
             try:
                 self._finish(save)
             except BaseException as error:
@@ -234,8 +240,19 @@ class Saver:
                 save.copied.set()
                 save.ended.set()
 
+    def _next(self) -> _Save | None:
+        """The next order; until there is one, the slots that have not been used yet are made ready, bit by bit."""
+        while True:
+            try:
+                return self._orders.get_nowait()
+            except Empty:
+                if not self._file.prepare():
+                    return self._orders.get()
+
     def _finish(self, save: _Save) -> None:
         """Copy what is left, and commit."""
+        if save.plan.later:
+            self._file.make_present()
         self._copy(save.plan.later, save.address, save.completed_steps)
         save.copied.set()
         for device in save.plan.devices:
@@ -261,6 +278,12 @@ class Saver:
             if self._midway is not None and midway is not None and index == (len(pieces) - 1) // 2:
                 self._midway(midway)
 
+    def _whole(self) -> tuple[int, int]:
+        """What is mapped, all of it allocated: pages that are pinned have to be there."""
+        while self._file.prepare():
+            pass
+        return self._file.region
+
     def _make_copiers(self, devices: set[str]) -> None:
         for device in devices - self._copiers.keys():
             if device == HOST:
@@ -269,6 +292,6 @@ class Saver:
                 from everstep.training.pinned import DeviceCopier, PinnedRegion
 
                 if self._pinned is None:
-                    self._pinned = PinnedRegion(lambda: self._file.region)
+                    self._pinned = PinnedRegion(self._whole)
                     self._file.before_unmap = self._pinned.unpin
                 self._copiers[device] = DeviceCopier(torch.device(device), self._pinned)

@@ -89,6 +89,7 @@ def test_a_stop_of_an_older_generation_touches_nothing() -> None:
         header = save(owner.path, 6, DATA, generation=2)
         with contextlib.closing(peer.connect()) as wire:
             wire.send(offer(header, generation=2).model_dump())
+            assert wire.receive() == {"allocating": True}  # the second slot is used for the first time
             assert wire.receive()["have"] == 0
             wire.send_chunk(memoryview(DATA)[:50_000])
             peer.received.stop(1)

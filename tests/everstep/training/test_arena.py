@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Iterable
 
 import pytest
 
@@ -17,6 +18,12 @@ def spec(offset: int, nbytes: int) -> TensorSpec:
     return TensorSpec("a", "uint8", (nbytes,), offset, nbytes, "cpu")
 
 
+def consume(ends: Iterable[int]) -> None:
+    """A verification that reads nothing."""
+    for _ in ends:
+        pass
+
+
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PIECE", 1000)
@@ -24,7 +31,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_was_asked_for_is_there_and_nothing_else() -> None:
     source = bytearray(index % 251 for index in range(100_000))
-    arena = Arena(memoryview(source), lambda: None)
+    arena = Arena(memoryview(source), consume)
     tensors = [arena.tensor(spec(*place)) for place in ((5, 3000), (50_000, 1), (70_000, 30_000), (7, 0))]
     elsewhere = ctypes.create_string_buffer(2500)
     arena.fill(spec(20_000, 2500), ctypes.addressof(elsewhere))
@@ -42,7 +49,7 @@ def test_what_was_asked_for_is_there_and_nothing_else() -> None:
 def test_it_is_not_finished_before_it_is_verified() -> None:
     go = threading.Event()
 
-    def verify() -> None:
+    def verify(ends: Iterable[int]) -> None:
         assert go.wait(30)
         raise CorruptCheckpoint("bits were flipped")
 
@@ -67,6 +74,6 @@ def test_it_is_not_finished_before_it_is_verified() -> None:
 
 
 def test_a_slot_without_tensors() -> None:
-    arena = Arena(memoryview(bytearray()), lambda: None)
+    arena = Arena(memoryview(bytearray()), consume)
     arena.start()
     arena.finish()
