@@ -158,7 +158,10 @@ def _exits(evidence: Evidence, fault_ns: int | None) -> list[tuple[str, ...]]:
     rows += [(f"machine {machine}", "", "did not answer") for machine in evidence.unreachable]
     if evidence.left_out:
         rows.append(("not kept", "", evidence.left_out))
-    bad = [held for held in evidence.held if not held.valid]
+    rows += [
+        (f"{held.tier} seen from {held.machine}", "", clean(held.reason)) for held in evidence.held if held.unlisted
+    ]
+    bad = [held for held in evidence.held if not held.valid and not held.unlisted]
     rows += [
         (f"checkpoint of rank {held.rank} on {held.machine}", "", f"not valid: {clean(held.reason)}")
         for held in bad[:EXITS_SHOWN]

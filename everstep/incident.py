@@ -98,6 +98,11 @@ class Held(Model):
     topology: str = ""
     """Of the job that saved it, on disk and remote; empty: not known."""
 
+    @property
+    def unlisted(self) -> bool:
+        """Whether it stands for a folder or storage that could not be listed, with the reason; nothing is known bad."""
+        return not self.valid and self.completed_steps < 0 and self.tier in {Tier.DISK, Tier.REMOTE}
+
 
 class Copy(Model):
     """What one rank has to be given before it can restore: which copy, and where it is."""

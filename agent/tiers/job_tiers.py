@@ -13,7 +13,7 @@ import structlog
 from agent.saved import SavedStates
 from agent.terms import FetchRange, Place, Terms
 from agent.tiers.disk import DiskWriter
-from agent.tiers.listing import on_disk, on_remote, root_of, roots_of, unlisted
+from agent.tiers.listing import on_disk, on_remote, root_of, roots_of, unlisted, unlisted_disk
 from agent.tiers.opened import Opened
 from agent.tiers.remote import RemoteCopier
 from agent.tiers.remote_folder import RemoteFolder
@@ -86,12 +86,13 @@ class JobTiers:
     def held(self, request: pb.CheckpointsRequest) -> list[pb.HeldCheckpoint]:
         """What lies on disk, and on remote storage where the request names it.
 
-        Remote storage that cannot be listed is one copy that is not valid, with the reason.
+        A configured folder or remote storage that cannot be listed is one copy that is not valid, with the reason.
         """
         opened = self._opened
         known = opened.terms.options.disk_path if opened else ""
         roots = roots_of(self._place, request.disk_path, known)
         found = on_disk(roots, self._place.job, opened, verify=request.verify)
+        found += unlisted_disk(self._place, request.disk_path)
         if request.remote_url:
             try:
                 folder = RemoteFolder(request.remote_url, self._place.job)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
@@ -15,6 +16,8 @@ from everstep.shard_file import verify_shard
 from everstep.shard_folders import OnDisk, held_on_disk, step_of
 from everstep.shard_manifest import Summary, data_name, manifest_name, parse_summary
 
+UNFINISHED = "it has no manifest: its copy was cut short"
+"""Why data on remote storage is no copy: it is on its way, or the job ended before it was whole."""
 ABANDONED = ".abandoned-g"
 """In the names of remote manifests that were set aside; the generation follows."""
 _FILE = re.compile(rf"rank-(\d+)\.(json|safetensors)({re.escape(ABANDONED)}\d+)?")
@@ -62,9 +65,25 @@ def on_remote(folder: RemoteFolder, opened: Opened | None, *, verify: bool) -> l
 
 
 def unlisted(url: str, error: Exception) -> pb.HeldCheckpoint:
-    """Says why nothing is known of remote storage; the same from every machine."""
+    """Says why nothing is known of remote storage; the same from every machine. ``Held.unlisted`` knows it."""
     reason = f"{url} cannot be listed: {error or type(error).__name__}"
     return pb.HeldCheckpoint(rank=0, completed_steps=-1, reason=reason, tier=pb.HeldCheckpoint.REMOTE, place=url)
+
+
+def unlisted_disk(place: Place, configured: str) -> list[pb.HeldCheckpoint]:
+    """The same of a configured folder on disk that is not there now, or not to be read; empty: it can be listed."""
+    if not configured:
+        return []
+    root = root_of(place, configured)
+    try:
+        root.stat()
+        with contextlib.suppress(FileNotFoundError):
+            next((root / place.job).iterdir(), None)
+    except OSError as error:
+        reason = f"{root} cannot be listed: {error.strerror or error}"
+        at = f"{place.machine}:{root}"  # each machine may have a disk of its own there
+        return [pb.HeldCheckpoint(rank=0, completed_steps=-1, reason=reason, tier=pb.HeldCheckpoint.DISK, place=at)]
+    return []
 
 
 def step_name(step: int) -> str:
@@ -88,7 +107,7 @@ def _held(
 ) -> OnDisk:
     where = Path(step_name(step))
     if text is None:
-        return OnDisk(rank, step, where, False, "it has no manifest: its copy was cut short")
+        return OnDisk(rank, step, where, False, UNFINISHED)
     try:
         manifest = parse_summary(text, f"{folder.url}/{where}/{manifest_name(rank)}", rank)
         reason = _fault(folder, manifest, step, sizes, verify)

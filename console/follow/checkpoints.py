@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from activities.evidence import held_of, homes_of
 from agent.client import AgentPool
+from agent.tiers.listing import UNFINISHED
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.lineage import UNKNOWN, Lineage, Runs, usable
 from everstep.decisions.restore import MEMORY, nearest
@@ -58,6 +59,10 @@ class JobCheckpoints(BaseModel):
     restorable: list[int]
     """Steps that every rank can restore, the newest first."""
     damaged: list[Held]
+    unfinished: int
+    """Files on remote storage without a manifest: on their way, or cut short when the job ended; never used."""
+    unlisted: list[Held]
+    """Folders and storage that could not be listed, with reasons: what lies there is not known."""
     disowned: int
     """Copies of steps that the job has since gone back from; it never restores them."""
     silent: list[str]
@@ -138,6 +143,8 @@ def report_of(
         steps=steps,
         restorable=[one.step for one in steps if one.restorable],
         damaged=[one for one in ours if _is_damage(one, stepping)],
+        unfinished=sum(one.reason == UNFINISHED for one in ours),
+        unlisted=[one for one in ours if one.unlisted],
         disowned=len(held) - len(ours),
         silent=list(silent),
         backup_machines=_backup_machines(topology, placement, names) if backup else {},
@@ -147,7 +154,7 @@ def report_of(
 
 def _is_damage(one: Held, stepping: bool) -> bool:
     being_saved = stepping and one.tier in MEMORY and one.reason == CUT_SHORT
-    return not one.valid and one.reason != NEVER_USED and not being_saved
+    return not (one.valid or one.unlisted or being_saved or one.reason in {NEVER_USED, UNFINISHED})
 
 
 def _step(step: int, copies: Sequence[Held], used: Mapping[int, Held], topology: Topology) -> StepCopies:

@@ -13,7 +13,7 @@ import pytest
 from agent.tiers.background import Gate
 from everstep.slot_format import Pin, pins_of
 from everstep.slot_reader import SlotReader
-from tests.agent.tier_job import JOB, Machine, wait_for
+from tests.agent.tier_job import DISK, JOB, Machine, wait_for
 
 
 @pytest.fixture
@@ -303,3 +303,15 @@ def resident_pages(path: Path) -> int:
         assert ctypes.CDLL(None).mincore(ctypes.byref(view), ctypes.c_size_t(size), found) == 0
         del view
         return sum(one & 1 for one in found)
+
+
+def test_a_folder_that_is_not_there_is_unknown_and_not_empty(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    try:
+        [told] = [one for one in machine.held(disk_path=f"{tmp_path}/away") if one.completed_steps < 0]
+        assert (told.tier, told.valid) == (DISK, False)
+        assert told.reason == f"{tmp_path}/away cannot be listed: No such file or directory"
+        (tmp_path / "away").mkdir()
+        assert machine.held(disk_path=f"{tmp_path}/away") == []
+    finally:
+        machine.close()

@@ -7,6 +7,7 @@ import json
 import pytest
 from rich.console import Console
 
+from agent.tiers.listing import UNFINISHED
 from agent.v1 import agent_pb2 as pb
 from console.commands.checkpoints import lines, pairs, table
 from console.follow.checkpoints import JobCheckpoints, ask_for_copies, report_of
@@ -194,3 +195,26 @@ async def test_all_machines_are_asked_and_the_silent_ones_named(verify: bool) ->
     assert silent == ["m2"]
     assert [(one.rank, one.machine, one.tier) for one in copies] == [(0, "m0", Tier.DISK)], "one file, seen by two"
     assert {(one.job, one.verify, one.disk_path) for one in agents.asked} == {("gpt", verify, "/shared")}
+
+
+def test_what_cannot_be_listed_is_unknown_and_not_damaged() -> None:
+    url = "s3://b/runs cannot be listed: AccessDenied"
+    path = "/mnt/x cannot be listed: No such file or directory"
+    copies = [
+        held(0, -1, Tier.REMOTE, valid=False, reason=url),
+        *(held(0, -1, Tier.DISK, valid=False, reason=path, machine=f"m{machine}") for machine in range(3)),
+    ]
+
+    found = report(copies)
+
+    assert found.damaged == []
+    assert "gpt has no checkpoint that can be seen from here" in lines(found, None, ended=True)
+    assert f"unknown   {url} (seen from m0)" in lines(found, None)
+    assert f"unknown   {path} (seen from m0, m1, m2)" in lines(found, None)
+
+
+def test_a_copy_on_its_way_to_remote_storage_is_not_damaged() -> None:
+    found = report([held(rank, 160, Tier.REMOTE, valid=False, reason=UNFINISHED) for rank in (2, 6)])
+
+    assert (found.damaged, found.unfinished) == ([], 2)
+    assert any(line.startswith("unfinished 2 files on remote storage") for line in lines(found, None))

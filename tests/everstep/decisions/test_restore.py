@@ -243,3 +243,12 @@ def test_each_rank_has_its_own_slot_or_a_valid_copy_of_the_first_tier_that_has_o
             assert (copy.tier, copy.machine) in {(one.tier, one.machine) for one in there}
             depth = {Tier.OWN: 0, Tier.BACKUP: 0, Tier.DISK: 1, Tier.REMOTE: 2}
             assert depth[copy.tier] == min(depth[one.tier] for one in there)
+
+
+def test_storage_that_cannot_be_listed_is_no_damaged_copy_of_a_rank() -> None:
+    unknown = held(0, -1, valid=False, tier=Tier.REMOTE).model_copy(update={"reason": "s3://b cannot be listed: no"})
+
+    said = choose_restore([held(0, 20), held(1, 20), unknown], *size(2)).reason
+
+    assert said.endswith("; s3://b cannot be listed: no")
+    assert "rank 0 on" not in said
