@@ -44,15 +44,17 @@ def main() -> None:
     for turn in range(options.rounds):
         for side in SIDES if turn % 2 == 0 else SIDES[::-1]:
             try:
-                samples = run_turn(side, here, found.megabytes, calls, steps=options.steps, ranks=1, device=device)
+                turned = run_turn(side, here, found.megabytes, calls, steps=options.steps, ranks=1, device=device)
             except PeerFailed as error:
                 found.failures.append(f"{side}: {error}")
                 continue
-            found.samples.setdefault(side, []).extend(samples)
-            say(f"round {turn + 1} of {options.rounds}: {side} {Spread.of([one.step for one in samples]).median:.3f} s")
+            found.samples.setdefault(side, []).extend(turned.steady)
+            found.first.setdefault(side, []).extend(turned.first)
+            step = Spread.of([one.step for one in turned.steady]).median
+            say(f"round {turn + 1} of {options.rounds}: {side} {step:.3f} s")
     # With next to nothing to overlap with, all of the copy blocks.
     bare = run_turn("everstep", here, found.megabytes, 1, steps=options.steps, ranks=1, device=device)
-    rates = [found.megabytes / 1e3 / (one.save + one.gate) for one in bare]
+    rates = [found.megabytes / 1e3 / (one.save + one.gate) for one in bare.steady]
     rows = rows_of(
         f"save of {found.megabytes} MB blocks, DCP's stager",
         "s",

@@ -25,6 +25,8 @@ from torch import nn
 from benchmarks.peers import savers
 from benchmarks.peers.savers import Saver
 
+FIRST = 3
+"""Saves that touch fresh memory: as many as there are slots; other sides have fewer buffers."""
 PARAMETERS = 8
 """Tensors of the model: with their two moments 24 large tensors are saved."""
 SIZE = {"cpu": 1024, "cuda": 8192}
@@ -162,12 +164,16 @@ def main() -> None:
         work = Work(settings.megabytes, settings.calls, settings.device)
         work.update()  # the moments exist from here on
         saver = SIDES[settings.side](work.model, work.optimizer, Path(settings.folder), settings.rank)
-        samples = train(work, saver, settings)
+        first, samples = train(work, saver, settings)
         saved = saver.saved_bytes()
         saver.close()
         if saved is not None and saved < work.bytes:
             raise RuntimeError(f"{settings.side} saved {saved} bytes of {work.bytes}")
-        result = {"samples": [asdict(one) for one in samples], "bytes": work.bytes}
+        result = {
+            "first": [asdict(one) for one in first],
+            "samples": [asdict(one) for one in samples],
+            "bytes": work.bytes,
+        }
     Path(settings.folder, f"rank-{settings.rank}.json").write_text(json.dumps(result))
     dist.barrier()
     sys.stdout.flush()
@@ -187,9 +193,9 @@ def calibrate(device: str) -> float:
     return count / (time.perf_counter() - began)
 
 
-def train(work: Work, saver: Saver, settings: Settings) -> list[Sample]:
-    """The steps after the warm ones, each with the save before it."""
-    samples = []
+def train(work: Work, saver: Saver, settings: Settings) -> tuple[list[Sample], list[Sample]]:
+    """The first steps, and those after the warm ones, each with the save before it."""
+    first, samples = [], []
     loss = torch.zeros(1)
     ended = 0.0
     for step in saver.steps(settings.warm + settings.steps + 1):
@@ -203,9 +209,12 @@ def train(work: Work, saver: Saver, settings: Settings) -> list[Sample]:
         gate = work.optimizer.began - asked
         saver.report(step, 1.0)
         before, ended = ended, time.perf_counter()
+        sample = Sample(saved, gate, saver.waited_s, ended - before)
+        if 0 < step <= FIRST:
+            first.append(sample)
         if step > settings.warm:
-            samples.append(Sample(saved, gate, saver.waited_s, ended - before))
-    return samples
+            samples.append(sample)
+    return first, samples
 
 
 if __name__ == "__main__":

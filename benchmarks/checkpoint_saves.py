@@ -12,12 +12,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.checkpoint_rank import SIDES, Sample, Settings
+from benchmarks.checkpoint_rank import FIRST, SIDES, Sample, Settings
 from benchmarks.common import Row, Spread, rows_of, say
 from benchmarks.peers import environments
 from benchmarks.peers.savers import DLROVER_RUN, clean_dlrover
@@ -55,11 +55,13 @@ class Saves:
     megabytes: int
     ranks: int = RANKS
     samples: dict[str, list[Sample]] = field(default_factory=dict)
+    first: dict[str, list[Sample]] = field(default_factory=dict)
+    """Of the first saves, which touch fresh memory."""
     failures: list[str] = field(default_factory=list)
 
     def blocking(self, side: str) -> list[float]:
         """Seconds of the training thread per save, without the wait for earlier saves."""
-        return [one.save + one.gate for one in self.samples.get(side, [])]
+        return _blocking(self.samples.get(side, []))
 
     def rows(self) -> list[Row]:
         """everstep against the others."""
@@ -69,6 +71,10 @@ class Saves:
         rows += rows_of(f"{name}, DCP's stager", "s", ours, self.blocking("DCP stager"), aim=AGAINST_STAGER)
         for side in ("DCP async", "blocking copy", "everstep blocking"):
             rows += rows_of(f"{name}, {side}", "s", ours, self.blocking(side), aim=None)
+        first = _blocking(self.first.get("everstep", []))
+        for side in (DLROVER, "DCP stager", "blocking copy"):
+            fresh = _blocking(self.first.get(side, []))
+            rows += rows_of(f"first {FIRST} saves of {self.megabytes} MB block, {side}", "s", first, fresh, aim=None)
         return rows
 
     def table(self) -> str:
@@ -78,16 +84,34 @@ class Saves:
             f"  {'':18} {'blocking':>8} {'p90':>8} {'max':>8}   "
             f"{'save':>8} {'gate':>8} {'earlier':>8} {'step':>8} {'n':>4}",
         ]
-        for side, samples in self.samples.items():
-            spread = Spread.of(self.blocking(side))
-            parts = (
-                Spread.of([getattr(one, part) for one in samples]).median for part in ("save", "gate", "waited", "step")
-            )
-            numbers = " ".join(f"{value:8.4f}" for value in parts)
-            lines.append(
-                f"  {side:18} {spread.median:8.4f} {spread.p90:8.4f} {spread.maximum:8.4f}   {numbers} {spread.runs:4}"
-            )
+        lines += _lines(self.samples)
+        lines += [f"  The first {FIRST} of each turn:", *_lines(self.first)]
         return "\n".join([*lines, *self.failures])
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The samples of all ranks that saved in one side's turn."""
+
+    first: list[Sample]
+    steady: list[Sample]
+
+
+def _blocking(samples: Sequence[Sample]) -> list[float]:
+    return [one.save + one.gate for one in samples]
+
+
+def _lines(samples: Mapping[str, Sequence[Sample]]) -> list[str]:
+    """A line of the table for each side."""
+    lines = []
+    for side, found in samples.items():
+        spread = Spread.of(_blocking(found))
+        parts = (Spread.of([getattr(one, part) for one in found]).median for part in ("save", "gate", "waited", "step"))
+        numbers = " ".join(f"{value:8.4f}" for value in parts)
+        lines.append(
+            f"  {side:18} {spread.median:8.4f} {spread.p90:8.4f} {spread.maximum:8.4f}   {numbers} {spread.runs:4}"
+        )
+    return lines
 
 
 def measure(sizes: Sequence[int], *, rounds: int, steps: int, sides: Sequence[str]) -> list[Saves]:
@@ -115,15 +139,17 @@ def measure(sizes: Sequence[int], *, rounds: int, steps: int, sides: Sequence[st
             order = list(found) if turn % 2 == 0 else list(found)[::-1]
             for side in order:
                 try:
-                    samples = run_turn(side, found[side], result.megabytes, calls, steps=steps)
+                    turned = run_turn(side, found[side], result.megabytes, calls, steps=steps)
                 except PeerFailed as error:
                     result.failures.append(f"{side}: {error}")
                     say(result.failures[-1])
                     continue
-                result.samples.setdefault(side, []).extend(samples)
-                blocked = Spread.of([one.save + one.gate for one in samples])
+                result.samples.setdefault(side, []).extend(turned.steady)
+                result.first.setdefault(side, []).extend(turned.first)
+                blocked = Spread.of(_blocking(turned.steady))
                 say(f"{result.megabytes} MB, round {turn + 1} of {rounds}: {side} blocks {blocked.median:.4f} s")
         result.samples = {side: result.samples[side] for side in SIDES if side in result.samples}
+        result.first = {side: result.first[side] for side in result.samples}
     return results
 
 
@@ -137,8 +163,8 @@ def calibrate(ranks: int = RANKS, device: str = "cpu") -> int:
 
 def run_turn(
     side: str, interpreter: Path, megabytes: int, calls: int, *, steps: int, ranks: int = RANKS, device: str = "cpu"
-) -> list[Sample]:
-    """One side's turn; the samples of all ranks that save.
+) -> Turn:
+    """One side's turn.
 
     Raises:
         PeerFailed: it did not end well.
@@ -156,7 +182,10 @@ def run_turn(
         finally:
             clean_dlrover(run)
         saving = results[:1] if side == DLROVER else results
-        return [Sample(**sample) for result in saving for sample in result["samples"]]
+        first, steady = (
+            [Sample(**sample) for result in saving for sample in result[which]] for which in ("first", "samples")
+        )
+        return Turn(first, steady)
 
 
 def everstep_environment(folder: Path, ranks: int, *, overlap: bool) -> dict[str, str]:

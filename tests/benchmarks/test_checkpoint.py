@@ -42,6 +42,20 @@ def test_saves_are_held_against_dlrover_and_the_stager() -> None:
     assert "DCP async: it did not run" in found.table()
 
 
+def test_first_saves_have_rows_and_lines_of_their_own() -> None:
+    found = Saves(
+        64,
+        samples={"everstep": samples(0.002), "blocking copy": samples(0.01)},
+        first={"everstep": samples(0.03, 0.05), "blocking copy": samples(0.04)},
+    )
+    rows = {row.name: row for row in found.rows()}
+    first = rows["first 3 saves of 64 MB block, blocking copy, maximum"]
+    assert (first.ours, first.peer, first.aim) == (0.05, 0.04, None)
+    assert rows["save of 64 MB blocks, blocking copy, maximum"].ours == 0.002
+    _, below = found.table().split("The first 3 of each turn:")
+    assert "0.0500" in below and "0.0020" not in below
+
+
 def test_throughput_is_compared_between_neighbouring_blocks() -> None:
     case = Case(1, 64, True, with_s=[10.0, 10.1], without_s=[9.9, 10.1])
     (row,) = case.rows(steps=10)
