@@ -90,3 +90,8 @@ class JobState(BaseModel):
     stop_requested: str = ""
     outcome: str = ""
     """Why the job ended; empty while it runs."""
+
+    @property
+    def launched(self) -> bool:
+        """Whether it got as far as a launch; until then agents and ledger know of earlier runs of its name only."""
+        return bool(self.lineage)

@@ -185,7 +185,7 @@ async def _show_report(console: Console, control: Control, report: JobReport) ->
     from console.follow.status_text import incidents_table, job_facts, machine_rows
 
     console.print(Text(report.name, style="bold"))
-    for key, value in [*job_facts(report), *machine_rows(report.machines)]:
+    for key, value in [*job_facts(report), *machine_rows(report.machines, ended=report.ended is not None)]:
         console.print(Text(f"  {key:<10}{value}"), soft_wrap=True)
     if report.open_incident and report.status == "parked":
         console.print(Text("parked: it needs you", style="bold red"))

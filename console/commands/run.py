@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 Cluster = Annotated[str, typer.Option("--cluster", metavar="NAME", help="Local cluster.", rich_help_panel="Where")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object per line.")]
+
+REFUSAL_S = 5.0
+"""How long --detach waits to see whether the job is refused, seconds (ours)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +174,7 @@ def split_arguments(words: list[str]) -> tuple[Path | None, list[str]]:
 
 
 async def _run(spec: JobSpec, start: Start, cluster: str, *, no_up: bool, detach: bool, as_json: bool) -> int:
-    from console.follow.display import display_for
+    from console.follow.display import Ending, display_for
     from console.follow.follower import Follower, detached
     from console.resume import as_earlier, check_step, earlier_run
     from console.storage import check_storage
@@ -188,11 +192,23 @@ async def _run(spec: JobSpec, start: Start, cluster: str, *, no_up: bool, detach
         await control.start_job(spec, chosen, resume_from=resume_from, resume_path=start.folder, earlier=earlier)
         _show_start(control, spec, [machine.name for machine in chosen], display)
         if detach:
-            display.ended(detached(spec.name, control.option, 0))
-            return 0
+            refusal = await refused(control, spec.name)
+            display.ended(Ending("failed", refusal, (), 1) if refusal else detached(spec.name, control.option, 0))
+            return 1 if refusal else 0
         ending = await Follower(control, JobState(spec=spec, machines=chosen), display, attached=False).follow()
         display.ended(ending)
         return ending.exit_code
+
+
+async def refused(control: Control, job: str) -> str:
+    """Why a job that was submitted just now was not started; empty when it is launched, or nobody knows in time."""
+    with contextlib.suppress(TimeoutError, ClusterError):
+        async with asyncio.timeout(REFUSAL_S):
+            while not (state := await control.state(job)).launched:
+                if state.outcome:
+                    return f"{job} {state.outcome}"
+                await asyncio.sleep(0.1)
+    return ""
 
 
 async def _attach(job: str, cluster: str, *, as_json: bool) -> int:

@@ -198,6 +198,8 @@ class Follower:
             self._state = await self._control.state(self._job)
             await self._tell()
             await self._ask_ledger()
+        if result.outcome != "finished" and not self._state.launched:
+            return self._not_launched(result)
         await self._last_step()
         took = (time.time_ns() - self._state.started_ns) / 1e9 if self._state.started_ns else None
         facts = ", ".join(
@@ -224,6 +226,11 @@ class Follower:
             },
         )
 
+    def _not_launched(self, result: JobResult) -> Ending:
+        """What agents and ledger say is of an earlier run of the name."""
+        facts = {"steps": None, "loss": None, "ettr": None, "seconds": None, "generations": 0, "incidents": 0}
+        return Ending(result.outcome, result.headline, tuple(self._places()), EXIT_FAILED, facts)
+
     async def _last_step(self) -> None:
         """The last steps may have been made since the last look."""
         start = max((self._step or 0) - LAST_STEPS, 0)
@@ -246,7 +253,7 @@ class Follower:
     def _places(self) -> list[str]:
         link = self._control.link(f"job/{self._job}")
         shown = [link] if link else []
-        if self._state.incident_count:
+        if self._state.incidents:
             shown.append(f"everstep incidents {self._job}{self._option}")
         return shown
 

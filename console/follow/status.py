@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from activities.ledger import Ledger
 from agent.v1 import agent_pb2 as pb
 from console.control import Control, JobRun
+from console.follow.kept import kept
 from console.follow.last_step import last_step
 from console.follow.progress import JobProgress, RankView, merge, views_of
 from console.follow.saved import SavedReport, saved_report
@@ -52,6 +53,8 @@ class JobReport(BaseModel):
     status: str
     """Of the job; of its workflow where no worker answers."""
     outcome: str
+    launched: bool
+    """False: it has no generation, step and loss of its own (yet)."""
     started: datetime
     ended: datetime | None
     script: str
@@ -69,9 +72,11 @@ class JobReport(BaseModel):
     silent: list[str]
     """Machines whose agent does not answer."""
     backups: str
-    """Where the backups lie and what may be lost with their owners; empty: not launched yet."""
+    """Where the backups lie and what may be lost with their owners; empty: it does not run."""
     saved: SavedReport | None
     """None: nothing is saved, or no agent says so."""
+    kept: str
+    """What is left of its state; empty: it runs, or was never launched."""
     incident_count: int
     open_incident: IncidentSummary | None
     incidents: list[IncidentSummary]
@@ -111,7 +116,8 @@ async def _line(control: Control, run: JobRun) -> JobLine:
         state = await control.state(run.name)
     described = await describe_all(control, state.machines) if state else {}
     progress = _progress(run.name, described)
-    ettr = await _ettr(control, run.name, None)
+    launched = state is None or state.launched
+    ettr = await _ettr(control, run.name, None) if launched else None
     return JobLine(
         name=run.name,
         status=state.status if state and run.status in ("running", "completed") else run.status,
@@ -119,7 +125,7 @@ async def _line(control: Control, run: JobRun) -> JobLine:
         step=progress.step,
         loss=progress.loss,
         saved=_saved(run.name, described),
-        generation=state.generation if state else None,
+        generation=state.generation if state and launched else None,
         machines=state.spec.machines if state else None,
         ranks=state.spec.topology().world_size if state else None,
         incidents=state.incident_count if state else None,
@@ -141,7 +147,7 @@ async def job_report(control: Control, job: str) -> JobReport:
     described = await describe_all(control, state.machines)
     progress = _progress(job, described)
     step, loss = progress.step, progress.loss
-    if step is None and not run.running:
+    if step is None and not run.running and state.launched:
         step, loss = await last_step(control.agents, job, state.machines)
     topology = state.spec.topology()
     still_open = [one for one in state.incidents if not one.resolution] if run.running else []
@@ -150,6 +156,7 @@ async def job_report(control: Control, job: str) -> JobReport:
         name=job,
         status=run.status if ended else state.status,
         outcome=state.outcome or (f"{run.status} from outside" if ended else ""),
+        launched=state.launched,
         started=run.started,
         ended=run.closed,
         script=state.spec.script,
@@ -158,15 +165,16 @@ async def job_report(control: Control, job: str) -> JobReport:
         tp=topology.tp,
         pp=topology.pp,
         dp=topology.dp,
-        generation=state.generation,
+        generation=state.generation if state.launched else 0,
         step=step,
         loss=loss,
-        ettr=await _ettr(control, job, None),
+        ettr=await _ettr(control, job, None) if state.launched else None,
         ettr_last_hour=await _ettr(control, job, 3600.0) if run.running else None,
         machines=[_machine(job, machine, described[machine.name]) for machine in state.machines],
         silent=list(progress.silent),
-        backups=state.backups,
+        backups=state.backups if run.running else "",
         saved=_saved(job, described),
+        kept=await kept(control, state) if state.launched and not run.running else "",
         incident_count=state.incident_count,
         open_incident=still_open[-1] if still_open else None,
         incidents=state.incidents[-LAST_INCIDENTS:],

@@ -48,12 +48,18 @@ def job_facts(report: JobReport) -> list[tuple[str, str]]:
         ("status", f"{report.status}{': ' + report.outcome if report.outcome else ''}"),
         ("script", " ".join([report.script, *report.args])),
         ("size", f"{report.world_size} ranks: tp {report.tp}, pp {report.pp}, dp {report.dp}"),
-        ("step", f"{_number(report.step)}, loss {text.loss(report.loss)}, generation {report.generation}"),
-        ("ETTR", f"{text.ratio(report.ettr)}{hour}"),
-        ("started", f"{text.moment(report.started)}, ran {text.duration(_ran(report.started, report.ended))}"),
     ]
+    if report.launched:
+        facts += [
+            ("step", f"{_number(report.step)}, loss {text.loss(report.loss)}, generation {report.generation}"),
+            ("ETTR", f"{text.ratio(report.ettr)}{hour}"),
+        ]
+    took = f", ran {text.duration(_ran(report.started, report.ended))}" if report.launched else ""
+    facts.append(("started", f"{text.moment(report.started)}{took}"))
     if report.saved:
         facts += saved_lines(report.saved)
+    if report.kept:
+        facts.append(("kept", report.kept))
     if report.backups:
         facts.append(("backups", report.backups))
     if report.silent:
@@ -67,9 +73,9 @@ def job_facts(report: JobReport) -> list[tuple[str, str]]:
     return facts
 
 
-def machine_rows(machines: Sequence[MachineStatus]) -> list[tuple[str, str]]:
-    """Each machine with its ranks and their pids."""
-    return [(machine.name, _ranks(machine)) for machine in machines]
+def machine_rows(machines: Sequence[MachineStatus], *, ended: bool = False) -> list[tuple[str, str]]:
+    """Each machine with its ranks and their pids; of a job that has ended those where something is left."""
+    return [(machine.name, _ranks(machine)) for machine in machines if machine.ranks or not ended]
 
 
 def _ranks(machine: MachineStatus) -> str:
