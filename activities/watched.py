@@ -148,7 +148,7 @@ class Watched:
                 backup_step=one.rank.saved.backup_step,
                 named=one.rank.saved.backup_named,
                 whole=one.rank.saved.backup_whole,
-                stride=one.rank.saved.backup_stride,
+                calm=one.rank.saved.backup_calm,
                 failing=one.rank.saved.backup_problem != "",
             )
             for one in self._of(generation)

@@ -6,8 +6,11 @@ acted upon.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.align import FREE
+from everstep.slot_format import EMPTY, Pin
 
 
 def told(state: pb.SavedState, request: pb.AlignRequest) -> None:
@@ -15,23 +18,54 @@ def told(state: pb.SavedState, request: pb.AlignRequest) -> None:
 
     A step that is backed up is kept until it is settled; one that is not may
     give way to a later one. A step that was saved already is not adopted: its
-    slot may be gone before it is reserved.
+    slot may be gone before it is reserved. What is whole without this rank, since
+    it backed up on its own at that time, is not for it.
     """
     settled = request.settled >= state.backup_named
     if request.named == FREE:
         if settled:
             state.backup_named = state.backup_whole = 0
         return
-    if state.backup_named != FREE:
-        state.backup_whole = max(state.backup_whole, request.whole)
+    if state.backup_named != FREE and request.whole >= (state.backup_whole or state.backup_named):
+        state.backup_whole = request.whole
     if (settled or pending(state)) and 0 <= state.own_step < request.named > state.backup_named:
+        if state.backup_named == FREE:
+            state.backup_calm = 0
         state.backup_named = request.named
-        state.backup_whole = max(state.backup_whole, request.whole)
 
 
 def pending(state: pb.SavedState) -> int:
     """The named step that is to be backed up; 0: none, it is done or each machine is free."""
     return state.backup_named if state.backup_step < state.backup_named else FREE
+
+
+def kept(state: pb.SavedState, step: int, every: int) -> None:
+    """The peer has a step; ``every`` is ``backup_every_steps``."""
+    state.backup_step = step
+    if step == state.backup_named:
+        state.backup_calm = state.backup_calm + 1 if state.own_step - step < every else 0
+
+
+def pins(state: pb.SavedState, sending: int, sent: int) -> list[tuple[Pin, int]]:
+    """What the rank's saves should spare, in the order in which it is pinned: a kill in between must promise nothing.
+
+    Args:
+        state: The rank's.
+        sending: The step that is being sent; -1: none.
+        sent: The newest that the peer has, as long as it is worth a slot; -1: none.
+    """
+    if state.backup_named == FREE:
+        return [(Pin.NAMED, EMPTY), (Pin.KEEP, sent), (Pin.BACKUP, sending)]
+    whole = state.backup_whole
+    return [(Pin.BACKUP, EMPTY if whole else sent), (Pin.KEEP, whole or EMPTY), (Pin.NAMED, state.backup_named)]
+
+
+def remember(state: pb.SavedState, pinned: Mapping[Pin, int]) -> None:
+    """What an agent that was restarted knew, from what it had pinned."""
+    state.backup_step = pinned[Pin.KEEP]
+    if pinned[Pin.NAMED] > 0:
+        state.backup_named, state.backup_whole = pinned[Pin.NAMED], max(pinned[Pin.KEEP], 0)
+        state.backup_step = max(pinned[Pin.BACKUP], pinned[Pin.KEEP])
 
 
 def lost(state: pb.SavedState, named: int) -> None:

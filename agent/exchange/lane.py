@@ -15,7 +15,7 @@ from functools import partial
 
 import structlog
 
-from agent.exchange.align import lost, pending, told
+from agent.exchange.align import kept, lost, pending, pins, remember, told
 from agent.exchange.choose import choose_step, next_stride
 from agent.exchange.limiter import Limiter
 from agent.exchange.offers import Header, Offer, as_message
@@ -160,8 +160,6 @@ class Lane:
                 self.spare(rank)
         if all(self._sent[rank] >= step for rank, step in sending.items()):
             self._stride = next_stride(self._stride, self._every, _newest(self._held()) - _newest(held))
-            for rank in due:
-                self._place.saved.update(rank, backup_stride=self._stride)
         return fine
 
     def _choose(self, held: Mapping[int, Mapping[int, SlotHeader]]) -> dict[int, SlotHeader]:
@@ -249,17 +247,17 @@ class Lane:
         self._sent[rank] = max(self._sent[rank], step)
         self._kept_at, self._let_go = time.monotonic(), False
         if not self._closing.is_set():
-            self._place.saved.update(rank, backup_step=step, backup_ns=time.time_ns(), backup_problem="")
+            self._place.saved.update(rank, backup_ns=time.time_ns(), backup_problem="")
+            self._place.saved.change(rank, partial(kept, step=step, every=self._every))
         self.spare(rank)
 
     def spare(self, rank: int) -> None:
         """Pin what the rank's saves should spare; for any thread."""
 
         def pin(reader: SlotReader) -> None:
-            state = self._state(rank)
-            reader.pin(Pin.NAMED, state.backup_named or EMPTY)
-            reader.pin(Pin.KEEP, state.backup_whole or (EMPTY if self._let_go else self._sent[rank]))
-            reader.pin(Pin.BACKUP, self._sending.get(rank, EMPTY))
+            sending, sent = self._sending.get(rank, EMPTY), EMPTY if self._let_go else self._sent[rank]
+            for why, step in pins(self._state(rank), sending, sent):
+                reader.pin(why, step)
 
         with self._lock:
             if not self._closing.is_set():
@@ -269,9 +267,8 @@ class Lane:
         """After a restart of the agent: what was named, and what all ranks have, is still pinned."""
 
         def look(reader: SlotReader) -> None:
-            if (named := reader.pinned(Pin.NAMED)) > 0:
-                whole = max(0, reader.pinned(Pin.KEEP))
-                self._place.saved.update(rank, backup_named=named, backup_whole=whole)
+            self._place.saved.change(rank, partial(remember, pinned={why: reader.pinned(why) for why in Pin}))
+            self._sent[rank] = self._state(rank).backup_step
 
         self._on_file(rank, look)
 

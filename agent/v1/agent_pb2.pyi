@@ -1538,7 +1538,7 @@ class SavedState(_message.Message):
     DISK_PROBLEM_FIELD_NUMBER: _builtins.int
     BACKUP_NAMED_FIELD_NUMBER: _builtins.int
     BACKUP_WHOLE_FIELD_NUMBER: _builtins.int
-    BACKUP_STRIDE_FIELD_NUMBER: _builtins.int
+    BACKUP_CALM_FIELD_NUMBER: _builtins.int
     own_step: _builtins.int
     own_ns: _builtins.int
     """when it was committed"""
@@ -1559,8 +1559,8 @@ class SavedState(_message.Message):
     """the newest name from an Align that it adopted; 0: it backs up on its own"""
     backup_whole: _builtins.int
     """the newest step that it was told to be whole"""
-    backup_stride: _builtins.int
-    """4: only every fourth due step could be backed up in time; 0: unknown"""
+    backup_calm: _builtins.int
+    """named steps in a row that were backed up before the next one was due"""
     def __init__(
         self,
         *,
@@ -1576,11 +1576,11 @@ class SavedState(_message.Message):
         disk_problem: _builtins.str = ...,
         backup_named: _builtins.int = ...,
         backup_whole: _builtins.int = ...,
-        backup_stride: _builtins.int = ...,
+        backup_calm: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backup_named", b"backup_named", "backup_ns", b"backup_ns", "backup_problem", b"backup_problem", "backup_step", b"backup_step", "backup_stride", b"backup_stride", "backup_whole", b"backup_whole", "disk_ns", b"disk_ns", "disk_problem", b"disk_problem", "disk_step", b"disk_step", "disk_wanted", b"disk_wanted", "own_ns", b"own_ns", "own_step", b"own_step", "remote_step", b"remote_step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backup_calm", b"backup_calm", "backup_named", b"backup_named", "backup_ns", b"backup_ns", "backup_problem", b"backup_problem", "backup_step", b"backup_step", "backup_whole", b"backup_whole", "disk_ns", b"disk_ns", "disk_problem", b"disk_problem", "disk_step", b"disk_step", "disk_wanted", b"disk_wanted", "own_ns", b"own_ns", "own_step", b"own_step", "remote_step", b"remote_step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

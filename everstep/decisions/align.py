@@ -28,7 +28,7 @@ BEHIND_S = 1.0
 LEAD_S = 1.5
 """How far ahead a named step lies: until then every machine has heard of it (ours)."""
 CALM = 3
-"""Whole steps in a row with which every machine kept up, after which each backs up on its own again (ours)."""
+"""Named steps in a row with which every machine kept up, after which each backs up on its own again (ours)."""
 GIVEN_UP_S = 15.0
 """A rank whose backups fail for so long, rather than take long, is waited for no more (ours)."""
 
@@ -49,8 +49,8 @@ class Backed:
     """The name that it adopted last; ``FREE``: it backs up on its own."""
     whole: int
     """What it was told to be whole; 0: nothing."""
-    stride: int
-    """Every how manyth due step it could keep up with; 1: all."""
+    calm: int
+    """Named steps in a row that it backed up before the next one was due."""
     failing: bool
     """Its backups do not go through at the moment."""
 
@@ -75,12 +75,9 @@ class AlignRule:
     every: int = 1
     """``backup_every_steps``."""
     _pace: Pace = field(default_factory=Pace)
-    _aligned: bool = False
     _named: int = 0
     """What was named last, whether anybody adopted it or not."""
     _whole: int = 0
-    _calm: int = 0
-    """Steps in a row that became whole while every machine kept up."""
     _behind: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Rank that is behind → its newest backup, and since when."""
     _failing: dict[int, int] = field(default_factory=dict)
@@ -99,31 +96,26 @@ class AlignRule:
             return None
         behind, given_up = self._is_behind(ranks, now_ns), self._given_up(ranks, now_ns)
         adopted = max(one.named for one in ranks)
-        self._conclude(ranks, adopted, given_up)
+        self._whole = self._conclude(ranks, adopted, given_up)
+        calm = all(one.calm >= CALM for one in ranks if one.named != FREE and one.rank not in given_up)
         if adopted > self._whole and not _missed(ranks, adopted):
-            self._aligned = True
             found = Aligned(self._whole, adopted - 1, adopted)
-        elif (self._aligned or behind) and self._calm < CALM:
-            self._aligned = True
+        elif behind or (adopted and not calm):
             if (named := self._next(ranks, newest, adopted)) is None:
                 return None
             found = Aligned(self._whole, adopted, named)
         else:
-            if self._aligned:
-                self._behind.clear()
-            self._aligned, self._named, self._whole, self._calm = False, 0, 0, 0
             found = Aligned(0, adopted, FREE)
         return None if all(_knows(one, found) for one in ranks) else found
 
-    def _conclude(self, ranks: Sequence[Backed], adopted: int, given_up: set[int]) -> None:
-        """Which step is whole."""
-        if any(one.named == FREE for one in ranks):
-            self._whole = 0  # who backs up on its own promises nothing
-            return
-        self._whole = max(self._whole, *(one.whole for one in ranks))
-        if adopted > self._whole and all(_has(one, adopted, given_up) for one in ranks):
-            self._whole = adopted
-            self._calm = self._calm + 1 if all(one.stride <= 1 for one in ranks) else 0
+    def _conclude(self, ranks: Sequence[Backed], adopted: int, given_up: set[int]) -> int:
+        """The newest whole step."""
+        if adopted and all(_has(one, adopted, given_up) for one in ranks):
+            return adopted
+        whole = max(self._whole, *(one.whole for one in ranks))
+        # Who backs up on its own promises nothing, and who did so until it adopted a later name has promised nothing.
+        kept = all(one.named != FREE and (one.whole or whole >= one.named) for one in ranks)
+        return whole if kept else 0
 
     def _next(self, ranks: Sequence[Backed], newest: int, adopted: int) -> int | None:
         """A coming step, the same until ranks have passed it; None: nobody knows yet how fast they are."""
@@ -135,10 +127,10 @@ class AlignRule:
         return self._named
 
     def _is_behind(self, ranks: Sequence[Backed], now_ns: int) -> bool:
-        """Whether some rank's backups do not fail, but take longer than steps."""
+        """Whether backups of some rank on its own do not fail, but take longer than steps."""
         for one in ranks:
             step, since_ns = self._behind.get(one.rank, (-1, now_ns))
-            if one.failing or one.own_step // self.every - one.backup_step // self.every < 2:
+            if one.failing or one.named != FREE or one.own_step // self.every - one.backup_step // self.every < 2:
                 self._behind.pop(one.rank, None)
             else:
                 self._behind[one.rank] = one.backup_step, since_ns if step == one.backup_step else now_ns
@@ -161,4 +153,4 @@ def _missed(ranks: Sequence[Backed], step: int) -> bool:
 
 
 def _knows(one: Backed, aligned: Aligned) -> bool:
-    return (one.named, one.whole) == (aligned.named, aligned.whole)
+    return one.named == aligned.named and one.whole >= aligned.whole

@@ -20,8 +20,9 @@ class Pace:
     _looks: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=SPEED_OF))
 
     def look(self, now_ns: int, newest: int) -> None:
-        """So many steps are completed by whoever is furthest."""
-        self._looks.append((now_ns, newest))
+        """So many steps are completed by whoever is furthest; negative: nobody knows yet."""
+        if newest >= 0:
+            self._looks.append((now_ns, newest))
 
     def step_s(self) -> float | None:
         """Mean time of a step over the last looks; None before one was completed."""

@@ -16,7 +16,7 @@ class Job:
     def __init__(self, *, every: int = 1) -> None:
         self.rule = AlignRule(2, every)
         self.tick = 0
-        self.ranks = [Backed(rank, 0, 0, named=FREE, whole=0, stride=1, failing=False) for rank in (0, 1)]
+        self.ranks = [Backed(rank, 0, 0, named=FREE, whole=0, calm=0, failing=False) for rank in (0, 1)]
         self.keeps_up = [True, True]
 
     def set(self, rank: int, **fields: Any) -> None:
@@ -119,12 +119,15 @@ def test_a_new_watcher_goes_on_from_what_ranks_say() -> None:
     assert told == Aligned(whole=first.named, settled=second.named - 1, named=second.named)
 
 
-def test_a_name_of_a_rank_that_went_on_alone_holds_up_nobody() -> None:
-    job = Job()
-    for _ in range(10):
-        job.look()
-    job.set(1, named=4)  # what its agent had pinned when it died
-    assert job.look() == Aligned(whole=0, settled=4, named=FREE)
+def test_what_a_rank_was_told_counts_for_those_only_that_adopted_a_name_since() -> None:
+    job, first = aligned()
+    job.adopt(first)
+    job.back_up(first)
+    second = job.until_told()
+    job.adopt(second, 0)
+    job.rule = AlignRule(2)
+    job.set(1, named=first.named + 1, whole=0)  # it was on its own when the first step became whole
+    assert job.look() == Aligned(0, second.named - 1, second.named)
 
 
 def test_machines_are_free_again_when_all_keep_up_for_a_while() -> None:
@@ -133,20 +136,26 @@ def test_machines_are_free_again_when_all_keep_up_for_a_while() -> None:
         assert told.named != FREE
         job.adopt(told)
         job.back_up(told)
+        for rank in (0, 1):
+            job.set(rank, calm=job.ranks[rank].calm + 1)
         told = job.until_told()
-    assert told == Aligned(whole=0, settled=job.ranks[0].named, named=FREE)
-    for rank in (0, 1):
-        job.set(rank, named=FREE, whole=0)
+    free = Aligned(whole=0, settled=job.ranks[0].named, named=FREE)
+    assert told == free
+    job.set(0, named=FREE, whole=0)
+    job.keeps_up = [True, False]
+    assert AlignRule(2).observe(job.ranks, 0) == free, "another watcher says the same"
+    assert job.look() == free
+    job.set(1, named=FREE, whole=0)
     job.keeps_up = [True, True]
     assert [job.look() for _ in range(10)] == [None] * 10
 
 
 def test_machines_stay_aligned_while_one_is_slow() -> None:
     job, told = aligned()
-    job.set(1, stride=2)
     for _ in range(3 * CALM):
         job.adopt(told)
         job.back_up(told)
+        job.set(0, calm=job.ranks[0].calm + 1)
         told = job.until_told()
         assert told.named != FREE
 
