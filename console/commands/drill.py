@@ -49,14 +49,16 @@ def drill(  # noqa: PLR0917 - one parameter for each option
     ] = None,
     config: Annotated[Path | None, typer.Option(help="A job file; options win.")] = None,
     repeat: Annotated[int, typer.Option(min=1, help="So many runs on one cluster; then median, p90, maximum.")] = 1,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave the cluster up, and say where.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the cluster up: its incidents can be read.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object; with --repeat also runs and summary.")
     ] = False,
 ) -> None:
     """Run a job, inject a real fault, judge the recovery.
 
-    The job runs on a local cluster of its own, which is torn down afterwards.
+    The job runs on a local cluster of its own, which is torn down afterwards,
+    and its ledger with it: the incident can be read later only with --keep,
+    which ends with the commands for it.
     The same job then runs without the fault: the losses of all steps must be
     equal bit for bit. Nothing may be left behind, and no rank may ever have two
     copies. In a script's arguments `{run}` stands for a folder that each run has
@@ -72,7 +74,7 @@ def drill(  # noqa: PLR0917 - one parameter for each option
 
         everstep drill kill-rank --rank 1 --rank 6 --repeat 10
 
-        everstep drill kill-group --kind pp --index 0
+        everstep drill kill-group --kind pp --index 0 --keep
 
         everstep drill flip-bit --where backup --rank 5
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
+from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
@@ -14,6 +16,8 @@ from console.drill.judge import summary
 from console.drill.result import DrillResult
 
 PIPE_COLUMNS = 160
+SHOWN = 3
+"""Incidents of which each gets a command."""
 SOURCES = {"own memory": "their own memory", "backup": "backups", "disk": "disk", "remote": "remote storage"}
 
 
@@ -64,6 +68,23 @@ def results(runs: list[DrillResult]) -> None:
         _runs(out, runs)
     for run in runs if len(runs) == 1 else [run for run in runs if not run.ok]:
         _report(out, run)
+    for line in afterwards(runs):
+        out.print(f"  {escape(line)}", soft_wrap=True)
+
+
+def afterwards(runs: list[DrillResult]) -> list[str]:
+    """How to read the incidents now: exact commands where the cluster was left, else what it takes."""
+    incidents = [one for run in runs for one in run.incidents]
+    cluster = next((run.cluster for run in runs if run.cluster), "")
+    if not cluster:
+        return ["the incident went with the cluster: --keep leaves it up to be read"] if incidents else []
+    home = Path(cluster)  # <EVERSTEP_HOME>/clusters/<name>
+    prefix, option = f"EVERSTEP_HOME={shlex.quote(str(home.parent.parent))} everstep", f"--cluster {home.name}"
+    return [
+        *(f"read it    {prefix} incident {one} {option}" for one in incidents[:SHOWN]),
+        *([f"all        {prefix} incidents {option}"] if len(incidents) > SHOWN else []),
+        f"end it     {prefix} down {option} --purge",
+    ]
 
 
 def _report(out: Console, run: DrillResult) -> None:
