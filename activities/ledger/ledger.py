@@ -187,7 +187,7 @@ class Ledger:
             _fill(connection, IncidentEvents, key | {"position": position}, row)
 
     def incident_closed(self, id: str, report: IncidentReport, *, closed_ns: int) -> None:
-        """Close an incident with its report."""
+        """Close an incident with its report; what it was in the end replaces the symptom that was seen first."""
         learned = {
             "closed_ns": closed_ns,
             "resolution": _clean(report.resolution),
@@ -199,7 +199,11 @@ class Ledger:
             "recovered": report.recovered,
             "report": _json(report),
         }
-        self._incident(id, learned)
+        with self._writing(incident_parts(id)[0]) as connection:
+            key = _fill_incident(connection, id, learned)
+            if report.failures:  # what a watcher saw first was perhaps a consequence only
+                row = (Incidents.run == key["run"]) & (Incidents.number == key["number"])
+                connection.execute(update(Incidents).where(row).values(symptom=str(report.failures[0].symptom)))
 
     def _incident(self, id: str, learned: dict[str, Any]) -> None:
         with self._writing(incident_parts(id)[0]) as connection:
