@@ -64,6 +64,7 @@ class CheckpointsService(ServiceParts):
             runner = self.present(request.job)
             check_restore(request)
             async with runner.lock:
+                runner.check_present()
                 living = {rank.rank for rank in runner.record.living()} & {shard.rank for shard in request.shards}
                 if living:
                     raise AgentError(f"rank {min(living)} still lives and writes its slots: stop it first")

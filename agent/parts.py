@@ -20,7 +20,7 @@ from agent.records import JobRecord
 from agent.requests import Command, RequestMemory
 from agent.runner import JobRunner
 from agent.v1 import agent_pb2_grpc
-from everstep.errors import AgentError, ConfigError, EverstepError, Fenced
+from everstep.errors import ConfigError, EverstepError, Fenced
 from everstep.job import JOB_NAME
 from everstep.run_id import is_older
 
@@ -120,8 +120,7 @@ class ServiceParts(agent_pb2_grpc.AgentServicer):
         runner = self.runners.get(job)
         if runner is None:
             raise UnknownJob(f"{job} is not prepared on {self.host.machine}: call Prepare first")
-        if runner.record.released:  # a late attempt must not bring it back
-            raise AgentError(f"{job} is over on {self.host.machine}: its memory was given back")
+        runner.check_present()  # a late attempt must not bring it back
         return runner
 
     def new_runner(self, job: str, run: str) -> JobRunner:

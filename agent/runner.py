@@ -433,7 +433,17 @@ class JobRunner:
         """Write the record."""
         self.record.save(self.folder)
 
+    def check_present(self) -> None:
+        """Refuse to go on; for commands that waited for the lock, and the job ended meanwhile.
+
+        Raises:
+            AgentError: the job is over here.
+        """
+        if self.record.released:
+            raise AgentError(f"{self.record.job} is over on {self.host.machine}: its memory was given back")
+
     def _check_fence(self, generation: int) -> None:
+        self.check_present()
         if generation < 1:
             raise ConfigError(f"generation is {generation}; generations start at 1")
         if generation <= self.record.fenced:

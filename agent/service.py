@@ -147,6 +147,7 @@ class AgentService(CheckpointsService):
         async def carry_out() -> pb.PrepareReply:
             runner = self.new_runner(request.job, request.run)
             async with runner.lock:
+                runner.check_present()
                 record = runner.record
                 reused = runner.server is not None and not runner.server.lost
                 wanted = (request.python, dict(request.env))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from pathlib import Path
@@ -316,6 +317,33 @@ async def test_release_gives_everything_back_and_keeps_the_logs(agent: RunningAg
     assert {rank.pid for rank in (await job.launch()).ranks}.isdisjoint(rank.pid for rank in ranks)
     await job.release()
     assert Path(log).parent.exists()
+
+
+async def test_commands_that_waited_while_the_job_ended_start_and_write_nothing(agent: RunningAgent) -> None:
+    deaf = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('deaf', flush=True)\n"
+    job = await prepared(agent, deaf + SLEEP, ranks=1)
+    await job.launch()
+    await job.entered()
+    log = agent.state / "jobs" / job.name / "logs" / "rank-0.out"
+    await until(lambda: b"deaf" in log.read_bytes(), "it hears no SIGTERM")
+    stopping = asyncio.create_task(job.stop(grace_s=1.0))
+    await asyncio.sleep(0.2)
+    releasing = asyncio.create_task(job.release())
+    await asyncio.sleep(0.2)
+    late = (
+        job.launch(2, "late"),
+        agent.client.prepare(pb.PrepareRequest(request_id="late", job=job.name), timeout_s=60),
+        agent.client.restore(pb.RestoreRequest(request_id="late", job=job.name), timeout_s=60),
+    )
+
+    answers = await asyncio.gather(*late, return_exceptions=True)
+
+    await asyncio.gather(stopping, releasing)
+    for answer in answers:
+        assert isinstance(answer, AgentError)
+        assert "is over on" in str(answer)
+    assert job.name not in {one.job for one in (await agent.client.describe()).jobs}
+    assert not (agent.shm / job.name).exists()
 
 
 async def test_a_rank_may_start_cuda_and_has_torch_at_once(agent: RunningAgent) -> None:
