@@ -257,3 +257,55 @@ async def test_a_machine_says_what_room_it_has(agents: list[RunningAgent]) -> No
     assert room.shm_free > 0
     assert room.memory_available > 0
     assert room.disk_free > 0
+
+
+async def test_aligned_machines_back_up_what_is_named_and_keep_it_until_all_have_the_next(
+    agents: list[RunningAgent], tmp_path: Path
+) -> None:
+    async with job_on(agents[:2], tmp_path) as job:
+        job.options |= {"slots": 4}
+        await job.launch(pause=0.02)
+
+        async def align(named: int, *, whole: int = 0, settled: int = 0, generation: int = 1) -> None:
+            for agent in job.agents:
+                await agent.client.align(
+                    pb.AlignRequest(job=job.job, generation=generation, whole=whole, settled=settled, named=named)
+                )
+
+        async def coming() -> int:
+            return (await job.until(0, lambda rank: rank.saved.backup_step > 0, "it backs up")).saved.own_step + 40
+
+        async def has(step: int) -> None:
+            for index in (0, 1):
+                seen = await job.until(
+                    index, lambda rank: rank.saved.own_step > step + 10 and rank.saved.backup_step >= step, "it has"
+                )
+                assert (seen.saved.backup_step, seen.saved.backup_named) == (step, step), "and nothing later"
+
+        await align(1_000_000, generation=2)  # of another generation: it means nothing
+        await align(await coming())
+        await align(10_000)
+        await align(0, settled=10_000)
+        await job.until(0, lambda rank: rank.saved.backup_step >= rank.saved.own_step - 1, "it is free again")
+        first = await coming()
+        await align(first)
+        await has(first)
+        await align(first + 10, settled=first - 1)
+        await has(first)
+        second = await coming()
+        await align(second, whole=first, settled=first)
+        await align(first + 20, settled=first - 1)  # late
+        await has(second)
+        for index in (0, 1):
+            job.agents[index].kill()
+            await job.agents[index].start()
+        await has(second)
+
+        third = await coming()
+        await align(third, settled=second)  # some other machine passed the second, which is therefore never whole
+        await has(third)
+        replies = await job.stop(1)
+        for index, reply in enumerate(replies):
+            own, backup = steps(reply, OWN, index), steps(reply, BACKUP, 1 - index)
+            assert {first, third} <= set(own), "what was whole last, and what may be next"
+            assert backup == [first, third]
