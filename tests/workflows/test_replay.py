@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from temporalio import workflow
 from temporalio.client import WorkflowHistory
-from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.worker import Replayer
 
+from activities.payloads import DATA_CONVERTER
 from workflows.registry import WORKFLOWS, sandbox
 
 HISTORIES = sorted((Path(__file__).parent.parent / "histories").glob("*.json"))
@@ -30,7 +30,7 @@ def test_there_are_histories_of_both_workflows() -> None:
 
 @pytest.mark.parametrize("path", HISTORIES, ids=lambda path: path.stem)
 async def test_a_stored_history_replays(path: Path) -> None:
-    replayer = Replayer(workflows=WORKFLOWS, data_converter=pydantic_data_converter, workflow_runner=sandbox())
+    replayer = Replayer(workflows=WORKFLOWS, data_converter=DATA_CONVERTER, workflow_runner=sandbox())
 
     await replayer.replay_workflow(load(path))
 
@@ -45,7 +45,7 @@ class OtherIncident:
 
 
 async def test_a_changed_workflow_does_not_replay() -> None:
-    replayer = Replayer(workflows=[OtherIncident], data_converter=pydantic_data_converter)
+    replayer = Replayer(workflows=[OtherIncident], data_converter=DATA_CONVERTER)
     path = next(path for path in HISTORIES if path.name.startswith("incident"))
 
     with pytest.raises(workflow.NondeterminismError):
