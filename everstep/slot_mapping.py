@@ -183,6 +183,8 @@ class SlotMapping:
         Raises:
             CheckpointError: the file system has no room.
         """
+        if self._allocated[index] >= stop and not present:
+            return  # and waits for nobody: the copying thread may be busy with another slot
         with self._memory:
             stop = min(stop, PAGE + self.capacity)
             done, at = self._allocated[index], self._slot_at(index)

@@ -259,3 +259,24 @@ def test_sigkill_in_the_middle_of_saves(folder: Path, attempt: int) -> None:
     payload = SlotFile(path).load(max(steps))
     assert set(payload.tensors) == {max(steps) % 251}
     assert payload.structure == b"step %d" % max(steps)
+
+
+def test_a_slot_is_verified_up_to_where_it_is_copied_and_to_its_end(folder: Path) -> None:
+    file = SlotFile(folder / "c", slots=2)
+    save(file, 1, 10_000)
+    raw = (folder / "c").read_bytes()
+    seen: list[int] = []
+
+    def ends() -> Iterator[int]:
+        for end in (3000, 2000, 7000, 7000, 9_999_999):
+            seen.append(end)
+            yield end
+
+    file.verify(1, ends())
+    assert seen == [3000, 2000, 7000, 7000, 9_999_999]
+    for at in (0, 2999, 3000, 6999, 7000, 9999):
+        damaged = bytearray(raw)
+        damaged[2 * PAGE + at] ^= 1
+        (folder / "d").write_bytes(damaged)
+        with pytest.raises(CorruptCheckpoint, match="do not match their checksum"):
+            SlotFile(folder / "d").verify(1, iter((3000, 2000, 7000)))

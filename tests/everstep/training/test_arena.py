@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterable
 
 import pytest
+import torch
 
 from everstep.errors import CorruptCheckpoint
 from everstep.structure import TensorSpec
@@ -77,3 +78,47 @@ def test_a_slot_without_tensors() -> None:
     arena = Arena(memoryview(bytearray()), consume)
     arena.start()
     arena.finish()
+
+
+def test_each_piece_is_there_before_it_may_be_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
+    go = threading.Event()
+    monkeypatch.setattr(module, "populate", lambda *_: go.wait(30))
+    monkeypatch.setattr(module, "WORTH", 1)
+    source = bytearray(index % 251 for index in range(100_000))
+    ends: list[int] = []
+    made: list[torch.Tensor] = []
+
+    def verify(given: Iterable[int]) -> None:
+        for end in given:  # the other thread waits for its pages meanwhile
+            assert bytes(made[0][:end].tolist()) == source[:end]
+            ends.append(end)
+            if end == 50_000:
+                go.set()
+
+    arena = Arena(memoryview(source), verify)
+    made.append(arena.tensor(spec(0, 100_000)))
+    arena.start()
+    arena.finish()
+    assert ends[:50] == list(range(1000, 51_000, 1000))
+    assert bytes(made[0].tolist()) == source
+
+
+def test_an_error_of_the_helping_thread_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> bool:
+        raise MemoryError("no pages")
+
+    monkeypatch.setattr(module, "populate", broken)
+    monkeypatch.setattr(module, "WORTH", 1)
+    arena = Arena(memoryview(bytearray(5000)), consume)
+    arena.tensor(spec(0, 5000))
+    arena.start()
+    with pytest.raises(MemoryError, match="no pages"):
+        arena.finish()
+
+
+def test_pages_are_asked_for_where_they_lie_together() -> None:
+    memory, at = 1 << 30, (1 << 30) + 500_000
+    here = [(0, memory, 100_000), (100_032, memory + 100_032, 100_000), (300_000, memory + 300_000, 100)]
+    elsewhere = [(500_000, at + 7, 100_000), (600_000, at + 100_007, 50)]
+    assert list(module._runs([*here, *elsewhere], memory)) == [(0, 200_032, True), (500_000, 600_050, False)]
+    assert list(module._runs([], memory)) == []

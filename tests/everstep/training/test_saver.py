@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -441,3 +442,42 @@ def test_two_slots_and_the_switch_turn_the_overlap_off(start_rank: Any, shm: Pat
         in_this_thread = "everstep saves" not in {thread.name for thread in threading.enumerate()}
         assert in_this_thread == expected
         checkpoint.close()
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_slots_are_made_ready_between_saves(make: Callable[..., Checkpoint], shm: Path, overlap: bool) -> None:
+    training = Training()
+    checkpoint = make(training.things, overlap=overlap)
+    training.backward()
+    training.first.step()
+    path, deadline = shm / "c", time.monotonic() + 30
+    checkpoint.save(1)
+    checkpoint.wait()
+    if overlap:  # by the copying thread; without one each save sees to its own slot
+        while path.stat().st_blocks * 512 < path.stat().st_size:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    for step in (2, 3):
+        checkpoint.save(step)
+        checkpoint.wait()
+    assert path.stat().st_blocks * 512 == path.stat().st_size
+
+
+def test_want_of_room_ends_neither_the_thread_nor_a_save_that_has_its_slot(
+    make: Callable[..., Checkpoint], shm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = Training()
+    checkpoint = make(training.things)
+    real, full = os.posix_fallocate, threading.Event()
+
+    def fallocate(descriptor: int, offset: int, length: int) -> None:
+        if full.is_set() and threading.current_thread() is not threading.main_thread():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(descriptor, offset, length)
+
+    full.set()
+    monkeypatch.setattr(os, "posix_fallocate", fallocate)
+    for step in (1, 2, 3, 4):
+        checkpoint.save(step)
+        checkpoint.wait()
+    assert sorted(slot.completed_steps for slot in held(shm / "c") if slot.valid) == [2, 3, 4]
