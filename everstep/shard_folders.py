@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from everstep.errors import CheckpointError
+from everstep.run_id import is_older
 from everstep.shard_file import open_shard, verify_shard
 from everstep.shard_manifest import Manifest, Summary, data_name, read_manifest, read_summary
 from everstep.shard_output import sync_folder
@@ -119,7 +120,9 @@ def held_in(folder: Path, step: int, rank: int, *, verify: bool = False) -> OnDi
     )
 
 
-def prune(root: Path, job: str, keep: int, ranks: Collection[int], *, spare: Collection[int] = ()) -> list[int]:
+def prune(
+    root: Path, job: str, keep: int, ranks: Collection[int], *, spare: Collection[int] = (), run: str = ""
+) -> list[int]:
     """Delete what is older than the last ``keep`` steps of which every one of some ranks is there and whole.
 
     What other ranks have of the deleted steps goes too: without these ranks it
@@ -131,6 +134,8 @@ def prune(root: Path, job: str, keep: int, ranks: Collection[int], *, spare: Col
         keep: How many of them are kept.
         ranks: Those that must be there.
         spare: Steps that are not deleted, whatever comes.
+        run: Which run of the job's name asks. Ranks of another one may live on beside it, in a folder that both share:
+            their steps do not count as kept, and steps of a newer run are not deleted.
 
     Returns:
         The steps that were deleted.
@@ -141,11 +146,15 @@ def prune(root: Path, job: str, keep: int, ranks: Collection[int], *, spare: Col
     whole = [
         step
         for step, folder in folders.items()
-        if ranks and all(held_in(folder, step, rank).valid for rank in sorted(ranks))
+        if ranks and all(_counts(held_in(folder, step, rank), run) for rank in sorted(ranks))
     ]
     if len(whole) < keep:
         return []
-    old = [step for step in folders if step < whole[-keep] and step not in spare]
+    old = [
+        step
+        for step, folder in folders.items()
+        if step < whole[-keep] and step not in spare and not _is_newer(folder, step, run)
+    ]
     for step in old:
         _delete(folders[step])
     return old
@@ -199,6 +208,15 @@ def set_aside(
     for _, _, path in sorted(aside)[: -keep or None]:
         _delete(path)
     return renamed
+
+
+def _counts(one: OnDisk, run: str) -> bool:
+    return one.valid and (not run or one.run in {"", run})
+
+
+def _is_newer(folder: Path, step: int, run: str) -> bool:
+    """Whether a newer run has files there."""
+    return any(is_older(run, held_in(folder, step, rank).run) for rank in _ranks(folder))
 
 
 def _ranks(folder: Path) -> list[int]:

@@ -163,7 +163,7 @@ class JobTiers:
                 return
             ranks = set(range(Topology.parse(terms.topology).world_size))
         spare = {self._kept, *({copying} if (copying := self._remote.copying) is not None else ())}
-        prune(root, self._place.job, max(terms.options.disk_keep, 1), ranks, spare=spare)
+        prune(root, self._place.job, max(terms.options.disk_keep, 1), ranks, spare=spare, run=terms.run)
 
     def _shared(self, root: Path, generation: int) -> bool:
         """Whether another machine writes there too."""

@@ -65,6 +65,17 @@ def test_damaged_steps_do_not_count_as_kept(slots: dict[int, Slot], tmp_path: Pa
     assert prune(tmp_path, "job", 2, [0]) == [10]
 
 
+def test_ranks_of_an_older_run_that_live_on_cost_the_newer_one_no_step(slots: dict[int, Slot], tmp_path: Path) -> None:
+    older, newer = "20261121-1", "20261121-2"
+    for step in (10, 20):
+        slots[step].write(tmp_path, run=newer)
+    for step in (30, 40):
+        slots[step].write(tmp_path, run=older)
+    assert prune(tmp_path, "job", 1, [0], run=older) == [30]
+    assert prune(tmp_path, "job", 1, [0], run=newer) == [10]
+    assert list(step_folders(tmp_path, "job")) == [20, 40]
+
+
 def test_a_deletion_that_was_cut_short_is_ended_by_the_next(slots: dict[int, Slot], tmp_path: Path) -> None:
     for step in (10, 20):
         slots[step].write(tmp_path)
