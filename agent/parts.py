@@ -71,14 +71,14 @@ class ServiceParts(agent_pb2_grpc.AgentServicer):
         Such remains are there when the agent was down, or failed, at the earlier run's end.
 
         Raises:
-            Fenced: the run is the older one.
+            Fenced: the run is the older one, and the newer one is not over.
         """
         async with self._turn:
             runner = self.runners.get(job)
             if runner is None or run in {"", runner.record.run}:
                 return
             theirs = runner.record.run
-            if is_older(run, theirs):
+            if is_older(run, theirs) and not runner.record.released:
                 raise Fenced(
                     f"{self.host.machine} has run {theirs} of {job}, which is newer than {run}: nothing is done for an "
                     f"older one. If {run} is the newer one, the clock of Temporal's machine was set back; wait until "
