@@ -7,6 +7,7 @@ from typing import Any
 from activities.watched import Watched
 from agent.v1 import agent_pb2 as pb
 from everstep.checkpoint_policy import CheckpointPolicy
+from everstep.decisions.align import Aligned
 from everstep.decisions.watch import Finished
 from everstep.incident import Anomaly, Symptom
 from everstep.job import JobSpec
@@ -22,7 +23,8 @@ def watched(**fields: Any) -> Watched:
     spec = JobSpec(
         name="job", script="/job.py", machines=2, checkpoint=CHECKPOINT, policy=RecoveryPolicy(stall_floor_s=30.0)
     )
-    return Watched(spec, MACHINES, **({"began_ns": 0} | fields))
+    given: dict[str, Any] = {"spec": spec, "machines": MACHINES, "began_ns": 0}
+    return Watched(**(given | fields))
 
 
 def progress(rank: int, now_ns: int, steps: int, *, generation: int = 1, **saved: int) -> pb.ProgressReply:
@@ -121,6 +123,23 @@ def test_a_step_on_disk_is_whole_when_every_rank_names_it() -> None:
     assert job.whole_on_disk() == 64
     show(job, 12 * S, 120, ranks=(0,), disk_step=96)
     assert job.whole_on_disk() == 0
+
+
+def test_machines_are_aligned_in_the_generation_that_is_behind() -> None:
+    def aligned(**more: Any) -> tuple[int, Aligned] | None:
+        job = watched(**more)
+        for second in range(1, 10):
+            show(job, second * S, second, ranks=(0,), generation=3, own_step=second, backup_step=second)
+            show(job, second * S, second, ranks=(1,), generation=3, own_step=second, backup_step=0)
+            if found := job.align(second * S):
+                return found
+        return None
+
+    found = aligned()
+    assert found is not None
+    assert found[0] == 3 and found[1].named > 2
+    alone = watched().spec.model_copy(update={"checkpoint": CHECKPOINT.model_copy(update={"backup": False})})
+    assert aligned(spec=alone) is None
 
 
 def test_ranks_that_ended_are_not_asked_for_anything() -> None:

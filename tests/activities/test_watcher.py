@@ -43,6 +43,7 @@ class SpokenAgent(agent_pb2_grpc.AgentServicer):
         """Job → its rank on this machine."""
         self.asked_to_persist: list[int] = []
         self.told_whole: list[int] = []
+        self.aligned: list[pb.AlignRequest] = []
         self.silent = False
 
     def exited(self, job: str, generation: int, rank: int, end: pb.Exit, *, finished: bool) -> None:
@@ -82,6 +83,10 @@ class SpokenAgent(agent_pb2_grpc.AgentServicer):
         if self.silent:
             await asyncio.sleep(600)
         return pb.PersistReply()
+
+    async def Align(self, request: pb.AlignRequest, context: Any) -> pb.AlignReply:  # noqa: N802
+        self.aligned.append(request)
+        return pb.AlignReply()
 
     async def Acknowledge(self, request: pb.AcknowledgeRequest, context: Any) -> pb.AcknowledgeReply:  # noqa: N802
         self.acknowledged = max(self.acknowledged, request.up_to_sequence)
@@ -202,6 +207,23 @@ async def test_every_machine_is_asked_for_a_step_on_disk_though_one_of_them_hang
 
     [first], [second] = (agent.asked_to_persist for agent in place.agents)
     assert first == second > steps
+    await job.signal(JobWorkflow.stop, {"operator": "test"})
+    await job.result()
+
+
+async def test_machines_are_aligned_when_one_is_behind_with_its_backups(place: Place) -> None:
+    job = await place.start("behind", 2)
+    steps = 0
+    while not all(agent.aligned for agent in place.agents):
+        steps += 1
+        for rank, agent in enumerate(place.agents):
+            agent.shown["behind"] = stepping(rank, steps, own_step=steps, backup_step=0 if rank else steps)
+        await asyncio.sleep(0.1)
+
+    [first, second] = (agent.aligned[0] for agent in place.agents)
+    assert first == second
+    assert (first.job, first.generation, first.whole, first.settled) == ("behind", 1, 0, 0)
+    assert first.named > steps
     await job.signal(JobWorkflow.stop, {"operator": "test"})
     await job.result()
 

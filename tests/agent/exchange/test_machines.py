@@ -273,12 +273,12 @@ async def test_aligned_machines_back_up_what_is_named_and_keep_it_until_all_have
                 )
 
         async def coming() -> int:
-            return (await job.until(0, lambda rank: rank.saved.backup_step > 0, "it backs up")).saved.own_step + 40
+            return (await job.until(0, lambda rank: rank.saved.backup_step > 0, "it backs up")).saved.own_step + 25
 
         async def has(step: int) -> None:
             for index in (0, 1):
                 seen = await job.until(
-                    index, lambda rank: rank.saved.own_step > step + 10 and rank.saved.backup_step >= step, "it has"
+                    index, lambda rank: rank.saved.own_step > step + 3 and rank.saved.backup_step >= step, "it has"
                 )
                 assert (seen.saved.backup_step, seen.saved.backup_named) == (step, step), "and nothing later"
 
