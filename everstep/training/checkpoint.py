@@ -134,7 +134,6 @@ class Checkpoint:
         if self._file is None or self._saver is None:
             return
         file = self._file
-        self._saver.prepare({tensor.device for tensor in self._tensors()})
         payload = file.load(completed_steps, verify=False)
         arena = Arena(payload.tensors, lambda ends: file.verify(completed_steps, ends))
         try:
@@ -145,6 +144,7 @@ class Checkpoint:
                 raise
             raise CorruptCheckpoint(f"{file.path}: the state's structure cannot be read: {error}") from error
         arena.start()
+        self._saver.pin(payload.tensors, {tensor.device for tensor in self._tensors()})
         arena.finish()
         self._take_over(tree, completed_steps, str(file.path))
         file.discard_after(completed_steps)

@@ -1,9 +1,11 @@
 """Tensors of a GPU into a slot, beside the GPU's other work.
 
 Copies run on a stream of their own, behind the end of the step and before the
-next ``optimizer.step``; the host only gives the orders. The file's mapping is
-registered with CUDA once: copies into memory that is not pinned would be slow
-and would not run beside anything.
+next ``optimizer.step``; the host only gives the orders. The memory of a slot is
+registered with CUDA when the slot is used first: copies into memory that is not
+pinned would be slow and would not run beside anything. Slot by slot, because
+pinning takes a while for each GB, and a restart needs one slot to restore from
+and one for its first save.
 
 Tensors that forward may change are not copied aside on the device first: the
 next forward waits for their copy. They are few and small (buffers), a second
@@ -16,7 +18,6 @@ Not run on a GPU yet.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,39 +28,41 @@ PORTABLE = 1
 """cudaHostRegisterPortable: pinned for all devices of the process."""
 
 
-class PinnedRegion:
-    """A mapping that is registered with CUDA.
+class PinnedMemory:
+    """Pieces of a mapping that are registered with CUDA, each from its first use until the mapping goes."""
 
-    Args:
-        region: Gives address and length of what is mapped now.
-    """
+    def __init__(self) -> None:
+        self._pieces: dict[int, tuple[int, bool]] = {}
+        """Address → length, and whether CUDA took it."""
 
-    def __init__(self, region: Callable[[], tuple[int, int]]) -> None:
-        self._region = region
-        self._mapped = 0
-        self._pinned = False
+    def pin(self, address: int, length: int) -> None:
+        """Register a piece unless it is; where that cannot be, its copies are slow, and a warning says so once.
 
-    def pin(self) -> None:
-        """Register what is mapped now, unless it is; if that cannot be, copies are slow, and a warning says so once."""
-        address, length = self._region()
-        if address == self._mapped or not address:
+        Args:
+            address: Of allocated memory: CUDA makes all of its pages present.
+            length: Bytes. A piece that has grown is registered anew.
+        """
+        before, pinned = self._pieces.get(address, (0, False))
+        if length <= before:
             return
-        self.unpin()
+        if pinned:
+            torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
         code = int(torch.cuda.cudart().cudaHostRegister(address, length, PORTABLE))  # type: ignore[no-untyped-call]
-        if code:
+        if code and all(known for _, known in self._pieces.values()):
             warnings.warn(
-                f"everstep: CUDA cannot pin the {length / 1e6:.0f} MB of the checkpoint file (error {code}): copies "
+                f"everstep: CUDA cannot pin {length / 1e6:.0f} MB of the checkpoint file (error {code}): copies "
                 "will be slow. Raise the limit of locked memory (ulimit -l) or use fewer slots",
                 RuntimeWarning,
                 stacklevel=2,
             )
-        self._mapped, self._pinned = address, not code
+        self._pieces[address] = length, not code
 
     def unpin(self) -> None:
-        """Undo it; to be called before the memory is unmapped."""
-        if self._pinned:
-            torch.cuda.cudart().cudaHostUnregister(self._mapped)  # type: ignore[no-untyped-call]
-        self._mapped, self._pinned = 0, False
+        """Undo it all; to be called before the memory is unmapped."""
+        for address, (_, pinned) in self._pieces.items():
+            if pinned:
+                torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
+        self._pieces.clear()
 
 
 class DeviceCopier:
@@ -67,18 +70,14 @@ class DeviceCopier:
 
     Args:
         device: Which.
-        region: The mapping to copy into.
     """
 
-    def __init__(self, device: torch.device, region: PinnedRegion) -> None:
-        self._region = region
+    def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        region.pin()
 
     def follow(self) -> None:
         """Copy behind what the current stream has to do now: the rest of the step."""
-        self._region.pin()
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
 
     def copy(self, batch: Batch, address: int) -> None:

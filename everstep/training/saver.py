@@ -17,6 +17,7 @@ and from then on everything is copied before training goes on.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import threading
 import warnings
@@ -36,7 +37,7 @@ from everstep.training.overlap import Witness
 from everstep.training.plan import HOST, Pieces, Plan
 
 if TYPE_CHECKING:
-    from everstep.training.pinned import PinnedRegion
+    from everstep.training.pinned import PinnedMemory
 
 DRAIN_S = 30.0
 """A script that leaves its loop early waits so long at most for the last save (ours)."""
@@ -48,6 +49,8 @@ class _Save:
 
     completed_steps: int
     address: int
+    size: int
+    """Bytes of its tensors."""
     plan: Plan
     witness: Witness
     copied: threading.Event = field(default_factory=threading.Event)
@@ -90,7 +93,7 @@ class Saver:
         self._plan: Plan | None = None
         self._save: _Save | None = None
         self._copiers: dict[str, Copier] = {}
-        self._pinned: PinnedRegion | None = None
+        self._pinned: PinnedMemory | None = None
         self._lock = threading.Lock()
         self._orders: SimpleQueue[_Save | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -122,11 +125,11 @@ class Saver:
                 self._copiers[device].follow()
             now = plan.now(encoded)
             if not plan.later:
-                self._file.make_present()
+                self._make_ready(address, encoded.layout.total_bytes)
             self._copy(now, address, None if plan.later else completed_steps)
             for device, _ in now:
                 self._copiers[device].hold()
-            save = _Save(completed_steps, address, plan, plan.witness())
+            save = _Save(completed_steps, address, encoded.layout.total_bytes, plan, plan.witness())
             if self._overlap:
                 self._hand_over(save)
                 return
@@ -135,9 +138,16 @@ class Saver:
             self._file.abort()
             raise
 
-    def prepare(self, devices: set[torch.device]) -> None:
-        """Pin what is mapped, if tensors of a GPU are about to come from it."""
+    def pin(self, tensors: memoryview, devices: set[torch.device]) -> None:
+        """Pin a slot from which tensors of a GPU are about to come; nothing happens where there are none.
+
+        Args:
+            tensors: Of the slot.
+            devices: Of the tensors.
+        """
         self._make_copiers({str(device) for device in devices if device.type == "cuda"})
+        if self._pinned is not None and len(tensors):
+            self._pinned.pin(ctypes.addressof(ctypes.c_char.from_buffer(tensors)), len(tensors))
 
     def settle(self) -> None:
         """Return when the last save is committed.
@@ -252,7 +262,7 @@ class Saver:
     def _finish(self, save: _Save) -> None:
         """Copy what is left, and commit."""
         if save.plan.later:
-            self._file.make_present()
+            self._make_ready(save.address, save.size)
         self._copy(save.plan.later, save.address, save.completed_steps)
         save.copied.set()
         for device in save.plan.devices:
@@ -278,20 +288,20 @@ class Saver:
             if self._midway is not None and midway is not None and index == (len(pieces) - 1) // 2:
                 self._midway(midway)
 
-    def _whole(self) -> tuple[int, int]:
-        """What is mapped, all of it allocated: pages that are pinned have to be there."""
-        while self._file.prepare():
-            pass
-        return self._file.region
+    def _make_ready(self, address: int, size: int) -> None:
+        """See to it that the large copies of a save find its slot as they need it."""
+        self._file.make_present()
+        if self._pinned is not None:
+            self._pinned.pin(address, size)
 
     def _make_copiers(self, devices: set[str]) -> None:
         for device in devices - self._copiers.keys():
             if device == HOST:
                 self._copiers[device] = HostCopier()
             else:
-                from everstep.training.pinned import DeviceCopier, PinnedRegion
+                from everstep.training.pinned import DeviceCopier, PinnedMemory
 
                 if self._pinned is None:
-                    self._pinned = PinnedRegion(self._whole)
+                    self._pinned = PinnedMemory()
                     self._file.before_unmap = self._pinned.unpin
-                self._copiers[device] = DeviceCopier(torch.device(device), self._pinned)
+                self._copiers[device] = DeviceCopier(torch.device(device))
