@@ -16,8 +16,8 @@ from temporalio.api.common.v1 import Payload
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.converter import PayloadCodec
 
-SQUEEZED_FROM = 128 * 1024
-"""Bytes from which a payload is squeezed (ours): evidence of about a hundred ranks."""
+SQUEEZED_FROM = 512 * 1024
+"""Bytes from which a payload is squeezed (ours): evidence of several hundred ranks."""
 LEVEL = 1
 """Of zlib: 9 MB take a tenth of a second."""
 ENCODING = b"binary/zlib"
