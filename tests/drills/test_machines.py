@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 import pytest
 
 from console.drill import DrillResult
-from console.drill.request import example
 
 pytestmark = [pytest.mark.drill, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
@@ -65,14 +63,8 @@ async def test_a_peer_that_hangs_slows_nothing_down(spread: DrillOf) -> None:
     assert result.pace is not None and result.lag is not None and result.lag > 1
 
 
-async def test_a_peer_that_dies_in_the_middle_of_a_backup_while_all_machines_are_far_behind(
-    spread: DrillOf, went_on: WentOn, tmp_path: Path
-) -> None:
-    job = tmp_path / "slow.toml"
-    job.write_text(
-        f"script = '{example('gpt.py')}'\nargs = ['--step-seconds', '0.1']\n[checkpoint]\nbackup_rate_mb_s = 2.0\n"
-    )
-    result = await spread("kill-peer", ranks=[3], at_step=40, steps=80, config=job)  # whose backup lies on m0
+async def test_a_peer_that_dies_in_the_middle_of_a_backup(spread: DrillOf, went_on: WentOn) -> None:
+    result = await spread("kill-peer", ranks=[3], at_step=6)  # whose backup lies on m0
     assert result.emptied == ["m3"]
-    assert result.steps_promised is not None and result.steps_promised <= 50  # what was named last, or before that
+    assert result.steps_promised is not None and result.steps_promised <= 6  # who was behind sends every other step
     went_on(result, {"own memory": 3, "backup": 1}, lost=result.steps_promised)
