@@ -68,7 +68,12 @@ async def fill_memory(scene: Scene) -> None:
     )
     procfs.send(agent, signal.SIGSTOP)  # before their first save, so that no backup gets in before
     try:
-        await scene.until(lambda: all(map(scene.stored.own_steps, ranks)), START_LIMIT_S, "nothing was saved")
+        slots = [memory_of(scene) / scene.spec.name / f"checkpoint-{rank}" for rank in ranks]
+        await scene.until(
+            lambda: all(map(scene.stored.own_steps, ranks)) and all(map(_allocated, slots)),
+            START_LIMIT_S,
+            "nothing was saved, or not all slots were allocated",
+        )
         # The next generation's reports still fit, as they do where a machine is only nearly full; a backup does not.
         mounts.shrink(memory_of(scene), SPARE + REPORTS * len(ranks))
         scene.mark("shm-full")
@@ -79,6 +84,12 @@ async def fill_memory(scene: Scene) -> None:
     every = scene.spec.checkpoint.disk_every_steps
     await scene.settled(step, backups=False, disk=step - step % every)
     await scene.strike(exact=True)
+
+
+def _allocated(path: Path) -> bool:
+    """Whether a checkpoint file has memory for all of its slots; the rank sees to it after its first save."""
+    found = path.stat()
+    return found.st_blocks * 512 >= found.st_size
 
 
 async def fill_disk(scene: Scene) -> None:
