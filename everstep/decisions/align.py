@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from everstep.decisions.pace import Pace, steps_ahead
 
 BEHIND_S = 1.0
-"""Machines are aligned when one has not got through with a backup for so long while two later ones were due (ours)."""
+"""Machines are aligned when one has been behind for so long by two steps that were due, or more (ours)."""
 LEAD_S = 1.5
 """How far ahead a named step lies: until then every machine has heard of it (ours)."""
 CALM = 3
@@ -78,8 +78,8 @@ class AlignRule:
     _named: int = 0
     """What was named last, whether anybody adopted it or not."""
     _whole: int = 0
-    _behind: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Rank that is behind → its newest backup, and since when."""
+    _behind: dict[int, int] = field(default_factory=dict)
+    """Rank that is behind → since when."""
     _failing: dict[int, int] = field(default_factory=dict)
     """Rank → since when its backups fail."""
 
@@ -129,12 +129,11 @@ class AlignRule:
     def _is_behind(self, ranks: Sequence[Backed], now_ns: int) -> bool:
         """Whether backups of some rank on its own do not fail, but take longer than steps."""
         for one in ranks:
-            step, since_ns = self._behind.get(one.rank, (-1, now_ns))
             if one.failing or one.named != FREE or one.own_step // self.every - one.backup_step // self.every < 2:
                 self._behind.pop(one.rank, None)
             else:
-                self._behind[one.rank] = one.backup_step, since_ns if step == one.backup_step else now_ns
-        return any(now_ns - since_ns >= BEHIND_S * 1e9 for _, since_ns in self._behind.values())
+                self._behind.setdefault(one.rank, now_ns)
+        return any(now_ns - since_ns >= BEHIND_S * 1e9 for since_ns in self._behind.values())
 
     def _given_up(self, ranks: Sequence[Backed], now_ns: int) -> set[int]:
         self._failing = {one.rank: self._failing.get(one.rank, now_ns) for one in ranks if one.failing}
