@@ -13,6 +13,7 @@ import json
 import os
 import signal
 import time
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,8 @@ def load_plan() -> tuple[Path, list[dict[str, Any]]] | None:
 def claim(plan: Path, fault: Fault, **details: Any) -> bool:
     """Mark a fault as fired, with details for the judge; False when it has fired already."""
     marker = plan.with_name(f"{plan.name}.{fault['id']}")
-    temporary = plan.with_name(f"{plan.name}.{fault['id']}.{os.getpid()}.new")
+    # Of this call alone: several threads of a worker may meet a fault at once, and the marker is the file it links to.
+    temporary = plan.with_name(f"{plan.name}.{fault['id']}.{uuid.uuid4().hex}.new")
     temporary.write_text(json.dumps({"time_ns": time.time_ns(), "pid": os.getpid(), **details}))
     try:
         # link() is atomic and refuses an existing name: the marker is never seen empty.

@@ -8,12 +8,13 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
 
 from everstep import environment
-from everstep.faults import RankFaults, fired, load_plan
+from everstep.faults import RankFaults, claim, fired, load_plan
 
 RANK = """
 import sys
@@ -84,6 +85,21 @@ def test_many_claimants_one_winner(tmp_path: Path) -> None:
         codes = sorted(code for code, *_ in all_at_once.map(run_rank, [path] * 6))
     assert codes == [-signal.SIGKILL, 0, 0, 0, 0, 0]
     assert {file.name for file in tmp_path.iterdir()} >= {"plan.json", "plan.json.f0"}
+
+
+def test_threads_of_one_process_may_meet_a_fault_at_once(tmp_path: Path) -> None:
+    path, together = tmp_path / "plan.json", Barrier(4, timeout=20)
+
+    def meet(number: int) -> int:
+        won = 0
+        for index in range(60):
+            together.wait()
+            won += claim(path, {"id": f"f{index}"}, place="x" * number * 100)  # of different lengths
+        return won
+
+    with ThreadPoolExecutor(4) as threads:
+        assert sum(threads.map(meet, range(4))) == 60
+    assert all(fired(path, {"id": f"f{index}"}) for index in range(60))
 
 
 def test_without_a_plan_nothing_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
