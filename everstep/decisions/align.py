@@ -27,6 +27,10 @@ BEHIND_S = 1.0
 """Machines are aligned when one has been behind for so long by two steps that were due, or more (ours)."""
 LEAD_S = 1.5
 """How far ahead a named step lies: until then every machine has heard of it (ours)."""
+MOST_LEAD_S = 12.0
+"""Where messages take longer, or steps grow shorter, each name that comes too late doubles the lead, to this (ours)."""
+EASE = 0.9
+"""The lead after each step that is whole, as a part of the one before, down to ``LEAD_S`` again (ours)."""
 CALM = 3
 """Named steps in a row with which every machine kept up, after which each backs up on its own again (ours)."""
 GIVEN_UP_S = 15.0
@@ -77,6 +81,7 @@ class AlignRule:
     _pace: Pace = field(default_factory=Pace)
     _named: int = 0
     """What was named last, whether anybody adopted it or not."""
+    _lead_s: float = LEAD_S
     _whole: int = 0
     _behind: dict[int, int] = field(default_factory=dict)
     """Rank that is behind → since when."""
@@ -96,7 +101,9 @@ class AlignRule:
             return None
         behind, given_up = self._is_behind(ranks, now_ns), self._given_up(ranks, now_ns)
         adopted = max(one.named for one in ranks)
-        self._whole = self._conclude(ranks, adopted, given_up)
+        before, self._whole = self._whole, self._conclude(ranks, adopted, given_up)
+        if self._whole > before:
+            self._lead_s = max(EASE * self._lead_s, LEAD_S)
         calm = all(one.calm >= CALM for one in ranks if one.named != FREE and one.rank not in given_up)
         if adopted > self._whole and not _missed(ranks, adopted):
             found = Aligned(self._whole, adopted - 1, adopted)
@@ -122,18 +129,25 @@ class AlignRule:
         step_s = self._pace.step_s()
         if step_s is None:
             return None
-        if self._named <= adopted or _missed(ranks, self._named):
-            self._named = newest + steps_ahead(LEAD_S, step_s)
+        late = _missed(ranks, self._named)
+        if late:
+            self._lead_s = min(2 * self._lead_s, MOST_LEAD_S)
+        if self._named <= adopted or late:
+            self._named = newest + steps_ahead(self._lead_s, step_s)
         return self._named
 
     def _is_behind(self, ranks: Sequence[Backed], now_ns: int) -> bool:
         """Whether backups of some rank on its own do not fail, but take longer than steps."""
         for one in ranks:
-            if one.failing or one.named != FREE or one.own_step // self.every - one.backup_step // self.every < 2:
+            if one.failing or one.named != FREE or self._late(one) < 2:
                 self._behind.pop(one.rank, None)
             else:
                 self._behind.setdefault(one.rank, now_ns)
         return any(now_ns - since_ns >= BEHIND_S * 1e9 for since_ns in self._behind.values())
+
+    def _late(self, one: Backed) -> int:
+        """Steps that were due and are not at the peer; there is none before the first."""
+        return one.own_step // self.every - max(one.backup_step, 0) // self.every
 
     def _given_up(self, ranks: Sequence[Backed], now_ns: int) -> set[int]:
         self._failing = {one.rank: self._failing.get(one.rank, now_ns) for one in ranks if one.failing}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from functools import partial
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -159,3 +160,16 @@ def test_three_slots_do_not_suffice(slots: int) -> None:
     else:
         with pytest.raises(AssertionError, match="was whole"):
             job.run(400)
+
+
+@pytest.mark.parametrize("delay", [10, 15, 30])
+def test_names_lie_further_ahead_where_messages_take_long(delay: int) -> None:
+    """Each of them takes so long at least: with the same lead always, every name would come too late."""
+    job = Job([lambda: 1, lambda: 1, lambda: 40], pace=2)
+    job.delay = delay
+    with patch.object(job.random, "randint", lambda _, most: most):
+        job.run(600)
+        first = job.whole
+        job.run(600)
+    assert first > 100
+    assert job.whole > first + 200

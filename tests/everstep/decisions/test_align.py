@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from everstep.decisions.align import BEHIND_S, CALM, FREE, GIVEN_UP_S, Aligned, AlignRule, Backed
+from everstep.decisions.align import BEHIND_S, CALM, FREE, GIVEN_UP_S, MOST_LEAD_S, Aligned, AlignRule, Backed
 
 TICK_S = 0.5
 
@@ -185,3 +185,33 @@ def test_nothing_is_concluded_from_a_part_of_the_ranks() -> None:
     assert job.rule.observe(job.ranks, 10**12) is None
     assert job.rule.observe(job.ranks[:1], 10**12) is None
     assert first.named
+
+
+def test_the_first_step_alone_is_not_two_that_are_late() -> None:
+    """The first backup waits for memory at the peer."""
+    job, told = Job(), []
+    for tick in range(10):
+        for rank in (0, 1):
+            job.set(rank, own_step=min(tick, 1), backup_step=-1)
+        told.append(job.rule.observe(job.ranks, tick * 10**9))
+    assert told == [None] * 10
+
+
+def test_a_name_that_came_too_late_is_followed_by_one_further_ahead() -> None:
+    job, first = aligned()
+    ahead = first.named - job.ranks[0].own_step
+    leads = []
+    for _ in range(6):
+        job.keeps_up = [False, False]
+        named = first.named
+        while (found := job.look()) is None or found.named == named:
+            pass
+        first = found
+        leads.append(first.named - job.ranks[0].own_step)
+    assert ahead < leads[0] < leads[1]
+    assert leads[-1] in {MOST_LEAD_S, MOST_LEAD_S + 1}, "in steps of about a second; not ever further"
+    for _ in range(40):
+        job.adopt(first)
+        job.back_up(first)
+        first = job.until_told()
+    assert first.named - job.ranks[0].own_step == ahead
