@@ -102,10 +102,8 @@ class SlotFile(SlotMapping):
         index = self._least_needed()
         if whole:
             self._extend(index, PAGE + self.capacity)  # raises while the slot is as it was
-        mapped, at = self._mapped(), self._slot_at(index)
-        I64.pack_into(mapped, at, EMPTY)
-        SLOT.pack_into(mapped, at, EMPTY, self.generation, SAVING, tensor_bytes, structure_bytes, 0, 0)
-        self._steps[index] = EMPTY
+        at = self._slot_at(index)
+        self._clear(index, SLOT.pack(EMPTY, self.generation, SAVING, tensor_bytes, structure_bytes, 0, 0))
         self._saving = (index, tensor_bytes, structure_bytes)
         return at
 
@@ -197,7 +195,7 @@ class SlotFile(SlotMapping):
         )
         mapped[at + 8 : at + SLOT.size] = header[8:]
         U64.pack_into(mapped, at + SLOT.size, xxhash.xxh3_64_intdigest(header))
-        I64.pack_into(mapped, at, completed_steps)  # one aligned store: from here on the slot counts
+        mapped[at : at + I64.size] = header[: I64.size]  # one aligned store: from here on the slot counts
         self._steps[index] = completed_steps
         self._saving = None
 
@@ -217,8 +215,13 @@ class SlotFile(SlotMapping):
             self._forget(self._steps.index(completed_steps))
 
     def _forget(self, index: int) -> None:
-        I64.pack_into(self._mapped(), self._slot_at(index), EMPTY)
-        SLOT.pack_into(self._mapped(), self._slot_at(index), EMPTY, 0, UNUSED, 0, 0, 0, 0)
+        self._clear(index, SLOT.pack(EMPTY, 0, UNUSED, 0, 0, 0, 0))
+
+    def _clear(self, index: int, header: bytes) -> None:
+        """Let a slot count no more; ``pack_into`` would show step 0 for a moment, and a kill in it a damaged header."""
+        mapped, at = self._mapped(), self._slot_at(index)
+        mapped[at : at + I64.size] = header[: I64.size]
+        mapped[at + I64.size : at + SLOT.size] = header[I64.size :]
         self._steps[index] = EMPTY
 
     def _least_needed(self) -> int:

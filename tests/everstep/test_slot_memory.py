@@ -224,3 +224,34 @@ def test_pages_are_made_present_and_keep_what_they_hold(folder: Path) -> None:
     assert bytes(file.load(7).tensors) == b"\7" * 300_000
     file.close()
     assert not populate(address, length, WRITE), "nothing is mapped there any more"
+
+
+SAVES = """
+import sys
+from pathlib import Path
+from everstep.slots import SlotFile
+file = SlotFile(Path(sys.argv[1]), slots=2)
+for step in range(1, 1_000_000):
+    file.begin(b"", 0)
+    file.commit(step)
+    if step % 3 == 0:
+        file.forget(step)
+"""
+
+
+def test_at_no_moment_does_a_slot_say_that_it_is_of_step_0(folder: Path) -> None:
+    """A kill just then would leave a header that looks damaged."""
+    path = folder / "c"
+    saving = subprocess.Popen([sys.executable, "-c", SAVES, str(path)])
+    try:
+        while not path.exists():
+            assert saving.poll() is None
+        descriptor = os.open(path, os.O_RDONLY)
+        slots = [PAGE, PAGE + (os.fstat(descriptor).st_size - PAGE) // 2]
+        seen = {os.pread(descriptor, 8, at) for _ in range(150_000) for at in slots}
+        os.close(descriptor)
+    finally:
+        saving.kill()
+        saving.wait()
+    assert len(seen) > 5, "it saves meanwhile"
+    assert bytes(8) not in seen
