@@ -50,12 +50,8 @@ class CheckpointsService(ServiceParts):
         except ConfigError as error:
             await context.abort(status_of(error), str(error))
             raise
-        looks = [
-            asyncio.ensure_future(asyncio.to_thread(check))
-            for check in storage.checks(request.job, request.disk_path, request.remote_url)
-        ]
-        done = (await asyncio.wait(looks, timeout=storage.PATIENCE_S))[0] if looks else set()
-        return pb.CheckStorageReply(problems=[text for look in looks if look in done and (text := look.result())])
+        looks = storage.checks(request.job, request.disk_path, request.remote_url)
+        return pb.CheckStorageReply(problems=await storage.problems(looks))
 
     async def Restore(self, request: pb.RestoreRequest, context: Context) -> pb.RestoreReply:  # noqa: N802
         """Bring copies into own slots, verified."""

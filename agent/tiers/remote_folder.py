@@ -98,12 +98,16 @@ class RemoteFolder:
             raise
 
     def probe(self, name: str) -> None:
-        """Write a small file beside the job's folder, and remove it; raises what the driver raises.
+        """Write a small file where the job's go, and remove it; raises what the driver raises.
+
+        Beside the job's folder where it may have to be made first; in it where there are no folders, since rights may
+        be given for what begins with its name only.
 
         Raises:
             FileNotFoundError: the URL is a folder of a file system that is not there, or a bucket that does not exist.
         """
-        place = f"{self._root.rpartition('/')[0]}/{name}{PART}"
+        folder = self._root.rpartition("/")[0] if self._moves else self._root
+        place = f"{folder}/{name}{PART}"
         self._files.pipe_file(place, b"everstep")
         self._files.rm_file(place)
 

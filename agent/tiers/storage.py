@@ -7,18 +7,28 @@ when the first step is due: not being able to test is not a fault.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import errno
 import os
 import tempfile
+import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import structlog
 
 from agent.tiers.remote_folder import RemoteFolder
 from everstep.errors import ConfigError
 
+logger = structlog.get_logger()
+
 PATIENCE_S = 10.0
 """Storage that does not answer within this time is not judged (ours)."""
 _BLOCK = 4096
+_PASSING = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EINTR, errno.EHOSTDOWN, errno.EHOSTUNREACH}
+"""What a share says whose server is away for a moment."""
 
 
 def checks(job: str, disk_path: str, remote_url: str) -> list[Callable[[], str]]:
@@ -29,6 +39,31 @@ def checks(job: str, disk_path: str, remote_url: str) -> list[Callable[[], str]]
     if remote_url:
         found.append(lambda: remote_problem(remote_url, job))
     return found
+
+
+async def problems(looks: Sequence[Callable[[], str]]) -> list[str]:
+    """What looks at storage find; those that hang are not waited for.
+
+    Each has a thread of its own that the agent's end does not wait for: were they in the pool of the event loop, a few
+    that hang would keep every Stop waiting.
+    """
+    loop = asyncio.get_running_loop()
+
+    def look(work: Callable[[], str], found: asyncio.Future[str]) -> None:
+        try:
+            said = work()
+        except Exception as error:  # whatever it is, it is no answer
+            logger.warning("storage cannot be looked at", reason=str(error))
+            said = ""
+        with contextlib.suppress(RuntimeError):  # the agent has ended meanwhile
+            loop.call_soon_threadsafe(found.set_result, said)
+
+    futures = [loop.create_future() for _ in looks]
+    for work, found in zip(looks, futures, strict=True):
+        threading.Thread(target=look, args=(work, found), name="look at storage", daemon=True).start()
+    if futures:
+        await asyncio.wait(futures, timeout=PATIENCE_S)
+    return [said for one in futures if one.done() and (said := one.result())]
 
 
 def disk_problem(root: Path, job: str) -> str:
@@ -43,6 +78,8 @@ def disk_problem(root: Path, job: str) -> str:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
+        if error.errno in _PASSING:
+            return ""
         return f"{said} cannot be written to: {error.strerror or error}"
     return ""
 

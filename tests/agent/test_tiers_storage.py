@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -89,9 +92,50 @@ async def test_an_agent_says_what_it_cannot_write(tmp_path: Path) -> None:
 
 async def test_storage_that_hangs_is_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     hanging = threading.Event()
+
+    def broken() -> str:
+        raise RuntimeError("a driver of its own kind")
+
+    looks = [lambda: str(hanging.wait(30)), lambda: "full", broken]
     monkeypatch.setattr(storage, "PATIENCE_S", 0.1)
-    monkeypatch.setattr(storage, "checks", lambda *_: [lambda: str(hanging.wait(30)), lambda: "full"])
+    monkeypatch.setattr(storage, "checks", lambda *_: looks)
     asked: Any = CheckpointsService.CheckStorage(object(), pb.CheckStorageRequest(job="gpt"), object())  # type: ignore[arg-type]
     reply = await asked
-    hanging.set()
     assert list(reply.problems) == ["full"]
+    hanging.set()
+
+
+async def test_looks_that_hang_take_no_thread_from_anything_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    hanging = threading.Event()
+    monkeypatch.setattr(storage, "PATIENCE_S", 0.1)
+    try:
+        assert await storage.problems([lambda: str(hanging.wait(60))] * 64) == []
+        async with asyncio.timeout(30):
+            assert await asyncio.to_thread(lambda: "free") == "free"
+    finally:
+        hanging.set()
+
+
+@pytest.mark.parametrize(("number", "refused"), [(errno.ESTALE, False), (errno.EIO, False), (errno.EROFS, True)])
+def test_a_share_whose_server_is_away_is_not_judged(
+    number: int, refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    assert bool(disk_problem(tmp_path, "gpt")) == refused
+
+
+def test_on_object_storage_a_right_to_the_job_s_own_names_suffices() -> None:
+    class Strict(MemoryFileSystem):  # type: ignore[misc]
+        protocol = "strict"
+
+        def pipe_file(self, path: str, *args: object, **kwargs: object) -> None:
+            if "/runs/gpt/" not in path:
+                raise PermissionError("AccessDenied")
+            super().pipe_file(path, *args, **kwargs)
+
+    register_implementation("strict", Strict, clobber=True)
+    assert remote_problem("strict://bucket/runs", "gpt") == ""
+    assert "AccessDenied" in remote_problem("strict://bucket/runs", "bert")
