@@ -73,6 +73,9 @@ class ServiceParts(agent_pb2_grpc.AgentServicer):
         Raises:
             Fenced: the run is the older one, and the newer one is not over.
         """
+        known = self.runners.get(job)
+        if known is None or (run in {"", known.record.run} and not known.record.released):
+            return  # and waits for no other job, whose ranks may take long to end
         async with self._turn:
             runner = self.runners.get(job)
             if runner is None or run in {"", runner.record.run}:
