@@ -29,10 +29,10 @@ class SavedStates:
                 setattr(state, name, value)
 
     def own(self, rank: int, step: int, saved_ns: int) -> None:
-        """A slot was committed; what was committed before it does not count."""
+        """A slot was committed; what was committed before it does not count, whatever the clock did meanwhile."""
         with self._lock:
             state = self._states.setdefault(rank, pb.SavedState(**NONE))
-            if saved_ns >= state.own_ns:
+            if saved_ns >= state.own_ns or step > state.own_step:
                 state.own_step, state.own_ns = step, saved_ns
 
     def change(self, rank: int, how: Callable[[pb.SavedState], None]) -> None:
