@@ -88,6 +88,7 @@ class _Part:
             if self.done:
                 self.give_up()
                 raise ConnectionError(f"step {request.step} of rank {request.rank} was saved anew: begin anew")
+            self._let_go()  # of an attempt that ended before its first byte
             self._view = self._into.receive(header, whole=False)
             self._ahead = Ahead(self._into, header.payload_bytes)
             self._header, self._digest = header, xxhash.xxh3_64(seed=header.completed_steps)
