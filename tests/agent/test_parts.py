@@ -6,21 +6,23 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from agent.parts import ServiceParts
+import pytest
+
+from agent.service import AgentService
 
 OLDER, NEWER = "20261121-100000.000-aaaaaaaa", "20261121-110000.000-bbbbbbbb"
 
 
-async def test_jobs_do_not_wait_while_another_ones_remains_are_thrown_away() -> None:
-    service = ServiceParts(SimpleNamespace(machine="m1"), SimpleNamespace())  # type: ignore[arg-type]
+async def test_jobs_do_not_wait_while_another_ones_remains_are_thrown_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    service = AgentService(SimpleNamespace(machine="m1"), SimpleNamespace())  # type: ignore[arg-type]
     ends = asyncio.Event()
 
     async def release(_: Any) -> int:
         await ends.wait()  # a rank that is hard to kill
         return 0
 
-    service.release = release  # type: ignore[method-assign]
-    service.new_runner = lambda job, run: None  # type: ignore[method-assign,assignment,return-value]
+    monkeypatch.setattr(service, "release", release)
+    monkeypatch.setattr(service, "new_runner", lambda *_: None)
     for job, run in (("remains", OLDER), ("trains", NEWER)):
         service.runners[job] = SimpleNamespace(record=SimpleNamespace(run=run, released=False))  # type: ignore[assignment]
     turning = asyncio.create_task(service._turn_to("remains", NEWER))
