@@ -86,15 +86,16 @@ def disk_problem(root: Path, job: str) -> str:
 
 def remote_problem(url: str, job: str) -> str:
     """Why no checkpoint can be copied to remote storage; empty: it can, or nobody knows now."""
+    name = f"probe-{uuid.uuid4().hex}"
     try:
-        RemoteFolder(url, job).probe(f"probe-{uuid.uuid4().hex}")
+        RemoteFolder(url, job).probe(name)
     except ConfigError as error:
         return str(error)
     except Exception as error:  # whatever a driver raises
+        said = str(error).replace(name, "probe") or type(error).__name__  # the same from every machine
         # Drivers have no common error for missing credentials; all that we know name them in the class.
         if isinstance(error, FileNotFoundError):
-            return f"remote_url {url} does not exist: make the folder or bucket first, or mount it ({error})"
+            return f"remote_url {url} does not exist: make the folder or bucket first, or mount it ({said})"
         if isinstance(error, PermissionError) or "Credential" in type(error).__name__:
-            said = str(error) or type(error).__name__
             return f"remote_url {url} cannot be written to: {said}. The agents need credentials for it"
     return ""

@@ -139,3 +139,9 @@ def test_on_object_storage_a_right_to_the_job_s_own_names_suffices() -> None:
     register_implementation("strict", Strict, clobber=True)
     assert remote_problem("strict://bucket/runs", "gpt") == ""
     assert "AccessDenied" in remote_problem("strict://bucket/runs", "bert")
+
+
+def test_machines_with_the_same_problem_say_the_same(tmp_path: Path) -> None:
+    """Else a person is told it as often as there are machines."""
+    said = {remote_problem(f"file://{tmp_path}/none", "gpt") for _ in range(3)}
+    assert len(said) == 1
