@@ -60,7 +60,7 @@ def throughput(quick: bool) -> Part:
         for ranks, backup in ((1, True), (1, False), (2, True))
     ]
     asyncio.run(checkpoint_throughput.measure(cases, blocks=3 if quick else 16, steps=steps))
-    rows = [row for case in cases for row in case.rows(steps)]
+    rows = [row for case in cases for row in case.rows()]
     return Part(rows, [case.note() for case in cases], [asdict(case) for case in cases])
 
 

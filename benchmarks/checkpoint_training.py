@@ -3,8 +3,8 @@
     everstep's agent runs it:  checkpoint_training.py FOLDER MEGABYTES CALLS BLOCKS STEPS
 
 A block without saves lies within one body of ``run.steps``, so that the loop is one that a user could have. Steps
-that still carry something of the block before are not counted. Writes the seconds of every block to
-``FOLDER/blocks-<rank>.json``.
+that still carry something of the block before are not counted. Writes the seconds of every step, block by block, and
+the CPU seconds of the blocks to ``FOLDER/blocks-<rank>.json``.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -35,30 +36,37 @@ def main() -> None:
     state = run.checkpoint(model=work.model, optimizer=work.optimizer)
     loss = torch.zeros(1)
 
-    def train(count: int) -> None:
-        for _ in range(count):
-            work.compute()
-            dist.all_reduce(loss)
-            work.update()
+    def train() -> float:
+        work.compute()
+        dist.all_reduce(loss)
+        work.update()
+        return time.perf_counter()
 
-    found: dict[str, list[float]] = {"with": [], "without": [], "cpu with": [], "cpu without": []}
+    def seconds(stamps: list[float]) -> list[float]:
+        return [after - before for before, after in pairwise(stamps)]
+
+    with_s: list[list[float]] = []
+    without_s: list[list[float]] = []
+    cpu = {"with": 0.0, "without": 0.0}
     length = CALM + steps
-    began = used = 0.0
+    stamps: list[float] = []
+    used = 0.0
     for step in run.steps(blocks * length, state):
         at = step % length
         if at == 0:
-            train(CALM)
-            began, used = time.perf_counter(), time.process_time()
-            train(steps)
-            found["without"].append(time.perf_counter() - began)
-            found["cpu without"].append(time.process_time() - used)
-        train(1)
+            stamps = [train() for _ in range(CALM)][-1:]
+            used = time.process_time()
+            without_s.append(seconds(stamps + [train() for _ in range(steps)]))
+            cpu["without"] += time.process_time() - used
+        train()
         run.report(step, loss=1.0)
         if at == CALM - 1:
-            began, used = time.perf_counter(), time.process_time()
-        elif at == length - 1:
-            found["with"].append(time.perf_counter() - began)
-            found["cpu with"].append(time.process_time() - used)
+            stamps, used = [], time.process_time()
+        stamps.append(time.perf_counter())
+        if at == length - 1:
+            with_s.append(seconds(stamps))
+            cpu["with"] += time.process_time() - used
+    found = {"with": with_s, "without": without_s, "cpu": cpu}
     Path(folder, f"blocks-{run.rank}.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
