@@ -23,6 +23,7 @@ from agent.exchange.put import Fate, Outcome, put
 from agent.exchange.wire import Wire
 from agent.terms import Place, Terms
 from agent.v1 import agent_pb2 as pb
+from everstep.bulk import yield_the_core
 from everstep.decisions.align import FREE
 from everstep.errors import AgentError, CorruptCheckpoint
 from everstep.slot_format import EMPTY, Pin, SlotHeader
@@ -113,6 +114,7 @@ class Lane:
             self._thread.join(JOIN_S)
 
     def _run(self) -> None:
+        yield_the_core()
         retry_s = FIRST_RETRY_S
         while True:
             self._due.wait()

@@ -27,6 +27,7 @@ from agent.exchange.wire import (
     prepare,
     session_key,
 )
+from everstep.bulk import yield_the_core
 from everstep.errors import CheckpointError, CorruptCheckpoint, Fenced
 from everstep.slot_reader import SlotReader
 
@@ -114,6 +115,7 @@ class DataPort:
             ).start()
 
     def _serve(self, connection: socket.socket, peer: str) -> None:
+        yield_the_core()
         try:
             with contextlib.suppress(OSError, Fenced):  # it broke, or was cut: whoever needs it makes a new one
                 self._converse(connection)

@@ -22,6 +22,7 @@ import structlog
 from agent.terms import Place, Terms
 from agent.tiers.background import Gate, yield_the_disk
 from agent.tiers.due import choose_step, stride_after
+from everstep.bulk import yield_the_core
 from everstep.errors import CorruptCheckpoint, EverstepError
 from everstep.shard_file import write_shard
 from everstep.shard_folders import step_folder
@@ -207,6 +208,7 @@ class DiskWriter:
     # The thread.
 
     def _run(self) -> None:
+        yield_the_core()
         yield_the_disk()
         while True:
             with self._changed:

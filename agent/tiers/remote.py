@@ -20,6 +20,7 @@ from agent.tiers.background import Gate, Interrupted, yield_the_disk
 from agent.tiers.listing import ABANDONED, step_name, steps_in
 from agent.tiers.opened import Opened
 from agent.tiers.remote_folder import RemoteFolder
+from everstep.bulk import yield_the_core
 from everstep.errors import CheckpointError
 from everstep.shard_folders import held_on_disk, step_folder
 from everstep.shard_manifest import data_name, manifest_name, parse_summary
@@ -100,6 +101,7 @@ class RemoteCopier:
             thread.join(CLOSE_PATIENCE_S)
 
     def _run(self) -> None:
+        yield_the_core()
         yield_the_disk()
         failures = 0
         while True:

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from everstep.bulk import yield_the_core
 from everstep.errors import CheckpointError
 from everstep.slots import SlotFile
 from everstep.training.bell import Bell
@@ -240,6 +241,7 @@ class Saver:
     # The copying thread.
 
     def _serve(self) -> None:
+        yield_the_core()
         while (save := self._next()) is not None:
             try:
                 self._finish(save)

@@ -481,3 +481,16 @@ def test_want_of_room_ends_neither_the_thread_nor_a_save_that_has_its_slot(
         checkpoint.save(step)
         checkpoint.wait()
     assert sorted(slot.completed_steps for slot in held(shm / "c") if slot.valid) == [2, 3, 4]
+
+
+def test_the_copying_thread_pushes_no_step_aside(shm: Path) -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters())
+    checkpoint = Checkpoint({"model": model, "optimizer": optimizer}, SlotFile(shm / "c"), overlap=True)
+    before = set(threading.enumerate())
+    checkpoint.save(1)
+    checkpoint.wait()
+    (copying,) = set(threading.enumerate()) - before
+    assert copying.native_id is not None
+    assert os.sched_getscheduler(copying.native_id) == os.SCHED_BATCH
+    checkpoint.close()
