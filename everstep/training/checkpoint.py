@@ -22,6 +22,7 @@ from everstep.topology import Topology
 from everstep.training.arena import Arena
 from everstep.training.bell import Bell
 from everstep.training.codec import decode, encode
+from everstep.training.cuda import Cuda
 from everstep.training.layout import Layout, view_of
 from everstep.training.rng import RandomState
 from everstep.training.room import check_room
@@ -69,6 +70,7 @@ class Checkpoint:
         overlap: bool = False,
         bell: Bell | None = None,
         faults: RankFaults | None = None,
+        cuda: Cuda | None = None,
     ) -> None:
         for name, thing in things.items():
             if not isinstance(thing, Stateful):
@@ -81,7 +83,7 @@ class Checkpoint:
         self._saver: Saver | None = None
         if file is not None:
             midway = None if faults is None else lambda completed_steps: faults.meet("save", completed_steps - 1)
-            self._saver = Saver(file, overlap=overlap, bell=bell, midway=midway)
+            self._saver = Saver(file, overlap=overlap, bell=bell, midway=midway, cuda=cuda)
 
     @property
     def active(self) -> bool:

@@ -84,6 +84,9 @@ class Batch:
 class Copier(Protocol):
     """Copies batches of one kind of memory."""
 
+    def enter_thread(self) -> None:
+        """To be called first by a thread, other than the script's, that is going to use it."""
+
     def follow(self) -> None:
         """Copy what comes after the work that this thread has given to the device so far."""
 
@@ -102,6 +105,9 @@ class Copier(Protocol):
 
 class HostCopier:
     """Copies from the host's memory, at once: there is nothing to hold or to wait for."""
+
+    def enter_thread(self) -> None:
+        """Nothing to do."""
 
     def follow(self) -> None:
         """Nothing to do."""

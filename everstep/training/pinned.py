@@ -12,26 +12,34 @@ next forward waits for their copy. They are few and small (buffers), a second
 copy would take memory of the device, which is what is short, and for many of
 them it would not be faster than the bus.
 
-Not run on a GPU yet.
+Not run on a GPU yet: ``cuda.py`` has the calls, and what stands for them where there is none.
 """
 
 from __future__ import annotations
 
+import threading
 import warnings
-from typing import Any
+from collections.abc import Callable
 
 import torch
 
 from everstep.training.copier import Batch
-
-PORTABLE = 1
-"""cudaHostRegisterPortable: pinned for all devices of the process."""
+from everstep.training.cuda import Cuda
 
 
 class PinnedMemory:
-    """Pieces of a mapping that are registered with CUDA, each from its first use until the mapping goes."""
+    """Pieces of a mapping that are registered with CUDA, each from its first use until the mapping goes.
 
-    def __init__(self) -> None:
+    CUDA is told by a thread of its own: what it cannot pin leaves an error behind for the thread that asked, and in
+    the script's thread the next kernel launch would raise that.
+
+    Args:
+        cuda: CUDA.
+        device: Of the tensors. Memory is pinned for all devices, but the call makes a context on the current one.
+    """
+
+    def __init__(self, cuda: Cuda, device: torch.device) -> None:
+        self._cuda, self._device = cuda, device
         self._pieces: dict[int, tuple[int, bool]] = {}
         """Address → length, and whether CUDA took it."""
 
@@ -45,9 +53,13 @@ class PinnedMemory:
         before, pinned = self._pieces.get(address, (0, False))
         if length <= before:
             return
-        if pinned:
-            torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
-        code = int(torch.cuda.cudart().cudaHostRegister(address, length, PORTABLE))  # type: ignore[no-untyped-call]
+
+        def register() -> int:
+            if pinned:
+                self._cuda.unregister(address)
+            return self._cuda.register(address, length)
+
+        code = self._apart(register)
         if code and all(known for _, known in self._pieces.values()):
             warnings.warn(
                 f"everstep: CUDA cannot pin {length / 1e6:.0f} MB of the checkpoint file (error {code}): copies "
@@ -59,44 +71,74 @@ class PinnedMemory:
 
     def unpin(self) -> None:
         """Undo it all; to be called before the memory is unmapped."""
-        for address, (_, pinned) in self._pieces.items():
-            if pinned:
-                torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
+        taken = [address for address, (_, pinned) in self._pieces.items() if pinned]
         self._pieces.clear()
+        if taken:
+            self._apart(lambda: max(self._cuda.unregister(address) for address in taken))
+
+    def _apart(self, call: Callable[[], int]) -> int:
+        """Have a thread of its own make calls, on the right device.
+
+        Returns:
+            Their error code.
+        """
+        answers: list[int | BaseException] = []
+
+        def make() -> None:
+            try:
+                self._cuda.set_device(self._device)
+                answers.append(call())
+            except BaseException as error:
+                answers.append(error)
+
+        thread = threading.Thread(target=make, name="everstep pins", daemon=True)
+        thread.start()
+        thread.join()
+        if isinstance(answers[0], BaseException):
+            raise answers[0]
+        return answers[0]
 
 
 class DeviceCopier:
-    """Copies from one GPU.
+    """Copies from one GPU; whichever is the current device of the thread that calls.
 
     Args:
-        device: Which.
+        cuda: CUDA.
+        device: Which GPU.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    def __init__(self, cuda: Cuda, device: torch.device) -> None:
+        self._cuda, self._device = cuda, device
+        with cuda.on(device):
+            self._stream = cuda.new_stream()
+
+    def enter_thread(self) -> None:
+        """Make the GPU the thread's current device."""
+        self._cuda.set_device(self._device)
 
     def follow(self) -> None:
         """Copy behind what the current stream has to do now: the rest of the step."""
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with self._cuda.on(self._device):
+            self._stream.wait_stream(self._cuda.current_stream())
 
     def copy(self, batch: Batch, address: int) -> None:
         """Order the copies of a batch."""
         places, sources = batch.pairs(address)
         if sources:
-            with torch.no_grad(), torch.cuda.stream(self._stream):
-                torch._foreach_copy_(places, sources, non_blocking=True)
+            with self._cuda.on(self._device):
+                self._cuda.copy(places, sources, self._stream)
 
     def hold(self) -> None:
         """Let the current stream wait; the host does not."""
-        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+        with self._cuda.on(self._device):
+            self._cuda.current_stream().wait_stream(self._stream)
 
     def wait(self) -> None:
-        """Return when all is copied; sleeps instead of spinning."""
-        done: Any = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-        done.record(self._stream)
-        done.synchronize()
+        """Return when all is copied."""
+        with self._cuda.on(self._device):
+            self._cuda.wait(self._stream)
 
     def close(self) -> None:
         """Wait for the copies."""
-        self._stream.synchronize()
+        with self._cuda.on(self._device):
+            self._stream.synchronize()

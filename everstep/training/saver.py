@@ -34,6 +34,7 @@ from everstep.slots import SlotFile
 from everstep.training.bell import Bell
 from everstep.training.codec import Encoded
 from everstep.training.copier import Copier, HostCopier
+from everstep.training.cuda import Cuda, TorchCuda
 from everstep.training.overlap import Witness
 from everstep.training.plan import HOST, Pieces, Plan
 
@@ -75,6 +76,7 @@ class Saver:
             returns when all is committed.
         bell: Rung after each commit.
         midway: Called when about half of a save is copied, with the number of completed steps; for drills.
+        cuda: CUDA; None: torch's.
     """
 
     def __init__(
@@ -84,8 +86,10 @@ class Saver:
         overlap: bool = False,
         bell: Bell | None = None,
         midway: Callable[[int], None] | None = None,
+        cuda: Cuda | None = None,
     ) -> None:
         self._file = file
+        self._cuda: Cuda = cuda or TorchCuda()
         self._overlap = overlap
         self._bell = bell or Bell(None)
         self._midway = midway
@@ -242,6 +246,8 @@ class Saver:
 
     def _serve(self) -> None:
         yield_the_core()
+        for copier in tuple(self._copiers.values()):
+            copier.enter_thread()
         while (save := self._next()) is not None:
             try:
                 self._finish(save)
@@ -303,7 +309,8 @@ class Saver:
             else:
                 from everstep.training.pinned import DeviceCopier, PinnedMemory
 
+                gpu = torch.device(device)
                 if self._pinned is None:
-                    self._pinned = PinnedMemory()
+                    self._pinned = PinnedMemory(self._cuda, gpu)
                     self._file.before_unmap = self._pinned.unpin
-                self._copiers[device] = DeviceCopier(torch.device(device))
+                self._copiers[device] = DeviceCopier(self._cuda, gpu)

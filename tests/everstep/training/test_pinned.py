@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,122 +15,87 @@ from everstep.training.checkpoint import Checkpoint
 from everstep.training.codec import encode
 from everstep.training.copier import Batch
 from everstep.training.pinned import DeviceCopier, PinnedMemory
+from everstep.training.recording_cuda import RecordingCuda
 
-
-class Stream:
-    """Writes down what it is told to wait for."""
-
-    def __init__(self, name: str, log: list[str]) -> None:
-        self.name, self.log = name, log
-
-    def wait_stream(self, other: Stream) -> None:
-        self.log.append(f"{self.name} waits for {other.name}")
-
-    def synchronize(self) -> None:
-        self.log.append(f"host waits for {self.name}")
+GPU = torch.device("cuda", 1)
 
 
 @pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def cuda() -> RecordingCuda:
     """CUDA as a log of what it was told; copies happen at once."""
-    log: list[str] = []
-    main = Stream("main", log)
-
-    class Event:
-        def __init__(self, *, blocking: bool) -> None:
-            assert blocking  # else the host spins while it waits
-
-        def record(self, stream: Stream) -> None:
-            self.stream = stream
-
-        def synchronize(self) -> None:
-            self.stream.synchronize()
-
-    @contextlib.contextmanager
-    def on(stream: Stream) -> Iterator[None]:
-        log.append(f"on {stream.name}")
-        yield
-        log.append("off")
-
-    def register(address: int, length: int, flags: int) -> int:
-        log.append(f"pin {address} {length} {flags}")
-        return 0
-
-    runtime = SimpleNamespace(
-        cudaHostRegister=register, cudaHostUnregister=lambda address: log.append(f"unpin {address}")
-    )
-    for name, value in {
-        "Stream": lambda device: Stream("side", log),
-        "Event": Event,
-        "stream": on,
-        "current_stream": lambda device: main,
-        "cudart": lambda: runtime,
-    }.items():
-        monkeypatch.setattr(torch.cuda, name, value)
-    return log
+    return RecordingCuda()
 
 
-def test_copies_come_after_the_step_and_before_what_holds_for_them(cuda: list[str]) -> None:
+def test_copies_come_after_the_step_and_before_what_holds_for_them(cuda: RecordingCuda) -> None:
     encoded = encode({"a": torch.arange(5.0), "b": torch.ones(3, 4).T})
     room = ctypes.create_string_buffer(encoded.layout.total_bytes)
-    copier = DeviceCopier(torch.device("cuda", 0))
+    copier = DeviceCopier(cuda, GPU)
     copier.follow()
     copier.copy(Batch(encoded.tensors, encoded.layout.specs, large=1 << 30), ctypes.addressof(room))
     copier.hold()
     copier.wait()
-    assert cuda == ["side waits for main", "on side", "off", "main waits for side", "host waits for side"]
+    assert cuda.log == ["side waits for main", "copy on side", "main waits for side", "host waits for side"]
     assert room.raw[:20] == bytes(torch.arange(5.0).view(torch.uint8).tolist())
 
 
-def test_a_piece_is_pinned_once_and_anew_when_it_has_grown(cuda: list[str]) -> None:
-    memory = PinnedMemory()
+def test_a_piece_is_pinned_once_and_anew_when_it_has_grown(cuda: RecordingCuda) -> None:
+    memory = PinnedMemory(cuda, GPU)
     memory.pin(64, 1000)
     memory.pin(4096, 1000)
     memory.pin(64, 900)
     memory.pin(4096, 2000)
+    assert cuda.registered == {64: 1000, 4096: 2000}
     memory.unpin()
     memory.unpin()
-    assert cuda == [*("pin 64 1000 1", "pin 4096 1000 1", "unpin 4096", "pin 4096 2000 1", "unpin 64", "unpin 4096")]
+    assert cuda.registered == {}
+    assert cuda.log == ["pin", "pin", "unpin", "pin", "unpin", "unpin"]
 
 
-def test_memory_that_cannot_be_pinned_is_warned_of(cuda: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "cudart", lambda: SimpleNamespace(cudaHostRegister=lambda *_: 2))
-    memory = PinnedMemory()
+def test_memory_that_cannot_be_pinned_is_warned_of(cuda: RecordingCuda) -> None:
+    cuda.refuses = 2
+    memory = PinnedMemory(cuda, GPU)
     with pytest.warns(RuntimeWarning, match=r"cannot pin 3 MB of the checkpoint file \(error 2\)"):
         memory.pin(64, 3_000_000)
     memory.pin(64, 3_000_000)
     memory.pin(4_000_000, 3_000_000)  # once
     memory.unpin()
-    assert cuda == []
+    assert cuda.log == ["pin", "pin"]
+    cuda.launch()  # no error was left behind in this thread
+
+
+def test_what_pinning_raises_is_raised_where_it_was_asked_for(cuda: RecordingCuda) -> None:
+    def unknown(device: torch.device) -> None:
+        raise RuntimeError(f"no {device}")
+
+    cuda.set_device = unknown  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="no cuda:1"):
+        PinnedMemory(cuda, GPU).pin(64, 1000)
 
 
 def test_a_step_waits_on_the_device_and_the_commit_on_the_host(
-    cuda: list[str], shm: Path, monkeypatch: pytest.MonkeyPatch
+    cuda: RecordingCuda, shm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan, "_device", lambda _: "cuda:0")
+    monkeypatch.setattr(plan, "_device", lambda _: "cuda:1")
     monkeypatch.setattr(plan, "Batch", lambda tensors, specs, large: Batch(tensors, specs, large=1 << 60))
     model = torch.nn.BatchNorm1d(30_000)
     optimizer = torch.optim.AdamW(model.parameters())
-    checkpoint = Checkpoint({"model": model, "optimizer": optimizer}, SlotFile(shm / "c"), overlap=True)
+    checkpoint = Checkpoint({"model": model, "optimizer": optimizer}, SlotFile(shm / "c"), overlap=True, cuda=cuda)
     model(torch.randn(4, 30_000)).sum().backward()
     checkpoint.save(1)
     checkpoint.wait()
     # Buffers and generators first, for which the next forward waits; then, in the thread, what the step waits for.
-    start, end = (
-        ["side waits for main", "on side", "off", "main waits for side"],
-        ["on side", "off", "host waits for side"],
-    )
-    assert [*cuda[:4], cuda[4].split()[0], *cuda[5:]] == [*start, "pin", *end]
-    cuda.clear()
+    start = ["side waits for main", "copy on side", "main waits for side"]
+    end = ["copy on side", "host waits for side"]
+    assert cuda.log == [*start, "pin", *end]
+    cuda.calls.clear()
     checkpoint.save(2)
     optimizer.step()
     checkpoint.wait()
-    assert cuda.count("main waits for side") == 2 and cuda.count("host waits for side") == 1
-    cuda.clear()
+    assert cuda.log.count("main waits for side") == 2 and cuda.log.count("host waits for side") == 1
+    cuda.calls.clear()
     checkpoint.save(3)  # larger by the optimizer's state: the file moves
     checkpoint.wait()
-    assert {line.split()[0] for line in cuda[:2]} == {"unpin"}  # both slots that were used
-    assert [*cuda[2:6], cuda[6].split()[0], *cuda[7:]] == [*start, "pin", *end]
+    assert cuda.log == ["unpin", "unpin", *start, "pin", *end]  # both slots that were used
     checkpoint.close()
-    assert cuda[-1].startswith("unpin")
+    assert cuda.log[-1] == "unpin" and not cuda.registered
     assert [slot.completed_steps for slot in held(shm / "c") if slot.valid] == [1, 2, 3]

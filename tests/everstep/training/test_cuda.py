@@ -1,0 +1,188 @@
+"""What everstep relies on CUDA for: the same tests for the fake, and for the last device of a machine that has some."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+import torch
+from torch import Tensor
+
+from everstep.slot_reader import held
+from everstep.slots import SlotFile
+from everstep.training import plan
+from everstep.training.checkpoint import Checkpoint
+from everstep.training.codec import encode
+from everstep.training.copier import Batch
+from everstep.training.cuda import Cuda, TorchCuda
+from everstep.training.pinned import DeviceCopier, PinnedMemory
+from everstep.training.recording_cuda import RecordingCuda
+
+
+class Platform(Protocol):
+    """A device, and what a test has to see of it."""
+
+    cuda: Cuda
+    device: torch.device
+
+    def launch(self) -> None:
+        """A kernel of the calling thread."""
+
+    def contexts(self) -> set[int]:
+        """Devices that have a context of this process."""
+
+
+class Fake:
+    """Device 1 of a machine that has none."""
+
+    def __init__(self) -> None:
+        self.cuda = self.recorded = RecordingCuda()
+        self.device = torch.device("cuda", 1)
+
+    def launch(self) -> None:
+        self.recorded.launch()
+
+    def contexts(self) -> set[int]:
+        return set(self.recorded.contexts)
+
+
+class Real:
+    """The last device."""
+
+    def __init__(self) -> None:
+        self.cuda = TorchCuda()
+        self.device = torch.device("cuda", torch.cuda.device_count() - 1)
+
+    def launch(self) -> None:
+        torch.ones(1, device=self.device).add_(1)
+
+    def contexts(self) -> set[int]:
+        return {index for index in range(torch.cuda.device_count()) if torch._C._cuda_hasPrimaryContext(index)}
+
+
+PLATFORMS: list[type[Fake] | type[Real]] = [Fake, *([Real] if torch.cuda.is_available() else [])]
+
+
+@pytest.fixture(params=PLATFORMS)
+def platform(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Platform]:
+    """One after the other; the fake's tensors lie in the host's memory and say that they are the device's."""
+    if request.param is Fake:
+        monkeypatch.setattr(plan, "_device", lambda _: "cuda:1")
+        monkeypatch.setattr(plan, "Batch", lambda tensors, specs, large: Batch(tensors, specs, large=1 << 60))
+    yield request.param()
+
+
+def there(platform: Platform, *tensors: Tensor) -> list[Tensor]:
+    """Tensors on the device, or what stands for them."""
+    return [tensor.to(platform.device) if isinstance(platform, Real) else tensor for tensor in tensors]
+
+
+def in_a_thread(work: Callable[[], None]) -> None:
+    """Run in a new thread, whose current device is the first one."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(60)
+    assert not errors, errors
+
+
+def test_a_thread_copies_from_its_own_device_only(platform: Platform) -> None:
+    before = platform.contexts()
+    a, b = there(platform, torch.arange(5.0), torch.ones(3, 4).T)
+    encoded = encode({"a": a, "b": b})
+    room = ctypes.create_string_buffer(encoded.layout.total_bytes)
+    copier = DeviceCopier(platform.cuda, platform.device)
+
+    def copy() -> None:
+        copier.follow()
+        copier.copy(Batch(encoded.tensors, encoded.layout.specs, large=1 << 60), ctypes.addressof(room))
+        copier.hold()
+        copier.wait()
+
+    in_a_thread(copy)  # guarded
+    assert room.raw[:20] == bytes(torch.arange(5.0).view(torch.uint8).tolist())
+    ctypes.memset(room, 0, len(room))
+
+    def enter_and_copy() -> None:
+        copier.enter_thread()
+        copy()
+
+    in_a_thread(enter_and_copy)
+    assert room.raw[:20] == bytes(torch.arange(5.0).view(torch.uint8).tolist())
+    copier.close()
+    assert platform.contexts() - before == {platform.device.index} - before
+
+
+def test_an_error_is_left_to_the_thread_that_made_the_call(platform: Platform) -> None:
+    memory = mmap.mmap(-1, 1 << 16)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+    def twice() -> None:
+        platform.cuda.set_device(platform.device)
+        assert platform.cuda.register(address, len(memory)) == 0
+        assert platform.cuda.register(address, len(memory)) != 0
+        with pytest.raises(RuntimeError):
+            platform.launch()
+        platform.launch()  # once
+        assert platform.cuda.unregister(address) == 0
+
+    in_a_thread(twice)
+    platform.launch()
+
+
+def test_what_cannot_be_pinned_hurts_no_kernel(platform: Platform) -> None:
+    memory = mmap.mmap(-1, 1 << 16)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    first, second = PinnedMemory(platform.cuda, platform.device), PinnedMemory(platform.cuda, platform.device)
+    first.pin(address, len(memory))
+    with pytest.warns(RuntimeWarning, match="cannot pin"):
+        second.pin(address, len(memory))
+    platform.launch()
+    first.unpin()
+    second.unpin()
+    platform.launch()
+
+
+def test_saves_and_restores_use_the_rank_s_device_alone(platform: Platform, shm: Path) -> None:
+    before = platform.contexts()
+    model = torch.nn.Linear(300, 300)
+    if isinstance(platform, Real):
+        model.to(platform.device)
+    optimizer = torch.optim.AdamW(model.parameters())
+    checkpoint = Checkpoint(
+        {"model": model, "optimizer": optimizer}, SlotFile(shm / "c"), overlap=True, cuda=platform.cuda
+    )
+    for step in (1, 2, 3):
+        model(*there(platform, torch.randn(4, 300))).sum().backward()
+        optimizer.step()
+        kept = model.weight.detach().cpu().clone()
+        checkpoint.save(step)
+        checkpoint.wait()
+    assert {slot.completed_steps for slot in held(shm / "c") if slot.valid} >= {2, 3}
+    with torch.no_grad():
+        model.weight.zero_()
+    checkpoint.restore(3)
+    assert torch.equal(model.weight.detach().cpu(), kept)
+    checkpoint.close()
+    assert platform.contexts() - before == {platform.device.index} - before
+    if isinstance(platform, Fake):
+        script = threading.current_thread().name
+        threads = {call.what: call.thread for call in platform.recorded.calls if call.what in {"pin", "unpin"}}
+        assert set(threads.values()) == {"everstep pins"}
+        assert {call.thread for call in platform.recorded.calls if call.what == "copy on side"} == {
+            script,  # what forward may change
+            "everstep saves",
+        }
+        assert {call.device for call in platform.recorded.calls} == {1}
