@@ -81,6 +81,7 @@ class Checkpoint:
         self._file = file
         self._layout: Layout | None = None
         self._saver: Saver | None = None
+        self._random = RandomState(cuda)
         if file is not None:
             midway = None if faults is None else lambda completed_steps: faults.meet("save", completed_steps - 1)
             self._saver = Saver(file, overlap=overlap, bell=bell, midway=midway, cuda=cuda)
@@ -107,7 +108,7 @@ class Checkpoint:
         if self._saver is None:
             return
         tree = {name: thing.state_dict() for name, thing in self._things.items()}
-        tree |= {_RNG: RandomState().state_dict(), _STEP: completed_steps}
+        tree |= {_RNG: self._random.state_dict(), _STEP: completed_steps}
         encoded = encode(tree, self._layout)
         self._layout = encoded.layout
         self._saver.save(self._things, encoded, completed_steps)
@@ -256,7 +257,7 @@ class Checkpoint:
                     f"the saved state of {name!r} does not fit the script's {type(thing).__name__}: {error}"
                 ) from error
         if rng is not None:
-            RandomState().load_state_dict(rng)
+            self._random.load_state_dict(rng)
 
     def _meshes(self) -> dict[Any, Any]:
         """Device meshes that the given models and optimizers use."""

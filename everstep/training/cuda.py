@@ -34,7 +34,7 @@ class Stream(Protocol):
 
 
 class Cuda(Protocol):
-    """What everstep asks of CUDA; all of it concerns the calling thread's current device."""
+    """What everstep asks of CUDA; where no device is named, of the calling thread's current one."""
 
     def set_device(self, device: torch.device) -> None:
         """Make a device this thread's current one."""
@@ -58,6 +58,18 @@ class Cuda(Protocol):
     def wait(self, stream: Any) -> None:
         """Return when a stream of the current device has done what it has to do so far; sleeps instead of spinning."""
 
+    def in_use(self) -> list[int]:
+        """Indexes of the devices that this process has done anything on; empty: CUDA is not in use."""
+
+    def current_device(self) -> int:
+        """Index of the calling thread's current device."""
+
+    def random_state(self, device: int) -> Tensor:
+        """State of a device's default generator, in the host's memory."""
+
+    def set_random_state(self, device: int, state: Tensor) -> None:
+        """Set a device's default generator."""
+
     def register(self, address: int, length: int) -> int:
         """Pin memory of the host for all devices.
 
@@ -78,7 +90,7 @@ class TorchCuda:
 
     def on(self, device: torch.device) -> AbstractContextManager[Any]:
         """A device as this thread's current one; makes no context on the one before."""
-        return cast(AbstractContextManager[Any], torch.cuda.device(device))  # type: ignore[no-untyped-call]
+        return cast(AbstractContextManager[Any], torch.cuda.device(device))
 
     def new_stream(self) -> Stream:
         """A stream of the current device."""
@@ -86,7 +98,7 @@ class TorchCuda:
 
     def current_stream(self) -> Stream:
         """The current device's current stream."""
-        return cast(Stream, torch.cuda.current_stream())
+        return torch.cuda.current_stream()
 
     def copy(self, places: Sequence[Tensor], sources: Sequence[Tensor], stream: Any) -> None:
         """Order copies."""
@@ -98,6 +110,24 @@ class TorchCuda:
         done: Any = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         done.record(stream)
         done.synchronize()
+
+    def in_use(self) -> list[int]:
+        """Devices with a primary context."""
+        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return []
+        return [index for index in range(torch.cuda.device_count()) if torch._C._cuda_hasPrimaryContext(index)]
+
+    def current_device(self) -> int:
+        """Of this thread."""
+        return torch.cuda.current_device()
+
+    def random_state(self, device: int) -> Tensor:
+        """Of torch's default generator."""
+        return torch.cuda.get_rng_state(device)
+
+    def set_random_state(self, device: int, state: Tensor) -> None:
+        """Of torch's default generator."""
+        torch.cuda.set_rng_state(state, device)
 
     def register(self, address: int, length: int) -> int:
         """``cudaHostRegister``."""

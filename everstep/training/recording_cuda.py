@@ -18,6 +18,7 @@ from torch import Tensor
 
 ALREADY_REGISTERED = 712
 """cudaErrorHostMemoryAlreadyRegistered."""
+DEVICES = 2
 NOT_REGISTERED = 713
 """cudaErrorHostMemoryNotRegistered."""
 
@@ -60,6 +61,8 @@ class RecordingCuda:
         """Error code of every further ``register``; 0: it pins."""
         self.registered: dict[int, int] = {}
         """Address → length."""
+        self.generators = {index: torch.Generator().manual_seed(0) for index in range(DEVICES)}
+        """Device → its default generator."""
         self._thread = threading.local()
 
     @property
@@ -84,6 +87,7 @@ class RecordingCuda:
         Raises:
             RuntimeError: a call of this thread before left an error behind.
         """
+        self.contexts.add(self.current_device())
         error, self._thread.error = getattr(self._thread, "error", 0), 0
         if error:
             raise RuntimeError(f"CUDA error {error}")
@@ -123,6 +127,18 @@ class RecordingCuda:
         """Written down."""
         assert stream.device == self.current_device()
         stream.synchronize()
+
+    def in_use(self) -> list[int]:
+        """Devices with a context."""
+        return sorted(self.contexts)
+
+    def random_state(self, device: int) -> Tensor:
+        """Of a device's generator."""
+        return self.generators[device].get_state()
+
+    def set_random_state(self, device: int, state: Tensor) -> None:
+        """Of a device's generator."""
+        self.generators[device].set_state(state)
 
     def register(self, address: int, length: int) -> int:
         """Pin, unless it is refused or done already."""

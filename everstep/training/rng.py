@@ -9,9 +9,18 @@ import numpy
 import torch
 import xxhash
 
+from everstep.training.cuda import Cuda, TorchCuda
+
 
 class RandomState:
-    """torch (CPU, and the current CUDA device once it is in use), numpy and ``random``, as one state dict."""
+    """The generators of torch (CPU, and each CUDA device in use), numpy and ``random``, as one state dict.
+
+    Args:
+        cuda: CUDA; None: torch's.
+    """
+
+    def __init__(self, cuda: Cuda | None = None) -> None:
+        self._cuda: Cuda = cuda or TorchCuda()
 
     def state_dict(self) -> dict[str, Any]:
         """The generators' states now."""
@@ -22,8 +31,11 @@ class RandomState:
             # As an array: 625 separate integers would make up most of the structure.
             "python": (version, numpy.array(words, dtype=numpy.int64), gauss),
         }
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            state["cuda"] = torch.cuda.get_rng_state()
+        if devices := self._cuda.in_use():
+            current = self._cuda.current_device()
+            state["cuda"] = self._cuda.random_state(current)
+            # A script that names its device in every call leaves another one the current one.
+            state["cuda_others"] = {index: self._cuda.random_state(index) for index in devices if index != current}
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -33,7 +45,9 @@ class RandomState:
         version, words, gauss = state["python"]
         random.setstate((version, tuple(words.tolist()), gauss))
         if "cuda" in state:
-            torch.cuda.set_rng_state(state["cuda"])
+            self._cuda.set_random_state(self._cuda.current_device(), state["cuda"])
+        for index, generator in state.get("cuda_others", {}).items():
+            self._cuda.set_random_state(index, generator)
 
 
 def reseeded(state: dict[str, Any], rank: int) -> dict[str, Any]:
@@ -52,4 +66,5 @@ def reseeded(state: dict[str, Any], rank: int) -> dict[str, Any]:
     }
     if "cuda" in state:
         fresh["cuda"] = torch.Generator("cuda").manual_seed(seed).get_state()
+        fresh["cuda_others"] = dict.fromkeys(state.get("cuda_others", {}), fresh["cuda"])
     return fresh

@@ -45,7 +45,8 @@ class Fake:
         self.device = torch.device("cuda", 1)
 
     def launch(self) -> None:
-        self.recorded.launch()
+        with self.recorded.on(self.device):
+            self.recorded.launch()
 
     def contexts(self) -> set[int]:
         return set(self.recorded.contexts)
@@ -186,3 +187,32 @@ def test_saves_and_restores_use_the_rank_s_device_alone(platform: Platform, shm:
             "everstep saves",
         }
         assert {call.device for call in platform.recorded.calls} == {1}
+
+
+def test_generators_of_all_devices_in_use_are_saved_and_restored(platform: Platform, shm: Path) -> None:
+    """A script that names its device in every call, and sets none: the current one is another."""
+    platform.launch()
+    device = platform.device.index
+    checkpoint = Checkpoint({}, SlotFile(shm / "c"), cuda=platform.cuda)
+    used = sorted({0, device})
+
+    def states() -> list[list[int]]:
+        return [platform.cuda.random_state(index).tolist() for index in used]
+
+    for index in used:
+        platform.cuda.set_random_state(index, seeded(platform, 7 + index))
+    before = states()
+    checkpoint.save(1)
+    checkpoint.wait()
+    for index in used:
+        platform.cuda.set_random_state(index, seeded(platform, 99))
+    assert states() != before
+    checkpoint.restore(1)
+    assert states() == before
+    checkpoint.close()
+
+
+def seeded(platform: Platform, seed: int) -> Tensor:
+    """The state of a generator of the platform."""
+    device = platform.device if isinstance(platform, Real) else "cpu"
+    return torch.Generator(device).manual_seed(seed).get_state()
