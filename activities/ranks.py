@@ -81,13 +81,14 @@ class RankActivities:
         if self._watcher is not None:
             self._watcher.ensure(spec, given.machines)
         host_machine = given.machines[0]
+        position = {machine.name: index for index, machine in enumerate(given.machines)}
         async with heartbeating() as say:
             placement = place_backups(spec.topology(), [machine.domain for machine in given.machines])
             backed_up = spec.checkpoint.backup
             store = await self._start_store(host_machine, given, say)
 
             async def one(machine: Machine, client: AgentClient) -> pb.LaunchReply:
-                index = given.machines.index(machine)
+                index = position[machine.name]
                 request = pb.LaunchRequest(
                     request_id=request_id(),
                     job=spec.name,

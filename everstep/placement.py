@@ -228,37 +228,55 @@ def _matching(allowed: Sequence[int], start: Sequence[int | None]) -> list[int |
     """A largest matching of machines to machines that are allowed to them, grown from ``start`` by shortest paths."""
     target = list(start)
     owner = {to: machine for machine, to in enumerate(target) if to is not None}
-    open_to_all = (1 << len(allowed)) - 1
+    everything = (1 << len(allowed)) - 1
+    open_to_all, taken = everything, 0
+    for to in owner:
+        taken |= 1 << to
     for root in range(len(allowed)):
         if target[root] is None:
             # What a failed search has seen leads nowhere for later ones either.
-            open_to_all &= ~_augment(root, allowed, open_to_all, target, owner)
+            seen, found = _augment(root, allowed, (open_to_all, everything & ~taken), target, owner)
+            open_to_all, taken = open_to_all & ~seen, taken | found
     return target
 
 
-def _augment(root: int, allowed: Sequence[int], unseen: int, target: list[int | None], owner: dict[int, int]) -> int:
-    """Match one more machine, if others can make room for it; returns 0, or in vain what was seen on the way."""
+def _augment(
+    root: int, allowed: Sequence[int], to_look_at: tuple[int, int], target: list[int | None], owner: dict[int, int]
+) -> tuple[int, int]:
+    """Match one more machine, if others can make room for it.
+
+    ``to_look_at`` are the machines that the search may come by, and those that nobody has yet, a bit for each.
+
+    Returns:
+        What was seen on the way in vain, and the free machine that is taken now, a bit for each; one of them is 0.
+    """
     reached_from: dict[int, int] = {}
+    unseen, free = to_look_at
     before_search = unseen
     waiting = deque([root])
     while waiting:
         machine = waiting.popleft()
         reach = allowed[machine] & unseen
         unseen &= ~reach
+        if at_once := reach & free:  # one look, however many others are there
+            to = (at_once & -at_once).bit_length() - 1
+            reached_from[to] = machine
+            _give_way(to, reached_from, target, owner)
+            return 0, at_once & -at_once
         while reach:
             to = (reach & -reach).bit_length() - 1
             reach &= reach - 1
             reached_from[to] = machine
-            if to in owner:
-                waiting.append(owner[to])
-                continue
-            while True:  # back along the path: each gives its place to the one before it
-                at = reached_from[to]
-                before, target[at], owner[to] = target[at], to, at
-                if before is None:
-                    return 0
-                to = before
-    return before_search & ~unseen
+            waiting.append(owner[to])
+    return before_search & ~unseen, 0
+
+
+def _give_way(to: int | None, reached_from: Mapping[int, int], target: list[int | None], owner: dict[int, int]) -> None:
+    """Back along the path to a free machine: each gives its place to the one before it."""
+    while to is not None:
+        at = reached_from[to]
+        before, target[at], owner[to] = target[at], to, at
+        to = before
 
 
 COSTS = "costs the steps since the last disk checkpoint"

@@ -10,7 +10,6 @@ default, pp-dp-tp, is the order in which torch's ``init_device_mesh("…",
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 from typing import Literal, NamedTuple, get_args
 
 from everstep.errors import TopologyError
@@ -90,7 +89,7 @@ class Topology:
 
     def size(self, axis: Axis) -> int:
         """Number of ranks along one axis."""
-        return {"tp": self.tp, "pp": self.pp, "dp": self.dp}[axis]
+        return self.tp if axis == "tp" else self.pp if axis == "pp" else self.dp
 
     def coordinate(self, rank: int) -> Coordinate:
         """Place of a rank in the mesh."""
@@ -136,5 +135,5 @@ class Topology:
         return tuple(self.size(axis) for axis in self.order)
 
     def _check(self, rank: int) -> None:
-        if not 0 <= rank < prod(self.mesh_shape()):
+        if not 0 <= rank < self.world_size:
             raise TopologyError(f"rank {rank} does not exist: ranks go from 0 to {self.world_size - 1}")

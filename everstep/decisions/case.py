@@ -61,8 +61,8 @@ class Case:
         """What happened, as the evidence has it; empty: it does not say."""
         end = first_failure(evidence.exits)
         if lost := self.lost_machines():
-            topology = self.spec.topology()
-            ranks = {m.name: topology.ranks(index) for index, m in enumerate(self.machines) if m.name in lost}
+            topology, gone = self.spec.topology(), set(lost)
+            ranks = {m.name: topology.ranks(index) for index, m in enumerate(self.machines) if m.name in gone}
             return headline_of_loss(ranks, end)
         return headline_of(end) if end else ""
 

@@ -44,10 +44,9 @@ def judge_exits(
     generation: int, ends: Collection[Seen], *, world_size: int, now_ns: int, policy: RecoveryPolicy
 ) -> Anomaly | Finished | None:
     """Anomaly, success, or nothing to say yet."""
-    failed = [seen for seen in ends if not is_success(seen)]
-    if failed:
+    if any(not is_success(seen) for seen in ends):
         # A rank that left early with success may be why the others failed.
-        culprit = first_failure([seen.end for seen in ends if seen in failed or not seen.finished])
+        culprit = first_failure([seen.end for seen in ends if not (seen.finished and is_success(seen))])
         assert culprit is not None
         return _anomaly(generation, next(seen for seen in ends if seen.end is culprit))
     if len(ends) >= world_size:

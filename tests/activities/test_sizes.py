@@ -1,0 +1,174 @@
+"""What the control plane computes for 2,000 machines x 8 ranks costs no more than in proportion to their number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+
+from activities.confirm import states_of
+from activities.convert import backup_peers, checkpoint_options, rank_launches, shared_environment
+from activities.evidence import evidence_of, homes_of
+from activities.watched import Watched
+from agent.v1 import agent_pb2 as pb
+from everstep.decisions.case import Case
+from everstep.decisions.confirm import judge_confirmation
+from everstep.decisions.lineage import Runs
+from everstep.decisions.reattempt import Facts, decide_reattempt
+from everstep.incident import Anomaly, Evidence, Symptom
+from everstep.placement import place_backups
+from tests.sized import (
+    MOST,
+    NOW_NS,
+    RANKS,
+    growth,
+    job,
+    machines_of,
+    observation,
+    progress_reply,
+    stop_replies,
+)
+
+Call = Callable[[], object]
+
+
+@cache
+def evidence(machines: int, *, raised: bool = False) -> Evidence:
+    homes = homes_of(job(machines), machines_of(machines))
+    return evidence_of(3, stop_replies(machines, raised=raised), [], homes)
+
+
+def case(machines: int) -> Case:
+    return Case(
+        spec=job(machines),
+        machines=machines_of(machines),
+        anomaly=Anomaly(id="m0-1", generation=3, symptom=Symptom.CRASH, headline="it broke"),
+        generation=3,
+        resume_step=0,
+        lineage=[(3, 0)],
+        runs=Runs("a1b2c3d4e5f6"),
+    )
+
+
+def watched(machines: int, code: int | None = None) -> Watched:
+    """A job that steps, or (with a code) of which every rank has ended."""
+    found = Watched(job(machines), machines_of(machines), began_ns=NOW_NS)
+    for index, machine in enumerate(machines_of(machines)):
+        found.showed(machine.name, progress_reply(index), NOW_NS)
+    for rank in range(RANKS * machines if code is not None else 0):
+        found.ended(f"machine-{rank // RANKS:04d}", observation(rank, code=code or 0))
+    return found
+
+
+def emptied(machines: int) -> Watched:
+    found = watched(machines)
+    for machine in machines_of(machines):
+        found.showed(machine.name, pb.ProgressReply(), NOW_NS)
+    return found
+
+
+def evidence_is_made(machines: int) -> Call:
+    replies = stop_replies(machines, raised=True)
+    return lambda: evidence_of(3, replies, [], homes_of(job(machines), machines_of(machines)))
+
+
+def a_restore_is_chosen(machines: int) -> Call:
+    found = evidence(machines)
+    return lambda: case(machines).choose(found)
+
+
+def all_ranks_raised_and_it_is_decided(machines: int) -> Call:
+    found, one = evidence(machines, raised=True), case(machines)
+    size, policy = RANKS * machines, job(machines).policy
+    return lambda: decide_reattempt(
+        Facts(one.failure(found, now_ns=1, first=True), (), 0, found, restore_step=100, world_size=size), policy
+    )
+
+
+def all_machines_came_back_empty(machines: int) -> Call:
+    one = case(machines)
+    found = one.heard(Evidence(generation=3, emptied=[machine.name for machine in machines_of(machines)]))
+    return lambda: one.headline(found)
+
+
+def backups_are_placed(machines: int) -> Call:
+    return lambda: place_backups(job(machines).topology(), [machine.domain for machine in machines_of(machines)])
+
+
+def backups_are_placed_where_all_machines_share_a_group(machines: int) -> Call:
+    return lambda: place_backups(job(machines, pp=1).topology(), [machine.domain for machine in machines_of(machines)])
+
+
+def launch_requests_are_made(machines: int) -> Call:
+    spec, all_machines = job(machines), machines_of(machines)
+    placement = place_backups(spec.topology())
+    return lambda: [
+        (
+            rank_launches(spec, index),
+            backup_peers(spec, all_machines, placement, index),
+            shared_environment(spec, "h", 1, 1),
+            checkpoint_options(spec),
+        )
+        for index in range(machines)
+    ]
+
+
+def a_restart_is_confirmed(machines: int) -> Call:
+    spec, replies = job(machines), [progress_reply(index) for index in range(machines)]
+    return lambda: judge_confirmation(
+        3,
+        [state for reply in replies for state in states_of(reply.ranks, 3)],
+        world_size=RANKS * machines,
+        shows_steps=True,
+        now_ns=NOW_NS,
+        policy=spec.policy,
+    )
+
+
+def every_machine_shows_progress(machines: int) -> Call:
+    return lambda: watched(machines)
+
+
+def a_quiet_job_is_judged(machines: int) -> Call:
+    found = watched(machines)
+    return lambda: (list(found.verdicts(NOW_NS)), found.persist(NOW_NS), found.whole_on_disk(), found.align(NOW_NS))
+
+
+def every_rank_raised_and_it_is_judged(machines: int) -> Call:
+    found = watched(machines, code=1)
+    return lambda: list(found.verdicts(NOW_NS))
+
+
+def every_rank_is_done_and_it_is_judged(machines: int) -> Call:
+    found = watched(machines, code=0)
+    return lambda: list(found.verdicts(NOW_NS))
+
+
+def every_machine_was_emptied_and_it_is_judged(machines: int) -> Call:
+    found = emptied(machines)
+    return lambda: list(found.verdicts(NOW_NS))
+
+
+@pytest.mark.parametrize(
+    "prepare",
+    [
+        evidence_is_made,
+        a_restore_is_chosen,
+        all_ranks_raised_and_it_is_decided,
+        all_machines_came_back_empty,
+        backups_are_placed,
+        backups_are_placed_where_all_machines_share_a_group,
+        launch_requests_are_made,
+        a_restart_is_confirmed,
+        every_machine_shows_progress,
+        a_quiet_job_is_judged,
+        every_rank_raised_and_it_is_judged,
+        every_rank_is_done_and_it_is_judged,
+        every_machine_was_emptied_and_it_is_judged,
+    ],
+    ids=lambda prepare: prepare.__name__,
+)
+def test_four_times_the_machines_cost_far_less_than_sixteen_times_the_time(prepare: Callable[[int], Call]) -> None:
+    ratio = growth(prepare)
+    assert ratio < MOST, f"{ratio:.1f} times the CPU for 4 times the machines"

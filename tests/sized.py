@@ -1,0 +1,159 @@
+"""Jobs of any size as their machines would tell of them, and what a call costs at two sizes."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from functools import cache
+
+from agent.v1 import agent_pb2 as pb
+from everstep.job import JobSpec
+from everstep.machine import Machine
+
+RANKS = 8
+"""Of each machine."""
+NOW_NS = 10**18
+SMALL, LARGE = 500, 2000
+"""Machines of the two sizes that are compared."""
+MOST = 9.0
+"""How often what a call at the small size costs, it may cost at the large one: 4 is linear, 16 quadratic."""
+
+
+@cache
+def job(machines: int, pp: int = 4) -> JobSpec:
+    """A job with tp within a machine."""
+    return JobSpec(name="large", script="/job.py", machines=machines, ranks_per_machine=RANKS, tp=RANKS, pp=pp)
+
+
+@cache
+def machines_of(count: int) -> list[Machine]:
+    """Machines with names of one length, in racks of 16."""
+    return [
+        Machine(name=f"machine-{n:04d}", address=f"10.0.{n // 250}.{n % 250}:7070", domain=f"rack-{n // 16}")
+        for n in range(count)
+    ]
+
+
+def ranks_of(machine: int) -> range:
+    """Ranks of a machine."""
+    return range(RANKS * machine, RANKS * (machine + 1))
+
+
+def stop_reply(
+    machine: int, machines: int, *, raised: bool = False, steps: tuple[int, ...] = (99, 100)
+) -> pb.StopReply:
+    """What a machine answers to a stop: its ranks' ends, and copies of their states and of a neighbour's."""
+    neighbour = (machine + 1) % machines
+    kinds = [(pb.HeldCheckpoint.OWN, ranks_of(machine)), (pb.HeldCheckpoint.BACKUP, ranks_of(neighbour))]
+    return pb.StopReply(
+        ranks=[
+            pb.RankEvidence(
+                rank=rank,
+                pid=1000 + rank,
+                exit=pb.Exit(kind=pb.Exit.CODE, value=1, time_ns=NOW_NS + rank),
+                completed_steps=100,
+                stopped_by_us=not raised,
+                exception=f"RuntimeError: rank {rank} cannot" if raised else "",
+                log_tail="line\n" * 100,
+            )
+            for rank in ranks_of(machine)
+        ],
+        checkpoints=[
+            pb.HeldCheckpoint(
+                rank=rank,
+                completed_steps=step,
+                valid=True,
+                tier=tier,
+                bytes=10**10,
+                saved_ns=NOW_NS + rank,
+                generation=3,
+                run="a1b2c3d4e5f6",
+            )
+            for tier, ranks in kinds
+            for rank in ranks
+            for step in steps
+        ],
+    )
+
+
+@cache
+def stop_replies(machines: int, *, raised: bool = False) -> dict[str, pb.StopReply]:
+    """What all machines answer to a stop."""
+    return {one.name: stop_reply(index, machines, raised=raised) for index, one in enumerate(machines_of(machines))}
+
+
+def progress_reply(machine: int, *, steps: int = 100, generation: int = 3) -> pb.ProgressReply:
+    """What a machine shows of ranks that step and save."""
+    return pb.ProgressReply(
+        time_ns=NOW_NS,
+        generation=generation,
+        ranks=[
+            pb.RankProgress(
+                rank=rank,
+                generation=generation,
+                alive=True,
+                attached=True,
+                completed_steps=steps,
+                milestones=pb.Milestones(
+                    forked=1, script_entered=2, joined=3, loop_entered=4, restored=5, first_step=6
+                ),
+                saved=pb.SavedState(
+                    own_step=steps, own_ns=NOW_NS, backup_step=steps, disk_step=64, disk_ns=NOW_NS, disk_wanted=-1
+                ),
+            )
+            for rank in ranks_of(machine)
+        ],
+    )
+
+
+def observation(rank: int, *, code: int, generation: int = 3) -> pb.Observation:
+    """That a rank ended."""
+    machine = f"machine-{rank // RANKS:04d}"
+    return pb.Observation(
+        sequence=rank % RANKS + 1,
+        id=f"{machine}-{rank % RANKS + 1}",
+        machine=machine,
+        job="large",
+        generation=generation,
+        time_ns=NOW_NS + rank,
+        rank_exited=pb.RankExited(
+            rank=rank,
+            pid=1000 + rank,
+            exit=pb.Exit(kind=pb.Exit.CODE, value=code, time_ns=NOW_NS + rank),
+            attached=True,
+            finished=code == 0,
+            completed_steps=100,
+            exception="" if code == 0 else f"RuntimeError: rank {rank} cannot",
+        ),
+    )
+
+
+def growth(prepare: Callable[[int], Callable[[], object]], *, runs: int = 3) -> float:
+    """How much more CPU a call takes at the large size than at the small one.
+
+    Garbage collections are left out: what they cost goes by all objects that there are.
+
+    Args:
+        prepare: Given a number of machines, returns what is to be timed.
+        runs: At each size, in turn; the quickest one counts, which others on the processor disturb least. Where the
+            ratio is too large, there is a second round of them.
+    """
+    small, large = prepare(SMALL), prepare(LARGE)
+    gc.collect()
+    gc.disable()
+    try:
+        at_small = at_large = float("inf")
+        for number in range(2 * runs):
+            if number == runs and at_large < MOST * at_small:
+                break
+            at_small, at_large = min(at_small, _seconds(small)), min(at_large, _seconds(large))
+    finally:
+        gc.enable()
+    return at_large / at_small
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    began = time.thread_time()
+    call()
+    return time.thread_time() - began
