@@ -15,7 +15,6 @@ import argparse
 import asyncio
 import os
 import signal
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -25,7 +24,7 @@ import torch
 from benchmarks import checkpoint_exchange, checkpoint_restore, checkpoint_saves, checkpoint_throughput
 from benchmarks.checkpoint_rank import SIDES
 from benchmarks.checkpoint_throughput import Case
-from benchmarks.common import Row, say, show, show_json
+from benchmarks.common import Row, finish, say, show, show_json
 
 LARGE = 512
 SIZES = (64, LARGE)
@@ -38,6 +37,8 @@ class Part:
 
     rows: list[Row]
     notes: list[str]
+    failures: list[str]
+    """Who did not run, and why."""
     runs: Any
     """Every single figure, for JSON."""
 
@@ -47,7 +48,10 @@ def saves(quick: bool) -> Part:
     sizes = SIZES[:1] if quick else SIZES
     found = checkpoint_saves.measure(sizes, rounds=1 if quick else 3, steps=6 if quick else 10, sides=list(SIDES))
     return Part(
-        [row for one in found for row in one.rows()], [one.table() for one in found], [asdict(one) for one in found]
+        [row for one in found for row in one.rows()],
+        [one.table() for one in found],
+        [failure for one in found for failure in one.failures],
+        [asdict(one) for one in found],
     )
 
 
@@ -61,19 +65,20 @@ def throughput(quick: bool) -> Part:
     ]
     asyncio.run(checkpoint_throughput.measure(cases, blocks=3 if quick else 16, steps=steps))
     rows = [row for case in cases for row in case.rows()]
-    return Part(rows, [case.note() for case in cases], [asdict(case) for case in cases])
+    failures = [case.note() for case in cases if case.failure]
+    return Part(rows, [case.note() for case in cases], failures, [asdict(case) for case in cases])
 
 
 def exchange(quick: bool) -> Part:
     """How fast slots travel between agents."""
     found = checkpoint_exchange.measure(LARGE, runs=3 if quick else 20)
-    return Part(found.rows(), [found.table()], asdict(found))
+    return Part(found.rows(), [found.table()], [], asdict(found))
 
 
 def restore(quick: bool) -> Part:
     """How long a fresh rank takes to have its state."""
     found = checkpoint_restore.measure(LARGE, runs=3 if quick else 12)
-    return Part(found.rows(), found.failures, asdict(found))
+    return Part(found.rows(), [], found.failures, asdict(found))
 
 
 PARTS: dict[str, Callable[[bool], Part]] = {
@@ -103,14 +108,15 @@ def main() -> None:
         if name in chosen:
             load = os.getloadavg()[0]
             say(f"{name} (load {load:.1f})")
-            part = measure(options.quick)
-            found[name] = Part(part.rows, [*part.notes, f"load at the beginning of {name}: {load:.1f}"], part.runs)
+            found[name] = measure(options.quick)
+            found[name].notes.append(f"load at the beginning of {name}: {load:.1f}")
     rows = [row for part in found.values() for row in part.rows]
+    failures = [failure for part in found.values() for failure in part.failures]
     if options.json:
-        show_json("checkpoint", rows, runs={name: part.runs for name, part in found.items()})
+        show_json("checkpoint", rows, runs={name: part.runs for name, part in found.items()}, failures=failures)
     else:
         show("checkpoint", rows, [note for part in found.values() for note in part.notes])
-    sys.stdout.flush()
+    finish(failures)
 
 
 if __name__ == "__main__":

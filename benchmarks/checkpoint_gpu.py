@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.checkpoint_saves import AGAINST_STAGER, Saves, calibrate, run_turn
-from benchmarks.common import Row, Spread, rows_of, say, show, show_json
+from benchmarks.common import Row, Spread, finish, rows_of, say, show, show_json
 from benchmarks.peers.torchrun import PeerFailed
 
 SIDES = ("none", "everstep", "everstep blocking", "DCP stager")
@@ -74,6 +74,7 @@ def main() -> None:
         show_json("checkpoint_gpu", rows, failures=found.failures)
     else:
         show("checkpoint_gpu", rows, [found.table()])
+    finish(found.failures)
 
 
 def copy_rate(device: str) -> float:

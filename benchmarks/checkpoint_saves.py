@@ -21,7 +21,7 @@ from benchmarks.checkpoint_rank import FIRST, SIDES, Sample, Settings
 from benchmarks.common import Row, Spread, rows_of, say
 from benchmarks.peers import environments
 from benchmarks.peers.savers import DLROVER_RUN, clean_dlrover
-from benchmarks.peers.torchrun import PeerFailed
+from benchmarks.peers.torchrun import PeerFailed, last_words
 from everstep import environment
 from everstep.reports import ReportFile
 
@@ -86,7 +86,7 @@ class Saves:
         ]
         lines += _lines(self.samples)
         lines += [f"  The first {FIRST} of each turn:", *_lines(self.first)]
-        return "\n".join([*lines, *self.failures])
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,14 +125,13 @@ def measure(sizes: Sequence[int], *, rounds: int, steps: int, sides: Sequence[st
     """
     results = [Saves(size) for size in sizes]
     found = {side: Path(sys.executable) for side in sides}
-    if "DLRover memory" in found:
+    if DLROVER in found:
         try:
-            found["DLRover memory"] = environments.python(
-                "dlrover", DLROVER, "dlrover.trainer.torch.flash_checkpoint.ddp"
-            )
+            found[DLROVER] = environments.python("dlrover", DLROVER_PACKAGES, DLROVER_MODULE)
         except PeerFailed as error:
-            del found["DLRover memory"]
-            results[0].failures.append(f"DLRover: {error}")
+            del found[DLROVER]
+            results[0].failures.append(f"{DLROVER}: {error}")
+            say(results[0].failures[-1])
     calls = calibrate()
     for result in results:
         for turn in range(rounds):
@@ -243,7 +242,6 @@ def _run(settings: Sequence[Settings], interpreter: Path, given: dict[str, str])
     for one in settings:
         path = folder / f"rank-{one.rank}.json"
         if not path.exists():
-            lines = (folder / f"output-{one.rank}").read_text(errors="replace").strip().splitlines()
-            raise PeerFailed(f"rank {one.rank} left no result; it said: {lines[-1] if lines else 'nothing'}")
+            raise PeerFailed(f"rank {one.rank} left no result; it said: {last_words(folder / f'output-{one.rank}')}")
         results.append(json.loads(path.read_text()))
     return results

@@ -118,7 +118,7 @@ def say(text: str) -> None:
 
 
 def show(name: str, rows: Sequence[Row], notes: Sequence[str] = ()) -> None:
-    """Print the rows as a table, the notes and the environment."""
+    """Print the rows as a table, the notes and the environment. ``finish`` comes after it."""
     where = environment()
     print(f"{name}: {where['cores']} cores, {where['memory_gib']} GiB, load {where['load']}, {where['date']}")
     print(", ".join(f"{key} {where[key]}" for key in ("python", *PACKAGES)) + f"; {where['command']}\n")
@@ -128,6 +128,20 @@ def show(name: str, rows: Sequence[Row], notes: Sequence[str] = ()) -> None:
         print(f"{row.name:{width}}  {_number(row.ours):>10} {_number(row.peer):>10} {_ratio(row):>7}  {_aim(row):>12}")
     for note in notes:
         print(f"\n{note}")
+
+
+def finish(failures: Sequence[str]) -> None:
+    """End a benchmark: with exit code 1, and names, where one side or another did not run.
+
+    Args:
+        failures: Who did not run, or not each time, and why.
+    """
+    sys.stdout.flush()
+    if failures:
+        say("\nThe comparison is not whole; these did not run, or not each time:")
+        for failure in dict.fromkeys(failures):
+            say(f"  {failure}")
+        sys.exit(1)
 
 
 def show_json(name: str, rows: Sequence[Row], **more: Any) -> None:

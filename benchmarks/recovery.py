@@ -17,14 +17,13 @@ import argparse
 import asyncio
 import random
 import signal
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from benchmarks.common import Row, Spread, rows_of, say, show, show_json
+from benchmarks.common import Row, Spread, finish, rows_of, say, show, show_json
 from benchmarks.everstep_side import EverstepSide
 from benchmarks.peers import nvrx, torchrun
 from benchmarks.peers.torchrun import INTERRUPTED, PeerFailed
@@ -76,8 +75,8 @@ def main() -> None:
         show_json("recovery", rows, runs=runs, failures=results.failures)
     else:
         notes = [where_it_went("everstep", results.ours), where_it_went("torchrun", results.torchrun)]
-        show("recovery", rows, [note for note in (*notes, *results.failures) if note])
-    sys.stdout.flush()
+        show("recovery", rows, [note for note in notes if note])
+    finish(results.failures)
 
 
 async def measure(runs: int, seed: int, peers: Sequence[str]) -> Results:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.common import say
@@ -15,12 +15,13 @@ from benchmarks.peers.torchrun import PeerFailed
 INSTALL_LIMIT_S = 600
 
 
-def python(name: str, packages: Sequence[str], module: str) -> Path:
-    """The interpreter of a peer's environment, made when it is not there.
+def python(name: str, packages: tuple[str, ...], module: str) -> Path:
+    """The interpreter of a peer's environment, made when it is not there or has other packages.
 
     Args:
         name: Of its folder.
-        packages: What pip installs, without their dependencies.
+        packages: What pip installs, without their dependencies; with versions, for others have to get the same
+            figures. A tuple: text would be taken for a sequence of packages of one letter each.
         module: What must be importable afterwards.
 
     Raises:
@@ -36,11 +37,14 @@ def python(name: str, packages: Sequence[str], module: str) -> Path:
     own = folder / "lib" / f"python{version}" / "site-packages" / "torch_of_everstep.pth"
     own.write_text(sysconfig.get_path("purelib") + "\n")
     imports = [str(found), "-W", "ignore", "-c", f"import {module}"]
-    try:
-        _run(imports)
-    except PeerFailed:  # not installed yet, or not all of it
+    stamp = folder / "everstep-packages"
+    wanted = "\n".join(packages)
+    if not stamp.exists() or stamp.read_text() != wanted:
         say(f"installing {packages[0]} into {folder} (seconds)")
         _run([str(found), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", *packages])
+        _run(imports)
+        stamp.write_text(wanted)
+    else:
         _run(imports)
     return found
 
@@ -49,6 +53,6 @@ def _run(command: list[str]) -> None:
     try:
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=INSTALL_LIMIT_S)
     except subprocess.CalledProcessError as error:
-        raise PeerFailed(f"{command[1:4]} failed: {error.stderr.strip()[-300:]}") from error
+        raise PeerFailed(f"{shlex.join(command)} failed: {error.stderr.strip()[-300:]}") from error
     except subprocess.TimeoutExpired as error:
-        raise PeerFailed(f"{command[1:4]} took longer than {INSTALL_LIMIT_S} s") from error
+        raise PeerFailed(f"{shlex.join(command)} took longer than {INSTALL_LIMIT_S} s") from error

@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 
 from benchmarks.peers import environments
-from benchmarks.peers.torchrun import PeerFailed, all_of, end_tree, wait_for
+from benchmarks.peers.torchrun import PeerFailed, all_of, end_tree, last_words, wait_for
 from benchmarks.timeline import Recovery
 
-PACKAGES = ("nvidia-resiliency-ext", "defusedxml", "nvidia-ml-py", "packaging", "psutil", "pyyaml", "numpy")
+PACKAGES = ("nvidia-resiliency-ext==0.4.1", "defusedxml", "nvidia-ml-py", "packaging", "psutil", "pyyaml", "numpy")
 """Without their dependencies: torch is the one that everstep is measured with."""
 LOOP = Path(__file__).with_name("nvrx_loop.py")
 
@@ -52,8 +52,7 @@ def recover(interpreter: Path, folder: Path, *, ranks: int, rank: int, at_step: 
                 lambda: all_of(folder, survivors, "step"), lambda: first.poll() is None, "the step after it", folder
             )
         except PeerFailed as error:
-            lines = output.read_text(errors="replace").strip().splitlines()
-            raise PeerFailed(f"{error}; rank {survivors[0]} said: {lines[-1] if lines else 'nothing'}") from error
+            raise PeerFailed(f"{error}; rank {survivors[0]} said: {last_words(output)}") from error
     finally:
         for process in started:
             end_tree(process)

@@ -29,6 +29,13 @@ class PeerFailed(EverstepError):
     """The peer did not run, or did not recover."""
 
 
+def last_words(output: Path) -> str:
+    """Why a process ended: the last line that it wrote, before what its destructors said of unfinished objects."""
+    told = output.read_text(errors="replace").partition("Exception ignored in")[0]
+    lines = told.strip().splitlines()
+    return lines[-1] if lines else "nothing"
+
+
 def recover(folder: Path, script: Path, args: Sequence[str], *, ranks: int, rank: int, at_step: int) -> Recovery:
     """Kill one rank of a torchrun job in the middle of a step; wait until all ranks have completed a step again.
 

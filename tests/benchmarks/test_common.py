@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from benchmarks.common import Row, Spread, quantile, rows_of, show, show_json
+from benchmarks.common import Row, Spread, finish, quantile, rows_of, show, show_json
 
 
 def test_quantiles_lie_between_the_nearest_values() -> None:
@@ -60,3 +60,12 @@ def test_what_is_printed_names_machine_and_verdict(capsys: pytest.CaptureFixture
     found = json.loads(capsys.readouterr().out)
     assert found["environment"]["torch"]
     assert [row["met"] for row in found["rows"]] == [True, None]
+
+
+def test_a_comparison_that_is_not_whole_is_named_and_no_success(capsys: pytest.CaptureFixture[str]) -> None:
+    finish([])
+    with pytest.raises(SystemExit) as ended:
+        finish(["DLRover memory: it cannot be installed", "DCP async: rank 0 left no result"] * 2)
+    assert ended.value.code == 1
+    told = capsys.readouterr().err
+    assert told.count("DLRover memory: it cannot be installed") == told.count("DCP async: rank 0") == 1
