@@ -40,6 +40,8 @@ TIERS = {
     pb.HeldCheckpoint.REMOTE: Tier.REMOTE,
 }
 ON_FILES = {Tier.DISK, Tier.REMOTE}
+DEPTH = {tier: depth for depth, tier in enumerate(Tier)}
+NEWER = "this release cannot use such a copy; the agent is of a newer one"
 
 
 def evidence_of(
@@ -105,9 +107,9 @@ def held_of(
                 machine=machine,
                 completed_steps=one.completed_steps,
                 bytes=one.bytes,
-                valid=one.valid,
-                reason=one.reason[:LINE],
-                tier=TIERS.get(one.tier, Tier.OWN),
+                valid=one.valid and one.tier in TIERS,
+                reason=one.reason[:LINE] if one.tier in TIERS else NEWER,
+                tier=TIERS.get(one.tier) or Tier(f"tier {one.tier}"),
                 generation=one.generation,
                 saved_ns=one.saved_ns,
                 digest=one.digest,
@@ -126,7 +128,7 @@ def held_of(
 
 
 def _order(one: Held) -> tuple[int, int, int, str]:
-    return one.rank, one.completed_steps, list(Tier).index(one.tier), one.machine
+    return one.rank, one.completed_steps, DEPTH.get(one.tier, len(DEPTH)), one.machine
 
 
 def fitted(found: Evidence, *, at: int | None = None) -> Evidence:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 class CheckpointPolicy(BaseModel):
     """Where copies of the training state go, and how often. The table ``[checkpoint]`` of a job file."""
 
-    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
 
     slots: int = Field(
         4,

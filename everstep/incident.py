@@ -6,12 +6,12 @@ fields are only added, with defaults.
 
 from __future__ import annotations
 
-from enum import StrEnum
-
 from pydantic import BaseModel, ConfigDict, Field
 
+from everstep.words import Words
 
-class Symptom(StrEnum):
+
+class Symptom(Words):
     """What an anomaly looks like from outside."""
 
     CRASH = "crash"
@@ -29,9 +29,9 @@ class Symptom(StrEnum):
 
 
 class Model(BaseModel):
-    """Base of the messages: frozen, tolerant of fields that a newer release added."""
+    """Base of the messages: frozen; fields that a newer release added are kept and passed on."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="allow")
 
 
 class Anomaly(Model):
@@ -64,7 +64,7 @@ class RankExit(Model):
     log_tail: str = ""
 
 
-class Tier(StrEnum):
+class Tier(Words):
     """Where a copy of a rank's state lies, in the order in which a restore prefers them."""
 
     OWN = "own memory"

@@ -18,10 +18,11 @@ class JobSpec(BaseModel):
     """A training job: a script, its size and its recovery policy.
 
     Read from a TOML file or from the options of ``everstep run``. Stored in
-    workflow histories, so fields are only added, with defaults.
+    workflow histories, so fields are only added, with defaults; what a newer
+    release added is kept and passed on.
     """
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, extra="allow")
 
     name: str = Field(description="Unique name: up to 30 of a-z, 0-9 and '-'.")
     script: str = Field(description="Absolute path of the Python script on every machine.")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from everstep.incident import Anomaly, Failure, Model
 from everstep.job import JobSpec
 from everstep.machine import Machine
+from everstep.words import AnyWord
 
-JobStatus = Literal["starting", "running", "recovering", "parked", "stopping", "finished", "failed", "stopped"]
+JobStatus = Annotated[
+    Literal["starting", "running", "recovering", "parked", "stopping", "finished", "failed", "stopped"], AnyWord
+]
 
 TASK_QUEUE = "everstep"
 
@@ -53,7 +56,8 @@ class EarlierRun(Model):
 class JobState(BaseModel):
     """Everything that a job's workflow carries across continue-as-new; the workflow changes it in place."""
 
-    model_config = ConfigDict(extra="ignore")
+    # What a newer release keeps here survives a time in which an older one has the job.
+    model_config = ConfigDict(extra="allow")
 
     spec: JobSpec
     machines: list[Machine]

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 class Machine(BaseModel):
     """One machine and where its agent listens."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, extra="allow")
 
     name: str
     address: str

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 class RecoveryPolicy(BaseModel):
     """How often, how fast and how patiently a job is brought back."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, extra="allow")
 
     max_attempts: int = Field(3, ge=1, description="Reattempts of one incident before it is parked (ours).")
     max_failures_at_step: int = Field(

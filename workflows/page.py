@@ -55,7 +55,8 @@ def copies_text(copies: Iterable[Copy]) -> str:
     """``ranks 4, 5 from backups on m1; rank 6 from disk of m3``."""
     ranks: dict[str, list[int]] = defaultdict(list)
     for copy in copies:
-        ranks[SOURCES[copy.tier].format(copy.machine)].append(copy.rank)
+        source = SOURCES.get(copy.tier, f"{copy.tier} of {{}}")
+        ranks[source.format(copy.machine)].append(copy.rank)
     parts = [f"{'rank' if len(own) == 1 else 'ranks'} {listed(own)} from {source}" for source, own in ranks.items()]
     return "; ".join(parts[:4]) + (f"; and from {count(len(parts) - 4, 'more place')}" if len(parts) > 4 else "")
 

@@ -5,7 +5,8 @@ hour; MegaScale calls the same ratio the effective training time rate.
 
 A job that runs is taken to step, so time that no interval covers counts as
 productive; whoever records intervals must record what was *not* productive.
-Where intervals overlap each moment counts once, for the gravest kind.
+Where intervals overlap each moment counts once, for the gravest kind. A kind that a
+newer release noted counts as a recovery.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Literal, get_args
 Kind = Literal["productive", "lost steps", "launch", "recovery", "parked"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 """From the least to the gravest: the gravest wins where two overlap (ours)."""
+UNKNOWN: Kind = "recovery"
 
 WINDOW_S = 3600.0
 """The sliding window, seconds (ByteRobust, section 4.2)."""
@@ -62,7 +64,8 @@ def ettr(intervals: Iterable[Interval], *, start_ns: int, now_ns: int, window_s:
         first = max(interval.start_ns, begin)
         last = end if interval.end_ns is None else min(interval.end_ns, end)
         if first < last:
-            changes += [(first, 1, interval.kind), (last, -1, interval.kind)]
+            kind = interval.kind if interval.kind in KINDS else UNKNOWN
+            changes += [(first, 1, kind), (last, -1, kind)]
     open_now = dict.fromkeys(KINDS, 0)
     at = begin
     for time_ns, change, kind in [*sorted(changes), (end, 0, KINDS[0])]:

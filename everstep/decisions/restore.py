@@ -101,7 +101,8 @@ def nearest(held: Iterable[Held], topology: Topology, machines: Sequence[str]) -
     """
     found: dict[int, dict[str, dict[int, Held]]] = defaultdict(lambda: defaultdict(dict))
     for one in held:
-        if not one.valid or not 0 <= one.rank < topology.world_size or one.completed_steps < 1:
+        usable = one.valid and one.tier.known
+        if not usable or not 0 <= one.rank < topology.world_size or one.completed_steps < 1:
             continue
         ranks = found[one.completed_steps][one.run]
         before = ranks.get(one.rank)
