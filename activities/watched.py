@@ -96,6 +96,11 @@ class Watched:
             if rank.saved.own_step >= 0 and rank.HasField("saved"):
                 self._saves.add(rank.rank)
 
+    def dealt_with(self, machine: str) -> int:
+        """Newest observation of a machine that the workflow need not be told of any more; 0: none."""
+        newest = max(self.reported, default=0)
+        return max((seq for found, seq in self.newest.get(machine, {}).items() if found <= newest), default=0)
+
     def verdicts(self, now_ns: int) -> Iterator[Anomaly | Finished]:
         """What the job's workflow should be told, oldest generation first; each until it is in ``reported``."""
         world_size, policy = self.spec.topology().world_size, self.spec.policy

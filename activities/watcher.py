@@ -7,6 +7,9 @@ fault, the server lets one through. Observations are acknowledged only after the
 workflow took the report; an observation that nobody heard waits in the agent's
 log. So a dead worker leaves no gap as long as another one lives, and loses
 nothing when none does.
+
+Jobs do not know of each other here: one whose state cannot be read, or whose
+workflow does not answer, is asked again, and all others are watched meanwhile.
 """
 
 from __future__ import annotations
@@ -16,17 +19,19 @@ import contextlib
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import timedelta
 from functools import partial
 
 import structlog
-from temporalio.client import Client, WorkflowQueryFailedError, WorkflowUpdateFailedError
+from temporalio.client import Client, WorkflowUpdateFailedError
 from temporalio.service import RPCError, RPCStatusCode
 
+from activities.once import Once
 from activities.watched import Watched
 from agent.client import AgentClient, AgentPool
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.watch import Finished
-from everstep.errors import AgentError, EverstepError
+from everstep.errors import EverstepError
 from everstep.incident import Anomaly
 from everstep.job import JobSpec
 from everstep.job_state import JobState, job_workflow_id
@@ -37,11 +42,17 @@ log = structlog.get_logger("watcher")
 LIST_S = 1.0
 """Between two listings of the running jobs, seconds (ours)."""
 RETRY_S = 0.2
+ANSWER_LIMIT = timedelta(seconds=5)
+"""A job's workflow that does not say within this time what to watch is asked again (ours)."""
+ADOPT_AGAIN_S = 30.0
+"""Longest wait between two such questions, seconds (ours)."""
 TICK_S = 0.5
 """Between two looks at the rules that depend on time, seconds (ours)."""
 
 TELL_WHOLE_S = 30.0
 """Agents are told this often which step is whole on all disks: those that were restarted forgot it (ours)."""
+ACKNOWLEDGE_S = 30.0
+"""Time for an agent to take an acknowledgement, and the longest wait before it is sent again, seconds (ours)."""
 ASK_S = 2.0
 """An agent that does not take a request on copies of state within this time is left out, seconds (ours)."""
 
@@ -60,6 +71,11 @@ class Watcher:
         self._watched: dict[str, Watched] = {}
         self._runs: dict[str, str] = {}
         """Job's workflow → the run that was seen in the newest listing."""
+        self._adopting: dict[str, asyncio.Task[None]] = {}
+        self._troubles = Once()
+        """Of jobs that do not say what to watch."""
+        self._failures = Once()
+        """Of watching them."""
 
     async def run(self) -> None:
         """List the running jobs again and again, and watch each of them."""
@@ -69,9 +85,10 @@ class Watcher:
                     await self._list()
                 await asyncio.sleep(LIST_S)
         finally:
-            for task in self._tasks.values():
+            tasks = [*self._tasks.values(), *self._adopting.values()]
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _list(self) -> None:
         """Watch what runs, anew where a name was taken by another run, and no longer what is over."""
@@ -85,8 +102,10 @@ class Watcher:
                 # Another job of the same name, or continue-as-new: the agents tell again what nobody acknowledged.
                 self._leave(workflow_id)
             self._runs[workflow_id] = run
-            if workflow_id not in self._tasks or self._tasks[workflow_id].done():
-                await self._adopt(workflow_id)
+            unwatched = workflow_id not in self._tasks or self._tasks[workflow_id].done()
+            if unwatched and workflow_id not in self._adopting:
+                # Not awaited: a workflow that nobody executes answers late, or never.
+                self._adopting[workflow_id] = asyncio.create_task(self._adopt(workflow_id))
 
     def ensure(self, spec: JobSpec, machines: list[Machine], known: JobState | None = None) -> None:
         """Watch a job now: the launching worker need not wait for the next listing.
@@ -112,23 +131,36 @@ class Watcher:
     def _leave(self, workflow_id: str) -> None:
         self._runs.pop(workflow_id, None)
         self._watched.pop(workflow_id, None)
-        if task := self._tasks.pop(workflow_id, None):
-            task.cancel()
+        self._troubles.well(workflow_id)
+        self._failures.well(workflow_id)
+        for tasks in (self._tasks, self._adopting):
+            if task := tasks.pop(workflow_id, None):
+                task.cancel()
 
     async def _adopt(self, workflow_id: str) -> None:
-        try:
-            state = await self._client.get_workflow_handle(workflow_id).query("state", result_type=JobState)
-        except (RPCError, WorkflowQueryFailedError) as error:
-            # Asked again at the next listing; its agents keep what they saw.
-            log.warning("a job cannot say yet what to watch", workflow=workflow_id, error=str(error))
-            return
-        if state.outcome == "":
-            self.ensure(state.spec, state.machines, state)
+        """Ask a job what to watch, until it says so; whatever goes wrong is this job's alone."""
+        handle, wait_s = self._client.get_workflow_handle(workflow_id), LIST_S
+        while True:
+            try:
+                state = await handle.query("state", result_type=JobState, rpc_timeout=ANSWER_LIMIT)
+                if state.outcome == "":
+                    self.ensure(state.spec, state.machines, state)
+                break
+            except Exception as error:
+                # Its agents keep what they saw.
+                if self._troubles.new(workflow_id, error):
+                    log.warning("a job cannot say what to watch; it is asked again", job=workflow_id, error=str(error))
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, ADOPT_AGAIN_S)
+        self._troubles.well(workflow_id)
+        del self._adopting[workflow_id]
 
     async def _watch(self, job: Watched) -> None:
         with structlog.contextvars.bound_contextvars(job=job.spec.name):
             log.info("watching", machines=len(job.machines))
-            tasks = [asyncio.create_task(loop(job)) for loop in (self._judge, self._persist, self._align)]
+            tasks = [
+                asyncio.create_task(loop(job)) for loop in (self._judge, self._acknowledge, self._persist, self._align)
+            ]
             for machine in job.machines:
                 tasks.append(asyncio.create_task(self._observe(job, machine)))
                 tasks.append(asyncio.create_task(self._follow(job, machine)))
@@ -138,9 +170,10 @@ class Watcher:
                 for task in done:
                     task.result()
                 log.info("no longer watching")
-            except Exception:
+            except Exception as error:
                 # The next listing begins again: what was not reported yet is still in the agents' logs.
-                log.exception("watching failed; it begins anew")
+                if self._failures.new(job_workflow_id(job.spec.name), error):
+                    log.exception("watching failed; it begins anew, and again until it succeeds")
             finally:
                 for task in tasks:
                     task.cancel()
@@ -154,7 +187,7 @@ class Watcher:
                 async for observation in self._agents.get(machine.address).observe(request):
                     after = observation.sequence
                     self._take(job, machine, observation)
-            except AgentError as error:
+            except EverstepError as error:
                 log.debug("agent is silent", machine=machine.name, error=str(error))
             await asyncio.sleep(RETRY_S)
 
@@ -169,7 +202,7 @@ class Watcher:
     async def _follow(self, job: Watched, machine: Machine) -> None:
         request = pb.ProgressRequest(job=job.spec.name, interval_s=TICK_S)
         while True:
-            with contextlib.suppress(AgentError):
+            with contextlib.suppress(EverstepError):
                 async for reply in self._agents.get(machine.address).progress(request):
                     job.showed(machine.name, reply, time.time_ns())
             await asyncio.sleep(RETRY_S)
@@ -236,16 +269,38 @@ class Watcher:
                 await asyncio.sleep(RETRY_S)
         job.reported.add(generation)
         log.info("reported", verdict=name, generation=generation, observation=getattr(verdict, "id", ""))
-        await self._acknowledge(job, generation)
         return True
 
-    async def _acknowledge(self, job: Watched, generation: int) -> None:
-        for machine in job.machines:
-            heard = [seq for found, seq in job.newest.get(machine.name, {}).items() if found <= generation]
-            if heard:
-                request = pb.AcknowledgeRequest(up_to_sequence=max(heard), job=job.spec.name)
-                with contextlib.suppress(AgentError):
-                    await self._agents.get(machine.address).acknowledge(request)
+    async def _acknowledge(self, job: Watched) -> None:
+        """Tell the agents which observations the workflow has, each on its own: nobody waits for a silent one.
+
+        What is never acknowledged is told again to the next watcher, and the
+        workflow says that it is dealt with.
+        """
+        taken: dict[str, int] = {}
+        telling: dict[str, asyncio.Task[None]] = {}
+        try:
+            while True:
+                for machine in job.machines:
+                    behind = job.dealt_with(machine.name) > taken.get(machine.name, 0)
+                    if behind and (machine.name not in telling or telling[machine.name].done()):
+                        telling[machine.name] = asyncio.create_task(self._tell(job, machine, taken))
+                await asyncio.sleep(TICK_S)
+        finally:
+            for task in telling.values():
+                task.cancel()
+
+    async def _tell(self, job: Watched, machine: Machine, taken: dict[str, int]) -> None:
+        wait_s = RETRY_S
+        while (up_to := job.dealt_with(machine.name)) > taken.get(machine.name, 0):
+            request = pb.AcknowledgeRequest(up_to_sequence=up_to, job=job.spec.name)
+            try:
+                await self._agents.get(machine.address).acknowledge(request, timeout_s=ACKNOWLEDGE_S)
+                taken[machine.name] = up_to
+            except EverstepError as error:
+                log.debug("an acknowledgement was not taken yet", machine=machine.name, error=str(error))
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, ACKNOWLEDGE_S)
 
 
 @contextlib.asynccontextmanager

@@ -7,6 +7,7 @@ import difflib
 import functools
 import getpass
 import os
+import zlib
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -336,6 +337,11 @@ class Control:
             yield
         except WorkflowQueryFailedError as error:
             raise ClusterError(f"{what} cannot be asked now: {error}") from error
+        except (ValueError, zlib.error) as error:  # pydantic's errors are ValueErrors
+            raise ClusterError(
+                f"{what} says what this release cannot read: use the everstep that it was started with, or a newer "
+                f"one; 'everstep stop {what}{self.option}' works all the same ({_line(error)})"
+            ) from error
         except RPCError as error:
             if error.status is RPCStatusCode.NOT_FOUND:
                 raise NoSuchJob(f"there is no job or incident {what}: see 'everstep status'") from error
@@ -365,6 +371,12 @@ def parse_incident(reference: str) -> tuple[str, int | None]:
 def option_of(cluster_name: str) -> str:
     """The option that names a cluster in a command that we suggest; "" for the default one."""
     return "" if cluster_name == "default" else f" --cluster {cluster_name}"
+
+
+def _line(error: BaseException) -> str:
+    """An error in one line, cut."""
+    line = " ".join(str(error).split())
+    return line if len(line) <= 200 else line[:198] + " …"
 
 
 def _status(status: WorkflowExecutionStatus | None) -> str:

@@ -69,7 +69,7 @@ def summary_row(record: IncidentRecord) -> tuple[str, ...]:
     """Cells of the list: id, opened, symptom, outcome, lost steps, took, what."""
     lost = "" if record.lost_steps is None else f"{record.lost_steps} lost"
     took = "" if record.seconds is None else f"{record.seconds:.2f} s"
-    what = clean(record.headline or headline(record))
+    what = clean(record.headline or headline(record)) + (f" [{record.problem}]" if record.problem else "")
     return (record.id, clock(record.fault_ns), symptom(record), outcome(record), took, lost, what)
 
 
@@ -100,6 +100,7 @@ def _facts(record: IncidentRecord) -> list[tuple[str, ...]]:
         ("at step", "" if record.step is None or record.step < 0 else str(record.step)),
         ("steps lost", "" if record.lost_steps is None else str(record.lost_steps)),
         ("outcome", outcome(record)),
+        ("not read", record.problem),
         ("evicted", ", ".join(record.evicted) or ("nobody" if record.closed_ns else "")),
     ]
     return [row for row in rows if row[1]]

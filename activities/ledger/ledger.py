@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from sqlalchemy import Connection, Engine, RowMapping, ScalarSelect, Select, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
@@ -363,7 +363,16 @@ def _incident_query() -> Select[Any]:
 
 
 def _incident_record(row: RowMapping, events: Iterable[IncidentEventRecord] = ()) -> IncidentRecord:
-    return IncidentRecord.model_validate({**row, "evicted": row["evicted"] or [], "events": list(events)})
+    found = {**row, "evicted": row["evicted"] or [], "events": list(events)}
+    try:
+        return IncidentRecord.model_validate(found)
+    except ValidationError as error:
+        # One row harms one line of a list.
+        bad = {str(one["loc"][0]) for one in error.errors()}
+        kept = {name: value for name, value in found.items() if name not in bad}
+        return IncidentRecord.model_validate(
+            {**kept, "problem": f"this release cannot read its {', '.join(sorted(bad))}"}
+        )
 
 
 def _intervals(connection: Connection, run: ScalarSelect[int]) -> list[Interval]:

@@ -1,4 +1,9 @@
-"""Bring a ledger's tables up to what this release expects."""
+"""Bring a ledger's tables up to what this release expects.
+
+A ledger that a newer release brought further is used as it is where that only
+added to it: an upgrade of several workers, one after the other, and a step back to
+the release before, need no second ledger.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +33,14 @@ def migrate(engine: Engine, url: LedgerUrl, to: str = "head") -> None:
     nothing to do. A kill in the middle leaves the ledger as it was.
 
     Raises:
-        LedgerError: the ledger is damaged, newer than this release, or not a ledger.
+        LedgerError: the ledger is damaged, not a ledger, or of a newer release that did more than add to it.
     """
     config = configuration()
     head = ScriptDirectory.from_config(config).get_current_head()
     with reading(engine, url) as connection:
         _check_file(connection, url)
-        if to == "head" and _revision(connection) == head:
+        revision = _revision(connection)
+        if to == "head" and (revision == head or (_is_newer(revision, config) and not _lacking(connection))):
             return
     with _ALEMBIC, writing(engine, url, "migrate") as connection:
         # Judged under the lock only: without it, another worker's migration may end between two looks.
@@ -74,8 +80,31 @@ def _check_revision(connection: Connection, url: LedgerUrl, config: Config) -> N
             raise LedgerError(
                 f"{url} is not a ledger, yet holds tables named {', '.join(foreign)}: use a database of its own"
             )
-    elif current not in {script.revision for script in scripts.walk_revisions()}:
+    elif _is_newer(current, config):
         raise LedgerError(
             f"the ledger {url} is at revision {current}, which this release does not know (it knows up to "
-            f"{scripts.get_current_head()}): a newer everstep wrote it; upgrade everstep or use another ledger"
+            f"{scripts.get_current_head()}): a newer everstep wrote it; upgrade everstep or use another ledger "
+            f"({_lacking(connection)})"
         )
+
+
+def _is_newer(revision: str | None, config: Config) -> bool:
+    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+    return revision is not None and revision not in known
+
+
+def _lacking(connection: Connection) -> str:
+    """Why this release cannot read and write the tables as they are; empty: it can."""
+    inspector = inspect(connection)
+    there = set(inspector.get_table_names())
+    for name, table in LedgerTable.metadata.tables.items():
+        if name not in there:
+            return f"it has no table {name}"
+        found = {column["name"]: column for column in inspector.get_columns(name)}
+        if missing := sorted({column.name for column in table.columns} - found.keys()):
+            return f"its table {name} has no {missing[0]}"
+        for column in found.values():
+            ours, given = column["name"] in table.columns, column["nullable"] or column["default"] is not None
+            if not ours and not given:
+                return f"its table {name} wants a {column['name']}"
+    return ""

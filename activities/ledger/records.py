@@ -87,6 +87,8 @@ class IncidentRecord(Record):
     recovered: bool | None = None
     """None while the incident is open."""
     report: dict[str, Any] | None = None
+    problem: str = ""
+    """What of its row cannot be read, and is left out here; empty: nothing."""
     events: list[IncidentEventRecord] = Field(default_factory=list)
 
     @property

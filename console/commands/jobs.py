@@ -154,10 +154,11 @@ def abandon(reference: Reference, note: Note = "", cluster: Cluster = "default")
 
 async def _status(job: str, cluster: str, *, as_json: bool) -> int:
     from rich.console import Console
+    from rich.text import Text
 
     from console.control import Control, option_of
     from console.follow.status import job_lines, job_report
-    from console.follow.status_text import jobs_table
+    from console.follow.status_text import jobs_table, problem_lines
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
     async with await Control.connect(cluster) as control:
@@ -173,6 +174,8 @@ async def _status(job: str, cluster: str, *, as_json: bool) -> int:
         print(json.dumps([line.model_dump(mode="json") for line in lines], indent=2))
     elif lines:
         console.print(jobs_table(lines))
+        for problem in problem_lines(lines):
+            console.print(Text(problem, style="red"), soft_wrap=True)
     else:
         print(f"no jobs yet: everstep run{option_of(cluster)} --help")
     return 0
@@ -261,8 +264,10 @@ async def _stop(job: str, note: str, cluster: str, *, wait: bool) -> int:
         if not wait:
             print(f"{job} was asked to stop: everstep status {job}{control.option}")
             return 0
-        state = await control.state(job)
-        deadline = asyncio.get_running_loop().time() + PATIENCE_S + state.spec.policy.stop_grace_s
+        grace_s = 0.0
+        with suppress(ClusterError):  # of a job that cannot be asked: it was told all the same
+            grace_s = (await control.state(job)).spec.policy.stop_grace_s
+        deadline = asyncio.get_running_loop().time() + PATIENCE_S + grace_s
         while asyncio.get_running_loop().time() < deadline:
             if not (await control.run_of(job)).running:
                 print(f"{job} is stopped; its logs stay: everstep logs {job}{control.option}")

@@ -102,34 +102,65 @@ class JobLine(BaseModel):
     ettr: float | None
     started: datetime
     ended: datetime | None
+    problem: str = ""
+    """Why it says no more of itself; empty: it says all."""
 
 
 async def job_lines(control: Control) -> list[JobLine]:
-    """All jobs, the running ones first."""
+    """All jobs, the running ones first; one of which little can be said is listed with what is wrong."""
     runs = await control.jobs()
-    return list(await asyncio.gather(*(_line(control, run) for run in runs)))
+    found = await asyncio.gather(*(_line(control, run) for run in runs), return_exceptions=True)
+    lines = []
+    for run, one in zip(runs, found, strict=True):
+        if isinstance(one, Exception):
+            lines.append(_bare(run, f"this release cannot show job {run.name} ({type(one).__name__}: {one})"))
+        elif isinstance(one, BaseException):
+            raise one
+        else:
+            lines.append(one)
+    return lines
+
+
+def _bare(run: JobRun, problem: str) -> JobLine:
+    """What Temporal lists, without a word of the job itself."""
+    return JobLine(
+        name=run.name,
+        status=run.status,
+        outcome="",
+        step=None,
+        loss=None,
+        saved=None,
+        generation=None,
+        machines=None,
+        ranks=None,
+        incidents=None,
+        ettr=None,
+        started=run.started,
+        ended=run.closed,
+        problem=problem,
+    )
 
 
 async def _line(control: Control, run: JobRun) -> JobLine:
-    state: JobState | None = None
-    with suppress(ClusterError):  # without a worker we still know what Temporal lists
+    try:
         state = await control.state(run.name)
-    described = await describe_all(control, state.machines) if state else {}
+    except ClusterError as error:
+        line = _bare(run, str(error))
+        return line.model_copy(update={"ettr": await _ettr(control, run.name, None)})
+    described = await describe_all(control, state.machines)
     progress = _progress(run.name, described)
-    launched = state is None or state.launched
-    ettr = await _ettr(control, run.name, None) if launched else None
     return JobLine(
         name=run.name,
-        status=state.status if state and run.status in ("running", "completed") else run.status,
-        outcome=state.outcome if state else "",
+        status=state.status if run.status in ("running", "completed") else run.status,
+        outcome=state.outcome,
         step=progress.step,
         loss=progress.loss,
         saved=_saved(run.name, described),
-        generation=state.generation if state and launched else None,
-        machines=state.spec.machines if state else None,
-        ranks=state.spec.topology().world_size if state else None,
-        incidents=state.incident_count if state else None,
-        ettr=ettr,
+        generation=state.generation if state.launched else None,
+        machines=state.spec.machines,
+        ranks=state.spec.topology().world_size,
+        incidents=state.incident_count,
+        ettr=await _ettr(control, run.name, None) if state.launched else None,
         started=run.started,
         ended=run.closed,
     )

@@ -15,6 +15,7 @@ from console.follow.status import JobLine, JobReport, MachineStatus
 
 STYLE = {"running": "green", "finished": "green", "recovering": "yellow", "starting": "yellow", "stopping": "yellow"}
 """Colour of a status; red for all others."""
+PROBLEMS_SHOWN = 5
 
 
 def jobs_table(lines: Sequence[JobLine]) -> Table:
@@ -39,6 +40,13 @@ def jobs_table(lines: Sequence[JobLine]) -> Table:
             text.ratio(one.ettr),
         )
     return table
+
+
+def problem_lines(lines: Sequence[JobLine]) -> list[str]:
+    """Which jobs say little of themselves, and why; of many the first ones."""
+    troubled = [one.problem for one in lines if one.problem]
+    more = [f"and {len(troubled) - PROBLEMS_SHOWN} more"] if len(troubled) > PROBLEMS_SHOWN else []
+    return [*troubled[:PROBLEMS_SHOWN], *more]
 
 
 def job_facts(report: JobReport) -> list[tuple[str, str]]:

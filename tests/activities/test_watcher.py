@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import structlog.testing
 from temporalio.client import Client, WorkflowHandle
 from temporalio.worker import Worker
 
@@ -26,6 +27,7 @@ from everstep.job_state import JobState, job_workflow_id
 from everstep.machine import Machine
 from tests.activities.spoken import serving
 from tests.workflows.conftest import ScriptedCluster
+from tests.workflows.other_release import UNREADABLE, OtherJob
 from workflows.job import JobWorkflow
 from workflows.messages import JobResult
 from workflows.registry import WORKFLOWS, sandbox
@@ -45,6 +47,10 @@ class SpokenAgent(agent_pb2_grpc.AgentServicer):
         self.told_whole: list[int] = []
         self.aligned: list[pb.AlignRequest] = []
         self.silent = False
+        self.deaf = False
+        """Takes no acknowledgement, and does not say so either."""
+        self.hearing = 0
+        """Acknowledgements that wait for an answer."""
 
     def exited(self, job: str, generation: int, rank: int, end: pb.Exit, *, finished: bool) -> None:
         number = len(self.said) + 1
@@ -89,6 +95,12 @@ class SpokenAgent(agent_pb2_grpc.AgentServicer):
         return pb.AlignReply()
 
     async def Acknowledge(self, request: pb.AcknowledgeRequest, context: Any) -> pb.AcknowledgeReply:  # noqa: N802
+        self.hearing += 1
+        try:
+            while self.deaf:  # noqa: ASYNC110 - nobody tells us
+                await asyncio.sleep(0.02)
+        finally:
+            self.hearing -= 1
         self.acknowledged = max(self.acknowledged, request.up_to_sequence)
         return pb.AcknowledgeReply()
 
@@ -236,5 +248,73 @@ async def test_every_machine_is_told_which_step_is_whole_on_all_disks(place: Pla
         await asyncio.sleep(0.05)
 
     assert [agent.told_whole for agent in place.agents] == [[64], [64]]
+    await job.signal(JobWorkflow.stop, {"operator": "test"})
+    await job.result()
+
+
+async def test_a_job_that_cannot_be_read_harms_no_other_one_and_is_said_once(place: Place) -> None:
+    """Nor does one that nobody executes, which never answers."""
+    with structlog.testing.capture_logs() as logs:
+        for name, queue in (("bad", place.queue + "-other"), ("nobody", place.queue + "-nobody")):
+            await place.client.start_workflow("Job", UNREADABLE, id=job_workflow_id(name), task_queue=queue)
+        async with Worker(place.client, task_queue=place.queue + "-other", workflows=[OtherJob]):
+            while not any(line["event"].startswith("a job cannot say") for line in logs):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+            job = await place.start("good", 1)
+            await place.until_watched(1)
+            place.agents[0].exited("good", 1, 0, KILLED, finished=False)
+            while not (await job.query(JobWorkflow.current_state)).incidents:  # noqa: ASYNC110 - nobody tells us
+                await asyncio.sleep(0.05)
+            await asyncio.sleep(2.5)  # two further listings
+            await job.signal(JobWorkflow.stop, {"operator": "test"})
+            await job.result()
+    said = [line for line in logs if line["event"].startswith("a job cannot say") and line["job"] == "job/bad"]
+
+    assert len(said) == 1
+    assert "order" in said[0]["error"]
+
+
+async def test_a_machine_that_takes_no_acknowledgement_holds_up_no_report(place: Place) -> None:
+    """What it tells again, to the next watcher, is dealt with: no second incident comes of it."""
+    place.agents[0].deaf = True
+    job = await place.start("deaf", 2)
+    await place.until_watched(2)
+    place.agents[0].exited("deaf", 1, 0, KILLED, finished=False)
+    place.agents[1].exited("deaf", 1, 1, KILLED, finished=False)
+    while not place.agents[0].hearing or not place.agents[1].acknowledged:  # noqa: ASYNC110 - nobody tells us
+        await asyncio.sleep(0.02)
+    while (await job.query(JobWorkflow.current_state)).generation < 2:  # noqa: ASYNC110 - nobody tells us
+        await asyncio.sleep(0.02)
+    place.agents[1].exited("deaf", 2, 1, KILLED, finished=False)
+    while (await job.query(JobWorkflow.current_state)).incident_count < 2:  # noqa: ASYNC110 - nobody tells us
+        await asyncio.sleep(0.02)
+
+    assert place.agents[0].hearing == 1, "the first acknowledgement still waits for its answer"
+    assert place.agents[0].acknowledged == 0
+    await job.signal("stop", {"operator": "test"})
+    await job.result()
+
+
+async def test_what_was_never_acknowledged_is_told_again_and_opens_nothing(place: Place) -> None:
+    place.agents[0].deaf = True
+    job = await place.start("again", 1)
+    await place.until_watched(1)
+    place.agents[0].exited("again", 1, 0, KILLED, finished=False)
+    while (await job.query(JobWorkflow.current_state)).generation < 2:  # noqa: ASYNC110 - nobody tells us
+        await asyncio.sleep(0.05)
+    pool = AgentPool()
+    with structlog.testing.capture_logs() as logs:
+        second = asyncio.create_task(Watcher(place.client, pool).run())
+        while not any(line["event"] == "reported" for line in logs):  # noqa: ASYNC110 - nobody tells us
+            await asyncio.sleep(0.05)
+        second.cancel()
+        await asyncio.gather(second, return_exceptions=True)
+    await pool.close()
+
+    state = await job.query(JobWorkflow.current_state)
+    assert (state.incident_count, state.generation) == (1, 2)
+    place.agents[0].deaf = False
+    while not place.agents[0].acknowledged:  # noqa: ASYNC110 - nobody tells us
+        await asyncio.sleep(0.05)
     await job.signal(JobWorkflow.stop, {"operator": "test"})
     await job.result()

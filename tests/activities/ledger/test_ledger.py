@@ -225,3 +225,19 @@ async def test_calls_from_async_code_do_not_block_the_loop(ledger: Ledger) -> No
 def test_an_id_that_is_none_is_refused(ledger: Ledger, id: str) -> None:
     with pytest.raises(LedgerError, match="incident/gpt/0001"):
         ledger.incident_event(id, 1, time_ns=1, stage="", text="")
+
+
+def test_a_row_of_which_a_part_cannot_be_read_harms_no_other_one(ledger: Ledger) -> None:
+    ledger.job_started(spec(), started_ns=1 * S)
+    for number in (1, 2):
+        ledger.incident_opened(f"incident/gpt/000{number}", anomaly(seen_ns=number), opened_ns=number)
+    with ledger._writing("gpt") as connection:
+        connection.exec_driver_sql("UPDATE incidents SET evidence = '[7]', evicted = '{}' WHERE number = 1")
+
+    second, first = ledger.incidents()
+
+    assert (first.problem, second.problem) == ("this release cannot read its evidence", "")
+    assert (first.headline, first.evidence) == ("rank 5 on m2 ended by SIGKILL", None)
+    read = ledger.incident("incident/gpt/0001")
+    assert read is not None
+    assert read.problem

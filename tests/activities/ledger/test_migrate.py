@@ -20,6 +20,8 @@ from activities.ledger.database import LedgerUrl, connect
 from activities.ledger.migrate import VERSION_TABLE, configuration, migrate
 from activities.ledger.tables import LedgerTable
 from everstep.errors import LedgerError
+from everstep.incident import Anomaly, Symptom
+from everstep.job import JobSpec
 
 REVISIONS = [script.revision for script in ScriptDirectory.from_config(configuration()).walk_revisions()]
 
@@ -129,13 +131,50 @@ def test_a_migration_that_fails_leaves_nothing_behind(url: str) -> None:
         engine.dispose()
 
 
-def test_a_newer_ledger_is_left_alone(url: str) -> None:
+def newer(url: str, *changes: str) -> None:
+    """A ledger that a later release brought further."""
     Ledger.open(url).close()
     engine = create_engine(LedgerUrl(url).url)
     with engine.begin() as connection:
         connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '9999'"))
+        for change in changes:
+            connection.execute(text(change))
     engine.dispose()
-    with pytest.raises(LedgerError, match=r"revision 9999.*newer everstep.*upgrade"):
+
+
+def test_a_newer_ledger_that_was_only_added_to_is_written_and_read_as_it_is(url: str) -> None:
+    newer(
+        url,
+        "ALTER TABLE incidents ADD COLUMN rack VARCHAR",
+        "ALTER TABLE jobs ADD COLUMN size INTEGER NOT NULL DEFAULT 0",
+        "CREATE TABLE standbys (name VARCHAR PRIMARY KEY)",
+    )
+    anomaly = Anomaly(id="m1-1", generation=1, symptom=Symptom("slow"), headline="rank 3 is slow", seen_ns=1)
+    with Ledger.open(url) as ledger:
+        ledger.job_started(JobSpec(name="gpt", script="/x.py"), started_ns=1)
+        ledger.incident_opened("incident/gpt/0001", anomaly, opened_ns=2)
+        assert [(one.symptom, one.headline) for one in ledger.incidents()] == [("slow", "rank 3 is slow")]
+    engine = create_engine(LedgerUrl(url).url)
+    with engine.connect() as connection:
+        assert connection.scalar(text(f"SELECT version_num FROM {VERSION_TABLE}")) == "9999"
+    engine.dispose()
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ("ALTER TABLE incidents RENAME COLUMN headline TO title", "incidents has no headline"),
+        ("ALTER TABLE jobs ADD COLUMN size INTEGER NOT NULL", "jobs wants a size"),
+        ("DROP TABLE machine_events", "no table machine_events"),
+    ],
+)
+def test_a_newer_ledger_that_does_not_fit_is_left_alone(url: str, change: str, why: str) -> None:
+    if "NOT NULL" in change and url.startswith("sqlite"):
+        change = "DROP TABLE intervals; CREATE TABLE intervals (run INTEGER, kind VARCHAR, start_ns BIGINT, "
+        change += "end_ns BIGINT, cause VARCHAR, size INTEGER NOT NULL)"
+        why = "intervals wants a size"
+    newer(url, *change.split("; "))
+    with pytest.raises(LedgerError, match=rf"revision 9999.*newer everstep.*upgrade.*{why}"):
         Ledger.open(url)
 
 

@@ -1,0 +1,39 @@
+"""Workflows of a release that says things which this one does not know."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from temporalio import workflow
+
+UNREADABLE: dict[str, Any] = {
+    "spec": {"name": "new", "script": "/x.py", "order": ["pp", "ep", "dp", "tp"]},
+    "machines": [],
+}
+"""The state of a job on a mesh with an axis that only a later release knows."""
+
+
+@workflow.defn(name="Job", sandboxed=False)
+class OtherJob:
+    """Says of itself what it was started with, and takes no heed of it."""
+
+    @workflow.init
+    def __init__(self, state: Any) -> None:
+        self.state = state
+        self.over = False
+
+    @workflow.query(name="state")
+    def current_state(self) -> Any:
+        """As it was given."""
+        return self.state
+
+    @workflow.signal(name="stop")
+    def stop(self, request: Any) -> None:
+        """End."""
+        self.over = True
+
+    @workflow.run
+    async def run(self, state: Any) -> Any:
+        """Live until stopped."""
+        await workflow.wait_condition(lambda: self.over)
+        return {"headline": "over", "outcome": "stopped", "generations": 1, "incidents": []}

@@ -1,0 +1,97 @@
+"""Jobs of another release beside ours: each goes on, and one that cannot be read is named."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from typing import Any
+
+import pytest
+from temporalio.client import Client
+from temporalio.worker import Worker
+
+from console.control import Control
+from console.follow.status import JobLine, job_lines, job_report
+from console.follow.status_text import problem_lines
+from everstep.errors import ClusterError
+from everstep.incident import Anomaly, Symptom
+from everstep.job_state import job_workflow_id
+from tests.workflows.other_release import UNREADABLE, OtherJob
+from workflows.job import JobWorkflow
+
+LATER: dict[str, Any] = {
+    "spec": {"name": "later", "script": "/x.py", "env_from": {"A": "B"}},
+    "machines": [],
+    "generation": 3,
+    "lineage": [[3, 20]],
+    "status": "replaying",
+    "incident_count": 1,
+    "incidents": [{"id": "incident/later/0001", "number": 1, "headline": "rank 3 is slow", "stage": "replay"}],
+    "failures": [{"generation": 2, "step": 20, "symptom": "slow", "cause": "slow", "rack": "r7"}],
+    "evicted": ["m9"],
+}
+"""The state of a job as a later release may keep it."""
+
+
+async def test_a_job_that_cannot_be_read_is_named_and_all_others_are_shown(temporal: Client, jobs: Any) -> None:
+    queue = f"q-{uuid.uuid4().hex[:8]}"
+    good = await jobs.start()
+    await jobs.until(good, lambda state: state.status == "running")
+    async with Worker(temporal, task_queue=queue, workflows=[OtherJob]):
+        for name, state in (("bad", UNREADABLE), ("later", LATER)):
+            await temporal.start_workflow("Job", state, id=job_workflow_id(name), task_queue=queue)
+        async with Control(temporal, None) as control:
+            while len(await control.jobs()) < 3:  # noqa: ASYNC110 - visibility comes a moment later
+                await asyncio.sleep(0.05)
+            lines = {line.name: line for line in await job_lines(control)}
+            with pytest.raises(ClusterError, match=r"bad says what this release cannot read.*everstep stop bad.*order"):
+                await job_report(control, "bad")
+            later = await job_report(control, "later")
+            running = await job_report(control, good.id.removeprefix("job/"))
+            await control.stop("bad")
+            await temporal.get_workflow_handle(job_workflow_id("bad")).result()
+
+    assert running.status == lines[running.name].status == "running"
+    assert lines["bad"].status == "running"
+    assert "cannot read" in lines["bad"].problem
+    assert [line.problem for name, line in lines.items() if name != "bad"] == ["", ""]
+    assert (later.status, later.generation) == (lines["later"].status, 3) == ("replaying", 3)
+    assert [one.stage for one in later.incidents] == ["replay"]
+    assert problem_lines(list(lines.values())) == [lines["bad"].problem]
+
+
+def test_many_troubled_jobs_do_not_fill_the_terminal() -> None:
+    fields: dict[str, Any] = dict.fromkeys(JobLine.model_fields) | {"problem": "trouble"}
+    line = JobLine.model_construct(**fields)
+
+    assert problem_lines([line] * 7) == ["trouble"] * 5 + ["and 2 more"]
+
+
+async def test_a_job_goes_on_from_the_state_of_a_later_release_and_keeps_what_it_says(jobs: Any) -> None:
+    """A downgrade: this release takes the workflow over, has an incident, and hands all of it on."""
+    machines = [{"name": f"m{rank}", "address": f"127.0.0.1{rank}:1", "rack": "r7"} for rank in (0, 1)]
+    spec = {**LATER["spec"], "machines": 2, "policy": {"max_failures_at_step": 9, "evict_after": 3}}
+    pending = [{"id": "m1-9", "generation": 3, "symptom": "slow", "headline": "rank 1 is slow", "seen_ns": 1}]
+    handle = await jobs.client.start_workflow(
+        "Job",
+        {**LATER, "spec": spec, "machines": machines, "pending": pending},
+        id=job_workflow_id("later"),
+        task_queue=jobs.queue,
+    )
+    handle = jobs.client.get_workflow_handle_for(JobWorkflow.run, handle.id)
+
+    state = await jobs.until(handle, lambda state: state.generation == 4 and state.status == "running")
+
+    assert {note.anomaly.symptom for note in jobs.cluster.notes} == {Symptom("slow")}
+    assert state.spec.model_extra == {"env_from": {"A": "B"}}
+    assert state.spec.policy.model_extra == {"evict_after": 3}
+    assert state.machines[0].model_extra == {"rack": "r7"}
+    assert state.model_extra == {"evicted": ["m9"]}
+    assert state.incidents[0].stage == "replay"
+    later = Anomaly.model_validate({"id": "x", "generation": 4, "symptom": "hot", "headline": "h", "where": "GPU 3"})
+    await handle.execute_update(JobWorkflow.report, later)
+    state = await jobs.until(handle, lambda state: state.generation == 5 and state.status == "running")
+    assert jobs.cluster.notes[-1].anomaly.symptom == Symptom("hot")
+    assert jobs.cluster.notes[-1].anomaly.model_extra == {"where": "GPU 3"}
+    await handle.signal(JobWorkflow.stop, {"operator": "test"})
+    await handle.result()
