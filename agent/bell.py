@@ -18,6 +18,7 @@ from pathlib import Path
 
 import structlog
 
+from everstep import private
 from everstep.errors import CorruptCheckpoint
 from everstep.slot_format import SlotHeader
 from everstep.slot_reader import SlotReader
@@ -106,7 +107,7 @@ class Bell:
 def make_fifo(shm: Path) -> Path:
     """The FIFO that ranks ring, made when it is not there; returns its path."""
     path = shm / NAME
-    shm.mkdir(parents=True, exist_ok=True)
+    private.make_folder(shm)
     if not path.is_fifo():
         path.unlink(missing_ok=True)
         os.mkfifo(path, 0o600)
@@ -135,6 +136,6 @@ def _numbered(shm: Path, prefix: str) -> dict[int, Path]:
 def _open_fifo(path: Path) -> int:
     """Open for reading; for writing too, so that it does not end when the last rank closes it."""
     make_fifo(path.parent)
-    descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     assert stat.S_ISFIFO(os.fstat(descriptor).st_mode)
     return descriptor

@@ -24,6 +24,7 @@ from agent.patient import PatientTiers
 from agent.terms import LowerTiers, Place, Terms
 from agent.tiers.job_tiers import JobTiers
 from agent.v1 import agent_pb2 as pb
+from everstep import private
 from everstep.errors import CheckpointError, CorruptCheckpoint
 from everstep.slot_format import Pin, SlotHeader, same_save
 from everstep.slot_reader import SlotReader
@@ -151,7 +152,7 @@ class Custody:
             return 0
         if shard.tier in {pb.HeldCheckpoint.DISK, pb.HeldCheckpoint.REMOTE}:
             return self.tiers.restore(shard, options, fenced)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        private.make_folder(path.parent)
         file: Literal["own", "backup"] = "own" if shard.tier == pb.HeldCheckpoint.OWN else "backup"
         with contextlib.closing(SlotFile(path, slots=slots_of(options))) as into:
             if not shard.address and file == "backup":

@@ -21,7 +21,7 @@ import structlog
 
 import everstep
 from agent.processes import is_alive, kill_session, start_ticks
-from everstep import environment
+from everstep import environment, private
 from everstep.errors import AgentError, Fenced
 
 Message = dict[str, Any]
@@ -101,11 +101,12 @@ class ForkServer:
 
     @classmethod
     def _spawn(cls, folder: Path, python: str, env: Mapping[str, str]) -> ForkServer:
-        folder.mkdir(parents=True, exist_ok=True)
+        private.make_folder(folder)
         server = cls(folder / f"{uuid.uuid4().hex[:12]}.sock")
         listener = socket.socket(socket.AF_UNIX)
         with _short_name(server.path) as name:
             listener.bind(name)
+            Path(name).chmod(0o600)  # before it listens
         listener.listen(16)
         arguments = [
             *(python, "-P", str(PROGRAM), "--socket-fd", str(listener.fileno())),
@@ -113,7 +114,7 @@ class ForkServer:
             *("--everstep", str(Path(everstep.__file__).resolve().parent.parent)),
         ]
         try:
-            with server.path.with_suffix(".log").open("ab") as output:
+            with open(server.path.with_suffix(".log"), "ab", opener=private.open_file) as output:
                 process = subprocess.Popen(
                     arguments,
                     env=inherited_environment() | dict(env),

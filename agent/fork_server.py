@@ -44,6 +44,7 @@ import os
 import select
 import signal
 import socket
+import struct
 import sys
 import time
 import types
@@ -81,6 +82,9 @@ PRELOADED = (
     "everstep.reports",
 )
 PRELOADED_IF_THERE = ("everstep.training.run", "everstep.training.checkpoint", "everstep.slots", "xxhash", "fsspec")
+
+PEER = struct.Struct("3i")
+"""``struct ucred``: process, user, group."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -219,7 +223,7 @@ class ForkServer:
         self.listener.setblocking(False)
         if not self.path.exists():
             self.abandon()
-        self.path.with_suffix(".ready").touch()
+        self.path.with_suffix(".ready").touch(0o600)
         looked_at = time.monotonic()
         while not (self.ending and not self.kills):
             poll = select.poll()
@@ -257,6 +261,10 @@ class ForkServer:
         elif number == self.listener.fileno():
             with contextlib.suppress(BlockingIOError):
                 accepted, _ = self.listener.accept()
+                if user_of(accepted) not in {0, os.geteuid()}:
+                    print(f"refused a connection of user {user_of(accepted)}", file=sys.stderr, flush=True)
+                    accepted.close()
+                    return
                 accepted.setblocking(False)
                 self.connections[accepted.fileno()] = Connection(accepted)
         elif connection := self.connections.get(number):
@@ -538,6 +546,12 @@ def _listen(host: str) -> socket.socket:
     except OSError as error:
         raise Refused("store", f"the rendezvous store cannot listen on {host}: {error}") from error
     return listener
+
+
+def user_of(connection: socket.socket) -> int:
+    """The user at the other end of a unix socket, as the kernel says."""
+    _, uid, _ = PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size))
+    return int(uid)
 
 
 def start_ticks(pid: int) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from agent.v1 import agent_pb2 as pb
+from everstep import private
 
 Stream: TypeAlias = "pb.ReadLogRequest.Stream.ValueType"
 
@@ -43,7 +44,7 @@ def rotate(path: Path, max_bytes: int, backups: int) -> bool:
     for number in range(backups - 1, 0, -1):
         with contextlib.suppress(FileNotFoundError):
             _backup(path, number).rename(_backup(path, number + 1))
-    with path.open("rb") as source, _backup(path, 1).open("wb") as target:
+    with path.open("rb") as source, open(_backup(path, 1), "wb", opener=private.open_file) as target:
         shutil.copyfileobj(source, target)
         while rest := source.read(CHUNK):
             target.write(rest)

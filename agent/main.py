@@ -25,9 +25,12 @@ from agent.requests import RequestMemory
 from agent.security import ClientSecurity, ServerSecurity
 from agent.service import AgentService
 from agent.v1 import agent_pb2_grpc
+from everstep import private
 from everstep.errors import ConfigError
 
 SERVICE = "everstep.agent.v1.Agent"
+SPARED = ("checkpoints",)
+"""In the state folder: may be a link to a larger disk, and is as private as its owner wants it."""
 DRAIN_S = 0.2
 """Step records are copied out of the mapped files this often; their ring holds 4096 (ours)."""
 ROTATE_S = 1.0
@@ -77,15 +80,16 @@ async def serve(options: AgentOptions) -> None:
     """Serve until SIGTERM or SIGINT; ranks and fork servers live on.
 
     Raises:
-        ConfigError: an option is wrong, the port is taken, or another agent has the state folder.
+        ConfigError: an option is wrong, the port is taken, a folder is not ours alone, or another agent has it.
     """
     options.security.check(options.host)
     credentials, interceptors = options.security.credentials(), options.security.interceptors()
     if credentials and options.peers.ca_file is None:
         logger.warning("agents cannot reach each other for backups and restores: give --ca-file")
     structlog.contextvars.bind_contextvars(machine=options.machine)
-    options.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    options.shm_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for folder in (options.state_dir, options.shm_dir):
+        private.make_folder(folder)
+        private.check_tree(folder, spared=SPARED)
     with _only_agent(options.state_dir):
         server = grpc.aio.server(interceptors=interceptors, options=OPTIONS)
         try:
@@ -167,7 +171,7 @@ async def _rotate(service: AgentService, options: AgentOptions) -> None:
 @contextlib.contextmanager
 def _only_agent(folder: Path) -> Iterator[None]:
     """Hold the state folder: two agents on one would write over each other."""
-    with (folder / "agent.lock").open("a") as lock:
+    with open(folder / "agent.lock", "a", opener=private.open_file) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -21,6 +21,7 @@ import structlog
 from google.protobuf import json_format
 
 from agent.v1 import agent_pb2 as pb
+from everstep import private
 
 REBOOT_LEAP = 1000
 """More than can be lost unwritten in a crash of the machine (ours)."""
@@ -151,13 +152,8 @@ class ObservationLog:
             logger.error("an observation is not kept on disk", path=str(self._path), reason=str(error))
 
     def _rewrite(self) -> None:
-        temporary = self._path.with_suffix(".new")
         header = json.dumps({"base": self.last, "boot": self._boot}).encode() + b"\n"
-        with temporary.open("wb") as file:
-            file.write(header + b"".join(map(_line, self._entries)))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(self._path)
+        private.replace(self._path, header + b"".join(map(_line, self._entries)), lasting=True)
         if self._file:
             self._file.close()
         self._file = FileIO(self._path, "ab")

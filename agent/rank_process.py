@@ -116,9 +116,9 @@ def _reset_signals() -> None:
 
 
 def _redirect(stdout: str, stderr: str) -> None:
-    append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    append = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
     for number, path, flags in ((0, os.devnull, os.O_RDONLY), (1, stdout, append), (2, stderr, append)):
-        opened = os.open(path, flags, 0o640)
+        opened = os.open(path, flags, 0o600)
         if opened != number:
             os.dup2(opened, number)
             os.close(opened)

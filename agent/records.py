@@ -7,6 +7,8 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
+from everstep import private
+
 KEPT_GENERATIONS = 2
 """Ranks of older generations are forgotten (ours)."""
 
@@ -85,9 +87,7 @@ class JobRecord(BaseModel):
 
     def save(self, folder: Path) -> None:
         """Write atomically."""
-        temporary = folder / "job.new"
-        temporary.write_text(self.model_dump_json())
-        temporary.rename(folder / "job.json")
+        private.replace(folder / "job.json", self.model_dump_json())
 
     @classmethod
     def load(cls, folder: Path) -> JobRecord:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import os
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from io import FileIO
@@ -14,6 +13,8 @@ from typing import Protocol, TypeVar
 
 import structlog
 from google.protobuf.message import Message
+
+from everstep import private
 
 KEPT = 1024
 """Replies that are remembered; the oldest are forgotten first (ours)."""
@@ -106,12 +107,8 @@ class RequestMemory:
             logger.error("a reply is not kept on disk", path=str(self._path), reason=str(error))
 
     def _rewrite(self) -> None:
-        temporary = self._path.with_suffix(".new")
-        with temporary.open("wb") as file:
-            file.write(b"".join(_line(key, reply) for key, reply in self._replies.items()))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(self._path)
+        lines = b"".join(_line(key, reply) for key, reply in self._replies.items())
+        private.replace(self._path, lines, lasting=True)
         if self._file:
             self._file.close()
         self._file = FileIO(self._path, "ab")

@@ -29,7 +29,7 @@ from agent.records import EndRecord, JobRecord, RankRecord, StoreRecord
 from agent.steps import Reports, StepArchive
 from agent.terms import Terms
 from agent.v1 import agent_pb2 as pb
-from everstep import environment
+from everstep import environment, private
 from everstep.errors import AgentError, ConfigError, Fenced
 from everstep.reports import Snapshot
 
@@ -51,7 +51,7 @@ class JobRunner:
         self.lock = asyncio.Lock()
         self.folder = host.state_dir / "jobs" / record.job
         self.shm = host.shm_dir / record.job
-        (self.folder / "logs").mkdir(parents=True, exist_ok=True)
+        private.make_folder(self.folder / "logs")
         self.archive = StepArchive(self.folder)
         self.reports = Reports(self.shm)
         self.custody = Custody(host.place(record.job, record.run), host.exchange, record.fenced)
@@ -335,8 +335,7 @@ class JobRunner:
     def mark_memory(self) -> None:
         """Say in shared memory of which run it is."""
         if self.record.run:
-            self.shm.mkdir(parents=True, exist_ok=True)
-            (self.shm / RUN).write_text(self.record.run)
+            private.replace(private.make_folder(self.shm) / RUN, self.record.run)
 
     def is_unknown(self) -> bool:
         """Whether the machine came here empty: its agent knows of no launch, or what was in shared memory is gone."""

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from agent.v1 import agent_pb2 as pb
+from everstep import private
 from everstep.errors import EverstepError
 from everstep.reports import ReportFile
 
@@ -45,7 +46,7 @@ class StepArchive:
             _RECORD.pack(first + i, report.generation, 0, r.step, r.time_ns, r.loss, r.grad_norm, r.tokens)
             for i, r in enumerate(records)
         )
-        with self._path(report.rank).open("ab", buffering=0) as file:
+        with open(self._path(report.rank), "ab", buffering=0, opener=private.open_file) as file:
             file.write(data)
         self._next[report.rank] = (report.generation, upto)
         self._tokens[report.rank] += sum(r.tokens for r in records)
@@ -114,7 +115,7 @@ class Reports:
     def prepare(self, rank: int, generation: int) -> Path:
         """Make the report file of a rank, unless it is there."""
         path = self.path(rank, generation)
-        self._folder.mkdir(parents=True, exist_ok=True)
+        private.make_folder(self._folder)
         if not path.exists():
             ReportFile.create(path, rank=rank, generation=generation)
         return path

@@ -93,7 +93,7 @@ class ReportFile:
         """Create the file, all of it allocated, so that no later write can fail."""
         size = RING + capacity * RECORD_BYTES
         temporary = path.with_name(path.name + ".new")
-        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
         try:
             os.posix_fallocate(descriptor, 0, size)
             mapped = mmap.mmap(descriptor, size)
@@ -110,7 +110,7 @@ class ReportFile:
     @classmethod
     def open(cls, path: Path) -> ReportFile:
         """Open an existing file, for the rank to write or the agent to read."""
-        descriptor = os.open(path, os.O_RDWR)
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
         try:
             if os.fstat(descriptor).st_size < RING:
                 raise EverstepError(

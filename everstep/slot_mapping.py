@@ -21,6 +21,7 @@ from pathlib import Path
 
 import xxhash
 
+from everstep import private
 from everstep.errors import CheckpointError
 from everstep.pages import STRIDE, WRITE, populate
 from everstep.slot_format import (
@@ -138,7 +139,7 @@ class SlotMapping:
         return PAGE + index * (PAGE + self.capacity)
 
     def _open(self) -> None:
-        with self.path.open("r+b", buffering=0) as file:
+        with open(self.path, "r+b", buffering=0, opener=private.open_file) as file:
             found = os.fstat(file.fileno())
             slots, capacity, reason = file_header(file.read(PAGE))
             if reason:
@@ -212,7 +213,7 @@ class SlotMapping:
             if old is not None and steps >= 0:
                 _, _, _, tensor_bytes, structure_bytes, _, _ = SLOT.unpack_from(old, start)
                 used[index] = PAGE + aligned(tensor_bytes) + structure_bytes
-        descriptor = os.open(self._growing, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        descriptor = private.open_file(self._growing, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         try:
             with _room(self._growing, descriptor, size):
                 if size > _free(descriptor):  # what is not allocated now will be: there should be room for all of it

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import xxhash
 
+from everstep import private
 from everstep.errors import CorruptCheckpoint
 from everstep.slot_format import (
     CHUNK,
@@ -100,7 +101,7 @@ class SlotReader:
         self._descriptor = -1
 
     def _open(self) -> None:
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = private.open_file(self.path, os.O_RDWR)
         slots, capacity, reason = file_header(os.pread(descriptor, PAGE, 0))
         if reason:
             os.close(descriptor)

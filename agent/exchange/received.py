@@ -21,7 +21,8 @@ from agent.bell import backup_files
 from agent.exchange.backup import Backup, Refused, Transfer
 from agent.exchange.offers import Offer, as_header
 from agent.exchange.wire import Wire
-from everstep.errors import Fenced
+from everstep import private
+from everstep.errors import ConfigError, Fenced
 from everstep.memory import free, memory_available
 from everstep.slot_format import SlotHeader
 
@@ -136,9 +137,12 @@ class Received:
         """Make sure of room for a file, at the cost of stale ones.
 
         Raises:
-            Refused: there is not enough, with numbers.
+            Refused: there is not enough, with numbers; or the folder is not ours alone.
         """
-        self._shm.mkdir(parents=True, exist_ok=True)  # an offer may come before this machine's own Launch
+        try:
+            private.make_folder(self._shm)  # an offer may come before this machine's own Launch
+        except ConfigError as error:
+            raise Refused(str(error)) from error
         if size > self._room():
             self.remove_stale(None)
         if size > (there := self._room()):

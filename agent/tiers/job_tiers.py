@@ -52,7 +52,7 @@ class JobTiers:
         """A generation starts, or goes on after the agent was restarted."""
         root = root_of(self._place, terms.options.disk_path)
         if not terms.options.disk_path:
-            root.mkdir(parents=True, exist_ok=True)
+            root.mkdir(parents=True, exist_ok=True, mode=0o700)
         before = self._opened
         again = before is not None and before.terms.generation == terms.generation
         opened = Opened(terms, before.ns if before and again else time.time_ns())

@@ -13,6 +13,7 @@ from agent.terms import FetchRange, Place
 from agent.tiers.listing import roots_of, step_name
 from agent.tiers.remote_folder import RemoteFolder
 from agent.v1 import agent_pb2 as pb
+from everstep import private
 from everstep.errors import CheckpointError, ConfigError, CorruptCheckpoint, EverstepError
 from everstep.shard_file import ReadAt, open_shard, restore
 from everstep.shard_folders import step_folder
@@ -49,7 +50,7 @@ def restore_shard(
     else:
         folders = [step_folder(root, job, step) for root in roots_of(place, options.disk_path)]
         source = _from_disk(_folder_of(folders, shard), shard)
-    place.shm.mkdir(parents=True, exist_ok=True)
+    private.make_folder(place.shm)
     with source as (manifest, read):
         if manifest.step != step:
             raise CorruptCheckpoint(

@@ -49,8 +49,8 @@ def agent(  # noqa: PLR0917
     options = AgentOptions(
         machine=machine,
         listen=listen,
-        state_dir=state_dir.resolve(),
-        shm_dir=shm_dir.resolve(),
+        state_dir=state_dir.absolute(),
+        shm_dir=shm_dir.absolute(),
         prewarm=prewarm,
         security=security,
         peers=security.as_client(ca_file),

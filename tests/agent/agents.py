@@ -28,6 +28,11 @@ def free_port(host: str) -> int:
         return int(probe.getsockname()[1])
 
 
+def agent_command(address: str, state: Path, shm: Path, *options: str, machine: str = "m1") -> list[str]:
+    command = [sys.executable, "-P", "-m", "console.main", "agent", "--machine", machine, "--listen", address]
+    return [*command, "--state-dir", str(state), "--shm-dir", str(shm), *options]
+
+
 class RunningAgent:
     """One agent process; it can be killed and started again on the same folders."""
 
@@ -45,20 +50,7 @@ class RunningAgent:
         self.client = AgentClient(self.address, self.security)
 
     def command(self) -> list[str]:
-        paths = ["--state-dir", str(self.state), "--shm-dir", str(self.shm)]
-        return [
-            sys.executable,
-            "-P",
-            "-m",
-            "console.main",
-            "agent",
-            "--machine",
-            self.machine,
-            "--listen",
-            self.address,
-            *paths,
-            *self.options,
-        ]
+        return agent_command(self.address, self.state, self.shm, *self.options, machine=self.machine)
 
     async def start(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
