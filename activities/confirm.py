@@ -49,7 +49,8 @@ async def confirm_steps(agents: AgentPool, given: ConfirmInput) -> Confirmation:
             await asyncio.sleep(RECONNECT_S)
 
     followers = [asyncio.create_task(follow(machine)) for machine in given.machines]
-    deadline_ns = now_ns() + int(policy.confirm_timeout_s * 1e9)
+    patience_s = policy.confirm_timeout_s + given.restore_s
+    deadline_ns = now_ns() + int(patience_s * 1e9)
     try:
         while now_ns() < deadline_ns:
             verdict = judge_confirmation(
@@ -78,7 +79,7 @@ async def confirm_steps(agents: AgentPool, given: ConfirmInput) -> Confirmation:
         generation=generation,
         ok=False,
         timed_out=True,
-        reason=f"rank {', '.join(map(str, waiting[:8]))} completed no step within {policy.confirm_timeout_s:.0f} s",
+        reason=f"rank {', '.join(map(str, waiting[:8]))} completed no step within {patience_s:.0f} s",
     )
 
 

@@ -115,6 +115,7 @@ def held_of(
                 digest=one.digest,
                 run=one.run,
                 topology=one.topology,
+                verified=not one.unverified,
             )
             if copy.tier not in ON_FILES or not one.place:
                 held.append(copy)

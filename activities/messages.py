@@ -122,6 +122,8 @@ class ConfirmInput(Model):
     spec: JobSpec
     machines: list[Machine]
     launched: Launched
+    restore_s: float = 0.0
+    """More time than the policy says, for large states that are restored first, seconds."""
 
 
 class ReleaseInput(Model):

@@ -63,6 +63,7 @@ class RankActivities:
             generation=given.generation,
             grace_s=given.grace_s,
             run=given.run,
+            verify_bytes=int(given.spec.checkpoint.verify_at_stop_mb * 1e6) if given.spec else None,
         )
 
         async def one(machine: Machine, client: AgentClient) -> pb.StopReply:

@@ -1,8 +1,9 @@
 """Bringing copies of training state to the machines whose ranks need them.
 
 What the agents bring is in the rank's own slot afterwards, verified; ranks only
-ever restore from there. A copy that is there already is not moved again, so that
-all of this may run twice.
+ever restore from there. A copy that is there already is compared with its
+checksum and not moved again, so that all of this may run twice; of own slots that
+a Stop told of by their headers that is all there is to do.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ class Restoring:
             so_far.unreached.pop(rank, None)
         await self._bring(alone, {}, "alone")
         return Restored(
-            moved=[self._copies[rank] for rank in sorted(so_far.moved)],
+            moved=[self._copies[rank] for rank in sorted(so_far.moved) if not self._in_place(rank)],
+            verified=[self._copies[rank] for rank in sorted(so_far.moved) if self._in_place(rank)],
             failed=[self._failed(rank, reason) for rank, reason in sorted(so_far.damaged.items())],
             unreached=[self._failed(rank, reason) for rank, reason in sorted(so_far.unreached.items())],
             bytes=sum(reply.bytes for reply in so_far.moved.values()),
@@ -152,6 +154,11 @@ class Restoring:
             source.tensors_rank = reader
             source.tensors_address = self._home(reader).address
         return source
+
+    def _in_place(self, rank: int) -> bool:
+        """Whether a rank's copy is its own slot already, and is only verified."""
+        copy = self._copies[rank]
+        return copy.tier is Tier.OWN and copy.machine == self._home(rank).name
 
     def _home(self, rank: int) -> Machine:
         return self._given.machines[self._topology.machine(rank)]

@@ -118,12 +118,17 @@ class CheckpointsService(ServiceParts):
             port=self.host.exchange.port.port, token=self.host.exchange.tokens.issue(request.job)
         )
 
-    async def held_after_stop(self, runner: JobRunner) -> list[pb.HeldCheckpoint]:
-        """What Stop answers: own slots verified, backups and disk by their headers."""
+    async def held_after_stop(self, runner: JobRunner, verify_bytes: int | None) -> list[pb.HeldCheckpoint]:
+        """What Stop answers: by headers, whatever the size, and small own slots verified.
+
+        Args:
+            runner: Of the job.
+            verify_bytes: Own slots are verified where all of them have no more bytes; None: in any case.
+        """
         place, tiers = runner.custody.place, runner.custody.tiers
         request = pb.CheckpointsRequest(job=place.job)
         below = asyncio.create_task(asyncio.to_thread(tiers.held, request))
-        found = await asyncio.to_thread(in_memory, place, verify_own=True, verify_backups=False)
+        found = await asyncio.to_thread(in_memory, place, verify_own=verify_bytes is None, own_bytes=verify_bytes or 0)
         try:
             found += await asyncio.wait_for(asyncio.shield(below), DISK_PATIENCE_S)
         except (EverstepError, OSError, TimeoutError) as error:

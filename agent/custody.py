@@ -26,7 +26,7 @@ from agent.tiers.job_tiers import JobTiers
 from agent.v1 import agent_pb2 as pb
 from everstep import private
 from everstep.errors import CheckpointError, CorruptCheckpoint
-from everstep.slot_format import Pin, SlotHeader, same_save
+from everstep.slot_format import DAMAGED, Pin, SlotHeader, same_save
 from everstep.slot_reader import SlotReader
 from everstep.slots import SlotFile
 
@@ -148,19 +148,20 @@ class Custody:
             AgentUnreachable, CheckpointError, OSError: it cannot be had now, or there is no room.
         """
         path = self.place.shm / f"checkpoint-{shard.rank}"
-        if _holds(path, shard):
+        fault = _fault(path, shard)
+        if not fault:
             return 0
+        if shard.tier == pb.HeldCheckpoint.OWN and not shard.address:
+            raise CorruptCheckpoint(fault)
         if shard.tier in {pb.HeldCheckpoint.DISK, pb.HeldCheckpoint.REMOTE}:
             return self.tiers.restore(shard, options, fenced)
         private.make_folder(path.parent)
         file: Literal["own", "backup"] = "own" if shard.tier == pb.HeldCheckpoint.OWN else "backup"
         with contextlib.closing(SlotFile(path, slots=slots_of(options))) as into:
-            if not shard.address and file == "backup":
+            if not shard.address:
                 return copy_slot(
                     self.place.shm / f"backup-{shard.rank}", shard.completed_steps, into, saved_ns=shard.saved_ns
                 )
-            if not shard.address:
-                raise CorruptCheckpoint(f"{path} does not hold step {shard.completed_steps}, or another save of it")
             return fetch_slot(
                 lambda: self._connect(shard.address, self.place.job),
                 shard.rank,
@@ -179,11 +180,19 @@ def slots_of(options: pb.CheckpointOptions) -> int:
     return options.slots or 2
 
 
-def _holds(path: Path, shard: pb.ShardSource) -> bool:
-    """Whether a file holds the very save that was chosen, with the contents that its checksum says."""
+def _fault(path: Path, shard: pb.ShardSource) -> str:
+    """Why a file does not hold the very save that was chosen, with the contents that its checksum says; empty: it does.
+
+    It is this look that lets a rank restore from an own slot which a Stop told of by its header.
+    """
+    missing = f"{path} does not hold step {shard.completed_steps}, or another save of it"
     try:
         with contextlib.closing(SlotReader(path)) as reader:
             header = reader.header(shard.completed_steps)
-            return header is not None and same_save(header, shard.saved_ns) and reader.intact(header)
-    except (OSError, CheckpointError):
-        return False
+            if header is None or not same_save(header, shard.saved_ns):
+                return missing
+            return "" if reader.intact(header) else DAMAGED
+    except FileNotFoundError:
+        return missing
+    except (OSError, CheckpointError) as error:
+        return str(error)

@@ -197,7 +197,8 @@ class AgentService(CheckpointsService):
             async with runner.lock:
                 unknown = runner.is_unknown()
                 ranks = await runner.stop(request.generation, request.grace_s)
-                checkpoints = await self.held_after_stop(runner)
+                verify_bytes = request.verify_bytes if request.HasField("verify_bytes") else None
+                checkpoints = await self.held_after_stop(runner, verify_bytes)
             evidence = [evidence_of(runner, rank) for rank in ranks]
             return pb.StopReply(ranks=evidence, checkpoints=checkpoints, unknown=unknown)
 

@@ -53,6 +53,12 @@ class CheckpointPolicy(BaseModel):
         ge=0,
         description="Size of a rank's state, MB, to check the room before the job starts; 0: when known.",
     )
+    verify_at_stop_mb: float = Field(
+        256.0,
+        ge=0,
+        description="Own slots of a machine that have no more together are verified when it stops, MB; larger ones "
+        "when a step is chosen, that one only. Reading them costs less than asking again (ours).",
+    )
     max_unsaved_steps: int = Field(
         100, ge=1, description="An incident is opened when the newest save is so many steps old (ours) …"
     )

@@ -97,6 +97,8 @@ class Held(Model):
     """That saved it; in memory: that holds it. Empty: not known (``everstep.run_id``)."""
     topology: str = ""
     """Of the job that saved it, on disk and remote; empty: not known."""
+    verified: bool = True
+    """Of what is valid in memory: its contents were compared with their checksum; else only its header."""
 
     @property
     def unlisted(self) -> bool:
@@ -123,6 +125,8 @@ class Restored(Model):
     """Copies that turned out damaged or gone, not valid, with reasons."""
     unreached: list[Held] = Field(default_factory=list)
     """Copies that may be good and could not be brought, not valid for now, with reasons."""
+    verified: list[Copy] = Field(default_factory=list)
+    """Own slots whose contents were compared where they are, and hold."""
     bytes: int = 0
     seconds: float = 0.0
     unreachable: list[str] = Field(default_factory=list)

@@ -38,6 +38,8 @@ NEVER_USED = "empty"
 """Why a slot is not valid in which nothing was ever saved: that is no damage."""
 CUT_SHORT = "a save into it was cut short"
 """Why a slot is not valid into which a rank was saving when it ended, or into which it saves at this moment."""
+DAMAGED = "its contents do not match their checksum"
+"""Why a slot is not valid whose payload is not what was saved."""
 
 FILE = struct.Struct("<8sIIQ")
 SLOT = struct.Struct("<qIIQQQq")
@@ -167,5 +169,5 @@ def inspect_slot(page: bytes, room: int, chunks: Chunks | None) -> SlotInfo:
         for chunk in chunks(used):
             digest.update(chunk)
         if digest.intdigest() != checksum:
-            return broken("its contents do not match their checksum")
+            return broken(DAMAGED)
     return SlotInfo(steps, generation, used, True, saved_ns=saved_ns)

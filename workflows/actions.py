@@ -21,14 +21,15 @@ with workflow.unsafe.imports_passed_through():
         RoomInput,
         StopInput,
     )
-    from everstep.decisions.lineage import copy_of
-    from everstep.decisions.restore import Restore
+    from everstep.decisions.restore import Restore, copy_of
     from everstep.incident import Confirmation, Evidence, Launched, Restored
     from everstep.job import JobSpec
     from everstep.machine import Machine
     from workflows import page
     from workflows.options import on_ranks
 
+SLOWEST_RANK_BYTES = 500_000_000
+"""Bytes a second of one rank that restores from its own slot: a slower one is given up (ours)."""
 SLOWEST_BYTES = 20_000_000
 """Bytes a second of one machine: a restore that is slower is given up (ours)."""
 
@@ -93,8 +94,9 @@ def folder(machines: list[Machine], path: str) -> ActivityHandle[FolderFound]:
 def restore(
     spec: JobSpec, machines: list[Machine], run: str, chosen: Restore, evidence: Evidence
 ) -> ActivityHandle[Restored]:
-    """Bring the copies that a choice needs."""
-    wanted = set(chosen.copies)
+    """Bring the copies that a choice needs, and verify the own slots that nobody has verified."""
+    copies = [*chosen.copies, *chosen.unverified]
+    wanted = set(copies)
     held = {one.rank: one for one in evidence.held if copy_of(one) in wanted}
     sizes = {rank: one.bytes for rank, one in held.items()}
     topology = spec.topology()
@@ -104,14 +106,14 @@ def restore(
         RestoreInput(
             spec=spec,
             machines=machines,
-            copies=list(chosen.copies),
+            copies=copies,
             digests={rank: one.digest for rank, one in held.items() if one.digest},
             bytes=sizes,
             disk_shared=evidence.disk_shared,
             run=run,
         ),
         result_type=Restored,
-        summary=page.summary(f"step {chosen.step}: {page.copies_text(chosen.copies)}"),
+        summary=page.summary(f"step {chosen.step}: {page.wanted_text(chosen.copies, chosen.unverified)}"),
         **on_ranks(timedelta(seconds=180 + largest / SLOWEST_BYTES)),
     )
 
@@ -128,14 +130,17 @@ def launch(given: LaunchInput, origin: str) -> ActivityHandle[Launched]:
     )
 
 
-def confirm(spec: JobSpec, machines: list[Machine], launched: Launched) -> ActivityHandle[Confirmation]:
-    """Wait until every rank completed a step."""
+def confirm(
+    spec: JobSpec, machines: list[Machine], launched: Launched, *, state_bytes: int = 0
+) -> ActivityHandle[Confirmation]:
+    """Wait until every rank completed a step; ``state_bytes`` is what the largest of them restores first."""
+    restore_s = round(state_bytes / SLOWEST_RANK_BYTES, 1)
     return workflow.start_activity(
         messages.CONFIRM,
-        ConfirmInput(spec=spec, machines=machines, launched=launched),
+        ConfirmInput(spec=spec, machines=machines, launched=launched, restore_s=restore_s),
         result_type=Confirmation,
         summary=page.summary(f"generation {launched.generation}: every rank completes a step"),
-        **on_ranks(timedelta(seconds=spec.policy.confirm_timeout_s + 30)),
+        **on_ranks(timedelta(seconds=spec.policy.confirm_timeout_s + restore_s + 30)),
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -181,7 +182,10 @@ class IncidentWorkflow:
                     continue
                 evidence = await self._search(evidence)
                 restore = self.case.choose(evidence)
-            changed = await self._restore(restore, evidence) if restore.copies else None
+            if restore.unverified and not workflow.patched("verify chosen slots"):
+                restore = replace(restore, unverified=())
+            wanted = restore.copies or restore.unverified
+            changed = await self._restore(restore, evidence) if wanted else None
             if changed is None:
                 return decision, restore
             evidence = changed
@@ -253,7 +257,9 @@ class IncidentWorkflow:
             self.launched = launched = await self._unless_abandoned(actions.launch(given, restore.origin))
             self.story.leave(began, "reattempt", f"generation {given.generation} {restore.origin}")
             began = self.story.enter("confirm")
-            confirmation = await self._unless_abandoned(actions.confirm(self.given.spec, self.given.machines, launched))
+            confirmation = await self._unless_abandoned(
+                actions.confirm(self.given.spec, self.given.machines, launched, state_bytes=restore.largest)
+            )
             self.story.leave(began, "confirm", confirmation.reason)
             if confirmation.ok:
                 return confirmation, Evidence(generation=given.generation)

@@ -61,6 +61,12 @@ def copies_text(copies: Iterable[Copy]) -> str:
     return "; ".join(parts[:4]) + (f"; and from {count(len(parts) - 4, 'more place')}" if len(parts) > 4 else "")
 
 
+def wanted_text(copies: Sequence[Copy], unverified: Sequence[Copy]) -> str:
+    """What a restore is going to do: ``rank 4 from backups on m1; verify 7 own slots``."""
+    verify = [f"verify {count(len(unverified), 'own slot')}"] if unverified else []
+    return "; ".join([*([copies_text(copies)] if copies else []), *verify])
+
+
 def restored_text(restored: Restored) -> str:
     """What came of bringing copies, the worst first."""
     failed = [*restored.failed, *restored.unreached]
@@ -71,6 +77,9 @@ def restored_text(restored: Restored) -> str:
     if restored.moved:
         took = f"{size(restored.bytes)} in {seconds(restored.seconds)}"
         parts.append(f"moved {len(restored.moved)} {noun}, {took}: {copies_text(restored.moved)}")
+    if restored.verified:
+        took = "" if restored.moved else f" in {seconds(restored.seconds)}"
+        parts.append(f"{count(len(restored.verified), 'own slot')} verified{took}")
     return "; ".join(parts) or "nothing was to be moved"
 
 

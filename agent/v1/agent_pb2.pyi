@@ -567,6 +567,7 @@ class StopRequest(_message.Message):
     GENERATION_FIELD_NUMBER: _builtins.int
     GRACE_S_FIELD_NUMBER: _builtins.int
     RUN_FIELD_NUMBER: _builtins.int
+    VERIFY_BYTES_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     job: _builtins.str
     generation: _builtins.int
@@ -574,6 +575,10 @@ class StopRequest(_message.Message):
     grace_s: _builtins.float
     """0: SIGKILL at once; else SIGTERM first"""
     run: _builtins.str
+    verify_bytes: _builtins.int
+    """Own slots are compared with their checksums where all of them together have no more bytes than this; else the
+    answer is from headers, and says so. Not given: they are compared whatever it takes.
+    """
     def __init__(
         self,
         *,
@@ -582,12 +587,15 @@ class StopRequest(_message.Message):
         generation: _builtins.int = ...,
         grace_s: _builtins.float = ...,
         run: _builtins.str = ...,
+        verify_bytes: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_verify_bytes", b"_verify_bytes", "verify_bytes", b"verify_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "grace_s", b"grace_s", "job", b"job", "request_id", b"request_id", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_verify_bytes", b"_verify_bytes", "generation", b"generation", "grace_s", b"grace_s", "job", b"job", "request_id", b"request_id", "run", b"run", "verify_bytes", b"verify_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__verify_bytes: _TypeAlias = _typing.Literal["verify_bytes"]  # noqa: Y015
+    _WhichOneofArgType__verify_bytes: _TypeAlias = _typing.Literal["_verify_bytes", b"_verify_bytes"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__verify_bytes) -> _WhichOneofReturnType__verify_bytes | None: ...
 
 Global___StopRequest: _TypeAlias = StopRequest  # noqa: Y015
 
@@ -742,6 +750,7 @@ class HeldCheckpoint(_message.Message):
     PLACE_FIELD_NUMBER: _builtins.int
     RUN_FIELD_NUMBER: _builtins.int
     TOPOLOGY_FIELD_NUMBER: _builtins.int
+    UNVERIFIED_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     completed_steps: _builtins.int
     """the state after this many completed steps"""
@@ -760,6 +769,8 @@ class HeldCheckpoint(_message.Message):
     """that saved it; in memory: that holds it"""
     topology: _builtins.str
     """of the job that saved it, as in EVERSTEP_TOPOLOGY; disk and remote only"""
+    unverified: _builtins.bool
+    """in memory: valid says only that the header holds, the contents were not read"""
     def __init__(
         self,
         *,
@@ -775,10 +786,11 @@ class HeldCheckpoint(_message.Message):
         place: _builtins.str = ...,
         run: _builtins.str = ...,
         topology: _builtins.str = ...,
+        unverified: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "completed_steps", b"completed_steps", "digest", b"digest", "generation", b"generation", "place", b"place", "rank", b"rank", "reason", b"reason", "run", b"run", "saved_ns", b"saved_ns", "tier", b"tier", "topology", b"topology", "valid", b"valid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "completed_steps", b"completed_steps", "digest", b"digest", "generation", b"generation", "place", b"place", "rank", b"rank", "reason", b"reason", "run", b"run", "saved_ns", b"saved_ns", "tier", b"tier", "topology", b"topology", "unverified", b"unverified", "valid", b"valid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -8,9 +8,12 @@ from dataclasses import dataclass, field, replace
 from everstep.decisions.first_failure import MACHINE_LOST, failure_of, first_failure, headline_of, headline_of_loss
 from everstep.decisions.lineage import FROM_NOTHING, UNKNOWN, Runs, usable
 from everstep.decisions.restore import Restore, choose_restore
-from everstep.incident import Anomaly, Evidence, Failure, Held, Restored, Symptom
+from everstep.incident import Anomaly, Copy, Evidence, Failure, Held, Restored, Symptom, Tier
 from everstep.job import JobSpec
 from everstep.machine import Machine
+
+CORRUPT = "CorruptCheckpoint"
+"""End of the name of what a rank raises when the state that it restores is damaged."""
 
 
 @dataclass(slots=True)
@@ -39,6 +42,8 @@ class Case:
     """Copies that could not be used, with reasons."""
     unreached: list[Held] = field(default_factory=list)
     """Those of them that may be good."""
+    verified: list[Copy] = field(default_factory=list)
+    """Own slots whose contents were compared since the ranks ended."""
     farthest: int = -1
     """Completed steps of the generation at hand."""
     lost_from: int = -1
@@ -50,6 +55,9 @@ class Case:
     def heard(self, evidence: Evidence) -> Evidence:
         """Take what a stop told; returns it with all machines that lost what they had."""
         self.emptied |= set(evidence.emptied)
+        if self.lineage and self.lineage[-1] == (evidence.generation, self.resume_step):
+            found = found_damaged(evidence, self.resume_step)
+            self.bad += [one for one in found if one not in self.bad]
         return evidence.model_copy(update={"emptied": sorted(self.emptied)})
 
     def lost_machines(self) -> list[str]:
@@ -90,7 +98,7 @@ class Case:
 
     def usable(self, evidence: Evidence) -> list[Held]:
         """The copies of the job's own line; those that failed are marked."""
-        return usable(evidence.held, self.lineage, self.bad, self.runs)
+        return usable(evidence.held, self.lineage, self.bad, self.runs, verified=self.verified)
 
     def choose(self, evidence: Evidence) -> Restore:
         """Where the job would go on, and with which copies."""
@@ -111,12 +119,14 @@ class Case:
         failed = [*restored.failed, *restored.unreached]
         self.bad += failed
         self.unreached += restored.unreached
+        self.verified += restored.verified
         return bool(failed)
 
     def try_everything_again(self) -> None:
         """An operator says so: what could not be reached may be reached now."""
         self.bad.clear()
         self.unreached.clear()
+        self.verified.clear()
 
     def launch(self, restore: Restore) -> None:
         """The next generation is launched: count what it computes anew, and remember where it begins."""
@@ -133,3 +143,24 @@ class Case:
         self.launches.append(begun)
         self.lineage.append(begun)
         self.emptied.clear()
+        self.verified.clear()
+
+
+def found_damaged(evidence: Evidence, resume_step: int) -> list[Held]:
+    """Own slots that their ranks could not restore from, as those ranks said when they ended.
+
+    Args:
+        evidence: Of the stop of the generation that restored.
+        resume_step: Where it began.
+    """
+    said = {
+        (end.rank, end.machine): end.exception
+        for end in evidence.exits
+        if not end.stopped_by_us and end.exception.split(":")[0].endswith(CORRUPT)
+    }
+    return [
+        one.model_copy(update={"valid": False, "reason": f"its rank found it damaged: {said[one.rank, one.machine]}"})
+        for one in evidence.held
+        if one.valid and one.tier is Tier.OWN and one.completed_steps == resume_step > 0
+        if (one.rank, one.machine) in said
+    ]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Sequence
 
-from everstep.decisions.lineage import Runs, copy_of, usable
-from everstep.decisions.restore import MEMORY, Restore, choose_restore
+from everstep.decisions.lineage import Runs, usable
+from everstep.decisions.restore import MEMORY, Restore, choose_restore, copy_of
 from everstep.errors import CheckpointError
 from everstep.incident import Held
 from everstep.job_state import EarlierRun

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from everstep.decisions.restore import MEMORY
+from everstep.decisions.restore import MEMORY, copy_of
 from everstep.incident import Copy, Held
 
 FROM_NOTHING = -1
@@ -74,7 +74,14 @@ def is_ours(copy: Held, lineage: Lineage, runs: Runs = UNKNOWN) -> bool:
     return all(copy.completed_steps <= step for generation, step in lineage if generation > copy.generation)
 
 
-def usable(held: Iterable[Held], lineage: Lineage, bad: Iterable[Held] = (), runs: Runs = UNKNOWN) -> list[Held]:
+def usable(
+    held: Iterable[Held],
+    lineage: Lineage,
+    bad: Iterable[Held] = (),
+    runs: Runs = UNKNOWN,
+    *,
+    verified: Iterable[Copy] = (),
+) -> list[Held]:
     """What may be restored: the copies in the line, those that failed since they were told of marked as not valid.
 
     All of them count as the job's own run: the state at the step from which it
@@ -85,7 +92,9 @@ def usable(held: Iterable[Held], lineage: Lineage, bad: Iterable[Held] = (), run
         lineage: The line of the job.
         bad: Copies that could not be used, with reasons; a later one wins.
         runs: Which run it is.
+        verified: Copies whose contents were compared since they were told of.
     """
+    whole = set(verified)
     reasons = {copy_of(one): one.reason for one in bad}
     found = []
     for one in held:
@@ -94,16 +103,6 @@ def usable(held: Iterable[Held], lineage: Lineage, bad: Iterable[Held] = (), run
             reason = reasons.get(copy, reasons.get(copy.model_copy(update={"saved_ns": 0})))
             mine = {"run": runs.own} if runs.own else {}
             failed = {} if reason is None else {"valid": False, "reason": reason}
-            found.append(one.model_copy(update=mine | failed))
+            compared = {"verified": True} if copy in whole else {}
+            found.append(one.model_copy(update=mine | failed | compared))
     return found
-
-
-def copy_of(held: Held) -> Copy:
-    """Which copy it is."""
-    return Copy(
-        rank=held.rank,
-        completed_steps=held.completed_steps,
-        tier=held.tier,
-        machine=held.machine,
-        saved_ns=held.saved_ns,
-    )

@@ -28,6 +28,11 @@ class Restore:
     reason: str
     copies: tuple[Copy, ...] = ()
     """What has to be brought to the machines first, in order of ranks: all but what lies in a rank's own slot."""
+    unverified: tuple[Copy, ...] = ()
+    """Own slots that are where they are needed, and whose contents nobody has compared with their checksums yet: that
+    comes before a launch, because ranks that go on overwrite what would be left to choose from."""
+    largest: int = 0
+    """Bytes of the largest of the copies, of any rank; 0: not known."""
     folder: str = ""
     """Checkpoint on disk that the ranks read by themselves, saved with any parallel sizes; empty: none."""
 
@@ -82,7 +87,12 @@ def choose_restore(
         reason = f"step {step} {wanted} all {world_size} ranks can restore: {_sources(chosen, topology, machines)}"
         if at is None:
             reason += _cost(step, copies, chosen, world_size)
-        return Restore(step, reason + note, _to_move(chosen, topology, machines))
+        move = _to_move(chosen, topology, machines)
+        check = tuple(
+            copy_of(one) for _, one in sorted(chosen.items()) if not one.verified and _in_place(one, topology, machines)
+        )
+        largest = max(one.bytes for one in chosen.values())
+        return Restore(step, reason + note, move, check, largest)
     if not everything:
         return _nothing(held_before)
     best = max(copies, key=lambda step: (len(copies[step]), step), default=None)
@@ -127,16 +137,21 @@ def _home(rank: int, topology: Topology, machines: Sequence[str]) -> str:
 
 
 def _to_move(chosen: Mapping[int, Held], topology: Topology, machines: Sequence[str]) -> tuple[Copy, ...]:
-    return tuple(
-        Copy(
-            rank=rank,
-            completed_steps=one.completed_steps,
-            tier=one.tier,
-            machine=one.machine,
-            saved_ns=one.saved_ns,
-        )
-        for rank, one in sorted(chosen.items())
-        if one.tier != Tier.OWN or one.machine != _home(rank, topology, machines)
+    return tuple(copy_of(one) for _, one in sorted(chosen.items()) if not _in_place(one, topology, machines))
+
+
+def _in_place(one: Held, topology: Topology, machines: Sequence[str]) -> bool:
+    return one.tier == Tier.OWN and one.machine == _home(one.rank, topology, machines)
+
+
+def copy_of(held: Held) -> Copy:
+    """Which copy it is."""
+    return Copy(
+        rank=held.rank,
+        completed_steps=held.completed_steps,
+        tier=held.tier,
+        machine=held.machine,
+        saved_ns=held.saved_ns,
     )
 
 

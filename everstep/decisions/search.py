@@ -8,8 +8,7 @@ came back empty knows no folder.
 from __future__ import annotations
 
 from everstep.checkpoint_policy import CheckpointPolicy
-from everstep.decisions.lineage import copy_of
-from everstep.decisions.restore import MEMORY, Restore
+from everstep.decisions.restore import MEMORY, Restore, copy_of
 from everstep.incident import Evidence
 
 

@@ -242,3 +242,52 @@ async def test_an_old_state_parks_with_what_it_would_cost(jobs: Any) -> None:
     await jobs.until(handle, lambda state: state.status == "parked")
 
     assert "a restart from step 15 would lose 6 steps" in jobs.cluster.notes[-1].text
+
+
+def by_headers(given: StopInput) -> Evidence:
+    """Slots too large to be read at a stop."""
+    copies = [
+        copy(rank, step, Tier.OWN, f"m{rank}", saved_ns=step, verified=False) for rank in (0, 1) for step in (19, 20)
+    ]
+    return Evidence(generation=given.generation, exits=[VICTIM], held=copies)
+
+
+async def broken(jobs: Any) -> Any:
+    """The incident of a job whose slots are large."""
+    jobs.cluster.evidence = by_headers
+    handle = await jobs.start()
+    await jobs.until(handle, lambda state: state.status == "running")
+    await handle.execute_update(JobWorkflow.report, anomaly())
+    state = await jobs.until(handle, lambda state: state.incidents != [])
+    return jobs.client.get_workflow_handle_for(IncidentWorkflow.run, incident_workflow_id(state.spec.name, 1))
+
+
+async def test_large_slots_are_verified_once_they_are_chosen_and_only_then(jobs: Any) -> None:
+    jobs.cluster.restored = lambda given: Restored(verified=given.copies, seconds=15.0)
+
+    report = await (await broken(jobs)).result()
+
+    assert after_stop(jobs) == [
+        "stop 1",
+        "restore 0 from own memory on m0, 1 from own memory on m1",
+        "launch 2 from 20",
+        "confirm 2",
+    ]
+    assert report.timings[2].found == "2 own slots verified in 15.00 s"
+
+
+async def test_a_large_slot_that_is_damaged_leads_to_the_next_choice_before_any_rank_starts(jobs: Any) -> None:
+    def damaged(given: RestoreInput) -> Restored:
+        bad = [one for one in given.copies if (one.rank, one.completed_steps) == (1, 20)]
+        failed = [Held(**one.model_dump(), valid=False, reason="its contents do not match") for one in bad]
+        return Restored(verified=[one for one in given.copies if one not in bad], failed=failed)
+
+    jobs.cluster.restored = damaged
+    report = await (await broken(jobs)).result()
+
+    both = "restore 0 from own memory on m0, 1 from own memory on m1"
+    assert after_stop(jobs) == ["stop 1", both, both, "launch 2 from 19", "confirm 2"]
+    notes = [note.text for note in jobs.cluster.notes if note.stage == "decide"]
+    assert "rank 1 on m1: its contents do not match" in notes[-1]
+    assert report.recovered
+    assert len([stage for stage in report.timings if stage.name == "stop"]) == 1, "no generation was started in vain"

@@ -158,3 +158,67 @@ def test_a_job_that_was_started_from_a_folder_begins_there_again_until_it_saved_
     assert (restore.step, restore.folder) == (step, folder)
     one.launch(restore)
     assert one.launches == [(2, -1 if folder else 125)]
+
+
+CORRUPT = "everstep.errors.CorruptCheckpoint: /dev/shm/job/checkpoint-1: the state after step 20 is damaged"
+
+
+def raised(rank: int, exception: str, **more: Any) -> RankExit:
+    return RankExit(rank=rank, machine=f"m{rank // 2}", code=1, time_ns=3, exception=exception, **more)
+
+
+def test_a_slot_that_its_own_rank_found_damaged_is_named_and_left_out() -> None:
+    one = case(generation=2, resume_step=20, lineage=[(1, 0), (2, 20)])
+    exits = [raised(1, CORRUPT), *stopped(-1, range(2, 6))]
+    copies = [*held(20), *held(19), *backups(20, range(1, 2), "m2")]
+
+    restore = one.choose(one.heard(Evidence(generation=2, exits=exits, held=copies)))
+
+    assert restore.step == 20
+    assert [(copy.rank, copy.tier) for copy in restore.copies] == [(1, Tier.BACKUP)]
+    assert "rank 1 on m0: its rank found it damaged" in restore.reason
+
+    again = one.choose(one.heard(Evidence(generation=2, exits=exits, held=[*held(20), *held(19)])))
+    assert again.step == 19, "no other copy of that step: the one before it"
+
+
+@pytest.mark.parametrize(
+    ("ends", "resume_step", "lineage"),
+    [
+        ([raised(1, CORRUPT, stopped_by_us=True)], 20, [(2, 20)]),
+        ([raised(1, "ValueError: CorruptCheckpoint")], 20, [(2, 20)]),
+        ([raised(1, CORRUPT)], 20, [(2, -1)]),  # it restored from a folder, whose files are to blame
+        ([raised(1, CORRUPT)], 10, [(2, 10)]),  # what it restored is another step
+    ],
+)
+def test_only_the_slot_that_a_rank_restored_from_is_left_out(
+    ends: list[RankExit], resume_step: int, lineage: list[tuple[int, int]]
+) -> None:
+    one = case(generation=2, resume_step=resume_step, lineage=lineage)
+    evidence = one.heard(
+        Evidence(generation=2, exits=ends, held=[one.model_copy(update={"generation": 2}) for one in held(20)])
+    )
+
+    assert not one.bad
+    assert one.choose(evidence).step == 20
+
+
+def test_what_was_verified_once_is_not_read_again_before_the_next_launch() -> None:
+    one = case()
+    evidence = one.heard(
+        Evidence(generation=1, exits=stopped(20), held=[*held(20, verified=False), *held(19, verified=False)])
+    )
+    first = one.choose(evidence)
+    assert [copy.rank for copy in first.unverified] == [0, 1, 2, 3, 4, 5]
+
+    failed = [Held(**first.unverified[5].model_dump(), valid=False, reason="its contents do not match")]
+    assert one.brought(Restored(verified=list(first.unverified[:5]), failed=failed))
+
+    second = one.choose(evidence)
+    assert (second.step, len(second.unverified)) == (19, 6), "another step: other slots"
+    with_backup = one.choose(evidence.model_copy(update={"held": [*evidence.held, *backups(20, range(5, 6), "m0")]}))
+    assert (with_backup.step, with_backup.unverified) == (20, ())
+    assert [(copy.rank, copy.tier) for copy in with_backup.copies] == [(5, Tier.BACKUP)]
+
+    one.launch(with_backup)
+    assert not one.verified, "ranks ran on it since"

@@ -16,7 +16,14 @@ from everstep.topology import Topology
 
 
 def held(
-    rank: int, step: int, valid: bool = True, *, tier: Tier = Tier.OWN, machine: str = "", generation: int = 0
+    rank: int,
+    step: int,
+    valid: bool = True,
+    *,
+    tier: Tier = Tier.OWN,
+    machine: str = "",
+    generation: int = 0,
+    verified: bool = True,
 ) -> Held:
     return Held(
         rank=rank,
@@ -26,6 +33,7 @@ def held(
         reason="" if valid else "checksum",
         tier=tier,
         generation=generation,
+        verified=verified,
     )
 
 
@@ -243,6 +251,39 @@ def test_each_rank_has_its_own_slot_or_a_valid_copy_of_the_first_tier_that_has_o
             assert (copy.tier, copy.machine) in {(one.tier, one.machine) for one in there}
             depth = {Tier.OWN: 0, Tier.BACKUP: 0, Tier.DISK: 1, Tier.REMOTE: 2}
             assert depth[copy.tier] == min(depth[one.tier] for one in there)
+
+
+def test_own_slots_known_by_their_headers_are_to_be_verified_and_no_others() -> None:
+    own = [held(0, 20, verified=False), held(0, 19, verified=False), held(1, 20), held(2, 20, verified=False)]
+    brought = [held(3, 20, tier=Tier.BACKUP, machine="m0", verified=False)]
+
+    choice = choose_restore([*own, *brought], *size(4))
+
+    assert choice.step == 20
+    assert [(copy.rank, copy.tier) for copy in choice.copies] == [(3, Tier.BACKUP)], "who brings it verifies it"
+    assert [(copy.rank, copy.completed_steps, copy.machine) for copy in choice.unverified] == [
+        (0, 20, "m0"),
+        (2, 20, "m2"),
+    ]
+
+
+@given(situations(), st.data())
+def test_no_own_slot_is_restored_from_that_nobody_verified(
+    situation: tuple[Topology, list[str], list[Held]], data: st.DataObject
+) -> None:
+    topology, names, copies = situation
+    unread = data.draw(st.sets(st.tuples(st.integers(0, topology.world_size - 1), st.integers(0, 6))))
+    copies = [one.model_copy(update={"verified": (one.rank, one.completed_steps) not in unread}) for one in copies]
+
+    choice = choose_restore(copies, topology, names)
+
+    in_place = set(range(topology.world_size)) - {copy.rank for copy in choice.copies}
+    expected = {rank for rank in in_place if (rank, choice.step) in unread} if choice.step > 0 else set()
+    assert {copy.rank for copy in choice.unverified} == expected
+    assert (
+        choice.step
+        == choose_restore([one.model_copy(update={"verified": True}) for one in copies], topology, names).step
+    )
 
 
 def test_storage_that_cannot_be_listed_is_no_damaged_copy_of_a_rank() -> None:
