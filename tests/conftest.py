@@ -15,6 +15,11 @@ from console.local.temporal_server import DYNAMIC_CONFIG
 from workflows import attributes
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Drills first: they take longest, and side by side nothing else should be left to wait for at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("drill") is None)
+
+
 @pytest.fixture
 async def temporal() -> AsyncIterator[Client]:
     """A client of a fresh in-memory server with the settings of the embedded one."""

@@ -83,13 +83,15 @@ def up(
     home = ClusterFile.home_of(name)
     (home / "logs").mkdir(parents=True, exist_ok=True)
     commands = commands or Commands()
-    with _lock(home):
+    with _lock(home), ports.Claims() as claims:
         choice = _temporal(home, progress)
-        cluster = _describe(name, choice, machines=machines, standbys=standbys, workers=workers, base=base_address)
+        cluster = _describe(
+            name, choice, claims, machines=machines, standbys=standbys, workers=workers, base=base_address
+        )
         for path in stopping.remove_stale(SHM_ROOT):
             progress(f"removed {path}, left behind by a cluster that is gone")
         plan = _plan(cluster, choice, commands)
-        _check_ports(cluster, choice)
+        _check_ports(cluster, choice, claims)
         if choice.address:  # nothing is started for a server that does not answer
             progress(f"looking for Temporal at {cluster.temporal_address}")
             readiness.run_async(readiness.temporal_ready(choice, cluster, []))
@@ -111,7 +113,14 @@ def _temporal(home: Path, progress: Progress) -> TemporalChoice:
 
 
 def _describe(
-    name: str, choice: TemporalChoice, *, machines: int, standbys: int, workers: int, base: str
+    name: str,
+    choice: TemporalChoice,
+    claims: ports.Claims,
+    *,
+    machines: int,
+    standbys: int,
+    workers: int,
+    base: str,
 ) -> ClusterFile:
     """The description of the cluster as it shall be, with the addresses that it had before."""
     home = ClusterFile.home_of(name).resolve()
@@ -124,15 +133,15 @@ def _describe(
     all_machines = []
     for index in range(machines + standbys):
         host = ports.machine_host(base, index)
-        machine = known.get(f"m{index}") or Machine(name=f"m{index}", address=f"{host}:{ports.choose(host)}")
+        machine = known.get(f"m{index}") or Machine(name=f"m{index}", address=f"{host}:{claims.choose(host)}")
         all_machines.append(machine)
     if choice.address:
         address, namespace, ui_url = choice.address, choice.namespace, os.environ.get("EVERSTEP_UI_URL", "")
     elif before and before.ui_url and before.temporal_address.startswith("127.0.0.1:"):
         address, namespace, ui_url = before.temporal_address, before.namespace, before.ui_url
     else:
-        address = f"127.0.0.1:{ports.choose('127.0.0.1', TEMPORAL_PORT)}"
-        namespace, ui_url = "everstep", f"http://127.0.0.1:{ports.choose('127.0.0.1', UI_PORT)}"
+        address = f"127.0.0.1:{claims.choose('127.0.0.1', TEMPORAL_PORT)}"
+        namespace, ui_url = "everstep", f"http://127.0.0.1:{claims.choose('127.0.0.1', UI_PORT)}"
     return ClusterFile(
         name=name,
         id=identifier,
@@ -187,28 +196,41 @@ def _plan(cluster: ClusterFile, choice: TemporalChoice, commands: Commands) -> P
         # All ranks are on this computer: gloo needs no look-up of the host's name.
         processes.append(ProcessPlan(f"agent-{machine.name}", "agent", argv, env | {"GLOO_SOCKET_IFNAME": "lo"}))
     processes += [ProcessPlan(f"worker-{n}", "worker", commands.worker(), env) for n in range(cluster.workers)]
-    return Plan(cluster.id, str(cluster.shm), processes)
+    return Plan(cluster.id, str(cluster.shm), processes, list(_addresses(cluster, choice).values()))
 
 
 def _port(address: str) -> int:
-    return int(address.rsplit(":", 1)[1])
+    return ports.split(address)[1]
 
 
-def _check_ports(cluster: ClusterFile, choice: TemporalChoice) -> None:
-    """Every port of a process that does not run yet must be free."""
-    running = processes(cluster)
-    wanted = {f"agent-{machine.name}": machine.address for machine in cluster.machines}
+def _addresses(cluster: ClusterFile, choice: TemporalChoice) -> dict[str, str]:
+    """Where the cluster's own processes listen, by name."""
+    found = {f"agent-{machine.name}": machine.address for machine in cluster.machines}
     if choice.binary:
-        wanted |= {"temporal": cluster.temporal_address, "temporal's Web UI": cluster.ui_url.removeprefix("http://")}
-    for name, address in wanted.items():
+        found |= {"temporal": cluster.temporal_address, "temporal's Web UI": cluster.ui_url.removeprefix("http://")}
+    return found
+
+
+def _check_ports(cluster: ClusterFile, choice: TemporalChoice, claims: ports.Claims) -> None:
+    """Every port of a process that neither runs nor is about to be started again must be free."""
+    running = processes(cluster).keys() | _supervised(cluster.home)
+    for name, address in _addresses(cluster, choice).items():
         if name.split("'")[0] in running:
             continue
-        host, port = address.rsplit(":", 1)
-        if not ports.is_free(host, int(port)):
+        host, port = ports.split(address)
+        if not claims.claim(host, port) or not ports.is_free(host, port):
             raise ClusterError(
                 f"{address} is taken by another process, and {name} of cluster {cluster.name!r} listens there: stop "
                 f"that process (ss -ltnp 'sport = :{port}'), or remove {cluster.home / 'last.json'} for new addresses"
             )
+
+
+def _supervised(home: Path) -> set[str]:
+    """Names of the processes that a living supervisor starts again."""
+    with suppress(OSError, ValueError):
+        if supervisor_of(home):
+            return {entry.name for entry in Plan.load(home).processes}
+    return set()
 
 
 def _start_supervisor(cluster: ClusterFile, progress: Progress) -> None:

@@ -103,7 +103,8 @@ def _pidfd() -> Finding:
 def _addresses() -> Finding:
     base = local_cluster.BASE_ADDRESS
     try:
-        port = ports.choose(base)
+        with ports.Claims() as claims:
+            port = claims.choose(base)
     except OSError as error:
         return Finding(name="addresses", status="missing", found=str(error), remedy="ip addr add 127.0.0.1/8 dev lo")
     return Finding(name="addresses", status="ok", found=f"{base} and the next ones, e.g. port {port}")

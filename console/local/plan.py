@@ -41,6 +41,8 @@ class Plan:
     cluster_id: str
     shm: str
     processes: list[ProcessPlan]
+    addresses: list[str] = field(default_factory=list)
+    """Where they listen, ``host:port``: no other cluster may choose these while this one is up."""
 
     def save(self, home: Path) -> None:
         """Write ``plan.json`` atomically."""
@@ -55,7 +57,8 @@ class Plan:
             ValueError: it is damaged.
         """
         data = json.loads((home / "plan.json").read_text())
-        return cls(data["cluster_id"], data["shm"], [ProcessPlan(**entry) for entry in data["processes"]])
+        processes = [ProcessPlan(**entry) for entry in data["processes"]]
+        return cls(data["cluster_id"], data["shm"], processes, data.get("addresses", []))
 
 
 @dataclass

@@ -1,13 +1,18 @@
-"""Addresses of a local cluster: free when first chosen, kept afterwards."""
+"""Addresses of a local cluster: free when first chosen, kept afterwards, and chosen by one cluster only."""
 
 from __future__ import annotations
 
 import ipaddress
 import random
 import socket
+from types import TracebackType
+from typing import Literal, Self
 
 FIRST, LAST = 20_000, 32_000
 """Below the kernel's range for outgoing connections, so that none takes a port while its owner restarts."""
+
+Stage = Literal["chosen", "owned"]
+"""``up`` has chosen an address until what listens there runs; a supervisor owns it as long as its cluster is up."""
 
 
 def is_free(host: str, port: int) -> bool:
@@ -21,20 +26,80 @@ def is_free(host: str, port: int) -> bool:
     return True
 
 
-def choose(host: str, preferred: int = 0) -> int:
-    """A free port of a host: the preferred one, if it is free.
+class Claims:
+    """Addresses that no other cluster of this computer may choose; a context manager that gives them back.
 
-    Raises:
-        OSError: the host has none, or is no address of this computer.
+    An address may have nobody who listens there and belong to a cluster all the
+    same: before its process has started, or while that is restarted. So each
+    claimed address stands for a name in the abstract namespace of unix sockets,
+    which the kernel takes back when this process ends.
+
+    Args:
+        stage: What the claims are for.
     """
-    if preferred and is_free(host, preferred):
-        return preferred
-    for port in random.sample(range(FIRST, LAST), 200):
-        if is_free(host, port):
-            return port
-    raise OSError(f"no free port on {host}")
+
+    def __init__(self, stage: Stage = "chosen") -> None:
+        self._stage: Stage = stage
+        self._held: dict[tuple[str, int], socket.socket] = {}
+
+    def claim(self, host: str, port: int) -> bool:
+        """Claim an address; False: another cluster has it. Once claimed it stays so."""
+        if (host, port) in self._held:
+            return True
+        name = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            name.bind(_name(self._stage, host, port))
+        except OSError:
+            name.close()
+            return False
+        if self._stage == "chosen" and _is_owned(host, port):
+            name.close()
+            return False
+        self._held[host, port] = name
+        return True
+
+    def choose(self, host: str, preferred: int = 0) -> int:
+        """Claim a free port of a host: the preferred one, if it is free.
+
+        Raises:
+            OSError: the host has none, or is no address of this computer.
+        """
+        candidates = random.sample(range(FIRST, LAST), 200)
+        for port in [preferred, *candidates] if preferred else candidates:
+            if is_free(host, port) and self.claim(host, port):
+                return port
+        raise OSError(f"no free port on {host}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for name in self._held.values():
+            name.close()
+        self._held.clear()
 
 
 def machine_host(base: str, index: int) -> str:
     """The loopback address of a machine: ``base`` + index."""
     return str(ipaddress.IPv4Address(base) + index)
+
+
+def split(address: str) -> tuple[str, int]:
+    """Host and port of ``host:port``."""
+    host, _, port = address.rpartition(":")
+    return host, int(port)
+
+
+def _is_owned(host: str, port: int) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(_name("owned", host, port))
+        except OSError:
+            return False
+    return True
+
+
+def _name(stage: Stage, host: str, port: int) -> str:
+    return f"\0everstep-{stage}-{host}:{port}"

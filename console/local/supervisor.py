@@ -21,7 +21,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from console.local import procfs
+from console.local import ports, procfs
 from console.local.plan import Plan, ProcessPlan, Running, State, is_held
 from console.local.stopping import make_shared_memory, remove_shared_memory, stop_all
 from everstep import environment
@@ -54,6 +54,7 @@ class Supervisor:
         self._due: dict[str, float] = {}  # name → monotonic time of its next start
         self._exits: dict[int, str] = {}  # pid → how it ended
         self._held: set[str] = set()  # names that somebody keeps down
+        self._claims = ports.Claims("owned")
         self._stop = self._reload = False
 
     def begin(self) -> None:
@@ -64,6 +65,7 @@ class Supervisor:
         self.state.phase = "running"
         self._listen_to_signals()
         make_shared_memory(Path(self.plan.shm), self.home)
+        self._own_addresses()
         self._adopt()
         self._start_missing()
 
@@ -94,11 +96,18 @@ class Supervisor:
         except (OSError, ValueError) as error:
             self._log(f"plan.json cannot be read ({error}): going on with the old plan")
             return
+        self._own_addresses()
         for plan in self.plan.processes:
             running = self.state.processes.get(plan.name)
             if running and plan.name in self._watched and plan != before.get(plan.name, plan):
                 self._log(f"{plan.name} (pid {running.pid}) shall run otherwise: ended, to start anew")
                 procfs.send(running.process, signal.SIGTERM)
+
+    def _own_addresses(self) -> None:
+        """Keep other clusters from choosing an address while whoever listens there is restarted."""
+        for address in self.plan.addresses:
+            if not self._claims.claim(*ports.split(address)):
+                self._log(f"{address} is another cluster's too: one of them cannot listen there")
 
     def _listen_to_signals(self) -> None:
         reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)

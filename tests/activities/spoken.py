@@ -9,8 +9,9 @@ import grpc.aio
 
 from agent.v1 import agent_pb2_grpc
 from everstep.machine import Machine
+from tests.hosts import own_host
 
-HOST = "127.0.0.31"
+HOST = own_host(31)
 
 
 @contextlib.asynccontextmanager

@@ -18,8 +18,9 @@ from agent.client import AgentClient
 from agent.security import ClientSecurity
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import AgentUnreachable
+from tests.hosts import own_host
 
-HOST = "127.0.0.21"
+HOST = own_host(21)
 
 
 def free_port(host: str) -> int:

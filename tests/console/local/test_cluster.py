@@ -6,14 +6,17 @@ import os
 import shutil
 import signal
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from console.cluster_file import ClusterFile
 from console.local import cluster as local
-from console.local import procfs, stopping
+from console.local import ports, procfs, stopping
+from console.local.plan import hold
 from console.local.readiness import holds
 from everstep.errors import ClusterError
 
@@ -141,3 +144,38 @@ def test_a_nonsense_name_is_refused(home: Path) -> None:
         local.up("../elsewhere")
     with pytest.raises(ClusterError, match="not a cluster name"):
         local.down("../elsewhere")
+
+
+def test_clusters_that_come_up_at_once_have_servers_of_their_own(home: Path, commands: local.Commands) -> None:
+    names = ["trial-a", "trial-b", "trial-c"]
+    with ThreadPoolExecutor() as threads:
+        found = list(
+            threads.map(lambda name: local.up(name, machines=1, standbys=0, workers=1, commands=commands), names)
+        )
+    try:
+        assert len({one.temporal_address for one in found}) == len({one.ui_url for one in found}) == len(names)
+        for one in found:
+            server = local.processes(one)["temporal"]
+            host, port = ports.split(one.temporal_address)
+            assert _listening(server) & {port}, f"{host}:{port} is not {one.name}'s"
+    finally:
+        for name in names:
+            local.down(name)
+
+
+def test_no_other_cluster_takes_an_address_while_its_owner_is_restarted(home: Path, commands: local.Commands) -> None:
+    cluster = local.up(NAME, machines=1, standbys=0, workers=1, commands=commands)
+    hold(cluster.home, "temporal")
+    os.kill(local.processes(cluster)["temporal"], signal.SIGKILL)
+    host, port = ports.split(cluster.temporal_address)
+    assert holds(lambda: ports.is_free(host, port), PATIENCE_S)
+    with ports.Claims() as claims:
+        assert not claims.claim(host, port)
+        assert claims.choose(host, port) != port
+    local.down(NAME)
+    with ports.Claims() as claims:
+        assert claims.choose(host, port) == port
+
+
+def _listening(pid: int) -> set[int]:
+    return {one.laddr.port for one in psutil.Process(pid).net_connections("tcp") if one.status == psutil.CONN_LISTEN}

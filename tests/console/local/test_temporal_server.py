@@ -98,10 +98,13 @@ def test_the_tool_module_names_the_version_that_we_say() -> None:
 async def test_the_server_has_namespace_attributes_and_a_journal_that_is_fast(home: Path) -> None:
     found = temporal_binary.installed(lambda _: None)
     assert found, "no Temporal server: run `make temporal`"
-    port, ui_port, database = ports.choose("127.0.0.1"), ports.choose("127.0.0.1"), home / "temporal.db"
-    command = temporal_server.start_command(
-        found[0], port=port, ui_port=ui_port, database=database, namespace="everstep"
-    )
+    with ports.Claims() as claims:
+        port, ui_port = claims.choose("127.0.0.1"), claims.choose("127.0.0.1")
+        await _check_server(found[0], port, ui_port, home / "temporal.db")
+
+
+async def _check_server(binary: Path, port: int, ui_port: int, database: Path) -> None:
+    command = temporal_server.start_command(binary, port=port, ui_port=ui_port, database=database, namespace="everstep")
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:  # noqa: ASYNC220 - the loop has nothing else to do
         try:
             assert readiness.holds(lambda: not ports.is_free("127.0.0.1", port), 60)
