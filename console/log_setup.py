@@ -25,6 +25,7 @@ import structlog
 from structlog.stdlib import ProcessorFormatter
 from structlog.typing import Processor
 
+from console import tracebacks
 from everstep.errors import ConfigError
 
 FORMAT = "EVERSTEP_LOG_FORMAT"
@@ -56,7 +57,12 @@ def configure(process: str, *, json: bool | None = None, level: str = "INFO", st
     handler.setFormatter(
         ProcessorFormatter(
             foreign_pre_chain=[structlog.stdlib.ExtraAdder(), *_shared(process)],
-            processors=[_flatten_temporal, ProcessorFormatter.remove_processors_meta, *_rendering(as_json, stream)],
+            processors=[
+                _flatten_temporal,
+                ProcessorFormatter.remove_processors_meta,
+                _bounded,
+                *_rendering(as_json, stream),
+            ],
         )
     )
     root = logging.getLogger()
@@ -110,10 +116,18 @@ def _shared(process: str) -> list[Processor]:
 
 def _rendering(as_json: bool, stream: TextIO) -> list[Processor]:
     if as_json:
-        return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=str)]
+        render = structlog.processors.ExceptionRenderer(tracebacks.render)
+        return [render, structlog.processors.JSONRenderer(default=str)]
     # Chosen here, once: inside a workflow's sandbox the environment may not be read.
     colors = stream.isatty() and not os.environ.get("NO_COLOR")
-    return [_ordered, structlog.dev.ConsoleRenderer(colors=colors, sort_keys=False)]
+    console = structlog.dev.ConsoleRenderer(colors=colors, sort_keys=False, exception_formatter=tracebacks.write)
+    return [_ordered, console]
+
+
+def _bounded(_logger: Any, _method: str, fields: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Cut what others put into a line: an error may quote all that it was given."""
+    fields.update({name: tracebacks.bounded(value) for name, value in fields.items() if isinstance(value, str)})
+    return fields
 
 
 def _ordered(_logger: Any, _method: str, fields: MutableMapping[str, Any]) -> Mapping[str, Any]:

@@ -161,3 +161,68 @@ async def test_a_replayed_workflow_logs_each_line_once(
     assert told["activity line"]["incident"] == "incident/gpt/0001"
     assert told["second line two"]["level"] == "warning"
     assert not any("temporal_workflow" in line for line in parsed(out))
+
+
+class Evidence:
+    """Counts how often it is printed."""
+
+    printed = 0
+
+    def __repr__(self) -> str:
+        Evidence.printed += 1
+        return "a large value"
+
+
+def deep(depth: int, evidence: Evidence) -> None:
+    if depth:
+        deep(depth - 1, evidence)
+    raise ValueError("bad")
+
+
+def chained(length: int) -> None:
+    try:
+        if length:
+            chained(length - 1)
+    finally:
+        raise ValueError(f"link {length}")
+
+
+def raised(case: str) -> None:
+    match case:
+        case "recursion":
+            deep(500, Evidence())
+        case "chain":
+            chained(200)
+        case "group":
+            raise ExceptionGroup("many", [ValueError(f"one {n}") for n in range(5000)])
+        case "message":
+            raise ValueError("x" * 10**6)
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize("case", ["recursion", "chain", "group", "message"])
+@pytest.mark.parametrize("logger", ["ours", "theirs"])
+def test_a_traceback_is_plain_and_short_whatever_is_raised(as_json: bool, case: str, logger: str) -> None:
+    out = io.StringIO()
+    Evidence.printed = 0
+    configure("worker", json=as_json, stream=out)
+    try:
+        raised(case)
+    except Exception:
+        log = structlog.get_logger() if logger == "ours" else logging.getLogger("theirs")
+        log.exception("it failed")
+    said = parsed(out)[0]["exception"] if as_json else out.getvalue()
+    assert "test_log_setup.py" in said
+    assert ("ValueError" if case != "group" else "ExceptionGroup: many (5000 sub-exceptions)") in said
+    assert len(said) < 20_000
+    assert said.count("\n") < 300
+    assert Evidence.printed == 0, "the values of variables are no part of it"
+
+
+def test_a_line_is_short_whatever_it_is_given() -> None:
+    out = io.StringIO()
+    configure("worker", json=True, stream=out)
+    structlog.get_logger().warning("refused", error="y" * 10**6)
+    [line] = parsed(out)
+    assert len(line["error"]) < 20_000
+    assert "characters are left out" in line["error"]

@@ -1,0 +1,53 @@
+"""Tracebacks for logs: plain, without the values of variables, and never long.
+
+A log line is written in the event loop. Rendered with locals, one error in a
+workflow of 1,000 machines was 71,000 lines and held a worker for a minute.
+"""
+
+from __future__ import annotations
+
+import traceback
+from typing import TextIO
+
+from structlog.typing import ExcInfo
+
+FRAMES = 30
+"""Of each exception those nearest to where it was raised (ours)."""
+CHAINED = 8
+"""Exceptions in a chain, the newest (ours)."""
+GROUP = 8
+"""Exceptions of a group, and how deep groups in groups are shown (ours)."""
+HEAD, TAIL = 4_000, 12_000
+"""Characters that are kept of a long text, from its beginning and its end (ours)."""
+
+
+def bounded(text: str) -> str:
+    """The text, or its beginning and its end with how much is left out between."""
+    left_out = len(text) - HEAD - TAIL
+    return text if left_out <= 0 else f"{text[:HEAD]}\n[... {left_out} characters are left out ...]\n{text[-TAIL:]}"
+
+
+def render(exc_info: ExcInfo) -> str:
+    """The traceback of an exception as text."""
+    kind, error, trace = exc_info
+    shown = traceback.TracebackException(
+        kind, error, trace, limit=-FRAMES, max_group_width=GROUP, max_group_depth=GROUP, compact=True
+    )
+    _shorten(shown)
+    return bounded("".join(shown.format()).rstrip("\n"))
+
+
+def write(stream: TextIO, exc_info: ExcInfo) -> None:
+    """Below a line of text, as structlog's renderer wants it."""
+    stream.write("\n" + render(exc_info))
+
+
+def _shorten(shown: traceback.TracebackException) -> None:
+    """Cut off the oldest exceptions of a chain: a retry that raises from the one before grows without end."""
+    at: traceback.TracebackException | None = shown
+    for _ in range(CHAINED - 1):
+        if at is None:
+            return
+        at = at.__cause__ or at.__context__
+    if at is not None:
+        at.__cause__ = at.__context__ = None
