@@ -8,8 +8,10 @@ from collections.abc import Iterable
 from activities.convert import code_of
 from activities.heartbeat import now_ns
 from activities.messages import ConfirmInput
+from activities.turns import Pace, in_turns
 from agent.client import AgentPool
 from agent.v1 import agent_pb2 as pb
+from everstep.backoff import Backoff
 from everstep.decisions.confirm import RankState, judge_confirmation
 from everstep.errors import AgentError
 from everstep.incident import Confirmation
@@ -18,7 +20,8 @@ from everstep.machine import Machine
 INTERVAL_S = 0.05
 """Between two looks of an agent at its ranks, seconds. The ranks note their times themselves: a shorter one would
 only take CPU from ranks that start (ours)."""
-RECONNECT_S = 0.1
+FIRST_RETRY_S, LAST_RETRY_S = 0.1, 1.0
+"""Between two calls of a silent agent, at first and at most, seconds (ours)."""
 
 
 async def confirm_steps(agents: AgentPool, given: ConfirmInput) -> Confirmation:
@@ -36,6 +39,7 @@ async def confirm_steps(agents: AgentPool, given: ConfirmInput) -> Confirmation:
 
     async def follow(machine: Machine) -> None:
         request = pb.ProgressRequest(job=given.spec.name, interval_s=INTERVAL_S)
+        backoff = Backoff(FIRST_RETRY_S, LAST_RETRY_S)
         while True:
             try:
                 async for reply in agents.get(machine.address).progress(request):
@@ -44,15 +48,21 @@ async def confirm_steps(agents: AgentPool, given: ConfirmInput) -> Confirmation:
                         emptied.add(machine.name)
                     shown.update((rank.rank, rank) for rank in states_of(reply.ranks, generation))
                     changed.set()
+                    backoff.reset()
             except AgentError:
                 pass
-            await asyncio.sleep(RECONNECT_S)
+            await asyncio.sleep(backoff.next_s())
 
-    followers = [asyncio.create_task(follow(machine)) for machine in given.machines]
+    followers: list[asyncio.Task[None]] = []
+    pace = Pace()
     patience_s = policy.confirm_timeout_s + given.restore_s
     deadline_ns = now_ns() + int(patience_s * 1e9)
     try:
+        async for machine in in_turns(given.machines):
+            followers.append(asyncio.create_task(follow(machine)))
         while now_ns() < deadline_ns:
+            changed.clear()
+            pace.begin()
             verdict = judge_confirmation(
                 generation,
                 list(shown.values()),
@@ -62,9 +72,10 @@ async def confirm_steps(agents: AgentPool, given: ConfirmInput) -> Confirmation:
                 policy=policy,
                 emptied=sorted(emptied),
             )
+            pace.end()
             if verdict is not None:
                 return verdict
-            changed.clear()
+            await pace.rest()
             try:
                 async with asyncio.timeout(1.0):
                     await changed.wait()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from itertools import islice
 from typing import TypeVar
 
 from temporalio import activity
@@ -11,15 +12,17 @@ from temporalio.exceptions import ApplicationError
 
 from activities.convert import import_environment
 from activities.heartbeat import Say, request_id
+from activities.turns import gathered
 from agent.client import AgentClient, AgentPool, UnknownJob
 from agent.v1 import agent_pb2 as pb
+from everstep.backoff import Backoff
 from everstep.errors import AgentUnreachable, EverstepError
 from everstep.job import JobSpec
 from everstep.machine import Machine
 
 T = TypeVar("T")
-RETRY_S = 0.1
-"""Between two calls of a silent agent, seconds (ours)."""
+FIRST_RETRY_S, LAST_RETRY_S = 0.1, 1.0
+"""Between two calls of a silent agent, at first and at most, seconds (ours)."""
 PREPARE_S = 120.0
 """A fork server that cannot fork after this long is given up, seconds (ours)."""
 NAMED = 8
@@ -49,7 +52,11 @@ async def on_all(
     deadline = asyncio.get_running_loop().time() + patience_s
     waiting: dict[str, None] = {}
 
+    def waited_for() -> str:
+        return f"waiting for {named(islice(waiting, NAMED), len(waiting))}, whose agent does not answer"
+
     async def persist(machine: Machine) -> T | None:
+        backoff = Backoff(FIRST_RETRY_S, LAST_RETRY_S)
         while True:
             try:
                 answer = await call(machine, agents.get(machine.address))
@@ -58,8 +65,8 @@ async def on_all(
                     activity.logger.warning("agent is silent", extra={"machine": machine.name, "error": str(error)})
                     return None
                 waiting[machine.name] = None
-                say(f"waiting for {names(list(waiting))}, whose agent does not answer")
-                await asyncio.sleep(RETRY_S)
+                say(waited_for())
+                await asyncio.sleep(backoff.next_s())
             except EverstepError as error:
                 raise ApplicationError(
                     f"{machine.name}: {error}", type=type(error).__name__, non_retryable=True
@@ -67,14 +74,14 @@ async def on_all(
             else:
                 if machine.name in waiting:
                     del waiting[machine.name]
-                    say(f"waiting for {names(list(waiting))}, whose agent does not answer" if waiting else "")
+                    say(waited_for() if waiting else "")
                 return answer
 
-    answers = await asyncio.gather(*(persist(machine) for machine in machines))
-    named = {machine.name: answer for machine, answer in zip(machines, answers, strict=True)}
+    answers = await gathered(persist(machine) for machine in machines)
+    by_name = {machine.name: answer for machine, answer in zip(machines, answers, strict=True)}
     return (
-        {name: answer for name, answer in named.items() if answer is not None},
-        [name for name, answer in named.items() if answer is None],
+        {name: answer for name, answer in by_name.items() if answer is not None},
+        [name for name, answer in by_name.items() if answer is None],
     )
 
 
@@ -109,5 +116,10 @@ def refuse_silent(silent: list[str], machines: Sequence[Machine]) -> None:
 
 def names(machines: Sequence[str]) -> str:
     """``m1, m2``, and how many more."""
-    more = len(machines) - NAMED
-    return ", ".join(machines[:NAMED]) + (f" and {more} more" if more > 0 else "")
+    return named(machines[:NAMED], len(machines))
+
+
+def named(first: Iterable[str], count: int) -> str:
+    """The first machines of so many."""
+    more = count - NAMED
+    return ", ".join(first) + (f" and {more} more" if more > 0 else "")

@@ -81,6 +81,10 @@ class Watched:
         self.newest.setdefault(machine, {})[generation] = observation.sequence
         self.woken.set()
 
+    def ends(self, generation: int) -> int:
+        """How many ranks of a generation have ended."""
+        return len(self._ends.get(generation, ()))
+
     def showed(self, machine: str, reply: pb.ProgressReply, now_ns: int) -> None:
         """A machine showed where its ranks stand."""
         self._heard[machine] = now_ns

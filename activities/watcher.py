@@ -27,9 +27,11 @@ from temporalio.client import Client, WorkflowUpdateFailedError
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.once import Once
+from activities.turns import Pace, in_turns
 from activities.watched import Watched
 from agent.client import AgentClient, AgentPool
 from agent.v1 import agent_pb2 as pb
+from everstep.backoff import Backoff
 from everstep.decisions.watch import Finished
 from everstep.errors import EverstepError
 from everstep.incident import Anomaly
@@ -42,6 +44,8 @@ log = structlog.get_logger("watcher")
 LIST_S = 1.0
 """Between two listings of the running jobs, seconds (ours)."""
 RETRY_S = 0.2
+"""Before an agent or Temporal is asked again for the first time, seconds (ours); the longest wait for a silent agent
+is in the job's policy."""
 ANSWER_LIMIT = timedelta(seconds=5)
 """A job's workflow that does not say within this time what to watch is asked again (ours)."""
 ADOPT_AGAIN_S = 30.0
@@ -55,6 +59,9 @@ ACKNOWLEDGE_S = 30.0
 """Time for an agent to take an acknowledgement, and the longest wait before it is sent again, seconds (ours)."""
 ASK_S = 2.0
 """An agent that does not take a request on copies of state within this time is left out, seconds (ours)."""
+
+ENDS_TOLD = 64
+"""Ranks of a generation whose ends are logged one by one (ours)."""
 
 MachineEvent = Callable[[pb.Observation], None]
 Call = Callable[[AgentClient], Awaitable[object]]
@@ -161,10 +168,10 @@ class Watcher:
             tasks = [
                 asyncio.create_task(loop(job)) for loop in (self._judge, self._acknowledge, self._persist, self._align)
             ]
-            for machine in job.machines:
-                tasks.append(asyncio.create_task(self._observe(job, machine)))
-                tasks.append(asyncio.create_task(self._follow(job, machine)))
             try:
+                async for machine in in_turns(job.machines):
+                    tasks.append(asyncio.create_task(self._observe(job, machine)))
+                    tasks.append(asyncio.create_task(self._follow(job, machine)))
                 # The judge returns when the job's workflow is over; the streams never do.
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
@@ -180,8 +187,9 @@ class Watcher:
                 await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _observe(self, job: Watched, machine: Machine) -> None:
-        after = 0
+        after, backoff = 0, Backoff(RETRY_S, job.spec.policy.agent_retry_max_s)
         while True:
+            began = time.monotonic()
             request = pb.ObserveRequest(after_sequence=after, job=job.spec.name)
             try:
                 async for observation in self._agents.get(machine.address).observe(request):
@@ -189,30 +197,41 @@ class Watcher:
                     self._take(job, machine, observation)
             except EverstepError as error:
                 log.debug("agent is silent", machine=machine.name, error=str(error))
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(backoff.next_s(lasted_s=time.monotonic() - began))
 
     def _take(self, job: Watched, machine: Machine, observation: pb.Observation) -> None:
         if observation.HasField("rank_exited"):
             job.ended(machine.name, observation)
             rank, generation = observation.rank_exited.rank, observation.generation
-            log.info("rank ended", observation=observation.id, rank=rank, generation=generation)
+            known = job.ends(generation)
+            say = log.info if known <= ENDS_TOLD else log.debug  # thousands of lines hold the loop for seconds
+            say("rank ended", observation=observation.id, rank=rank, generation=generation)
+            if known == ENDS_TOLD:
+                log.info("further ends of ranks are not told one by one", generation=generation)
         elif self._machine_event is not None:
             self._machine_event(observation)
 
     async def _follow(self, job: Watched, machine: Machine) -> None:
         request = pb.ProgressRequest(job=job.spec.name, interval_s=TICK_S)
+        backoff = Backoff(RETRY_S, job.spec.policy.agent_retry_max_s)
         while True:
+            began = time.monotonic()
             with contextlib.suppress(EverstepError):
                 async for reply in self._agents.get(machine.address).progress(request):
                     job.showed(machine.name, reply, time.time_ns())
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(backoff.next_s(lasted_s=time.monotonic() - began))
 
     async def _judge(self, job: Watched) -> None:
+        pace = Pace()
         while True:
-            for verdict in job.verdicts(time.time_ns()):
+            job.woken.clear()
+            pace.begin()
+            verdicts = list(job.verdicts(time.time_ns()))
+            pace.end()
+            for verdict in verdicts:
                 if verdict.generation not in job.reported and not await self._report(job, verdict):
                     return
-            job.woken.clear()
+            await pace.rest()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(TICK_S):
                     await job.woken.wait()
@@ -221,6 +240,7 @@ class Watcher:
         """Ask all machines to write a step to disk when it is time, and tell which is whole."""
         told, told_at = 0, -math.inf
         async with _asking(self._agents, job) as ask:
+            await asyncio.sleep(TICK_S / 3)  # not in one turn of the loop with the judge
             while True:
                 step, whole = job.persist(time.time_ns()), job.whole_on_disk()
                 news = whole and (whole != told or time.monotonic() - told_at > TELL_WHOLE_S)
@@ -234,6 +254,7 @@ class Watcher:
         """Let machines back up the same steps, once one of them is too slow to back up every step."""
         told = None
         async with _asking(self._agents, job) as ask:
+            await asyncio.sleep(2 * TICK_S / 3)
             while True:
                 if found := job.align(time.time_ns()):
                     generation, aligned = found
@@ -281,7 +302,7 @@ class Watcher:
         telling: dict[str, asyncio.Task[None]] = {}
         try:
             while True:
-                for machine in job.machines:
+                async for machine in in_turns(job.machines):
                     behind = job.dealt_with(machine.name) > taken.get(machine.name, 0)
                     if behind and (machine.name not in telling or telling[machine.name].done()):
                         telling[machine.name] = asyncio.create_task(self._tell(job, machine, taken))
@@ -307,20 +328,30 @@ class Watcher:
 async def _asking(agents: AgentPool, job: Watched) -> AsyncIterator[Callable[[Call], None]]:
     """To ask all machines of a job something, again and again; none is waited for, nor asked while it is silent."""
     asked: dict[str, asyncio.Task[None]] = {}
+    rounds: set[asyncio.Task[None]] = set()
+    silent: set[str] = set()
 
     async def ask(machine: Machine, call: Call) -> None:
         try:
             await call(agents.get(machine.address))
+            silent.discard(machine.name)
         except EverstepError as error:
-            log.warning("a machine was not asked for copies of state", machine=machine.name, error=str(error))
+            if machine.name not in silent:
+                silent.add(machine.name)
+                log.warning("a machine was not asked for copies of state", machine=machine.name, error=str(error))
 
-    def ask_all(call: Call) -> None:
-        for machine in job.machines:
+    async def ask_each(call: Call) -> None:
+        async for machine in in_turns(job.machines):
             if machine.name not in asked or asked[machine.name].done():
                 asked[machine.name] = asyncio.create_task(ask(machine, call))
+
+    def ask_all(call: Call) -> None:
+        going = asyncio.create_task(ask_each(call))
+        rounds.add(going)
+        going.add_done_callback(rounds.discard)
 
     try:
         yield ask_all
     finally:
-        for task in asked.values():
+        for task in [*rounds, *asked.values()]:
             task.cancel()

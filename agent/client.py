@@ -7,6 +7,8 @@ Security comes from the environment unless given: ``EVERSTEP_AGENT_CA_FILE``
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Any, TypeVar
@@ -22,7 +24,8 @@ from everstep.errors import AgentError, AgentUnreachable, ConfigError, Fenced
 OPTIONS: list[tuple[str, Any]] = [
     # A restarted agent is reached again within half a second; gRPC's default waits up to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 50),
+    # Also the time that a connection has to come about, TLS included; many at once, or far away, need it (ours).
+    ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 500),
     # A machine that vanished without a word is noticed by an open stream.
     ("grpc.keepalive_time_ms", 10_000),
@@ -32,6 +35,13 @@ OPTIONS: list[tuple[str, Any]] = [
     # Agents are reached directly; a proxy for the internet must not stand between.
     ("grpc.enable_http_proxy", 0),
 ]
+
+CONNECTING = 64
+"""Connections that one pool makes at once (ours)."""
+HOLD_S = 0.2
+"""A connection that has not come about by then lets the next one begin: it may be to a machine that is gone (ours)."""
+
+UNDER_WAY = {grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING}
 
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
@@ -43,10 +53,14 @@ class AgentClient:
     Args:
         address: ``host:port`` of the agent.
         security: CA, token and certificate; by default from the environment.
+        gate: How many may connect at once, with other clients of a pool; by default nobody else is minded.
     """
 
-    def __init__(self, address: str, security: ClientSecurity | None = None) -> None:
+    def __init__(
+        self, address: str, security: ClientSecurity | None = None, gate: asyncio.Semaphore | None = None
+    ) -> None:
         self.address = address
+        self._gate = gate
         security = security or ClientSecurity.from_environment()
         credentials = security.credentials()
         if credentials:
@@ -148,6 +162,7 @@ class AgentClient:
         self, method: grpc.aio.UnaryUnaryMultiCallable[Request, Reply], request: Request, timeout_s: float | None
     ) -> Reply:
         try:
+            await self._connect()
             return await method(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             raise translate(self.address, error) from error
@@ -155,6 +170,7 @@ class AgentClient:
     async def _stream(
         self, method: grpc.aio.UnaryStreamMultiCallable[Request, Reply], request: Request
     ) -> AsyncIterator[Reply]:
+        await self._connect()
         call = method(request, metadata=self._metadata)
         try:
             async for reply in call:
@@ -163,6 +179,19 @@ class AgentClient:
             raise translate(self.address, error) from error
         finally:
             call.cancel()
+
+    async def _connect(self) -> None:
+        """Wait for a place to connect, where many do; whether it succeeds, the call itself tells."""
+        state = self.channel.get_state()
+        if self._gate is None or state is not grpc.ChannelConnectivity.IDLE:
+            return
+        async with self._gate:
+            state = self.channel.get_state(try_to_connect=True)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(HOLD_S):
+                    while state in UNDER_WAY:
+                        await self.channel.wait_for_state_change(state)
+                        state = self.channel.get_state(try_to_connect=True)
 
 
 class UnknownJob(AgentError):
@@ -196,11 +225,12 @@ class AgentPool:
     def __init__(self, security: ClientSecurity | None = None) -> None:
         self._security = security
         self._clients: dict[str, AgentClient] = {}
+        self._gate = asyncio.Semaphore(CONNECTING)
 
     def get(self, address: str) -> AgentClient:
         """The client of an address."""
         if address not in self._clients:
-            self._clients[address] = AgentClient(address, self._security)
+            self._clients[address] = AgentClient(address, self._security, self._gate)
         return self._clients[address]
 
     async def close(self) -> None:

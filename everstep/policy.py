@@ -46,6 +46,9 @@ class RecoveryPolicy(BaseModel):
     stall_floor_s: float = Field(
         600.0, gt=0, description="A stall is at least this long, seconds (hang threshold of ByteRobust, section 4.1)."
     )
+    agent_retry_max_s: float = Field(
+        3.0, gt=0, description="Longest wait of a watcher before it asks a silent agent again, seconds (ours)."
+    )
     exit_grace_s: float = Field(
         60.0, ge=0, description="After a rank left with code 0 the others have this long to follow, seconds (ours)."
     )

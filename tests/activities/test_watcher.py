@@ -8,8 +8,10 @@ import time
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
+import grpc
 import pytest
 import structlog.testing
 from temporalio.client import Client, WorkflowHandle
@@ -47,6 +49,9 @@ class SpokenAgent(agent_pb2_grpc.AgentServicer):
         self.told_whole: list[int] = []
         self.aligned: list[pb.AlignRequest] = []
         self.silent = False
+        self.refuses = False
+        self.refused: list[float] = []
+        """When it refused to be listened to, by the monotonic clock."""
         self.deaf = False
         """Takes no acknowledgement, and does not say so either."""
         self.hearing = 0
@@ -67,6 +72,9 @@ class SpokenAgent(agent_pb2_grpc.AgentServicer):
         )
 
     async def Observe(self, request: pb.ObserveRequest, context: Any) -> AsyncIterator[pb.Observation]:  # noqa: N802
+        if self.refuses:
+            self.refused.append(time.monotonic())
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
         after, self.listeners = request.after_sequence, self.listeners + 1
         try:
             while True:
@@ -316,5 +324,19 @@ async def test_what_was_never_acknowledged_is_told_again_and_opens_nothing(place
     place.agents[0].deaf = False
     while not place.agents[0].acknowledged:  # noqa: ASYNC110 - nobody tells us
         await asyncio.sleep(0.05)
+    await job.signal(JobWorkflow.stop, {"operator": "test"})
+    await job.result()
+
+
+async def test_an_agent_that_refuses_is_asked_less_and_less_often_and_heard_when_it_is_back(place: Place) -> None:
+    place.agents[1].refuses = True
+    job = await place.start("refused", 2)
+    while len(place.agents[1].refused) < 7:  # noqa: ASYNC110 - nobody tells us
+        await asyncio.sleep(0.05)
+
+    waits = [after - before for before, after in pairwise(place.agents[1].refused)]
+    assert min(waits[4:]) > 3 * waits[0], f"the waits between tries were {waits}"
+    place.agents[1].refuses = False
+    await place.until_watched(2)
     await job.signal(JobWorkflow.stop, {"operator": "test"})
     await job.result()
