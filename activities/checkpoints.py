@@ -5,7 +5,7 @@ from __future__ import annotations
 from temporalio import activity
 
 from activities import messages
-from activities.evidence import fitted, held_of, homes_of
+from activities.evidence import fitted, held_of, homes_of, unlisted_of
 from activities.heartbeat import heartbeating
 from activities.machines import names, on_all
 from activities.messages import FindInput, FolderFound, FolderInput, RestoreInput, RoomInput
@@ -19,6 +19,8 @@ from everstep.machine import Machine
 
 LISTING_S = 60.0
 """A listing of disks and remote storage may take this long, seconds (ours)."""
+MARGIN_S = 15.0
+"""An agent answers so long after the storage that it asks, or does not; seconds (ours)."""
 
 
 class CheckpointActivities:
@@ -30,17 +32,25 @@ class CheckpointActivities:
     @activity.defn(name=messages.FIND)
     async def find(self, given: FindInput) -> Evidence:
         """What copies the machines hold, on disks and remote storage too."""
-        policy = given.spec.checkpoint
-        request = pb.CheckpointsRequest(job=given.spec.name, disk_path=policy.disk_path, remote_url=policy.remote_url)
+        policy, answer_s = given.spec.checkpoint, given.spec.policy.storage_answer_s
+        request = pb.CheckpointsRequest(
+            job=given.spec.name, disk_path=policy.disk_path, remote_url=policy.remote_url, patience_s=answer_s
+        )
 
         async def one(machine: Machine, client: AgentClient) -> pb.CheckpointsReply:
-            return await client.checkpoints(request, timeout_s=LISTING_S)
+            return await client.checkpoints(request, timeout_s=answer_s + MARGIN_S)
 
         async with heartbeating() as say:
             done, silent = await on_all(self._agents, given.machines, one, say=say, patience_s=given.patience_s)
         told = {machine: reply.checkpoints for machine, reply in done.items()}
         held, shared = held_of(told, homes_of(given.spec, given.machines))
-        found = Evidence(generation=0, held=held, unreachable=sorted(silent), disk_shared=shared)
+        found = Evidence(
+            generation=0,
+            held=held,
+            unreachable=sorted(silent),
+            disk_shared=shared,
+            unlisted=unlisted_of(told, silent, remote_asked=bool(policy.remote_url)),
+        )
         return fitted(found, at=given.at)
 
     @activity.defn(name=messages.FOLDER)

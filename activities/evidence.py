@@ -15,7 +15,7 @@ from activities.convert import code_of, signal_of
 from activities.payloads import packed_bytes
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.first_failure import is_victim, said_of_a_peer
-from everstep.incident import Evidence, Held, RankExit, Tier
+from everstep.incident import Evidence, Held, RankExit, Tier, Unlisted
 from everstep.job import JobSpec
 from everstep.machine import Machine
 
@@ -68,8 +68,42 @@ def evidence_of(
             unreachable=sorted(unreachable),
             emptied=sorted(machine for machine, reply in replies.items() if reply.unknown),
             disk_shared=shared,
+            unlisted=unlisted_of({machine: reply.checkpoints for machine, reply in replies.items()}),
+            disk_asked=max((one.disk_asked for one in replies.values() if one.HasField("disk_asked")), default=None),
         )
     )
+
+
+def unlisted_of(
+    told: Mapping[str, Iterable[pb.HeldCheckpoint]], silent: Iterable[str] = (), *, remote_asked: bool = False
+) -> list[Unlisted]:
+    """The places that could not be looked at, by reason.
+
+    Remote storage is one place: it is unknown where no machine listed it.
+
+    Args:
+        told: What machines answered that were asked for all copies.
+        silent: Machines that did not answer.
+        remote_asked: They were asked for what is on remote storage too.
+    """
+    disks: dict[str, list[str]] = defaultdict(list)
+    remote: list[str] = []
+    for machine, checkpoints in sorted(told.items()):
+        why = {TIERS.get(one.tier): one.reason[:LINE] for one in checkpoints if _is_unlisted(one)}
+        if Tier.DISK in why:
+            disks[why[Tier.DISK]].append(machine)
+        if Tier.REMOTE in why:
+            remote.append(why[Tier.REMOTE])
+    for machine in sorted(silent):
+        disks["no agent answers"].append(machine)
+    found = [Unlisted(tier=Tier.DISK, machines=machines, reason=reason) for reason, machines in disks.items()]
+    if remote_asked and len(remote) == len(told):
+        found.append(Unlisted(tier=Tier.REMOTE, reason=remote[0] if remote else "no agent answers"))
+    return found
+
+
+def _is_unlisted(one: pb.HeldCheckpoint) -> bool:
+    return not one.valid and one.completed_steps < 0 and TIERS.get(one.tier) in ON_FILES
 
 
 def exit_of(machine: str, rank: pb.RankEvidence) -> RankExit:
@@ -157,7 +191,8 @@ def _counted(found: Evidence, exits: list[RankExit], held: list[Held]) -> Eviden
         said.append(f"the output of {quiet} of {len(exits)} ranks")
     if short := sum(len(kept.exception) < len(end.exception) for kept, end in zip(exits, found.exits, strict=True)):
         said.append(f"the end of {short} exceptions")
-    return found.model_copy(update={"exits": exits, "held": held, "left_out": ", ".join(said)})
+    cut = len(held) < len(found.held)
+    return found.model_copy(update={"exits": exits, "held": held, "left_out": ", ".join(said), "held_cut": cut})
 
 
 def nearest_of_each(held: list[Held], each: int, *, at: int | None = None) -> list[Held]:

@@ -92,7 +92,7 @@ class CheckpointsService(ServiceParts):
     async def Persist(self, request: pb.PersistRequest, context: Context) -> pb.PersistReply:  # noqa: N802
         """Write a coming step to disk too."""
         runner = await self.known(request.job, context)
-        runner.custody.tiers.persist(request.step, request.whole)
+        runner.custody.persist(request.step, request.whole)
         return pb.PersistReply()
 
     async def Align(self, request: pb.AlignRequest, context: Context) -> pb.AlignReply:  # noqa: N802
@@ -126,14 +126,10 @@ class CheckpointsService(ServiceParts):
             verify_bytes: Own slots are verified where all of them have no more bytes; None: in any case.
         """
         place, tiers = runner.custody.place, runner.custody.tiers
-        request = pb.CheckpointsRequest(job=place.job)
+        request = pb.CheckpointsRequest(job=place.job, disk_path=runner.disk_path(), patience_s=DISK_PATIENCE_S)
         below = asyncio.create_task(asyncio.to_thread(tiers.held, request))
         found = await asyncio.to_thread(in_memory, place, verify_own=verify_bytes is None, own_bytes=verify_bytes or 0)
-        try:
-            found += await asyncio.wait_for(asyncio.shield(below), DISK_PATIENCE_S)
-        except (EverstepError, OSError, TimeoutError) as error:
-            logger.warning("checkpoints on disk are not known", job=place.job, reason=str(error) or "no answer in time")
-        return found
+        return [*found, *await below]
 
 
 def check_restore(request: pb.RestoreRequest) -> None:

@@ -55,6 +55,8 @@ class Custody:
         self._sender: Sender | None = None
         self._stale = False
         """There may be backups that nobody needs any more."""
+        self.disk_asked: int | None = None
+        """The newest step that a Persist asked for since the launch, 0: none; None: it may have been another agent."""
         self._log = logger.bind(job=place.job)
 
     # From Launch to Stop.
@@ -73,6 +75,7 @@ class Custody:
         self.received.launch(terms.generation, terms.resume_step)
         self.place.saved.clear()
         self._stale = True
+        self.disk_asked = 0
         self.open(terms)
 
     def open(self, terms: Terms) -> None:
@@ -113,6 +116,12 @@ class Custody:
         terms, sender = self.terms, self._sender
         if terms and sender and terms.generation == request.generation:
             sender.align(request)
+
+    def persist(self, step: int, whole: int) -> None:
+        """Write a coming step to disk too, 0: none, and keep the one that is whole for all ranks; returns at once."""
+        if self.disk_asked is not None:
+            self.disk_asked = max(self.disk_asked, step)
+        self.tiers.persist(step, whole)
 
     def _saved(self, rank: int, header: SlotHeader) -> None:
         self.place.saved.own(rank, header.completed_steps, header.saved_ns)

@@ -332,6 +332,14 @@ class JobRunner:
         if terms.generation > self.record.fenced:
             await asyncio.to_thread(self.custody.open, terms)
 
+    def disk_path(self) -> str:
+        """The folder for disk checkpoints that the newest launch named; empty: none, or nothing is known of it."""
+        if not self.record.terms:
+            return ""
+        with contextlib.suppress(ValueError):
+            return Terms.from_json(self.record.terms).options.disk_path
+        return ""
+
     def mark_memory(self) -> None:
         """Say in shared memory of which run it is."""
         if self.record.run:

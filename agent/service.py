@@ -200,7 +200,9 @@ class AgentService(CheckpointsService):
                 verify_bytes = request.verify_bytes if request.HasField("verify_bytes") else None
                 checkpoints = await self.held_after_stop(runner, verify_bytes)
             evidence = [evidence_of(runner, rank) for rank in ranks]
-            return pb.StopReply(ranks=evidence, checkpoints=checkpoints, unknown=unknown)
+            return pb.StopReply(
+                ranks=evidence, checkpoints=checkpoints, unknown=unknown, disk_asked=runner.custody.disk_asked
+            )
 
         return await self.command("Stop", request, pb.StopReply, context, carry_out)
 

@@ -301,15 +301,16 @@ class Control:
             stage: Stage = await handle.query("stage", result_type=Stage, rpc_timeout=ANSWER_LIMIT)
             return stage
 
-    async def tell(self, incident_id: str, answer: str, note: str = "") -> None:
-        """Send an operator's ``resume`` or ``abandon``.
+    async def tell(self, incident_id: str, answer: str, note: str = "", *, accept_loss: bool = False) -> None:
+        """Send an operator's ``resume`` or ``abandon``; ``accept_loss``: newer steps that may exist are given up.
 
         Raises:
             ClusterError: Temporal does not answer.
         """
         with self._answers(incident_id):
             handle = self.client.get_workflow_handle(incident_id)
-            await handle.signal(answer, {"operator": getpass.getuser(), "note": note})
+            more = {"accept_loss": True} if accept_loss else {}
+            await handle.signal(answer, {"operator": getpass.getuser(), "note": note, **more})
 
     # Its progress.
 

@@ -100,6 +100,7 @@ def _facts(record: IncidentRecord) -> list[tuple[str, ...]]:
         ("at step", "" if record.step is None or record.step < 0 else str(record.step)),
         ("steps lost", "" if record.lost_steps is None else str(record.lost_steps)),
         ("outcome", outcome(record)),
+        ("accepted", clean(report.accepted_loss) if (report := record.parsed_report()) else ""),
         ("not read", record.problem),
         ("evicted", ", ".join(record.evicted) or ("nobody" if record.closed_ns else "")),
     ]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from everstep.decisions.earlier import choose_start
 from everstep.decisions.folder import folder_of
 from everstep.errors import CheckpointError, ConfigError
+from everstep.incident import Held, Tier
 from everstep.job_state import EarlierRun
 
 if TYPE_CHECKING:
@@ -84,7 +85,8 @@ async def check_step(
         earlier: The last run of its name; None: Temporal knows none.
 
     Raises:
-        ConfigError: not every rank can, says which steps exist; or the latest is not known, since a machine is silent.
+        ConfigError: not every rank can, says which steps exist; or the latest is not known, since a machine is silent
+            or storage cannot be listed.
     """
     from console.follow.checkpoints import ask_for_copies
 
@@ -101,11 +103,23 @@ async def check_step(
         restore, _ = choose_start(held, spec.topology(), names, earlier or EarlierRun(), at=at)
     except CheckpointError as error:
         raise ConfigError(f"job {spec.name} cannot start from there: {error}{away}") from error
+    if step == LATEST and (unknown := unlisted(held)):
+        there = f": the newest that can be seen is step {restore.step}" if restore.step > 0 else ""
+        raise ConfigError(
+            f"which step of job {spec.name} is the latest is not known, {unknown[0]}{there}. Bring it back, or name a "
+            f"step ('everstep checkpoints {spec.name}{control.option}' lists them)"
+        )
     if restore.step < 1:
         raise ConfigError(
             f"job {spec.name} has no step to go on from: {restore.reason}. Without --resume-from it starts anew"
         )
     return restore.step, restore.reason
+
+
+def unlisted(held: Sequence[Held]) -> list[str]:
+    """Why disks or remote storage could not be listed; of the latter it suffices that one machine could."""
+    remote = any(one.tier is Tier.REMOTE and not one.unlisted for one in held)
+    return [one.reason for one in held if one.unlisted and not (remote and one.tier is Tier.REMOTE)]
 
 
 def listed(machines: Sequence[str]) -> str:

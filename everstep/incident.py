@@ -133,6 +133,15 @@ class Restored(Model):
     """Machines that should have been given copies and did not answer."""
 
 
+class Unlisted(Model):
+    """Places that may hold copies and could not be looked at: what lies there is unknown, and not nothing."""
+
+    tier: Tier
+    machines: list[str] = Field(default_factory=list)
+    """Whose disks; of remote storage none: one machine that lists it suffices."""
+    reason: str = ""
+
+
 class Evidence(Model):
     """What the machines know once a generation is stopped."""
 
@@ -148,6 +157,15 @@ class Evidence(Model):
     """Several machines told of the same files: the folder of disk checkpoints is shared."""
     left_out: str = ""
     """What was told and is not kept here, in numbers; empty: nothing."""
+    held_cut: bool = False
+    """Copies are among what is not kept."""
+    unlisted: list[Unlisted] = Field(default_factory=list)
+    """Disks and remote storage that were asked for copies and did not tell, by reason."""
+    searched: bool = False
+    """All disks and remote storage were asked, those too of which a machine that came back empty knows nothing."""
+    disk_asked: int | None = None
+    """The newest step that machines were asked to write to disk since the launch, beside those due by their number;
+    0: none; None: no machine can say."""
 
 
 class Failure(Model):
@@ -168,6 +186,8 @@ class Stage(Model):
     name: str
     seconds: float
     found: str = ""
+    to_accept: str = ""
+    """Of a parked incident: from where an operator may let the job go on though something newer may exist."""
 
 
 class Launched(Model):
@@ -222,3 +242,5 @@ class IncidentReport(Model):
     """Where the newest generation began; -1: the script restores by itself."""
     lineage: list[tuple[int, int]] = Field(default_factory=list)
     """Of each generation that was launched: its number and where it began."""
+    accepted_loss: str = ""
+    """Who let the job go on although something newer might exist, and what; empty: nobody had to."""

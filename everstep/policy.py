@@ -34,6 +34,15 @@ class RecoveryPolicy(BaseModel):
     )
     backoff_factor: float = Field(2.0, ge=1, description="Growth of the wait from one reattempt to the next (ours).")
     backoff_max_s: float = Field(60.0, ge=0, description="Longest wait between reattempts, seconds (ours).")
+    storage_answer_s: float = Field(
+        45.0, gt=0, description="Storage that does not list its copies within this does not answer, seconds (ours)."
+    )
+    storage_tries: int = Field(
+        5, ge=1, description="How often silent storage that may hold a newer step is asked before parking (ours)."
+    )
+    storage_wait_initial_s: float = Field(5.0, ge=0, description="Wait before it is asked again, seconds (ours).")
+    storage_wait_factor: float = Field(2.0, ge=1, description="Growth of that wait from one time to the next (ours).")
+    storage_wait_max_s: float = Field(60.0, ge=0, description="Longest such wait, seconds (ours).")
     confirm_timeout_s: float = Field(
         600.0, gt=0, description="Within it all ranks must complete a step after a restart, seconds (ours)."
     )

@@ -76,7 +76,7 @@ def find(spec: JobSpec, machines: list[Machine], *, at: int | None = None) -> Ac
         FindInput(spec=spec, machines=machines, at=at),
         result_type=Evidence,
         summary=page.summary("on disks and remote storage" if at is None else f"of step {at}"),
-        **on_ranks(timedelta(minutes=2)),
+        **on_ranks(timedelta(seconds=120 + spec.policy.storage_answer_s)),
     )
 
 

@@ -22,10 +22,10 @@ with workflow.unsafe.imports_passed_through():
     from everstep.decisions.lineage import Runs
     from everstep.decisions.reattempt import Decision, Facts, decide_reattempt, steady
     from everstep.decisions.restore import Restore
-    from everstep.decisions.search import look_further, merged
     from everstep.incident import Confirmation, Evidence, Failure, IncidentReport, Launched, Stage
     from everstep.job_state import incident_workflow_id, job_workflow_id
     from workflows import actions, page
+    from workflows.looking import Choice, Looking
     from workflows.messages import IncidentInput
     from workflows.operator import read_request
     from workflows.story import OPERATOR_JSON, Story
@@ -63,8 +63,9 @@ class IncidentWorkflow:
         self.launched: Launched | None = None
         self.noted: Evidence | None = None
         """What the ledger has."""
-        self.searched: Evidence | None = None
-        """What was known after all copies were asked for."""
+        self.looking = Looking(given, self.case, self.story, self._unless_abandoned, self._wait)
+        self.accepting = False
+        """The operator who resumes lets the job go on from what is certain."""
         self.resumed_by = ""
         self.abandoned_by = ""
         self.answer: str | None = None
@@ -84,7 +85,9 @@ class IncidentWorkflow:
     @workflow.query(name="stage", description="Stage of the incident and why")
     def current_stage(self) -> Stage:
         """The stage at hand."""
-        return Stage(name=self.story.stage, seconds=0.0, found=self.story.said or self.story.headline)
+        to_accept = self.story.to_accept if self.story.stage == "parked" else ""
+        found = self.story.said or self.story.headline
+        return Stage(name=self.story.stage, seconds=0.0, found=found, to_accept=to_accept)
 
     def _take(self, answer: str, raw: Any, more: tuple[Any, ...]) -> None:
         request = read_request(raw, *more)
@@ -95,7 +98,7 @@ class IncidentWorkflow:
         if answer == "abandon":
             self.abandoned_by = self.abandoned_by or who
         elif self.story.stage == "parked":
-            self.answer, self.resumed_by = answer, who
+            self.answer, self.resumed_by, self.accepting = answer, who, request.accept_loss
         else:
             self.story.reject(f"resume by {who}: the incident is not parked, it is at stage {self.story.stage}")
 
@@ -140,25 +143,6 @@ class IncidentWorkflow:
         self.story.leave(began, "stop", page.stopped_text(evidence, case.headline(evidence)))
         return evidence
 
-    async def _search(self, evidence: Evidence) -> Evidence:
-        """Ask for further copies, once, where those that a stop tells of do not do."""
-        if evidence is self.searched or not look_further(
-            self.case.choose(evidence), evidence, self.given.spec.checkpoint
-        ):
-            return evidence
-        if not workflow.patched("search for copies"):
-            return evidence
-        began = self.story.enter("find")
-        try:
-            found = await self._unless_abandoned(actions.find(self.given.spec, self.given.machines))
-        except ActivityError as error:
-            self.story.leave(began, "find", f"failed: {error.cause or error}")
-            self.searched = evidence
-        else:
-            self.story.leave(began, "find", page.found_text(found.held))
-            self.searched = merged(evidence, found)
-        return self.searched
-
     def _failure(self, evidence: Evidence, *, first: bool) -> Failure:
         self.story.headline = self.case.headline(evidence) or self.story.headline
         return self.case.failure(evidence, now_ns=workflow.time_ns(), first=first)
@@ -172,25 +156,28 @@ class IncidentWorkflow:
     async def _agree(self, evidence: Evidence) -> tuple[Decision, Restore]:
         """Decide, and bring the state to where it is needed: what is returned can be launched."""
         while True:
-            evidence = await self._search(evidence)
-            restore = self.case.choose(evidence)
-            decision = self._decide(evidence, restore)
+            choice = await self.looking.choice(evidence)
+            decision = self._decide(choice)
             if decision.action == "park":
-                await self._park(decision.reason)
+                await self._park(decision.reason, choice)
                 evidence = await self._look_again()
                 if evidence.unreachable or evidence.problem:
                     continue
-                evidence = await self._search(evidence)
-                restore = self.case.choose(evidence)
+                choice = await self.looking.choice(evidence)
+                if choice.doubt is not None:
+                    evidence = choice.evidence
+                    continue
+            restore = choice.restore
             if restore.unverified and not workflow.patched("verify chosen slots"):
                 restore = replace(restore, unverified=())
             wanted = restore.copies or restore.unverified
-            changed = await self._restore(restore, evidence) if wanted else None
+            changed = await self._restore(restore, choice.evidence) if wanted else None
             if changed is None:
                 return decision, restore
             evidence = changed
 
-    def _decide(self, evidence: Evidence, restore: Restore) -> Decision:
+    def _decide(self, choice: Choice) -> Decision:
+        evidence, restore = choice.evidence, choice.restore
         facts = Facts(
             failure=self.failures[-1],
             history=tuple(self.history),
@@ -201,6 +188,7 @@ class IncidentWorkflow:
             resume_step=self.case.resume_step,
             restore_reason=restore.reason,
             unreached=tuple(self.case.unreached),
+            doubt=choice.why,
         )
         decision = decide_reattempt(facts, self.given.spec.policy)
         began = self.story.enter("decide")
@@ -267,9 +255,10 @@ class IncidentWorkflow:
             self.story.leave(began, self.story.stage, f"failed: {error.cause or error}")
         return confirmation, await self._stop()
 
-    async def _park(self, reason: str) -> None:
+    async def _park(self, reason: str, choice: Choice) -> None:
         """Wait for an operator; nothing is lost meanwhile."""
-        self.answer = None
+        self.answer, self.accepting = None, False
+        self.story.to_accept = choice.restore.origin if choice.doubt else ""
         began = self.story.enter("parked", reason)
         await self._tell_job()
         try:
@@ -281,7 +270,12 @@ class IncidentWorkflow:
             raise Abandoned
         self.story.leave(began, "parked", f"resumed by {self.resumed_by}")
         self.story.note("parked", f"resumed by {self.resumed_by}")
+        if self.accepting and choice.doubt is not None:
+            accepted = self.case.accept(choice.restore, choice.doubt, self.resumed_by)
+            self.story.leave(workflow.time(), "accepted", accepted)
+            self.story.note("accepted", accepted)
         self.history, self.attempts = [], 0
+        self.looking.begin_again()
         self.case.try_everything_again()
         self.story.enter("reattempt")
         await self._tell_job()
@@ -295,6 +289,8 @@ class IncidentWorkflow:
         lost = "" if lost_steps is None else f", lost {page.count(lost_steps, 'step')}"
         resolution = "resumed by operator" if self.resumed_by else "reattempt"
         how = "after an operator's resume" if self.resumed_by else "by reattempt"
+        if self.case.accepted:
+            how = "after an operator accepted a loss"
         report = self._report(
             headline=f"Recovered in {seconds:.2f} s {how}{lost}: {self.story.headline}",
             resolution=resolution,
@@ -339,6 +335,7 @@ class IncidentWorkflow:
             confirmation=confirmation,
             timings=stages,
             lineage=self.case.launches,
+            accepted_loss=self.case.accepted,
         )
 
     # Waiting.

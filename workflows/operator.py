@@ -18,6 +18,9 @@ class OperatorRequest(BaseModel):
 
     operator: str = Field(min_length=1, max_length=100)
     note: str = Field(default="", max_length=1000)
+    accept_loss: bool = Field(
+        default=False, description="Go on from the step that is certain, although a newer one may exist."
+    )
 
 
 def read_request(raw: Any, *more: Any) -> OperatorRequest | str:

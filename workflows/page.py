@@ -98,6 +98,15 @@ def found_text(held: Sequence[Held]) -> str:
     return f"{len(held)} {'copy' if len(held) == 1 else 'copies'}, of steps {listed(steps)}"
 
 
+def searched_text(evidence: Evidence) -> str:
+    """Which copies are known once disks and remote storage were asked, and which of these did not tell."""
+    silent = [
+        f"{f'disk of {listed(one.machines)}' if one.machines else 'remote storage'} unknown: {one.reason}"
+        for one in evidence.unlisted
+    ]
+    return "; ".join([*silent, found_text([one for one in evidence.held if one.valid])])
+
+
 def incident_title(number: int, anomaly: Anomaly) -> str:
     """Title of an incident, as the job's timeline shows it."""
     return summary(f"{number:04d} {anomaly.symptom}: {anomaly.headline}")

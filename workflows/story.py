@@ -18,6 +18,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.options import on_ledger
 
 OPERATOR_JSON = 'e.g. {"operator": "you", "note": "why"}'
+ACCEPT_JSON = '{"operator": "you", "note": "why", "accept_loss": true}'
 
 
 class Story:
@@ -36,6 +37,8 @@ class Story:
         self.rejected: list[str] = []
         self.parked: list[tuple[int, int]] = []
         """When the job was parked, begin and end in nanoseconds."""
+        self.to_accept = ""
+        """From where an operator may let a parked job go on although something newer may exist; empty: nothing may."""
 
     def enter(self, stage: str, said: str = "") -> float:
         """A stage begins; returns when, for :meth:`leave`."""
@@ -63,6 +66,8 @@ class Story:
             if self.stage == "parked"
             else ""
         )
+        if parked and self.to_accept:
+            parked += f". `resume` asks again; with {ACCEPT_JSON} the job goes on {self.to_accept}, whatever is newer"
         rejected = "\n".join(f"- REJECTED: {line}" for line in self.rejected[-5:])
         workflow.set_current_details(
             page.incident_page(

@@ -6,6 +6,8 @@ import contextlib
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -13,7 +15,8 @@ import structlog
 from agent.saved import SavedStates
 from agent.terms import FetchRange, Place, Terms
 from agent.tiers.disk import DiskWriter
-from agent.tiers.listing import on_disk, on_remote, root_of, roots_of, unlisted, unlisted_disk
+from agent.tiers.listing import check_listable, on_disk, on_remote, root_of, roots_of, unlisted, unlisted_disk
+from agent.tiers.looks import LOOKS
 from agent.tiers.opened import Opened
 from agent.tiers.remote import RemoteCopier
 from agent.tiers.remote_folder import RemoteFolder
@@ -27,6 +30,10 @@ from everstep.topology import Topology
 MACHINES = "machines"
 """Folder beside a job's checkpoints with a file for each machine that writes there, which names the generation: where
 there are two of one generation, machines share the folder."""
+LISTING_S = 45.0
+"""Disks and remote storage that are not listed within this time do not answer, unless whoever asks says so (ours)."""
+VERIFYING_S = 600.0
+"""And this long when every byte is read (ours)."""
 
 logger = structlog.get_logger()
 
@@ -86,21 +93,37 @@ class JobTiers:
     def held(self, request: pb.CheckpointsRequest) -> list[pb.HeldCheckpoint]:
         """What lies on disk, and on remote storage where the request names it.
 
-        A configured folder or remote storage that cannot be listed is one copy that is not valid, with the reason.
+        A configured folder or remote storage that cannot be listed, or does not answer in time, is one copy that is
+        not valid, with the reason.
         """
         opened = self._opened
         known = opened.terms.options.disk_path if opened else ""
-        roots = roots_of(self._place, request.disk_path, known)
-        found = on_disk(roots, self._place.job, opened, verify=request.verify)
-        found += unlisted_disk(self._place, request.disk_path)
+        looks: dict[str, Callable[[], list[pb.HeldCheckpoint]]] = {}
+        roots = {f"{root}/{self._place.job}": root for root in roots_of(self._place, request.disk_path, known)}
+        configured = {Path(one) for one in (request.disk_path, known) if one}
+        for at, root in roots.items():
+            looks[at] = partial(self._on_disk, root, opened, must_exist=root in configured, verify=request.verify)
+        remote = f"{request.remote_url} of {self._place.job}"
         if request.remote_url:
-            try:
-                folder = RemoteFolder(request.remote_url, self._place.job)
-                found += on_remote(folder, opened, verify=request.verify)
-            except Exception as error:  # whatever a driver raises
-                logger.warning("remote storage cannot be listed", url=request.remote_url, reason=str(error))
-                found.append(unlisted(request.remote_url, error))
+            looks[remote] = partial(self._on_remote, request.remote_url, opened, verify=request.verify)
+        found: list[pb.HeldCheckpoint] = []
+        patience_s = request.patience_s or (VERIFYING_S if request.verify else LISTING_S)
+        for at, told in LOOKS.at(looks, patience_s).items():
+            if not isinstance(told, Exception):
+                found += told
+                continue
+            logger.warning("storage cannot be listed", job=self._place.job, place=at, reason=str(told))
+            found.append(
+                unlisted_disk(self._place, roots[at], told) if at in roots else unlisted(request.remote_url, told)
+            )
         return found
+
+    def _on_disk(self, root: Path, opened: Opened | None, *, must_exist: bool, verify: bool) -> list[pb.HeldCheckpoint]:
+        check_listable(root, self._place.job, must_exist=must_exist)
+        return on_disk([root], self._place.job, opened, verify=verify)
+
+    def _on_remote(self, url: str, opened: Opened | None, *, verify: bool) -> list[pb.HeldCheckpoint]:
+        return on_remote(RemoteFolder(url, self._place.job), opened, verify=verify)
 
     def restore(self, shard: pb.ShardSource, options: pb.CheckpointOptions, fenced: int) -> int:
         """Fill the own slot file of ``shard.rank``; returns the bytes moved."""

@@ -70,20 +70,32 @@ def unlisted(url: str, error: Exception) -> pb.HeldCheckpoint:
     return pb.HeldCheckpoint(rank=0, completed_steps=-1, reason=reason, tier=pb.HeldCheckpoint.REMOTE, place=url)
 
 
-def unlisted_disk(place: Place, configured: str) -> list[pb.HeldCheckpoint]:
-    """The same of a configured folder on disk that is not there now, or not to be read; empty: it can be listed."""
-    if not configured:
-        return []
-    root = root_of(place, configured)
-    try:
+def unlisted_disk(place: Place, root: Path, error: Exception) -> pb.HeldCheckpoint:
+    """The same of a folder on disk."""
+    why = error.strerror if isinstance(error, OSError) else None
+    reason = f"{root} cannot be listed: {why or error or type(error).__name__}"
+    at = f"{place.machine}:{root}"  # each machine may have a disk of its own there
+    return pb.HeldCheckpoint(rank=0, completed_steps=-1, reason=reason, tier=pb.HeldCheckpoint.DISK, place=at)
+
+
+def check_listable(root: Path, job: str, *, must_exist: bool) -> None:
+    """Raise what keeps the folders of a job from being listed.
+
+    Args:
+        root: Of all jobs.
+        job: Name of the job; nothing was written where it has no folder.
+        must_exist: The root is a configured one: without it, a disk is not mounted.
+
+    Raises:
+        OSError: what the file system says.
+    """
+    if must_exist:
         root.stat()
-        with contextlib.suppress(FileNotFoundError):
-            next((root / place.job).iterdir(), None)
-    except OSError as error:
-        reason = f"{root} cannot be listed: {error.strerror or error}"
-        at = f"{place.machine}:{root}"  # each machine may have a disk of its own there
-        return [pb.HeldCheckpoint(rank=0, completed_steps=-1, reason=reason, tier=pb.HeldCheckpoint.DISK, place=at)]
-    return []
+    with contextlib.suppress(FileNotFoundError):  # it was never made, or a step is deleted at this moment
+        for folder in (root / job).iterdir():
+            if step_of(folder) is not None:
+                with contextlib.suppress(FileNotFoundError):
+                    next(folder.iterdir(), None)
 
 
 def step_name(step: int) -> str:

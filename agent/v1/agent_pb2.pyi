@@ -606,8 +606,11 @@ class StopReply(_message.Message):
     RANKS_FIELD_NUMBER: _builtins.int
     CHECKPOINTS_FIELD_NUMBER: _builtins.int
     UNKNOWN_FIELD_NUMBER: _builtins.int
+    DISK_ASKED_FIELD_NUMBER: _builtins.int
     unknown: _builtins.bool
     """the job was not known here: the machine, or its agent's memory, is new"""
+    disk_asked: _builtins.int
+    """newest step that a Persist asked for since the launch, 0: none; unset: the agent cannot say"""
     @_builtins.property
     def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankEvidence]:
         """of the newest generation <= the given one"""
@@ -620,12 +623,15 @@ class StopReply(_message.Message):
         ranks: _abc.Iterable[Global___RankEvidence] | None = ...,
         checkpoints: _abc.Iterable[Global___HeldCheckpoint] | None = ...,
         unknown: _builtins.bool = ...,
+        disk_asked: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_disk_asked", b"_disk_asked", "disk_asked", b"disk_asked"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoints", b"checkpoints", "ranks", b"ranks", "unknown", b"unknown"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_disk_asked", b"_disk_asked", "checkpoints", b"checkpoints", "disk_asked", b"disk_asked", "ranks", b"ranks", "unknown", b"unknown"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__disk_asked: _TypeAlias = _typing.Literal["disk_asked"]  # noqa: Y015
+    _WhichOneofArgType__disk_asked: _TypeAlias = _typing.Literal["_disk_asked", b"_disk_asked"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__disk_asked) -> _WhichOneofReturnType__disk_asked | None: ...
 
 Global___StopReply: _TypeAlias = StopReply  # noqa: Y015
 
@@ -804,6 +810,7 @@ class CheckpointsRequest(_message.Message):
     VERIFY_FIELD_NUMBER: _builtins.int
     DISK_PATH_FIELD_NUMBER: _builtins.int
     REMOTE_URL_FIELD_NUMBER: _builtins.int
+    PATIENCE_S_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     verify: _builtins.bool
     """compare checksums of the contents too"""
@@ -811,6 +818,8 @@ class CheckpointsRequest(_message.Message):
     """where to look besides what the agent knows of the job"""
     remote_url: _builtins.str
     """list that too; its copies are named once, by whoever is asked"""
+    patience_s: _builtins.float
+    """how long disks and remote storage may take to answer; 0: the agent's own patience"""
     def __init__(
         self,
         *,
@@ -818,10 +827,11 @@ class CheckpointsRequest(_message.Message):
         verify: _builtins.bool = ...,
         disk_path: _builtins.str = ...,
         remote_url: _builtins.str = ...,
+        patience_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["disk_path", b"disk_path", "job", b"job", "remote_url", b"remote_url", "verify", b"verify"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["disk_path", b"disk_path", "job", b"job", "patience_s", b"patience_s", "remote_url", b"remote_url", "verify", b"verify"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

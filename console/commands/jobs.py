@@ -120,8 +120,22 @@ def stop(
     finish(_stop(job, note, cluster, wait=not no_wait))
 
 
-def resume(reference: Reference, note: Note = "", cluster: Cluster = "default") -> None:
+def resume(
+    reference: Reference,
+    note: Note = "",
+    accept_loss: Annotated[
+        bool,
+        typer.Option(
+            "--accept-loss", help="Go on from the step that is certain, though a newer one may exist; it is recorded."
+        ),
+    ] = False,
+    cluster: Cluster = "default",
+) -> None:
     """Let a parked job try again, with a fresh budget of attempts.
+
+    Where a newer step may lie on storage that does not answer, it is asked
+    again. With --accept-loss the job goes on from the step that status names as
+    certain, or a later one; what may be newer is then set aside, or gone.
 
     Examples:
 
@@ -129,11 +143,13 @@ def resume(reference: Reference, note: Note = "", cluster: Cluster = "default") 
 
         everstep resume gpt/2 --note "disk is free again"
 
+        everstep resume gpt --accept-loss --note "the share is gone for good"
+
     Exit codes: 0 it tries again; 1 not yet; 2 no such job, or it is not parked; 3 no cluster or no Temporal.
     """
     from console.follow.running import finish
 
-    finish(_answer("resume", reference, note, cluster))
+    finish(_answer("resume", reference, note, cluster, accept_loss=accept_loss))
 
 
 def abandon(reference: Reference, note: Note = "", cluster: Cluster = "default") -> None:
@@ -280,7 +296,7 @@ async def _stop(job: str, note: str, cluster: str, *, wait: bool) -> int:
     return 1
 
 
-async def _answer(answer: str, reference: str, note: str, cluster: str) -> int:
+async def _answer(answer: str, reference: str, note: str, cluster: str, *, accept_loss: bool = False) -> int:
     from console.control import Control, parse_incident
 
     job, _ = parse_incident(reference)
@@ -293,7 +309,7 @@ async def _answer(answer: str, reference: str, note: str, cluster: str) -> int:
                     f"incident {incident.id} is not parked, it is at stage {stage.name}: "
                     f"it goes on by itself, see 'everstep status {job}{control.option}'"
                 )
-        await control.tell(incident.id, answer, note)
+        await control.tell(incident.id, answer, note, accept_loss=accept_loss)
         deadline = asyncio.get_running_loop().time() + PATIENCE_S
         while asyncio.get_running_loop().time() < deadline:
             if await _heeded(control, job, incident.id, answer):

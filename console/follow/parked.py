@@ -21,10 +21,11 @@ LEDGER_PATIENCE_S = 3.0
 
 
 async def parked_lines(control: Control, job: str, incident: IncidentSummary) -> list[str]:
-    """What a person needs to decide: the reason, the first rank that failed, its log, and the two commands."""
-    why = incident.headline
+    """What a person needs to decide: the reason, the first rank that failed, its log, and the commands."""
+    why, to_accept = incident.headline, ""
     with suppress(EverstepError):
-        why = (await control.stage(incident.id)).found
+        stage = await control.stage(incident.id)
+        why, to_accept = stage.found, stage.to_accept
     evidence = await _evidence(control, incident.id)
     option = control.option
     link = control.link(incident.id)
@@ -32,6 +33,11 @@ async def parked_lines(control: Control, job: str, incident: IncidentSummary) ->
         f"why       {why}",
         *evidence_lines(job, evidence, option),
         f"go on     everstep resume {job}{option}    tries again with a fresh budget",
+        *(
+            [f"or        everstep resume {job} --accept-loss{option}    goes on {to_accept}, whatever is newer"]
+            if to_accept
+            else []
+        ),
         f"give up   everstep abandon {job}{option}",
         *([f"incident  {link}"] if link else [f"incident  {incident.id}"]),
     ]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from everstep.decisions.doubt import Doubt, Known, doubt_of
 from everstep.decisions.first_failure import MACHINE_LOST, failure_of, first_failure, headline_of, headline_of_loss
 from everstep.decisions.lineage import FROM_NOTHING, UNKNOWN, Runs, usable
-from everstep.decisions.restore import Restore, choose_restore
+from everstep.decisions.restore import Restore, choose_restore, copy_of
 from everstep.incident import Anomaly, Copy, Evidence, Failure, Held, Restored, Symptom, Tier
 from everstep.job import JobSpec
 from everstep.machine import Machine
@@ -51,6 +52,10 @@ class Case:
     lost_steps: int | None = None
     """That are computed anew; None: nobody knows."""
     nobody_knows: bool = False
+    accepted_from: int | None = None
+    """An operator lets the job go on from this step or a later one, whatever newer may exist; None: nobody did."""
+    accepted: str = ""
+    """Who did so, and what was accepted."""
 
     def heard(self, evidence: Evidence) -> Evidence:
         """Take what a stop told; returns it with all machines that lost what they had."""
@@ -110,6 +115,29 @@ class Case:
             return replace(restore, step=self.folder_step, reason=reason, copies=(), folder=self.folder)
         return restore
 
+    def doubt(self, evidence: Evidence, restore: Restore) -> Doubt | None:
+        """What may be newer than the step where the job would go on; None: nothing."""
+        known = Known(
+            held=self.usable(evidence),
+            unreached=self.unreached,
+            evidence=evidence,
+            topology=self.spec.topology(),
+            machines=[machine.name for machine in self.machines],
+            resume_step=self.resume_step,
+            policy=self.spec.checkpoint,
+        )
+        return doubt_of(restore.step, known)
+
+    def accept(self, restore: Restore, doubt: Doubt, who: str) -> str:
+        """An operator gives up what may be newer; returns what is recorded."""
+        self.accepted_from = max(restore.step, 0)
+        self.accepted = f"{who} lets the job go on {restore.origin}, although {doubt.text}"
+        return self.accepted
+
+    def accepts(self, restore: Restore) -> bool:
+        """Whether an operator did so, for this step or an older one."""
+        return self.accepted_from is not None and max(restore.step, 0) >= self.accepted_from
+
     def brought(self, restored: Restored) -> bool:
         """Take what came of bringing copies; returns whether another choice has to be made.
 
@@ -128,6 +156,12 @@ class Case:
         self.unreached.clear()
         self.verified.clear()
 
+    def try_unreached_again(self) -> None:
+        """Some time has passed: copies that are there may be brought now."""
+        stuck = {copy_of(one) for one in self.unreached}
+        self.bad = [one for one in self.bad if copy_of(one) not in stuck]
+        self.unreached.clear()
+
     def launch(self, restore: Restore) -> None:
         """The next generation is launched: count what it computes anew, and remember where it begins."""
         self.lost_from = max(self.lost_from, self.farthest)
@@ -144,6 +178,7 @@ class Case:
         self.lineage.append(begun)
         self.emptied.clear()
         self.verified.clear()
+        self.accepted_from = None  # what the new generation saves was not given up
 
 
 def found_damaged(evidence: Evidence, resume_step: int) -> list[Held]:

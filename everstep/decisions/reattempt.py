@@ -35,6 +35,8 @@ class Facts:
     """Why the restart would go on there."""
     unreached: tuple[Held, ...] = ()
     """Copies that are there and could not be brought to where they are needed, with reasons."""
+    doubt: str = ""
+    """Why the job may not go on there: what may be newer, and was asked for in vain; empty: nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,11 @@ def attempts_exhausted(facts: Facts, policy: RecoveryPolicy) -> str | None:
     return None
 
 
+def newer_may_exist(facts: Facts, policy: RecoveryPolicy) -> str | None:
+    """A newer step may lie where nobody could look, or in copies that could not be brought."""
+    return facts.doubt or None
+
+
 def copies_out_of_reach(facts: Facts, policy: RecoveryPolicy) -> str | None:
     """The job would begin anew although copies of its state are there, which could not be brought."""
     if facts.restore_step > 0 or not facts.unreached:
@@ -125,6 +132,7 @@ PARK_WHEN: tuple[Rule, ...] = (
     same_step_again,
     no_progress,
     attempts_exhausted,
+    newer_may_exist,
     copies_out_of_reach,
     too_much_to_lose,
 )

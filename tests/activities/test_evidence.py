@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from activities.evidence import HELD_LIMIT, TAILS, bounded, bounded_exits, evidence_of, nearest_of_each
+from activities.evidence import HELD_LIMIT, TAILS, bounded, bounded_exits, evidence_of, nearest_of_each, unlisted_of
 from activities.payloads import packed_bytes
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.first_failure import first_failure, is_victim
-from everstep.incident import Held, RankExit, Tier
+from everstep.incident import Held, RankExit, Tier, Unlisted
 
 
 def test_evidence_keeps_unknown_ends_unknown() -> None:
@@ -207,3 +207,35 @@ def test_the_newest_step_that_all_ranks_hold_survives_with_a_copy_of_each(held: 
     if step >= 0:
         assert newest_whole_step(kept, everybody) == step
     assert all(count <= each for count in Counter(one.rank for one in kept if one.valid).values())
+
+
+def no_disk(reason: str) -> pb.HeldCheckpoint:
+    return pb.HeldCheckpoint(completed_steps=-1, tier=pb.HeldCheckpoint.DISK, reason=reason, place="m:/mnt")
+
+
+def test_what_could_not_be_looked_at_is_named_by_reason_and_remote_storage_is_one_place() -> None:
+    away = pb.HeldCheckpoint(completed_steps=-1, tier=pb.HeldCheckpoint.REMOTE, reason="denied", place="s3://")
+    told = {"m0": [no_disk("hangs")], "m1": [no_disk("hangs"), away], "m2": []}
+
+    disks = [
+        Unlisted(tier=Tier.DISK, machines=["m0", "m1"], reason="hangs"),
+        Unlisted(tier=Tier.DISK, machines=["m3"], reason="no agent answers"),
+    ]
+    assert unlisted_of(told, ["m3"], remote_asked=True) == disks, "m0 and m2 list remote storage"
+    only_m1 = {"m1": told["m1"]}
+    assert unlisted_of(only_m1, remote_asked=True)[-1] == Unlisted(tier=Tier.REMOTE, reason="denied")
+    assert unlisted_of({}, ["m0"], remote_asked=True)[-1] == Unlisted(tier=Tier.REMOTE, reason="no agent answers")
+    assert [one.tier for one in unlisted_of({"m0": []}, ["m1"])] == [Tier.DISK], "remote storage was not asked"
+
+
+def test_a_stop_says_which_disks_are_unknown_and_which_steps_were_asked_for() -> None:
+    replies = {
+        "m0": pb.StopReply(checkpoints=[no_disk("hangs")], disk_asked=0),
+        "m1": pb.StopReply(disk_asked=40),
+        "m2": pb.StopReply(unknown=True),
+    }
+    found = evidence_of(3, replies, [])
+
+    assert found.unlisted == [Unlisted(tier=Tier.DISK, machines=["m0"], reason="hangs")]
+    assert (found.disk_asked, found.searched, found.held_cut) == (40, False, False)
+    assert evidence_of(3, {"m2": pb.StopReply()}, []).disk_asked is None

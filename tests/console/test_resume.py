@@ -32,6 +32,8 @@ class FakeControl:
     option: str = ""
     generations: dict[tuple[str, int], int] = field(default_factory=dict)
     """That saved the step of a machine, in the run that is known."""
+    unlisted: dict[str, str] = field(default_factory=dict)
+    """Why a machine cannot list its disk."""
 
     @property
     def agents(self) -> Any:
@@ -54,6 +56,12 @@ class FakeControl:
                         generation=self.generations.get((address, step), 1),
                     )
                     for step in self.steps[address]
+                ]
+                + [
+                    pb.HeldCheckpoint(
+                        rank=0, completed_steps=-1, reason=self.unlisted[address], tier=tier, place="m:/d"
+                    )
+                    for _ in self.unlisted.get(address, "")[:1]
                 ]
             )
 
@@ -136,6 +144,16 @@ async def test_there_is_no_latest_where_no_step_is_complete() -> None:
 async def test_nobody_knows_the_latest_while_a_machine_is_silent() -> None:
     with pytest.raises(ConfigError, match="not known; m1 does not answer: bring its agent back, or name a step"):
         await check_step(FakeControl(steps={"a0": [10]}), SPEC, MACHINES, "latest")  # type: ignore[arg-type]
+
+
+async def test_nobody_knows_the_latest_while_a_disk_cannot_be_listed() -> None:
+    control = FakeControl(steps={"a0": [10, 20], "a1": [10]}, unlisted={"a1": "/mnt/runs cannot be listed: no answer"})
+
+    with pytest.raises(
+        ConfigError, match="/mnt/runs cannot be listed: no answer: the newest that can be seen is step 10"
+    ):
+        await check_step(control, SPEC, MACHINES, "latest")  # type: ignore[arg-type]
+    assert (await check_step(control, SPEC, MACHINES, 10))[0] == 10  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("text", "step"), [("1", 1), ("120", 120), ("latest", "latest")])

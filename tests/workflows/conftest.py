@@ -173,6 +173,7 @@ class Jobs:
         """Start a job of two ranks on two machines; ``state`` has further fields of its JobState."""
         name = f"job-{uuid.uuid4().hex[:8]}"
         defaults = {"backoff_initial_s": 0.05, "backoff_max_s": 0.05}
+        defaults |= {"storage_wait_initial_s": 0.05, "storage_wait_max_s": 0.05, "storage_tries": 3}
         spec = JobSpec(
             name=name,
             script="/job.py",

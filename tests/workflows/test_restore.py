@@ -83,7 +83,6 @@ async def test_a_copy_that_turns_out_damaged_gives_way_to_another_one(jobs: Any)
 
     assert after_stop(jobs)[1:] == [
         "restore 1 from backup on m0",
-        "find",  # memory does not do any more, and m1's agent knew of no disk
         "restore 0 from disk on m0, 1 from disk on m1",
         "launch 2 from 15",
         "confirm 2",
