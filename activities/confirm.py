@@ -12,9 +12,9 @@ from activities.turns import Pace, in_turns
 from agent.client import AgentPool
 from agent.v1 import agent_pb2 as pb
 from everstep.backoff import Backoff
-from everstep.decisions.confirm import RankState, judge_confirmation
+from everstep.decisions.confirm import RankState, judge_confirmation, judge_timeout
 from everstep.errors import AgentError
-from everstep.incident import Confirmation
+from everstep.incident import Confirmation, Showing
 from everstep.machine import Machine
 
 INTERVAL_S = 0.05
@@ -33,7 +33,10 @@ async def confirm_steps(agents: AgentPool, given: ConfirmInput) -> Confirmation:
     world_size = given.spec.topology().world_size
     policy = given.spec.policy
     generation = given.launched.generation
+    showing = _showing(given)
     shown: dict[int, RankState] = {}
+    whole_ns = 0
+    left_ns: dict[int, int] = {}
     emptied: set[str] = set()
     changed = asyncio.Event()
 
@@ -46,7 +49,10 @@ async def confirm_steps(agents: AgentPool, given: ConfirmInput) -> Confirmation:
                     # It answered the launch; one that knows of an older generation only has lost it since.
                     if reply.generation < generation:
                         emptied.add(machine.name)
-                    shown.update((rank.rank, rank) for rank in states_of(reply.ranks, generation))
+                    for rank in states_of(reply.ranks, generation):
+                        shown[rank.rank] = rank
+                        if rank.code == 0:
+                            left_ns.setdefault(rank.rank, now_ns())
                     changed.set()
                     backoff.reset()
             except AgentError:
@@ -55,22 +61,27 @@ async def confirm_steps(agents: AgentPool, given: ConfirmInput) -> Confirmation:
 
     followers: list[asyncio.Task[None]] = []
     pace = Pace()
-    patience_s = policy.confirm_timeout_s + given.restore_s
-    deadline_ns = now_ns() + int(patience_s * 1e9)
+    bound_s = (given.timeout_s or policy.confirm_timeout_s) + given.restore_s
+    deadline_ns = now_ns() + int(bound_s * 1e9)
     try:
         async for machine in in_turns(given.machines):
             followers.append(asyncio.create_task(follow(machine)))
         while now_ns() < deadline_ns:
             changed.clear()
             pace.begin()
+            if len(shown) == world_size and not whole_ns:
+                whole_ns = now_ns()
             verdict = judge_confirmation(
                 generation,
                 list(shown.values()),
                 world_size=world_size,
-                shows_steps=given.launched.resume_step >= 0,
+                showing=showing,
                 now_ns=now_ns(),
                 policy=policy,
                 emptied=sorted(emptied),
+                whole_ns=whole_ns,
+                left_ns=left_ns,
+                patient=given.patient,
             )
             pace.end()
             if verdict is not None:
@@ -85,13 +96,16 @@ async def confirm_steps(agents: AgentPool, given: ConfirmInput) -> Confirmation:
         for follower in followers:
             follower.cancel()
         await asyncio.gather(*followers, return_exceptions=True)
-    waiting = sorted(set(range(world_size)) - {rank.rank for rank in shown.values() if rank.stepped})
-    return Confirmation(
-        generation=generation,
-        ok=False,
-        timed_out=True,
-        reason=f"rank {', '.join(map(str, waiting[:8]))} completed no step within {patience_s:.0f} s",
+    return judge_timeout(
+        generation, list(shown.values()), world_size=world_size, showing=showing, bound_s=bound_s, now_ns=now_ns()
     )
+
+
+def _showing(given: ConfirmInput) -> Showing:
+    """How the script showed its steps before; one that goes on from a step had a loop to save it in."""
+    if given.launched.resume_step >= 0 and not given.showing.kind:
+        return Showing(kind="steps")
+    return given.showing
 
 
 def states_of(ranks: Iterable[pb.RankProgress], generation: int) -> list[RankState]:
@@ -111,6 +125,7 @@ def states_of(ranks: Iterable[pb.RankProgress], generation: int) -> list[RankSta
             entered_ns=rank.milestones.loop_entered,
             restored_ns=rank.milestones.restored,
             first_step_ns=rank.milestones.first_step,
+            reports=rank.reports,
         )
         for rank in ranks
         if rank.generation == generation

@@ -13,8 +13,8 @@ from everstep.machine import Machine
 from everstep.placement import Placement
 
 
-def seen_of(observation: pb.Observation) -> Seen:
-    """A rank's end as a watcher judges it."""
+def seen_of(observation: pb.Observation, heard_ns: int) -> Seen:
+    """A rank's end as a watcher judges it, which heard of it at ``heard_ns`` of its own clock."""
     exited = observation.rank_exited
     end = RankExit(
         rank=exited.rank,
@@ -26,7 +26,7 @@ def seen_of(observation: pb.Observation) -> Seen:
         completed_steps=exited.completed_steps,
         exception=exited.exception,
     )
-    return Seen(id=observation.id, end=end, attached=exited.attached, finished=exited.finished)
+    return Seen(id=observation.id, end=end, attached=exited.attached, finished=exited.finished, heard_ns=heard_ns)
 
 
 def code_of(end: pb.Exit) -> int | None:

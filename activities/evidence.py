@@ -119,6 +119,7 @@ def exit_of(machine: str, rank: pb.RankEvidence) -> RankExit:
         completed_steps=rank.completed_steps,
         exception=rank.exception,
         log_tail=rank.log_tail,
+        shown_steps=rank.shown_steps if rank.HasField("shown_steps") else -1,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from everstep.incident import Anomaly, Confirmation, Copy, Evidence, IncidentReport, Launched, Model
+from everstep.incident import Anomaly, Confirmation, Copy, Evidence, IncidentReport, Launched, Model, Showing
 from everstep.job import JobSpec
 from everstep.machine import Machine
 
@@ -123,7 +123,13 @@ class ConfirmInput(Model):
     machines: list[Machine]
     launched: Launched
     restore_s: float = 0.0
-    """More time than the policy says, for large states that are restored first, seconds."""
+    """More time than that, for large states that are restored first, seconds."""
+    timeout_s: float = 0.0
+    """How long; 0: the policy's ``confirm_timeout_s``."""
+    showing: Showing = Field(default_factory=Showing)
+    """How the script showed its steps before."""
+    patient: bool = False
+    """That the ranks live is known: wait for their steps."""
 
 
 class ReleaseInput(Model):

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 
 from activities.convert import seen_of
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.align import Aligned, AlignRule, Backed
+from everstep.decisions.confirm import FREE, has_stepped
 from everstep.decisions.persist import OnDisk, PersistRule
 from everstep.decisions.unsaved import Saves, judge_saves
 from everstep.decisions.watch import Finished, Seen, StallRule, judge_exits, loss_anomaly, stall_anomaly
@@ -23,6 +24,11 @@ from everstep.machine import Machine
 
 SILENT_S = 10.0
 """An agent that said nothing for this long, although it speaks every second, is named in a stall (ours)."""
+
+
+def has_left_loop(rank: pb.RankProgress) -> bool:
+    """Whether its training loop is over, at its end or by ``break``: what the rank does now are no steps."""
+    return rank.finished or rank.milestones.loop_left > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +42,21 @@ class Shown:
 
     @property
     def steps(self) -> int:
-        """Completed steps, or calls of the optimizer where the script reports none."""
-        return max(self.rank.completed_steps, self.rank.optimizer_steps)
+        """Completed steps, or reports or calls of the optimizer where the script does not count steps."""
+        return max(self.rank.completed_steps, self.rank.optimizer_steps, self.rank.reports)
+
+    @property
+    def stepped(self) -> bool:
+        """Whether the process completed a step, as far as it shows any."""
+        rank = self.rank
+        return has_stepped(
+            attached=rank.attached,
+            finished=rank.finished,
+            entered=rank.milestones.loop_entered > 0,
+            first_step=rank.milestones.first_step > 0,
+            optimizer_steps=rank.optimizer_steps,
+            reports=rank.reports,
+        )
 
 
 @dataclass(slots=True)
@@ -70,14 +89,19 @@ class Watched:
     """Ranks that were seen to save."""
     _begun: dict[tuple[int, int], int] = field(default_factory=dict)
     """(Generation, rank) → completed steps when it was seen first."""
+    _first: dict[tuple[int, int], int] = field(default_factory=dict)
+    """(Generation, rank) → steps when it was seen to step first, while others did not."""
+    _stepping: set[int] = field(default_factory=set)
+    """Generations of which every rank has completed a step."""
     _stall: dict[int, StallRule] = field(default_factory=dict)
     _persist: dict[int, PersistRule] = field(default_factory=dict)
     _align: dict[int, AlignRule] = field(default_factory=dict)
 
-    def ended(self, machine: str, observation: pb.Observation) -> None:
+    def ended(self, machine: str, observation: pb.Observation, now_ns: int) -> None:
         """A rank ended."""
-        generation = observation.generation
-        self._ends.setdefault(generation, {})[observation.rank_exited.rank] = seen_of(observation)
+        generation, rank = observation.generation, observation.rank_exited.rank
+        known = self._ends.setdefault(generation, {}).get(rank)
+        self._ends[generation][rank] = seen_of(observation, known.heard_ns if known else now_ns)
         self.newest.setdefault(machine, {})[generation] = observation.sequence
         self.woken.set()
 
@@ -110,14 +134,27 @@ class Watched:
         world_size, policy = self.spec.topology().world_size, self.spec.policy
         for generation, ends in sorted(self._ends.items()):
             if generation not in self.reported:
-                seen = list(ends.values())
-                verdict = judge_exits(generation, seen, world_size=world_size, now_ns=now_ns, policy=policy)
+                verdict = judge_exits(
+                    generation,
+                    list(ends.values()),
+                    world_size=world_size,
+                    now_ns=now_ns,
+                    policy=policy,
+                    others_in_loop=self._in_loop(generation, ends),
+                )
                 if verdict is not None:
                     yield verdict
         for judge in (self._lost, self._stalled, self._unsaved):
             anomaly = judge(now_ns)
             if anomaly is not None:
                 yield anomaly
+
+    def _in_loop(self, generation: int, ended: Container[int]) -> bool | None:
+        """Whether a rank that lives is within ``run.steps``; False: all of them left it; None: nobody knows."""
+        living = [one.rank for one in self._of(generation) if one.rank.alive and one.rank.rank not in ended]
+        if any(rank.milestones.loop_entered and not has_left_loop(rank) for rank in living):
+            return True
+        return False if living and all(map(has_left_loop, living)) else None
 
     def persist(self, now_ns: int) -> int | None:
         """The step that all machines should be asked to write to disk, now; None: none."""
@@ -190,9 +227,13 @@ class Watched:
         generation = self._generation()
         if generation is None:
             return None
-        counts = [one.steps for one in self._of(generation)]
+        shown = self._of(generation)
+        counts = [one.steps for one in shown]
         if not counts:
             counts = [self.known[1]] if self.known and self.known[0] == generation else [0]
+        elif not self._steps_go_on(generation, shown):
+            self._stall.pop(generation, None)
+            return None
         quiet_s = self._stall.setdefault(generation, StallRule(self.spec.policy)).observe(sum(counts), now_ns)
         if quiet_s is None:
             return None
@@ -200,6 +241,25 @@ class Watched:
         return stall_anomaly(
             generation, job=self.spec.name, quiet_s=quiet_s, step=max(counts), now_ns=now_ns, silent=silent
         )
+
+    def _steps_go_on(self, generation: int, shown: list[Shown]) -> bool:
+        """Whether steps are to be expected: the ranks are past their first one, and in their loops still.
+
+        How long the first step may take is for who confirms the launch to say.
+        """
+        if all(has_left_loop(one.rank) for one in shown if one.rank.alive):
+            return False
+        if generation not in self._stepping:
+            if all(one.stepped for one in shown):
+                if len(shown) == self.spec.topology().world_size:
+                    self._stepping.add(generation)
+            elif max((self._ahead(one) for one in shown if one.stepped), default=0) < FREE:
+                return False
+        return True
+
+    def _ahead(self, one: Shown) -> int:
+        """Steps of a process since it was seen to step first; called at every look, so that this is known."""
+        return one.steps - self._first.setdefault((one.rank.generation, one.rank.rank), one.steps)
 
     def _unsaved(self, now_ns: int) -> Anomaly | None:
         generation = self._generation()

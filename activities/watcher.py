@@ -24,6 +24,7 @@ from functools import partial
 
 import structlog
 from temporalio.client import Client, WorkflowUpdateFailedError
+from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.once import Once
@@ -36,7 +37,7 @@ from everstep.decisions.watch import Finished
 from everstep.errors import EverstepError
 from everstep.incident import Anomaly
 from everstep.job import JobSpec
-from everstep.job_state import JobState, job_workflow_id
+from everstep.job_state import NOT_YET, JobState, job_workflow_id
 from everstep.machine import Machine
 
 log = structlog.get_logger("watcher")
@@ -201,7 +202,7 @@ class Watcher:
 
     def _take(self, job: Watched, machine: Machine, observation: pb.Observation) -> None:
         if observation.HasField("rank_exited"):
-            job.ended(machine.name, observation)
+            job.ended(machine.name, observation, time.time_ns())
             rank, generation = observation.rank_exited.rank, observation.generation
             known = job.ends(generation)
             say = log.info if known <= ENDS_TOLD else log.debug  # thousands of lines hold the loop for seconds
@@ -280,7 +281,9 @@ class Watcher:
             try:
                 await handle.execute_update(name, argument, id=f"{name}-{generation}", result_type=str)
                 break
-            except WorkflowUpdateFailedError:
+            except WorkflowUpdateFailedError as error:
+                if isinstance(error.cause, ApplicationError) and error.cause.type == NOT_YET:
+                    return True  # told again as long as it holds
                 # The run ended while the update was under way: a next run has to be told again.
                 await asyncio.sleep(RETRY_S)
             except RPCError as error:

@@ -8,6 +8,7 @@ from agent import logs
 from agent.records import RankRecord
 from agent.runner import JobRunner, to_exit
 from agent.v1 import agent_pb2 as pb
+from everstep.reports import Snapshot
 
 
 def progress_of(runner: JobRunner) -> list[pb.RankProgress]:
@@ -30,12 +31,18 @@ def progress_of(runner: JobRunner) -> list[pb.RankProgress]:
             now = report.snapshot()
             progress.attached, progress.finished = now.attached, now.finished
             progress.completed_steps, progress.optimizer_steps = now.completed_steps, now.optimizer_steps
+            progress.reports = now.published
             progress.milestones.CopyFrom(pb.Milestones(**now.milestones))
             progress.tokens = runner.archive.tokens(rank.rank, rank.generation)
             if now.newest:
                 progress.loss, progress.grad_norm = now.newest.loss, now.newest.grad_norm
         found.append(progress)
     return found
+
+
+def shown_steps(now: Snapshot) -> int:
+    """Steps that a process showed, by whatever means."""
+    return max(now.published, now.optimizer_steps, int(now.milestones["first_step"] > 0))
 
 
 def evidence_of(runner: JobRunner, rank: RankRecord) -> pb.RankEvidence:
@@ -49,6 +56,7 @@ def evidence_of(runner: JobRunner, rank: RankRecord) -> pb.RankEvidence:
         exit=to_exit(rank.end) if rank.end else None,
         stopped_by_us=rank.stopped,
         completed_steps=now.completed_steps if now else -1,
+        shown_steps=shown_steps(now) if now else None,
         exception=rank.exception,
         log_tail=said[-logs.TAIL_BYTES :].decode(errors="replace"),
     )

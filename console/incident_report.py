@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from activities.ledger.records import IncidentRecord
-from everstep.incident import Evidence, RankExit
+from everstep.incident import NOT_CONFIRMED, Evidence, RankExit
 
 LOG_LINES = 12
 """Lines of a rank's error output in a report (ours)."""
@@ -117,7 +117,9 @@ def _story(record: IncidentRecord) -> list[tuple[str, ...]]:
     report = record.parsed_report()
     if record.closed_ns:
         stepped = report.confirmation if report and report.confirmation else None
-        text = f"all ranks stepped: {stepped.reason}" if stepped and stepped.ok else outcome(record)
+        text = outcome(record)
+        if stepped and stepped.ok:
+            text = f"{'all ranks stepped' if stepped.confirmed else NOT_CONFIRMED}: {stepped.reason}"
         told.append((record.closed_ns, "closed", text))
     # Sorted by time alone: events of one moment stay in their order.
     return [

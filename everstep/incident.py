@@ -6,9 +6,14 @@ fields are only added, with defaults.
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
 from pydantic import BaseModel, ConfigDict, Field
 
-from everstep.words import Words
+from everstep.words import AnyWord, Words
+
+NOT_CONFIRMED = "running, not confirmed"
+"""What a job is called that goes on as far as anybody can see, and was not seen to step."""
 
 
 class Symptom(Words):
@@ -62,6 +67,9 @@ class RankExit(Model):
     completed_steps: int = -1
     exception: str = ""
     log_tail: str = ""
+    shown_steps: int = -1
+    """Steps that this process showed: the most of its reports, its calls of the optimizer and, 0 or 1, bodies of
+    ``run.steps``; -1: not known."""
 
 
 class Tier(Words):
@@ -178,6 +186,8 @@ class Failure(Model):
     cause: str
     """Signature of the cause, equal for equal causes, e.g. ``SIGKILL`` or ``ValueError``."""
     time_ns: int = 0
+    shown: int = -1
+    """Steps that the process that failed had shown; -1: not known. Says the place where ``step`` does not."""
 
 
 class Stage(Model):
@@ -203,12 +213,26 @@ class Launched(Model):
     """Where the backups lie and what may be lost with their owners, for people; empty: there are none."""
 
 
+class Showing(Model):
+    """How a script shows that it steps, as far as it was seen."""
+
+    kind: Annotated[Literal["", "calls", "steps"], AnyWord] = ""
+    """``steps``: bodies of ``run.steps``; ``calls``: of ``run.report`` or of the optimizer; empty: nothing was seen."""
+    silent: list[int] = Field(default_factory=list)
+    """Ranks that showed nothing while others went on."""
+
+
 class Confirmation(Model):
     """Whether all ranks stepped again."""
 
     generation: int
     ok: bool
+    """The job goes on."""
     reason: str
+    confirmed: bool = True
+    """Where it goes on: its ranks did again what the script was seen to do; False: they live, more is not known."""
+    showing: Showing = Field(default_factory=Showing)
+    """How the script shows its steps, as far as it was seen now and earlier."""
     timed_out: bool = False
     """No rank ended, but not all of them stepped in time."""
     emptied: list[str] = Field(default_factory=list)
@@ -225,7 +249,7 @@ class IncidentReport(Model):
 
     headline: str
     resolution: str
-    """``reattempt``, ``resumed by operator``, ``abandoned`` or ``stopped``."""
+    """``reattempt``, ``resumed by operator``, ``running, not confirmed``, ``abandoned`` or ``stopped``."""
     cause: str
     step: int
     lost_steps: int | None
@@ -233,8 +257,9 @@ class IncidentReport(Model):
     stages: list[str]
     generation: int
     recovered: bool
+    """The job goes on; ``confirmed`` says whether it was seen to step."""
     seconds: float | None
-    """From the fault as seen by the machine to the first step of all ranks."""
+    """From the fault as seen by the machine to the first step of all ranks; None: none was seen."""
     failures: list[Failure]
     confirmation: Confirmation | None = None
     timings: list[Stage] = Field(default_factory=list)
@@ -244,3 +269,9 @@ class IncidentReport(Model):
     """Of each generation that was launched: its number and where it began."""
     accepted_loss: str = ""
     """Who let the job go on although something newer might exist, and what; empty: nobody had to."""
+    confirmed: bool = True
+    """Where the job goes on: its ranks did again what the script was seen to do."""
+    showing: Showing = Field(default_factory=Showing)
+    """How the script shows its steps, as far as it was seen."""
+    first_step_s: float = 0.0
+    """From the last launch to the first step of all ranks; 0: none was seen."""

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from everstep.incident import Anomaly, Failure, Model
+from everstep.incident import NOT_CONFIRMED, Anomaly, Failure, Model, Showing
 from everstep.job import JobSpec
 from everstep.machine import Machine
 from everstep.words import AnyWord
@@ -16,6 +16,9 @@ JobStatus = Annotated[
 ]
 
 TASK_QUEUE = "everstep"
+
+NOT_YET = "NotYet"
+"""Type of the error by which a job's workflow refuses a report that it may take later."""
 
 
 def job_workflow_id(job: str) -> str:
@@ -42,6 +45,8 @@ class IncidentSummary(Model):
     seconds: float | None = None
     opened_ns: int = 0
     stage: str = ""
+    confirmed: bool = True
+    """Where the job went on: it was seen to step."""
 
 
 class EarlierRun(Model):
@@ -87,6 +92,15 @@ class JobState(BaseModel):
     incident_count: int = 0
     failures: list[Failure] = Field(default_factory=list, description="For the next decision, bounded.")
     pending: list[Anomaly] = Field(default_factory=list)
+    unconfirmed: str = ""
+    """Why the newest generation runs and is not confirmed: no step of it was seen; empty: it stepped, or it does not
+    run."""
+    confirm_by_ns: int = 0
+    """Until when the newest generation has to step, where nobody else waits for that; 0: nothing is to wait for."""
+    showing: Showing = Field(default_factory=Showing)
+    """How the script shows its steps, as far as it was seen."""
+    first_step_s: float = 0.0
+    """The longest that a start took from its launch to the first step of all ranks; 0: none came so far."""
     started_ns: int = 0
     unproductive_s: float = 0.0
     """Seconds without progress: launches, recoveries and lost steps (section 4.2 of ByteRobust defines ETTR)."""
@@ -94,6 +108,11 @@ class JobState(BaseModel):
     stop_requested: str = ""
     outcome: str = ""
     """Why the job ended; empty while it runs."""
+
+    @property
+    def status_text(self) -> str:
+        """The status for people."""
+        return NOT_CONFIRMED if self.status == "running" and self.unconfirmed else self.status
 
     @property
     def launched(self) -> bool:

@@ -44,10 +44,16 @@ class RecoveryPolicy(BaseModel):
     storage_wait_factor: float = Field(2.0, ge=1, description="Growth of that wait from one time to the next (ours).")
     storage_wait_max_s: float = Field(60.0, ge=0, description="Longest such wait, seconds (ours).")
     confirm_timeout_s: float = Field(
-        600.0, gt=0, description="Within it all ranks must complete a step after a restart, seconds (ours)."
+        600.0, gt=0, description="All ranks have at least this long to complete a step after a launch, seconds (ours)."
+    )
+    confirm_factor: float = Field(
+        3.0, ge=1, description="A restart may take this many times as long to its first step as one did before (ours)."
+    )
+    start_timeout_s: float = Field(
+        1800.0, gt=0, description="Within it a job must complete its first step, as long as none was seen, s (ours)."
     )
     confirm_alive_s: float = Field(
-        10.0, gt=0, description="A script that shows no steps counts as recovered when it lived that long, s (ours)."
+        10.0, gt=0, description="A script that shows no steps is taken to run when it lived that long, seconds (ours)."
     )
     stall_factor: float = Field(
         10.0, gt=1, description="Job-wide stall after this many median step times without any step (ours)."

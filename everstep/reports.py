@@ -8,7 +8,7 @@ Layout, little endian::
 
     0     magic 8s · version u32 · generation u32 · rank u32 · pid u32 · capacity u64
     64    published u64 · attached u32 · finished u32 · completed_steps i64 · optimizer_steps u64
-    128   milestones 6 x i64 (forked, script_entered, joined, restored, first_step, loop_entered), ns
+    128   milestones 7 x i64 (forked, script_entered, joined, restored, first_step, loop_entered, loop_left), ns
     256   ring of ``capacity`` records of 64 bytes:
           sequence u64 · step i64 · time_ns i64 · loss f64 · grad_norm f64 · tokens i64
 
@@ -25,7 +25,7 @@ import struct
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from everstep.errors import EverstepError
 
@@ -41,12 +41,12 @@ _STATE = struct.Struct("<QIIqQ")
 _U32 = struct.Struct("<I")
 _I64 = struct.Struct("<q")
 _U64 = struct.Struct("<Q")
-_MILESTONES = struct.Struct("<6q")
+_MILESTONES = struct.Struct("<7q")
 _RECORD = struct.Struct("<Qqqddq")
 _AT_STATE, _AT_ATTACHED, _AT_FINISHED, _AT_COMPLETED, _AT_OPTIMIZER, _AT_MILESTONES = 64, 72, 76, 80, 88, 128
 
-Milestone = Literal["forked", "script_entered", "joined", "restored", "first_step", "loop_entered"]
-MILESTONES: tuple[Milestone, ...] = ("forked", "script_entered", "joined", "restored", "first_step", "loop_entered")
+Milestone = Literal["forked", "script_entered", "joined", "restored", "first_step", "loop_entered", "loop_left"]
+MILESTONES: tuple[Milestone, ...] = get_args(Milestone)
 _MILESTONE_AT = {name: _AT_MILESTONES + 8 * i for i, name in enumerate(MILESTONES)}
 
 

@@ -22,7 +22,7 @@ with workflow.unsafe.imports_passed_through():
         StopInput,
     )
     from everstep.decisions.restore import Restore, copy_of
-    from everstep.incident import Confirmation, Evidence, Launched, Restored
+    from everstep.incident import Confirmation, Evidence, Launched, Restored, Showing
     from everstep.job import JobSpec
     from everstep.machine import Machine
     from workflows import page
@@ -131,16 +131,43 @@ def launch(given: LaunchInput, origin: str) -> ActivityHandle[Launched]:
 
 
 def confirm(
-    spec: JobSpec, machines: list[Machine], launched: Launched, *, state_bytes: int = 0
+    spec: JobSpec,
+    machines: list[Machine],
+    launched: Launched,
+    *,
+    bound_s: float,
+    showing: Showing,
+    patient: bool = False,
+    state_bytes: int = 0,
 ) -> ActivityHandle[Confirmation]:
-    """Wait until every rank completed a step; ``state_bytes`` is what the largest of them restores first."""
+    """Wait until every rank completed a step.
+
+    Args:
+        spec: The job's.
+        machines: Where it runs.
+        launched: What is waited for.
+        bound_s: How long, seconds.
+        showing: How the script showed its steps before.
+        patient: That all ranks live is known; it is their steps that are waited for.
+        state_bytes: What the largest rank restores first, which takes more time.
+    """
     restore_s = round(state_bytes / SLOWEST_RANK_BYTES, 1)
+    given = ConfirmInput(
+        spec=spec,
+        machines=machines,
+        launched=launched,
+        restore_s=restore_s,
+        timeout_s=bound_s,
+        showing=showing,
+        patient=patient,
+    )
+    what = "completes a step; all of them live" if patient else "completes a step"
     return workflow.start_activity(
         messages.CONFIRM,
-        ConfirmInput(spec=spec, machines=machines, launched=launched, restore_s=restore_s),
+        given,
         result_type=Confirmation,
-        summary=page.summary(f"generation {launched.generation}: every rank completes a step"),
-        **on_ranks(timedelta(seconds=spec.policy.confirm_timeout_s + restore_s + 30)),
+        summary=page.summary(f"generation {launched.generation}: every rank {what}"),
+        **on_ranks(timedelta(seconds=bound_s + restore_s + 30)),
     )
 
 

@@ -19,10 +19,19 @@ from temporalio.exceptions import ActivityError
 with workflow.unsafe.imports_passed_through():
     from activities.messages import LaunchInput
     from everstep.decisions.case import Case
+    from everstep.decisions.confirm import confirm_bound_s
     from everstep.decisions.lineage import Runs
     from everstep.decisions.reattempt import Decision, Facts, decide_reattempt, steady
     from everstep.decisions.restore import Restore
-    from everstep.incident import Confirmation, Evidence, Failure, IncidentReport, Launched, Stage
+    from everstep.incident import (
+        NOT_CONFIRMED,
+        Confirmation,
+        Evidence,
+        Failure,
+        IncidentReport,
+        Launched,
+        Stage,
+    )
     from everstep.job_state import incident_workflow_id, job_workflow_id
     from workflows import actions, page
     from workflows.looking import Choice, Looking
@@ -56,11 +65,14 @@ class IncidentWorkflow:
             folder=given.resume_path,
             folder_step=given.resume_path_step,
             runs=Runs(given.run, tuple(given.origin_runs)),
+            showing=given.showing,
         )
         self.history = list(given.history)
         self.failures: list[Failure] = []
         self.attempts = 0
         self.launched: Launched | None = None
+        self.first_step_s = 0.0
+        """Of the last launch; 0: no step was seen."""
         self.noted: Evidence | None = None
         """What the ledger has."""
         self.looking = Looking(given, self.case, self.story, self._unless_abandoned, self._wait)
@@ -117,8 +129,7 @@ class IncidentWorkflow:
             while True:
                 failure = self._failure(evidence, first=not self.failures)
                 if not self.failures:
-                    policy = self.given.spec.policy
-                    self.history = steady(self.history, step=failure.step, now_ns=workflow.time_ns(), policy=policy)
+                    self.history = steady(self.history, failure, self.given.spec.policy)
                 self.failures.append(failure)
                 decision, restore = await self._agree(evidence)
                 confirmation, evidence = await self._reattempt(decision, restore)
@@ -245,15 +256,27 @@ class IncidentWorkflow:
             self.launched = launched = await self._unless_abandoned(actions.launch(given, restore.origin))
             self.story.leave(began, "reattempt", f"generation {given.generation} {restore.origin}")
             began = self.story.enter("confirm")
-            confirmation = await self._unless_abandoned(
-                actions.confirm(self.given.spec, self.given.machines, launched, state_bytes=restore.largest)
-            )
+            confirmation = await self._confirm(launched, state_bytes=restore.largest)
             self.story.leave(began, "confirm", confirmation.reason)
             if confirmation.ok:
+                self.first_step_s = workflow.time() - began if confirmation.confirmed else 0.0
                 return confirmation, Evidence(generation=given.generation)
         except ActivityError as error:
             self.story.leave(began, self.story.stage, f"failed: {error.cause or error}")
         return confirmation, await self._stop()
+
+    async def _confirm(self, launched: Launched, *, state_bytes: int) -> Confirmation:
+        given = self.given
+        return await self._unless_abandoned(
+            actions.confirm(
+                given.spec,
+                given.machines,
+                launched,
+                bound_s=confirm_bound_s(given.first_step_s, given.spec.policy),
+                showing=self.case.showing,
+                state_bytes=state_bytes,
+            )
+        )
 
     async def _park(self, reason: str, choice: Choice) -> None:
         """Wait for an operator; nothing is lost meanwhile."""
@@ -291,13 +314,17 @@ class IncidentWorkflow:
         how = "after an operator's resume" if self.resumed_by else "by reattempt"
         if self.case.accepted:
             how = "after an operator accepted a loss"
+        headline = f"Recovered in {seconds:.2f} s {how}{lost}: {self.story.headline}"
+        if not confirmation.confirmed:
+            resolution = NOT_CONFIRMED
+            headline = f"{NOT_CONFIRMED.capitalize()}, {how}{lost}: {self.story.headline} ({confirmation.reason})"
         report = self._report(
-            headline=f"Recovered in {seconds:.2f} s {how}{lost}: {self.story.headline}",
+            headline=headline,
             resolution=resolution,
-            seconds=round(seconds, 4),
+            seconds=round(seconds, 4) if confirmation.confirmed else None,
             confirmation=confirmation,
         )
-        self.story.enter("recovered", report.headline)
+        self.story.enter("recovered" if confirmation.confirmed else NOT_CONFIRMED, report.headline)
         await self.story.close(report, self.launched)
         return report
 
@@ -336,6 +363,9 @@ class IncidentWorkflow:
             timings=stages,
             lineage=self.case.launches,
             accepted_loss=self.case.accepted,
+            confirmed=confirmation is None or confirmation.confirmed,
+            showing=confirmation.showing if confirmation and confirmation.showing.kind else self.case.showing,
+            first_step_s=round(self.first_step_s, 3),
         )
 
     # Waiting.

@@ -11,7 +11,7 @@ import contextlib
 from typing import Any
 
 from temporalio import workflow
-from temporalio.exceptions import ActivityError, ChildWorkflowError
+from temporalio.exceptions import ActivityError, ApplicationError, ChildWorkflowError
 
 with workflow.unsafe.imports_passed_through():
     from activities import messages
@@ -20,10 +20,11 @@ with workflow.unsafe.imports_passed_through():
     from everstep.decisions.lineage import extended
     from everstep.decisions.reattempt import steady
     from everstep.incident import Anomaly, Confirmation, IncidentReport, Launched, Symptom
-    from everstep.job_state import IncidentSummary, JobState, incident_workflow_id
+    from everstep.job_state import NOT_YET, IncidentSummary, JobState, incident_workflow_id
     from everstep.run_id import run_id
     from workflows import actions, attributes, page
     from workflows.beginning import Beginning, Refused
+    from workflows.confirming import Confirming, suspect
     from workflows.incident import IncidentWorkflow
     from workflows.messages import IncidentInput, JobResult, lost_incident
     from workflows.operator import read_request
@@ -33,6 +34,8 @@ INCIDENTS_KEPT = 20
 FAILURES_KEPT = 50
 REJECTED_KEPT = 10
 STAGE_CHARACTERS = 40
+RESTS_ON_STEPS = {Symptom.STALL, Symptom.UNSAVED}
+"""What can be said of a generation only once it has completed a step."""
 
 
 @workflow.defn(name="Job")
@@ -45,6 +48,7 @@ class JobWorkflow:
         self.finished_generations: set[int] = set()
         self.handled_generation = 0
         """Of the incident that is open, or was the last one of this run."""
+        self.confirming = Confirming(state, self._something_else)
         self.records: list[workflow.ActivityHandle[NumbersUsed]] = []
 
     # What watchers and operators say.
@@ -67,8 +71,16 @@ class JobWorkflow:
 
     @report.validator
     def check_report(self, anomaly: Anomaly) -> None:
-        """Reject what is no generation; an update with the wrong arguments never gets beyond this."""
+        """Reject what is no generation, and what nobody can know yet.
+
+        A rejected update leaves no trace: who reports it may come again with the same id.
+        """
         check_generation(anomaly.generation)
+        started = anomaly.generation == self.state.generation and self.state.status != "starting"
+        if anomaly.symptom in RESTS_ON_STEPS and anomaly.generation >= self.state.generation and not started:
+            raise ApplicationError(
+                f"{anomaly.symptom}: generation {anomaly.generation} is not confirmed yet", type=NOT_YET
+            )
 
     @finished.validator
     def check_finished(self, generation: int) -> None:
@@ -120,7 +132,9 @@ class JobWorkflow:
             except Refused as refused:
                 return await self._end("failed", f"was not started: {refused}")
         while True:
-            await workflow.wait_condition(lambda: self._next_event() != "" or self._should_continue_as_new())
+            while self.confirming.due and not self._something_else():
+                await self._confirm()
+            await workflow.wait_condition(self._something_else)
             match self._next_event():
                 case "stop":
                     return await self._stopped()
@@ -139,6 +153,10 @@ class JobWorkflow:
                     await workflow.wait_condition(workflow.all_handlers_finished)
                     if self._next_event() == "":
                         workflow.continue_as_new(self.state, task_timeout=TASK_TIMEOUT)
+
+    def _something_else(self) -> bool:
+        """Whether there is something to do other than to wait."""
+        return self._next_event() != "" or self._should_continue_as_new()
 
     def _next_event(self) -> str:
         self.state.pending = [one for one in self.state.pending if one.generation >= self.state.generation]
@@ -184,49 +202,26 @@ class JobWorkflow:
         try:
             launched = await beginning.launch()
         except ActivityError as error:
-            self._suspect(state.generation, Symptom.LAUNCH_FAILED, str(error.cause or error)[:200])
+            suspect(state, Symptom.LAUNCH_FAILED, str(error.cause or error)[:200])
         else:
             state.backups = launched.backups
-            await self._first_step(launched)
+            self.confirming.expect()
+            await self._confirm(launched)
 
-    def _suspect(self, generation: int, symptom: Symptom, headline: str) -> None:
-        """An anomaly that the job itself saw."""
-        self.state.pending.append(
-            Anomaly(
-                id=f"{symptom.replace(' ', '-')}-{self.state.spec.name}-{generation}",
-                generation=generation,
-                symptom=symptom,
-                headline=headline,
-                seen_ns=workflow.time_ns(),
-            )
-        )
-
-    async def _first_step(self, launched: Launched) -> None:
-        """Wait for the first step, but not longer than until something else happens."""
-        confirmed = actions.confirm(self.state.spec, self.state.machines, launched)
-        event = asyncio.create_task(workflow.wait_condition(lambda: self._next_event() != ""))
-        await workflow.wait([confirmed, event], return_when=asyncio.FIRST_COMPLETED)
-        event.cancel()
-        if not confirmed.done():
-            confirmed.cancel()
-            return
-        confirmation = confirmed.result() if confirmed.exception() is None else None
-        if confirmation is not None and confirmation.ok:
-            self.state.status = "running"
-            self.state.unproductive_s = (confirmation.stepped_ns - self.state.started_ns) / 1e9
-        elif confirmation is not None and confirmation.emptied:
-            # Watchers may have seen nothing of the ranks that were lost so early.
-            self._suspect(launched.generation, Symptom.CRASH, confirmation.reason)
-        elif confirmation is not None and confirmation.timed_out:
-            # Watchers suspect no stall before the first step; ends of ranks they report themselves.
-            self._suspect(launched.generation, Symptom.STALL, confirmation.reason)
-        self._show()
-        self.records.append(self._record(launched=launched, confirmation=confirmation))
+    async def _confirm(self, launched: Launched | None = None) -> None:
+        """Wait for the newest generation's first step; ``launched``: right after the job's first launch."""
+        over, confirmation = await self.confirming.ask(launched)
+        if over:
+            self._show()
+            if launched:
+                self.records.append(self._record(launched=launched, confirmation=confirmation))
+            await self.confirming.back_off()
 
     async def _handle(self, anomaly: Anomaly) -> IncidentReport:
         """One incident, as a child of its own."""
         state = self.state
         self.handled_generation = anomaly.generation
+        self.confirming.leave()
         state.incident_count += 1
         number = state.incident_count
         incident_id = incident_workflow_id(state.spec.name, number)
@@ -251,6 +246,8 @@ class JobWorkflow:
             resume_path_step=state.resume_path_step,
             run=state.run,
             origin_runs=state.origin_runs,
+            showing=state.showing,
+            first_step_s=state.first_step_s,
         )
         child = await workflow.start_child_workflow(
             IncidentWorkflow.run,
@@ -287,10 +284,15 @@ class JobWorkflow:
         state.status = "running" if report.recovered else "failed"
         state.unproductive_s += report.seconds or 0.0
         if report.failures:
-            first = report.failures[0]
-            still = steady(state.failures, step=first.step, now_ns=first.time_ns, policy=state.spec.policy)
+            still = steady(state.failures, report.failures[0], state.spec.policy)
             state.failures = [*still, *report.failures][-FAILURES_KEPT:]
         state.resume_step = report.resume_step
+        if report.showing.kind:
+            state.showing = report.showing
+        state.first_step_s = max(state.first_step_s, report.first_step_s)
+        if report.recovered and report.confirmation and not report.confirmed:
+            state.unconfirmed = report.confirmation.reason
+            self.confirming.expect()
         state.lineage = extended(state.lineage, report.lineage)
         one = next(one for one in state.incidents if one.number == number)
         self._replace(
@@ -299,6 +301,7 @@ class JobWorkflow:
                     "headline": report.headline,
                     "resolution": report.resolution,
                     "recovered": report.recovered,
+                    "confirmed": report.confirmed,
                     "step": report.step,
                     "lost_steps": report.lost_steps,
                     "seconds": report.seconds,
@@ -361,7 +364,7 @@ class JobWorkflow:
     def _show(self) -> None:
         workflow.set_current_details(page.job_page(self.state, workflow.info().namespace))
         workflow.upsert_search_attributes(
-            attributes.updates({attributes.JOB_NAME: self.state.spec.name, attributes.STAGE: self.state.status})
+            attributes.updates({attributes.JOB_NAME: self.state.spec.name, attributes.STAGE: self.state.status_text})
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from everstep.incident import Anomaly, Failure, IncidentReport, Model
+from everstep.incident import Anomaly, Failure, IncidentReport, Model, Showing
 from everstep.job import JobSpec
 from everstep.machine import Machine
 
@@ -31,6 +31,10 @@ class IncidentInput(Model):
     """Id of the job's run; see ``everstep.run_id``."""
     origin_runs: list[str] = Field(default_factory=list)
     """Ids of the earlier runs whose copies the job was started from."""
+    showing: Showing = Field(default_factory=Showing)
+    """How the script showed its steps before."""
+    first_step_s: float = 0.0
+    """The longest that a start took to the first step; 0: none came so far."""
 
 
 class JobResult(Model):

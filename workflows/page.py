@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from everstep.incident import Anomaly, Copy, Evidence, Held, Restored, Stage, Tier
+from everstep.incident import NOT_CONFIRMED, Anomaly, Copy, Evidence, Held, Restored, Stage, Tier
 from everstep.job_state import JobState
 
 SUMMARY_CHARACTERS = 110
@@ -151,9 +151,11 @@ def job_page(state: JobState, namespace: str) -> str:
         f"(tp {topology.tp}, pp {topology.pp}, dp {topology.dp}), generation {state.generation}"
     )
     rejected = "\n".join(f"- REJECTED: {line}" for line in state.rejected[-5:])
+    why = f": {state.unconfirmed}" if state.status_text == NOT_CONFIRMED else ""
+    status = f"{state.status_text}{why}"
     backups = f"Backups: {state.backups}." if state.backups else ""
     parts = [
-        f"## {state.spec.name}: {state.outcome or state.status}",
+        f"## {state.spec.name}: {state.outcome or status}",
         " ".join([ranks, begun_text(state)]).strip(),
         backups,
         table(["Incident", "What", "Resolution", "Lost steps", "Took"], rows) if rows else "No incident so far.",

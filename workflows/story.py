@@ -11,7 +11,7 @@ from temporalio import workflow
 with workflow.unsafe.imports_passed_through():
     from activities import messages
     from activities.messages import DecideInput
-    from everstep.incident import Evidence, IncidentReport, Launched, Stage
+    from everstep.incident import NOT_CONFIRMED, Evidence, IncidentReport, Launched, Stage
     from everstep.job_state import job_workflow_id
     from workflows import attributes, page
     from workflows.messages import IncidentInput
@@ -72,7 +72,7 @@ class Story:
         workflow.set_current_details(
             page.incident_page(
                 self.said
-                if self.stage in {"recovered", "abandoned"}
+                if self.stage in {"recovered", NOT_CONFIRMED, "abandoned"}
                 else f"{self.stage}: {self.said or self.headline}",
                 self.stages,
                 workflow.info().namespace,

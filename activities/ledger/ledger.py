@@ -196,7 +196,7 @@ class Ledger:
             "lost_steps": report.lost_steps,
             "seconds": report.seconds,
             "evicted": report.evicted,
-            "recovered": report.recovered,
+            "recovered": report.recovered and report.confirmed,
             "report": _json(report),
         }
         with self._writing(incident_parts(id)[0]) as connection:

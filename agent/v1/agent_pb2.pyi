@@ -647,6 +647,7 @@ class RankEvidence(_message.Message):
     COMPLETED_STEPS_FIELD_NUMBER: _builtins.int
     EXCEPTION_FIELD_NUMBER: _builtins.int
     LOG_TAIL_FIELD_NUMBER: _builtins.int
+    SHOWN_STEPS_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     generation: _builtins.int
     pid: _builtins.int
@@ -658,6 +659,8 @@ class RankEvidence(_message.Message):
     """last line of the last traceback in its stderr, "" when none"""
     log_tail: _builtins.str
     """the end of its stderr, <= 4 KiB"""
+    shown_steps: _builtins.int
+    """of this process: the most of reports, optimizer steps, loop bodies (0 or 1); unset: unknown"""
     @_builtins.property
     def exit(self) -> Global___Exit: ...
     def __init__(
@@ -671,12 +674,15 @@ class RankEvidence(_message.Message):
         completed_steps: _builtins.int = ...,
         exception: _builtins.str = ...,
         log_tail: _builtins.str = ...,
+        shown_steps: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["exit", b"exit"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_shown_steps", b"_shown_steps", "exit", b"exit", "shown_steps", b"shown_steps"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completed_steps", b"completed_steps", "exception", b"exception", "exit", b"exit", "generation", b"generation", "log_tail", b"log_tail", "pid", b"pid", "rank", b"rank", "stopped_by_us", b"stopped_by_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_shown_steps", b"_shown_steps", "completed_steps", b"completed_steps", "exception", b"exception", "exit", b"exit", "generation", b"generation", "log_tail", b"log_tail", "pid", b"pid", "rank", b"rank", "shown_steps", b"shown_steps", "stopped_by_us", b"stopped_by_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__shown_steps: _TypeAlias = _typing.Literal["shown_steps"]  # noqa: Y015
+    _WhichOneofArgType__shown_steps: _TypeAlias = _typing.Literal["_shown_steps", b"_shown_steps"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__shown_steps) -> _WhichOneofReturnType__shown_steps | None: ...
 
 Global___RankEvidence: _TypeAlias = RankEvidence  # noqa: Y015
 
@@ -1493,6 +1499,7 @@ class RankProgress(_message.Message):
     MILESTONES_FIELD_NUMBER: _builtins.int
     EXIT_FIELD_NUMBER: _builtins.int
     SAVED_FIELD_NUMBER: _builtins.int
+    REPORTS_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     generation: _builtins.int
     pid: _builtins.int
@@ -1508,6 +1515,8 @@ class RankProgress(_message.Message):
     grad_norm: _builtins.float
     tokens: _builtins.int
     """sum of this process's reports"""
+    reports: _builtins.int
+    """run.report() calls of this process"""
     @_builtins.property
     def milestones(self) -> Global___Milestones: ...
     @_builtins.property
@@ -1533,10 +1542,11 @@ class RankProgress(_message.Message):
         milestones: Global___Milestones | None = ...,
         exit: Global___Exit | None = ...,
         saved: Global___SavedState | None = ...,
+        reports: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["exit", b"exit", "milestones", b"milestones", "saved", b"saved"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "attached", b"attached", "completed_steps", b"completed_steps", "exit", b"exit", "finished", b"finished", "generation", b"generation", "grad_norm", b"grad_norm", "loss", b"loss", "milestones", b"milestones", "optimizer_steps", b"optimizer_steps", "pid", b"pid", "rank", b"rank", "saved", b"saved", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "attached", b"attached", "completed_steps", b"completed_steps", "exit", b"exit", "finished", b"finished", "generation", b"generation", "grad_norm", b"grad_norm", "loss", b"loss", "milestones", b"milestones", "optimizer_steps", b"optimizer_steps", "pid", b"pid", "rank", b"rank", "reports", b"reports", "saved", b"saved", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1620,6 +1630,7 @@ class Milestones(_message.Message):
     RESTORED_FIELD_NUMBER: _builtins.int
     FIRST_STEP_FIELD_NUMBER: _builtins.int
     LOOP_ENTERED_FIELD_NUMBER: _builtins.int
+    LOOP_LEFT_FIELD_NUMBER: _builtins.int
     forked: _builtins.int
     script_entered: _builtins.int
     joined: _builtins.int
@@ -1630,6 +1641,8 @@ class Milestones(_message.Message):
     """first step of this process completed"""
     loop_entered: _builtins.int
     """groups and model are made, run.steps() was entered"""
+    loop_left: _builtins.int
+    """run.steps() was left before its end, e.g. by break"""
     def __init__(
         self,
         *,
@@ -1639,10 +1652,11 @@ class Milestones(_message.Message):
         restored: _builtins.int = ...,
         first_step: _builtins.int = ...,
         loop_entered: _builtins.int = ...,
+        loop_left: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_step", b"first_step", "forked", b"forked", "joined", b"joined", "loop_entered", b"loop_entered", "restored", b"restored", "script_entered", b"script_entered"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_step", b"first_step", "forked", b"forked", "joined", b"joined", "loop_entered", b"loop_entered", "loop_left", b"loop_left", "restored", b"restored", "script_entered", b"script_entered"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

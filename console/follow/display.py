@@ -255,8 +255,8 @@ class Terminal:
         """Lines above the bar, in the colour of their weight."""
         if _told_twice(event):
             return
-        style = {"opened": "yellow", "parked": "red", "resumed": "yellow", "recovered": "green", "closed": "red"}
-        self._say(f"{text.clock(time.time_ns())}  {incident_line(event)}", style[event.kind])
+        style = {"recovered": "green", "parked": "red", "closed": "red"}.get(event.kind, "yellow")
+        self._say(f"{text.clock(time.time_ns())}  {incident_line(event)}", style)
         for line in details:
             self._say(f"              {line}", "dim")
 

@@ -9,8 +9,8 @@ from typing import Literal
 from everstep.incident import IncidentReport, Stage
 from everstep.job_state import IncidentSummary, JobState
 
-IncidentKind = Literal["opened", "parked", "resumed", "recovered", "closed"]
-"""``closed``: without a recovery."""
+IncidentKind = Literal["opened", "parked", "resumed", "recovered", "running", "closed"]
+"""``running``: the job goes on and was not seen to step; ``closed``: it does not go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class IncidentTeller:
             if not before:
                 events.append(IncidentEvent("opened", one))
             if one.resolution:
-                events.append(IncidentEvent("recovered" if one.recovered else "closed", one))
+                events.append(IncidentEvent(_how_closed(one), one))
                 self._told[one.number] = "done"
             elif one.stage == "parked":
                 if before != "parked":
@@ -58,8 +58,14 @@ class IncidentTeller:
 def incident_line(event: IncidentEvent) -> str:
     """One line about an incident event."""
     one = event.incident
-    verb = {"opened": "", "parked": "parked: ", "resumed": "resumed by an operator: ", "recovered": "", "closed": ""}
-    return f"incident {one.number:04d}  {verb[event.kind]}{one.headline}"
+    verb = {"parked": "parked: ", "resumed": "resumed by an operator: "}.get(event.kind, "")
+    return f"incident {one.number:04d}  {verb}{one.headline}"
+
+
+def _how_closed(one: IncidentSummary) -> IncidentKind:
+    if not one.recovered:
+        return "closed"
+    return "recovered" if one.confirmed else "running"
 
 
 def parts_line(report: IncidentReport) -> str:

@@ -163,7 +163,7 @@ class Follower:
         self._tokens.add(progress.tokens(self._topology), progress.time_ns)
         return Tick(
             job=self._job,
-            status=self._state.status,
+            status=self._state.status_text,
             generation=max(progress.generation, self._state.generation),
             step=self._step,
             loss=self._loss,

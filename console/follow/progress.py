@@ -35,6 +35,7 @@ class RankView:
     attached: bool
     """The script uses everstep."""
     finished: bool
+    """It left with success, or its loop ran to the end."""
     completed_steps: int
     """Since the job's beginning; -1: it does not say."""
     optimizer_steps: int
@@ -103,7 +104,7 @@ def views_of(machine: str, ranks: Iterable[pb.RankProgress]) -> list[RankView]:
             pid=one.pid,
             alive=one.alive,
             attached=one.attached,
-            finished=one.finished,
+            finished=one.finished or (one.exit.kind == pb.Exit.CODE and one.exit.value == 0),
             completed_steps=one.completed_steps,
             optimizer_steps=one.optimizer_steps,
             loss=one.loss,

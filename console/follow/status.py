@@ -53,6 +53,8 @@ class JobReport(BaseModel):
     status: str
     """Of the job; of its workflow where no worker answers."""
     outcome: str
+    unconfirmed: str
+    """Why it runs and is not confirmed; empty: it was seen to step, or does not run."""
     launched: bool
     """False: it has no generation, step and loss of its own (yet)."""
     started: datetime
@@ -151,7 +153,7 @@ async def _line(control: Control, run: JobRun) -> JobLine:
     progress = _progress(run.name, described)
     return JobLine(
         name=run.name,
-        status=state.status if run.status in ("running", "completed") else run.status,
+        status=state.status_text if run.status in ("running", "completed") else run.status,
         outcome=state.outcome,
         step=progress.step,
         loss=progress.loss,
@@ -185,8 +187,9 @@ async def job_report(control: Control, job: str) -> JobReport:
     ended = run.status not in ("running", "completed")
     return JobReport(
         name=job,
-        status=run.status if ended else state.status,
+        status=run.status if ended else state.status_text,
         outcome=state.outcome or (f"{run.status} from outside" if ended else ""),
+        unconfirmed=state.unconfirmed if run.running else "",
         launched=state.launched,
         started=run.started,
         ended=run.closed,

@@ -12,8 +12,11 @@ from console.follow import text
 from console.follow.parked import incident_rows
 from console.follow.saved import saved_lines, saved_short
 from console.follow.status import JobLine, JobReport, MachineStatus
+from everstep.incident import NOT_CONFIRMED
 
-STYLE = {"running": "green", "finished": "green", "recovering": "yellow", "starting": "yellow", "stopping": "yellow"}
+STYLE = {"running": "green", "finished": "green"} | dict.fromkeys(
+    ("recovering", "starting", "stopping", NOT_CONFIRMED), "yellow"
+)
 """Colour of a status; red for all others."""
 PROBLEMS_SHOWN = 5
 
@@ -52,8 +55,9 @@ def problem_lines(lines: Sequence[JobLine]) -> list[str]:
 def job_facts(report: JobReport) -> list[tuple[str, str]]:
     """The facts about one job, in reading order."""
     hour = f" ({text.ratio(report.ettr_last_hour)} in the last hour)" if report.ettr_last_hour is not None else ""
+    why = report.outcome or report.unconfirmed
     facts = [
-        ("status", f"{report.status}{': ' + report.outcome if report.outcome else ''}"),
+        ("status", f"{report.status}{': ' + why if why else ''}"),
         ("script", " ".join([report.script, *report.args])),
         ("size", f"{report.world_size} ranks: tp {report.tp}, pp {report.pp}, dp {report.dp}"),
     ]

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from everstep.decisions.confirm import showing_of
 from everstep.decisions.doubt import Doubt, Known, doubt_of
 from everstep.decisions.first_failure import MACHINE_LOST, failure_of, first_failure, headline_of, headline_of_loss
 from everstep.decisions.lineage import FROM_NOTHING, UNKNOWN, Runs, usable
 from everstep.decisions.restore import Restore, choose_restore, copy_of
-from everstep.incident import Anomaly, Copy, Evidence, Failure, Held, Restored, Symptom, Tier
+from everstep.incident import Anomaly, Copy, Evidence, Failure, Held, Restored, Showing, Symptom, Tier
 from everstep.job import JobSpec
 from everstep.machine import Machine
 
@@ -56,6 +57,8 @@ class Case:
     """An operator lets the job go on from this step or a later one, whatever newer may exist; None: nobody did."""
     accepted: str = ""
     """Who did so, and what was accepted."""
+    showing: Showing = field(default_factory=Showing)
+    """How the script shows its steps."""
 
     def heard(self, evidence: Evidence) -> Evidence:
         """Take what a stop told; returns it with all machines that lost what they had."""
@@ -82,6 +85,8 @@ class Case:
     def failure(self, evidence: Evidence, *, now_ns: int, first: bool) -> Failure:
         """What failed; ``first``: the fault that opened the incident, not a reattempt."""
         end = first_failure(evidence.exits)
+        ranks = ((one.rank, one.completed_steps >= 0, one.shown_steps) for one in evidence.exits)
+        self.showing = showing_of(ranks, self.showing)
         completed = max((one.completed_steps for one in evidence.exits), default=-1)
         lost = self.lost_machines()
         if completed < 0 and lost:
@@ -98,8 +103,10 @@ class Case:
             if end.completed_steps >= 0:
                 # The culprit's own step is what comes again when the fault is in the step; its peers may be one ahead.
                 step = max(end.completed_steps, self.resume_step)
-            return failure_of(end, generation=self.generation, step=step)
-        return Failure(generation=self.generation, step=step, symptom=symptom, cause=cause, time_ns=now_ns)
+            return failure_of(end, generation=self.generation, step=step, now_ns=now_ns)
+        # What a lost machine's ranks had shown nobody knows.
+        shown = -1 if lost else max((one.shown_steps for one in evidence.exits), default=-1)
+        return Failure(generation=self.generation, step=step, symptom=symptom, cause=cause, time_ns=now_ns, shown=shown)
 
     def usable(self, evidence: Evidence) -> list[Held]:
         """The copies of the job's own line; those that failed are marked."""

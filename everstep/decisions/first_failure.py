@@ -46,11 +46,12 @@ def said_of_a_peer(end: RankExit) -> str:
 def first_failure(ends: Sequence[RankExit]) -> RankExit | None:
     """The end that explains the others; None when no rank ended by itself.
 
-    A rank that left with code 0 although others were still at work counts too:
-    it may be the reason why they failed.
+    A rank that left with code 0 explains those that failed because a peer went
+    away, and those that were stopped; it does not explain a failure of its own kind.
     """
     own = [end for end in ends if not end.stopped_by_us and (end.code is not None or end.signal or end.time_ns)]
-    candidates = [end for end in own if not is_victim(end)] or own
+    by_themselves = [end for end in own if not is_victim(end)]
+    candidates = [end for end in by_themselves if end.code != 0] or by_themselves or own
     return min(candidates, key=lambda end: (end.time_ns, end.rank), default=None)
 
 
@@ -109,9 +110,16 @@ def _listed(values: Sequence[object]) -> str:
     return ", ".join(map(str, values[:8])) + (f" and {len(values) - 8} more" if len(values) > 8 else "")
 
 
-def failure_of(end: RankExit, *, generation: int, step: int) -> Failure:
-    """The failure as it is kept for later decisions."""
-    return Failure(generation=generation, step=step, symptom=symptom_of(end), cause=cause_of(end), time_ns=end.time_ns)
+def failure_of(end: RankExit, *, generation: int, step: int, now_ns: int) -> Failure:
+    """The failure as it is kept for later decisions, at ``now_ns`` by the clock of whoever keeps it."""
+    return Failure(
+        generation=generation,
+        step=step,
+        symptom=symptom_of(end),
+        cause=cause_of(end),
+        time_ns=now_ns,
+        shown=end.shown_steps,
+    )
 
 
 def signal_name(number: int) -> str:

@@ -51,6 +51,9 @@ class Decision:
 UNFIT = "CheckpointError"
 """End of the name of what a rank raises when a checkpoint that is whole does not fit the script."""
 
+BEFORE_ANY_STEP = "before any step was shown"
+"""Where a process failed of which no step was seen."""
+
 Rule = Callable[[Facts, RecoveryPolicy], str | None]
 
 
@@ -70,18 +73,40 @@ def broken_from_the_start(facts: Facts, policy: RecoveryPolicy) -> str | None:
     raised = [end.exception for end in facts.evidence.exits if end.exception and not end.stopped_by_us]
     ranks = {end.rank for end in facts.evidence.exits if end.exception and not end.stopped_by_us}
     same = len(set(raised)) == 1 or all(one.split(":")[0].endswith(UNFIT) for one in raised)
-    if raised and same and len(ranks) == facts.world_size and facts.failure.step <= max(facts.resume_step, 0):
+    failure = facts.failure
+    stepped = failure.shown > 0 if failure.step < 0 else failure.step > max(facts.resume_step, 0)
+    if raised and same and len(ranks) == facts.world_size and not stepped:
         return f"every rank raised {raised[0][:120]} before its first step: mend the script"
     return None
 
 
+def place_of(failure: Failure) -> str:
+    """Where a job failed, in words; empty: nobody knows.
+
+    A script that does not number its steps is at the place that its process had
+    come to since it was started.
+    """
+    if failure.step >= 0:
+        return f"at step {failure.step}"
+    if failure.shown > 0:
+        return f"after {failure.shown} steps of its process"
+    return BEFORE_ANY_STEP if failure.shown == 0 else ""
+
+
+def is_same_fault(one: Failure, other: Failure) -> bool:
+    """Whether two failures are one and the same fault: of the same cause, at the same place."""
+    return one.cause == other.cause and place_of(one) == place_of(other) != ""
+
+
 def same_step_again(facts: Facts, policy: RecoveryPolicy) -> str | None:
-    """The job fails at one step again and again."""
-    if facts.failure.step < 0:
-        return None
-    count = 1 + sum(1 for failure in facts.history if failure.step == facts.failure.step)
+    """The job fails at one place again and again."""
+    failure = facts.failure
+    same = [
+        one for one in facts.history if is_same_fault(one, failure) or (failure.step >= 0 and one.step == failure.step)
+    ]
+    count = 1 + len(same)
     if count >= policy.max_failures_at_step:
-        return f"failed {count} times at step {facts.failure.step} ({facts.failure.cause})"
+        return f"failed {count} times {place_of(failure)} ({failure.cause})"
     return None
 
 
@@ -161,14 +186,34 @@ def backoff_s(failures_before: int, policy: RecoveryPolicy) -> float:
     return min(wait, policy.backoff_max_s)
 
 
-def steady(failures: Sequence[Failure], *, step: int, now_ns: int, policy: RecoveryPolicy) -> list[Failure]:
-    """Failures that still count: none after enough steps, or enough time, without one.
+def steady(failures: Sequence[Failure], failure: Failure, policy: RecoveryPolicy) -> list[Failure]:
+    """Failures that still count beside a new one.
 
-    Time counts for scripts that show no steps.
+    None does after enough steps, or enough time, without one, but for the same
+    fault: what comes again at the same place was not got over, whatever lies
+    between. Where a script shows no steps, only time can tell.
     """
     if not failures:
         return []
     last = failures[-1]
-    enough_steps = step >= 0 and step - max(last.step, 0) >= policy.steady_steps
-    enough_time = last.time_ns > 0 and now_ns - last.time_ns >= policy.steady_s * 1e9
-    return [] if enough_steps or enough_time else list(failures)
+    if failure.step >= 0:
+        enough_steps = failure.step - max(last.step, 0) >= policy.steady_steps
+    else:
+        enough_steps = failure.shown >= policy.steady_steps
+    enough_time = last.time_ns > 0 and failure.time_ns - last.time_ns >= policy.steady_s * 1e9
+    if not (enough_steps or enough_time):
+        return list(failures)
+    if place_of(failure) == BEFORE_ANY_STEP:
+        return []
+    return [
+        one
+        for position, one in enumerate(failures)
+        if is_same_fault(one, failure) and not any(_went_beyond(later, one) for later in failures[position + 1 :])
+    ]
+
+
+def _went_beyond(later: Failure, earlier: Failure) -> bool:
+    """Whether the job had passed the place of an earlier failure when it failed later."""
+    if later.step >= 0 and earlier.step >= 0:
+        return later.step > earlier.step
+    return later.shown > earlier.shown >= 0

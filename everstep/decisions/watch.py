@@ -23,6 +23,8 @@ class Seen:
     """The script uses everstep."""
     finished: bool
     """Its training loop ran to the end."""
+    heard_ns: int = 0
+    """When the watcher heard of it, by its own clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +35,37 @@ class Finished:
 
 
 def is_success(seen: Seen) -> bool:
-    """Whether a rank ended as it should: code 0, and to the end of its loop where it says so."""
+    """Whether a rank ended as it should: with code 0, as under torchrun."""
     if seen.end.code == 0:
-        return seen.finished or not seen.attached
-    # The status is lost when the parent died first; the rank's own word is enough.
+        return True
+    # The status is lost when the parent died first; the rank's own word is enough, and nothing less.
     return seen.end.code is None and not seen.end.signal and seen.finished
 
 
 def judge_exits(
-    generation: int, ends: Collection[Seen], *, world_size: int, now_ns: int, policy: RecoveryPolicy
+    generation: int,
+    ends: Collection[Seen],
+    *,
+    world_size: int,
+    now_ns: int,
+    policy: RecoveryPolicy,
+    others_in_loop: bool | None = None,
 ) -> Anomaly | Finished | None:
-    """Anomaly, success, or nothing to say yet."""
+    """Anomaly, success, or nothing to say yet.
+
+    A rank that left with code 0 before the end of its loop has broken out of it
+    with all the others, or has left them alone. The others tell: those that
+    fail, or that stay in their loops, were left alone.
+
+    Args:
+        generation: The one that the ranks are of.
+        ends: Those that ended so far.
+        world_size: Ranks at full width.
+        now_ns: Time now, by the watcher's clock.
+        policy: How long the others may take to follow.
+        others_in_loop: Whether a rank that lives is within ``run.steps``; False: all that live have left it;
+            None: nobody knows.
+    """
     if any(not is_success(seen) for seen in ends):
         # A rank that left early with success may be why the others failed.
         culprit = first_failure([seen.end for seen in ends if not (seen.finished and is_success(seen))])
@@ -52,9 +74,11 @@ def judge_exits(
     if len(ends) >= world_size:
         return Finished(generation)
     early = [seen for seen in ends if not seen.finished]
-    if early:
-        first = min(early, key=lambda seen: seen.end.time_ns)
-        if now_ns - first.end.time_ns > policy.exit_grace_s * 1e9:
+    if early and others_in_loop is not False:
+        first = min(early, key=lambda seen: seen.heard_ns)
+        # Of a script without a loop of ours nobody knows whether it hangs or has something left to do.
+        grace_s = policy.exit_grace_s if others_in_loop else max(policy.exit_grace_s, policy.stall_floor_s)
+        if now_ns - first.heard_ns > grace_s * 1e9:
             return _anomaly(generation, first)
     return None
 
@@ -81,8 +105,8 @@ whole machine, has seen nothing of it (ours)."""
 class StallRule:
     """Suspects a stall when no rank of a job advanced for too long.
 
-    The limit is ``stall_factor`` median step times, at least ``stall_floor_s``;
-    before the first step of a generation nothing is suspected.
+    The limit is ``stall_factor`` median step times, at least ``stall_floor_s``.
+    It is asked only about ranks that are past their first step.
     """
 
     policy: RecoveryPolicy

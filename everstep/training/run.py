@@ -161,6 +161,10 @@ class Run:
             if self._reports is not None:
                 self._reports.mark("first_step")  # restored at the job's very end there was none to run
             self.finish()
+        except GeneratorExit:  # broken out of; what follows is no step
+            if self._reports is not None:
+                self._reports.mark("loop_left")
+            raise
         finally:  # also when the body raises or leaves the loop: the step before it is complete, and should be kept
             if state is not None:
                 state.drain()
@@ -186,7 +190,8 @@ class Run:
             self._reports.report(step, number(loss), number(grad_norm), tokens)
 
     def finish(self) -> None:
-        """Say that training is over; ``steps`` does at its end, a script that breaks out of the loop should.
+        """Say that training is over; ``steps`` does at its end. A script that breaks out of its loop may: should the
+        exit status of a rank get lost, its word is what counts.
 
         Raises:
             CheckpointError: the last save failed.

@@ -180,7 +180,7 @@ def test_the_end_of_all_ranks_is_told_until_it_was_reported() -> None:
         end = pb.RankExited(
             rank=rank, exit=pb.Exit(kind=pb.Exit.CODE, value=0, time_ns=5), attached=True, finished=True
         )
-        job.ended(f"m{rank}", pb.Observation(id=f"m{rank}-1", sequence=1, generation=1, rank_exited=end))
+        job.ended(f"m{rank}", pb.Observation(id=f"m{rank}-1", sequence=1, generation=1, rank_exited=end), 5)
 
     assert job.woken.is_set()
     assert list(job.verdicts(9)) == [Finished(1)]
@@ -219,3 +219,68 @@ def test_a_machine_that_is_still_behind_with_a_launch_is_not_lost() -> None:
     show(job, 110 * S, 20, generation=2, ranks=(0,))
     job.showed("m1", pb.ProgressReply(), 110 * S)  # lost in generation 1, and on its way to run the next
     assert anomalies(job, 110 * S) == []
+
+
+def shown(job: Watched, second: int, *ranks: dict[str, Any]) -> None:
+    """Every machine shows its rank of generation 2, as given."""
+    for rank, given in enumerate(ranks):
+        fields: dict[str, Any] = {"alive": True, "attached": True, "completed_steps": 20} | given
+        marks = pb.Milestones(**({"loop_entered": 1} | fields.pop("marks", {})))
+        one = pb.RankProgress(rank=rank, generation=2, milestones=marks, **fields)
+        job.showed(f"m{rank}", pb.ProgressReply(time_ns=second * S, generation=2, ranks=[one]), second * S)
+
+
+def stalled(job: Watched, begin: int, end: int, *ranks: dict[str, Any]) -> list[Anomaly]:
+    """What is concluded while the ranks show the same for some time."""
+    found: list[Anomaly] = []
+    for second in range(begin, end, 2):
+        shown(job, second, *ranks)
+        found += anomalies(job, second * S)
+    return found
+
+
+def test_a_first_step_that_takes_longer_than_the_stall_floor_is_no_stall() -> None:
+    """The ranks say from where they go on as soon as they are restored: that is no step."""
+    stepped: dict[str, Any] = {"completed_steps": 21, "marks": {"first_step": 1}}
+    job = watched()
+
+    assert stalled(job, 0, 500, {}, {}) == []
+    assert stalled(job, 500, 1000, stepped, {}) == [], "rank 1 is within its first step still"
+    assert stalled(job, 1000, 1026, stepped, stepped) == []
+    assert [one.symptom for one in stalled(job, 1026, 1040, stepped, stepped)][:1] == [Symptom.STALL]
+
+
+def test_ranks_that_go_on_without_the_others_are_watched_without_them() -> None:
+    server: dict[str, Any] = {"attached": False, "completed_steps": -1, "marks": {"loop_entered": 0}}
+    job = watched()
+
+    for second in range(10):
+        count = {"attached": False, "completed_steps": -1, "optimizer_steps": second, "marks": {"loop_entered": 0}}
+        shown(job, second, count, server)
+        assert anomalies(job, second * S) == []
+    assert [one.symptom for one in stalled(job, 10, 60, count, server)][:1] == [Symptom.STALL]
+
+
+def test_ranks_whose_loops_are_over_take_the_time_that_they_need() -> None:
+    job = watched()
+    for done in ({"finished": True}, {"marks": {"first_step": 1, "loop_left": 9}}):
+        assert stalled(job, 0, 500, done, done) == []
+
+
+def left(job: Watched, rank: int, second: int) -> None:
+    end = pb.RankExited(rank=rank, exit=pb.Exit(kind=pb.Exit.CODE, value=0, time_ns=5), attached=True)
+    job.ended(f"m{rank}", pb.Observation(id=f"m{rank}-1", sequence=1, generation=2, rank_exited=end), second * S)
+
+
+def test_a_rank_that_left_alone_is_told_from_one_that_left_first() -> None:
+    """What the others show tells: they are in their loop, or have left it too."""
+    gone = {"alive": False, "marks": {"first_step": 1}}
+    for marks, symptoms in (({"first_step": 1}, [Symptom.EARLY_EXIT]), ({"first_step": 1, "loop_left": 1}, [])):
+        job = watched(spec=watched().spec.model_copy(update={"policy": RecoveryPolicy(exit_grace_s=60)}))
+        left(job, 1, 100)
+        shown(job, 100, {"marks": marks}, gone)
+        assert anomalies(job, 159 * S) == []
+        assert [one.symptom for one in anomalies(job, 161 * S)] == symptoms
+        left(job, 0, 200)
+        if not symptoms:
+            assert list(job.verdicts(200 * S)) == [Finished(2)]

@@ -63,12 +63,13 @@ class ScriptedCluster:
 
     calls: list[str] = field(default_factory=list)
     notes: list[DecideInput] = field(default_factory=list)
+    confirms: list[ConfirmInput] = field(default_factory=list)
     runs: set[str] = field(default_factory=set)
     """Of which runs the commands said that they are."""
     evidence: Callable[[StopInput], Evidence] = lambda given: Evidence(
         generation=given.generation, exits=exits(20), held=held(20)
     )
-    confirmation: Callable[[ConfirmInput], Confirmation] = lambda given: Confirmation(
+    confirmation: Callable[[ConfirmInput], Confirmation | Awaitable[Confirmation]] = lambda given: Confirmation(
         generation=given.launched.generation,
         ok=True,
         reason="all stepped",
@@ -142,7 +143,9 @@ class ScriptedCluster:
     @activity.defn(name=messages.CONFIRM)
     async def confirm(self, given: ConfirmInput) -> Confirmation:
         self.calls.append(f"confirm {given.launched.generation}")
-        return self.confirmation(given)
+        self.confirms.append(given)
+        answer = self.confirmation(given)
+        return await answer if isinstance(answer, Awaitable) else answer
 
     @activity.defn(name=messages.RELEASE)
     async def release(self, given: ReleaseInput) -> int:

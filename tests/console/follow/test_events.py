@@ -44,6 +44,8 @@ def test_an_incident_that_came_and_went_between_two_looks_is_told_whole() -> Non
         (2, "closed"),
         (3, "opened"),
     ]
+    running = incident(resolution="running, not confirmed", recovered=True, confirmed=False)
+    assert [event.kind for event in IncidentTeller().changes(state(running))] == ["opened", "running"]
     assert incident_line(events[0]) == "incident 0001  rank 5 on m2 ended by SIGKILL"
 
 

@@ -14,6 +14,7 @@ from console.follow.status import JobReport, MachineStatus, RankStatus
 from console.follow.status_text import job_facts, machine_rows
 from everstep.checkpoint_policy import CheckpointPolicy
 from everstep.errors import AgentUnreachable
+from everstep.incident import NOT_CONFIRMED
 from everstep.job import JobSpec
 from everstep.job_state import JobState
 from everstep.machine import Machine
@@ -27,6 +28,7 @@ def report(**changes: Any) -> JobReport:
         "name": "gpt",
         "status": "finished",
         "outcome": "",
+        "unconfirmed": "",
         "launched": True,
         "started": NOW,
         "ended": NOW,
@@ -53,6 +55,12 @@ def report(**changes: Any) -> JobReport:
         "link": "",
     }
     return JobReport(**(given | changes))
+
+
+def test_a_job_that_was_not_seen_to_step_is_not_said_to_run_well() -> None:
+    known = dict(job_facts(report(status=NOT_CONFIRMED, unconfirmed="all 2 ranks live for 10 s; no step was shown")))
+
+    assert known["status"] == "running, not confirmed: all 2 ranks live for 10 s; no step was shown"
 
 
 def test_a_job_that_was_never_launched_has_no_steps() -> None:

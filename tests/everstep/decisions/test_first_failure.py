@@ -50,6 +50,13 @@ def test_a_rank_that_left_early_with_success_explains_the_victims() -> None:
     assert symptom_of(ends[0]) is Symptom.EARLY_EXIT
 
 
+def test_a_rank_that_left_with_success_does_not_explain_a_failure_of_its_own_kind() -> None:
+    """Seven ranks have left after their last step, and the eighth fails to write the model."""
+    ends = [end(4, 10, code=0), end(0, 500, code=1, exception="OSError: no space left on device")]
+
+    assert first_failure(ends) == ends[1]
+
+
 def test_the_cause_is_the_same_for_the_same_cause() -> None:
     assert cause_of(end(1, 5, signal=9)) == cause_of(end(7, 9, signal=9)) == "SIGKILL"
     assert cause_of(end(1, 5, code=1, exception="ValueError: bad 1")) == "ValueError"
@@ -66,7 +73,7 @@ def test_a_headline_says_who_where_and_what() -> None:
 
 
 def test_a_user_exception_is_no_crash() -> None:
-    failure = failure_of(end(2, 99, code=1, exception="IndexError: out of range"), generation=4, step=17)
+    failure = failure_of(end(2, 7, code=1, exception="IndexError: out of range"), generation=4, step=17, now_ns=99)
 
     assert (failure.symptom, failure.cause, failure.step, failure.generation, failure.time_ns) == (
         Symptom.USER_ERROR,

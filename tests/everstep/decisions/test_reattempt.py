@@ -10,8 +10,11 @@ from everstep.policy import RecoveryPolicy
 POLICY = RecoveryPolicy()
 
 
-def failure(step: int, cause: str = "SIGKILL", time_ns: int = 0) -> Failure:
-    return Failure(generation=1, step=step, symptom=Symptom.CRASH, cause=cause, time_ns=time_ns)
+HOUR = int(POLICY.steady_s * 1e9)
+
+
+def failure(step: int, cause: str = "SIGKILL", time_ns: int = 0, shown: int = -1) -> Failure:
+    return Failure(generation=1, step=step, symptom=Symptom.CRASH, cause=cause, time_ns=time_ns, shown=shown)
 
 
 def facts(**fields: object) -> Facts:
@@ -114,7 +117,7 @@ def test_no_sequence_of_failures_is_reattempted_for_ever(steps: list[int]) -> No
     in_a_row = 0
     for step in steps:
         now = failure(step)
-        history = steady(history, step=step, now_ns=0, policy=POLICY)
+        history = steady(history, now, POLICY)
         in_a_row = len(history)
         if decide_reattempt(facts(failure=now, history=tuple(history)), POLICY).action == "park":
             history = []
@@ -126,9 +129,58 @@ def test_no_sequence_of_failures_is_reattempted_for_ever(steps: list[int]) -> No
 def test_steady_progress_or_time_forgives() -> None:
     old = [failure(20, time_ns=1)]
 
-    assert steady(old, step=119, now_ns=2, policy=POLICY) == old
-    assert steady(old, step=120, now_ns=2, policy=POLICY) == []
-    assert steady(old, step=-1, now_ns=int(POLICY.steady_s * 1e9) + 2, policy=POLICY) == []
+    assert steady(old, failure(119, time_ns=2), POLICY) == old
+    assert steady(old, failure(120, time_ns=2), POLICY) == []
+    assert steady(old, failure(21, time_ns=HOUR + 2), POLICY) == []
+    assert steady([failure(-1, time_ns=1)], failure(-1, time_ns=HOUR + 2), POLICY) == []
+    assert steady([failure(-1, shown=3)], failure(-1, shown=100), POLICY) == [], "it counts its steps by itself"
+
+
+def test_a_fault_that_comes_again_at_the_same_place_is_the_same_whatever_lies_between() -> None:
+    """A checkpoint far back: hours pass, and other faults, until the same bad batch is met again."""
+    bad = failure(5000, "ValueError", time_ns=1)
+    between = failure(4050, "SIGKILL", time_ns=HOUR)
+    again = failure(5000, "ValueError", time_ns=9 * HOUR)
+
+    kept = steady([bad, between], again, POLICY)
+    assert kept == [bad]
+    assert decide_reattempt(facts(failure=again, history=(bad, *kept)), POLICY).action == "park"
+    other = failure(5000, "SIGKILL", time_ns=9 * HOUR)
+    assert steady([bad, between], other, POLICY) == [], "another cause"
+    beyond = failure(5400, time_ns=HOUR)
+    assert steady([bad, beyond], again, POLICY) == [], "the job had got over it"
+
+
+def test_a_script_without_steps_of_ours_has_places_too() -> None:
+    start = [failure(-1, "ImportError", shown=0) for _ in range(3)]
+    assert decide_reattempt(facts(failure=start[0], history=(start[0],)), POLICY).action == "reattempt"
+    parked = decide_reattempt(facts(failure=start[2], history=tuple(start[:2])), POLICY)
+    assert (parked.action, parked.reason) == ("park", "failed 3 times before any step was shown (ImportError)")
+
+    later = [failure(-1, "ValueError", time_ns=nth * 2 * HOUR, shown=40) for nth in range(3)]
+    assert steady(later[:2], later[2], POLICY) == later[:2]
+    parked = decide_reattempt(facts(failure=later[2], history=tuple(later[:2])), POLICY)
+    assert parked.reason == "failed 3 times after 40 steps of its process (ValueError)"
+    elsewhere = failure(-1, "ValueError", shown=41)
+    assert decide_reattempt(facts(failure=elsewhere, history=tuple(later[:2])), POLICY).action == "reattempt"
+    unknown = failure(-1, "SIGKILL")
+    assert decide_reattempt(facts(failure=unknown, history=(unknown,) * 3), POLICY).action == "reattempt"
+
+
+def test_where_only_time_can_tell_it_does() -> None:
+    old = [failure(-1, "SIGKILL", time_ns=1, shown=0)]
+
+    assert steady(old, failure(-1, "SIGKILL", time_ns=HOUR, shown=0), POLICY) == old
+    assert steady(old, failure(-1, "SIGKILL", time_ns=HOUR + 1, shown=0), POLICY) == []
+
+
+def test_what_every_rank_raises_after_steps_of_its_own_was_not_there_from_the_start() -> None:
+    ends = [raised(rank, "RuntimeError: NCCL error") for rank in (0, 1)]
+    evidence = Evidence(generation=1, exits=ends)
+
+    for shown, action in ((0, "park"), (-1, "park"), (5000, "reattempt")):
+        found = decide_reattempt(facts(failure=failure(-1, shown=shown), evidence=evidence, restore_step=-1), POLICY)
+        assert found.action == action, shown
 
 
 def test_an_old_state_parks_as_none_at_all_does_when_it_costs_too_many_steps() -> None:

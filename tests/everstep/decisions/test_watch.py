@@ -15,11 +15,16 @@ SECOND = 1_000_000_000
 
 def seen(rank: int, *, attached: bool = True, finished: bool = False, time_s: float = 1, **end: object) -> Seen:
     fields = {"rank": rank, "machine": "m0", "time_ns": int(time_s * SECOND), **end}
-    return Seen(id=f"m0-{rank}", end=RankExit.model_validate(fields), attached=attached, finished=finished)
+    ended = RankExit.model_validate(fields)
+    return Seen(id=f"m0-{rank}", end=ended, attached=attached, finished=finished, heard_ns=int(time_s * SECOND))
 
 
-def judge(*ends: Seen, world_size: int = 2, now_s: float = 2) -> Anomaly | Finished | None:
-    return judge_exits(3, ends, world_size=world_size, now_ns=int(now_s * SECOND), policy=POLICY)
+def judge(
+    *ends: Seen, world_size: int = 2, now_s: float = 2, others_in_loop: bool | None = None
+) -> Anomaly | Finished | None:
+    return judge_exits(
+        3, ends, world_size=world_size, now_ns=int(now_s * SECOND), policy=POLICY, others_in_loop=others_in_loop
+    )
 
 
 def test_a_killed_rank_is_an_anomaly_at_once_with_its_observation() -> None:
@@ -29,11 +34,41 @@ def test_a_killed_rank_is_an_anomaly_at_once_with_its_observation() -> None:
     assert (verdict.id, verdict.symptom, verdict.ranks, verdict.generation) == ("m0-1", Symptom.CRASH, [1], 3)
 
 
-def test_a_script_that_leaves_before_its_loop_ends_is_an_anomaly_at_once() -> None:
-    verdict = judge(seen(1, code=0))
+def test_all_ranks_that_leave_with_code_0_finish_the_job_wherever_they_left() -> None:
+    """``break`` out of the loop, or reports without one: under torchrun that is an end like any other."""
+    assert judge(seen(0, code=0), seen(1, code=0)) == Finished(3)
+    assert judge(seen(0, code=0, time_s=1), now_s=60) is None, "the others may follow"
+
+
+def test_a_rank_that_leaves_while_others_go_on_is_an_anomaly() -> None:
+    verdict = judge(seen(1, code=0), others_in_loop=True, now_s=62)
 
     assert isinstance(verdict, Anomaly)
     assert verdict.symptom is Symptom.EARLY_EXIT
+    failing = judge(seen(1, code=0), seen(0, code=1, exception="RuntimeError: Connection closed by peer"))
+    assert isinstance(failing, Anomaly)
+    assert (failing.symptom, failing.ranks) == (Symptom.EARLY_EXIT, [1]), "at once: the others tell"
+
+
+def test_ranks_that_left_their_loops_have_the_time_that_they_need() -> None:
+    """All broke out; the last one writes the model for an hour."""
+    assert judge(seen(1, code=0), others_in_loop=False, now_s=3600) is None
+
+
+def test_of_a_script_without_a_loop_the_last_ranks_have_as_long_as_a_stall() -> None:
+    patient = POLICY.model_copy(update={"stall_floor_s": 600.0})
+    ends = [seen(1, attached=False, code=0)]
+
+    for second, early in ((600, False), (602, True)):
+        found = judge_exits(3, ends, world_size=2, now_ns=second * SECOND, policy=patient)
+        assert isinstance(found, Anomaly) == early
+
+
+def test_the_clock_of_the_machine_whose_rank_left_does_not_matter() -> None:
+    ahead = seen(1, code=0).end.model_copy(update={"time_ns": 1})
+    late = Seen(id="m0-1", end=ahead, attached=True, finished=False, heard_ns=1000 * SECOND)
+
+    assert judge(late, now_s=1001, others_in_loop=True) is None
 
 
 def test_a_plain_script_that_leaves_gives_the_others_time() -> None:
@@ -54,7 +89,7 @@ def test_a_finished_rank_whose_status_got_lost_still_counts() -> None:
 
 
 def test_an_unknown_end_before_the_loops_end_is_an_anomaly() -> None:
-    verdict = judge(seen(0))
+    verdict = judge(seen(0), seen(1, code=0))
 
     assert isinstance(verdict, Anomaly)
     assert "unknown" in verdict.headline
@@ -69,7 +104,7 @@ def test_the_order_in_which_ends_are_heard_does_not_matter(shuffle: random.Rando
     assert judge(*shuffled, world_size=world) == judge(*ends, world_size=world)
 
 
-def test_a_stall_is_suspected_only_after_the_first_step_and_the_limit() -> None:
+def test_a_stall_is_suspected_only_after_the_limit() -> None:
     rule = StallRule(POLICY)
 
     assert rule.observe(0, 0) is None
