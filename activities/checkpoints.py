@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterable, Mapping
+
 from temporalio import activity
 
 from activities import messages
@@ -42,16 +45,7 @@ class CheckpointActivities:
 
         async with heartbeating() as say:
             done, silent = await on_all(self._agents, given.machines, one, say=say, patience_s=given.patience_s)
-        told = {machine: reply.checkpoints for machine, reply in done.items()}
-        held, shared = held_of(told, homes_of(given.spec, given.machines))
-        found = Evidence(
-            generation=0,
-            held=held,
-            unreachable=sorted(silent),
-            disk_shared=shared,
-            unlisted=unlisted_of(told, silent, remote_asked=bool(policy.remote_url)),
-        )
-        return fitted(found, at=given.at)
+            return await asyncio.to_thread(_found, given, done, silent)
 
     @activity.defn(name=messages.FOLDER)
     async def folder(self, given: FolderInput) -> FolderFound:
@@ -104,3 +98,16 @@ class CheckpointActivities:
         """Bring copies into the own slots of the machines whose ranks need them."""
         async with heartbeating() as say:
             return await Restoring(self._agents, given, say).run()
+
+
+def _found(given: FindInput, done: Mapping[str, pb.CheckpointsReply], silent: Iterable[str]) -> Evidence:
+    told = {machine: reply.checkpoints for machine, reply in done.items()}
+    held, shared = held_of(told, homes_of(given.spec, given.machines))
+    found = Evidence(
+        generation=0,
+        held=held,
+        unreachable=sorted(silent),
+        disk_shared=shared,
+        unlisted=unlisted_of(told, silent, remote_asked=bool(given.spec.checkpoint.remote_url)),
+    )
+    return fitted(found, at=given.at)

@@ -8,6 +8,7 @@ stays readable in the Web UI.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import zlib
 from collections.abc import Sequence
@@ -24,18 +25,22 @@ ENCODING = b"binary/zlib"
 
 
 class Squeezing(PayloadCodec):
-    """Squeezes large payloads; takes both kinds."""
+    """Squeezes large payloads, in a thread, so that nothing waits for it; takes both kinds."""
 
     async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
         """Squeeze what is large."""
-        return [_squeezed(one) if len(one.data) >= SQUEEZED_FROM else one for one in payloads]
+        return [await asyncio.to_thread(_squeezed, one) if len(one.data) >= SQUEEZED_FROM else one for one in payloads]
 
     async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
         """Give back what was squeezed."""
         return [
-            Payload.FromString(zlib.decompress(one.data)) if one.metadata.get("encoding") == ENCODING else one
+            await asyncio.to_thread(_plain, one) if one.metadata.get("encoding") == ENCODING else one
             for one in payloads
         ]
+
+
+def _plain(payload: Payload) -> Payload:
+    return Payload.FromString(zlib.decompress(payload.data))
 
 
 def _squeezed(payload: Payload) -> Payload:

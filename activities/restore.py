@@ -107,7 +107,8 @@ class Restoring:
         wanted: dict[str, list[int]] = defaultdict(list)
         for rank in sorted(ranks):
             wanted[self._home(rank).name].append(rank)
-        asked = [machine for machine in self._given.machines if machine.name in wanted.keys() - so_far.silent]
+        answering = wanted.keys() - so_far.silent
+        asked = [machine for machine in self._given.machines if machine.name in answering]
 
         async def one(machine: Machine, client: AgentClient) -> pb.RestoreReply:
             request = pb.RestoreRequest(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 from collections.abc import Sequence
@@ -36,6 +37,9 @@ log = structlog.get_logger("worker")
 
 DEFAULT_ADDRESS = "localhost:7233"
 CONNECT_RETRY_S = 0.5
+COLLECT_AFTER = (20_000, 20, 50)
+"""Thresholds of Python's garbage collector. A full collection looks at every object, and holds the event loop for so
+long: with the defaults the rules of 1,000 machines have it run all the time (ours)."""
 
 
 async def connect() -> Client:
@@ -121,6 +125,8 @@ async def run_worker(*, ledger_url: str, plugins: Sequence[Plugin] = ()) -> None
     agents = AgentPool()
     events = EventWriter(ledger)
     watcher = Watcher(client, agents, events.take)
+    gc.freeze()  # what was imported stays, and need not be looked at
+    gc.set_threshold(*COLLECT_AFTER)
     worker = build(client, agents=agents, ledger=ledger, watcher=watcher, plugins=plugins)
     log.info("worker is up", pid=os.getpid(), namespace=client.namespace, ledger=str(ledger.url))
     async with worker, asyncio.TaskGroup() as group:

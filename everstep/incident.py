@@ -85,6 +85,10 @@ class Tier(Words):
     """Object storage or a shared file system."""
 
 
+CopyKey = tuple[int, int, Tier, str, int]
+"""Which copy of which rank: rank, completed steps, tier, machine, and when it was saved."""
+
+
 class Held(Model):
     """A copy of the state of a rank after ``completed_steps`` steps."""
 
@@ -109,6 +113,11 @@ class Held(Model):
     """Of what is valid in memory: its contents were compared with their checksum; else only its header."""
 
     @property
+    def key(self) -> CopyKey:
+        """Which copy it is."""
+        return self.rank, self.completed_steps, self.tier, self.machine, self.saved_ns
+
+    @property
     def unlisted(self) -> bool:
         """Whether it stands for a folder or storage that could not be listed, with the reason; nothing is known bad."""
         return not self.valid and self.completed_steps < 0 and self.tier in {Tier.DISK, Tier.REMOTE}
@@ -123,6 +132,11 @@ class Copy(Model):
     machine: str
     saved_ns: int = 0
     """When the rank saved it: two copies of a rank's step are the same when they say the same here. 0: any."""
+
+    @property
+    def key(self) -> CopyKey:
+        """Which copy it is."""
+        return self.rank, self.completed_steps, self.tier, self.machine, self.saved_ns
 
 
 class Restored(Model):

@@ -29,7 +29,7 @@ class Words(StrEnum):
     @property
     def known(self) -> bool:
         """Whether this release knows the word."""
-        return any(self is one for one in type(self))
+        return type(self).__members__.get(self.name) is self
 
 
 AnyWord = GetPydanticSchema(lambda _source, _handler: core_schema.str_schema())

@@ -21,7 +21,7 @@ with workflow.unsafe.imports_passed_through():
         RoomInput,
         StopInput,
     )
-    from everstep.decisions.restore import Restore, copy_of
+    from everstep.decisions.restore import Restore
     from everstep.incident import Confirmation, Evidence, Launched, Restored, Showing
     from everstep.job import JobSpec
     from everstep.machine import Machine
@@ -96,8 +96,8 @@ def restore(
 ) -> ActivityHandle[Restored]:
     """Bring the copies that a choice needs, and verify the own slots that nobody has verified."""
     copies = [*chosen.copies, *chosen.unverified]
-    wanted = set(copies)
-    held = {one.rank: one for one in evidence.held if copy_of(one) in wanted}
+    wanted = {copy.key for copy in copies}
+    held = {one.rank: one for one in evidence.held if one.key in wanted}
     sizes = {rank: one.bytes for rank, one in held.items()}
     topology = spec.topology()
     largest = max(sum(sizes.get(rank, 0) for rank in topology.ranks(index)) for index in range(topology.machines))

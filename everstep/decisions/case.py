@@ -59,13 +59,16 @@ class Case:
     """Who did so, and what was accepted."""
     showing: Showing = field(default_factory=Showing)
     """How the script shows its steps."""
+    _chosen: tuple[Evidence, tuple[object, ...], Restore] | None = None
+    """The last choice, with what it rests on."""
 
     def heard(self, evidence: Evidence) -> Evidence:
         """Take what a stop told; returns it with all machines that lost what they had."""
         self.emptied |= set(evidence.emptied)
         if self.lineage and self.lineage[-1] == (evidence.generation, self.resume_step):
             found = found_damaged(evidence, self.resume_step)
-            self.bad += [one for one in found if one not in self.bad]
+            known = set(self.bad)
+            self.bad += [one for one in found if one not in known]
         return evidence.model_copy(update={"emptied": sorted(self.emptied)})
 
     def lost_machines(self) -> list[str]:
@@ -114,6 +117,13 @@ class Case:
 
     def choose(self, evidence: Evidence) -> Restore:
         """Where the job would go on, and with which copies."""
+        # A workflow asks several times for the same, and of thousands of machines each answer takes its time.
+        known = (list(self.lineage), list(self.bad), list(self.verified))
+        if self._chosen is None or self._chosen[0] is not evidence or self._chosen[1] != known:
+            self._chosen = evidence, known, self._choose(evidence)
+        return self._chosen[2]
+
+    def _choose(self, evidence: Evidence) -> Restore:
         names = [machine.name for machine in self.machines]
         held_before = self.resume_step >= 0
         restore = choose_restore(self.usable(evidence), self.spec.topology(), names, held_before=held_before)

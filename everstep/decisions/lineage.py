@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from everstep.decisions.restore import MEMORY, copy_of
+from everstep.decisions.restore import MEMORY
 from everstep.incident import Copy, Held
 
 FROM_NOTHING = -1
@@ -94,15 +94,21 @@ def usable(
         runs: Which run it is.
         verified: Copies whose contents were compared since they were told of.
     """
-    whole = set(verified)
-    reasons = {copy_of(one): one.reason for one in bad}
+    whole = {one.key for one in verified}
+    reasons = {one.key: one.reason for one in bad}
+    ours: dict[tuple[str, int, int, bool], bool] = {}
+    """By what the copies of a generation's step have in common: it is the same for thousands of ranks."""
     found = []
     for one in held:
-        if is_ours(one, lineage, runs):
-            copy = copy_of(one)
-            reason = reasons.get(copy, reasons.get(copy.model_copy(update={"saved_ns": 0})))
-            mine = {"run": runs.own} if runs.own else {}
+        common = (one.run, one.generation, one.completed_steps, one.tier in MEMORY)
+        if common not in ours:
+            ours[common] = is_ours(one, lineage, runs)
+        if ours[common]:
+            key = one.key
+            reason = reasons.get(key, reasons.get((*key[:-1], 0))) if reasons else None
+            mine = {"run": runs.own} if runs.own and one.run != runs.own else {}
             failed = {} if reason is None else {"valid": False, "reason": reason}
-            compared = {"verified": True} if copy in whole else {}
-            found.append(one.model_copy(update=mine | failed | compared))
+            compared = {"verified": True} if key in whole else {}
+            changed = mine | failed | compared
+            found.append(one.model_copy(update=changed) if changed else one)
     return found

@@ -30,6 +30,6 @@ def readers(
     for copy in copies:
         digest = digests.get(copy.rank, "")
         if copy.tier in shared and digest:
-            group = topology.group(copy.rank, "dp")[0]
-            alike[group, copy.tier, copy.completed_steps, digest].append(copy.rank)
-    return {rank: min(ranks) for ranks in alike.values() for rank in ranks if rank != min(ranks)}
+            first = topology.rank(topology.coordinate(copy.rank)._replace(dp=0))
+            alike[first, copy.tier, copy.completed_steps, digest].append(copy.rank)
+    return {rank: first for ranks in alike.values() for first in [min(ranks)] for rank in ranks if rank != first}

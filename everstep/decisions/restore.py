@@ -15,6 +15,8 @@ NOTHING_HELD = -1
 """No rank holds a checkpoint: the script starts as it does by itself."""
 
 MEMORY = (Tier.OWN, Tier.BACKUP)
+TIERS = {tier: place for place, tier in enumerate(Tier)}
+"""Place of each in the order in which a restore prefers them."""
 SHOWN = 8
 """Ranks, machines or steps that a reason names before it says "…"."""
 
@@ -110,9 +112,10 @@ def nearest(held: Iterable[Held], topology: Topology, machines: Sequence[str]) -
     a step are of one run: of the one that has it for most ranks, of equal ones the latest.
     """
     found: dict[int, dict[str, dict[int, Held]]] = defaultdict(lambda: defaultdict(dict))
+    world_size = topology.world_size
     for one in held:
         usable = one.valid and one.tier.known
-        if not usable or not 0 <= one.rank < topology.world_size or one.completed_steps < 1:
+        if not usable or not 0 <= one.rank < world_size or one.completed_steps < 1:
             continue
         ranks = found[one.completed_steps][one.run]
         before = ranks.get(one.rank)
@@ -127,7 +130,7 @@ def _order(one: Held) -> tuple[int, int, str, str, str]:
 
 def _preference(one: Held, topology: Topology, machines: Sequence[str]) -> tuple[int, bool, int, str]:
     here = one.machine == _home(one.rank, topology, machines)
-    tier = list(Tier).index(one.tier)
+    tier = TIERS[one.tier]
     depth = 0 if one.tier == Tier.OWN and here else 1 if one.tier in MEMORY else tier
     return depth, not here, tier, one.machine
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from everstep.checkpoint_policy import CheckpointPolicy
-from everstep.decisions.restore import MEMORY, Restore, copy_of
+from everstep.decisions.restore import MEMORY, Restore
 from everstep.incident import Evidence, Tier, Unlisted
 
 
@@ -27,8 +27,8 @@ def look_further(restore: Restore, evidence: Evidence, policy: CheckpointPolicy)
 def merged(evidence: Evidence, found: Evidence) -> Evidence:
     """The evidence with the copies that were found besides; what was looked at once, now or then, is known."""
     told = [one for one in evidence.held if not one.unlisted]
-    known = {copy_of(one) for one in told}
-    new = [one for one in found.held if copy_of(one) not in known]
+    known = {one.key for one in told}
+    new = [one for one in found.held if one.key not in known]
     return evidence.model_copy(
         update={
             "held": [*told, *new],

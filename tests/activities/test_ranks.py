@@ -4,17 +4,67 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
+from activities import ranks as ranks_module
+from activities.evidence import evidence_of
 from activities.messages import LaunchInput, ReleaseInput, StopInput
 from activities.ranks import RankActivities
 from agent.client import AgentPool
+from agent.v1 import agent_pb2 as pb
+from agent.v1 import agent_pb2_grpc
+from everstep.incident import Evidence
 from everstep.job import JobSpec
 from everstep.machine import Machine
+from tests.activities.spoken import serving
 from tests.agent.agents import running_agent
+from tests.sized import RANKS, SMALL, stop_replies
+
+
+class Large(agent_pb2_grpc.AgentServicer):
+    """One agent that answers a stop for as many ranks as a thousand have."""
+
+    def __init__(self, machines: int) -> None:
+        self.reply = pb.StopReply()
+        for one in stop_replies(machines).values():
+            self.reply.MergeFrom(one)
+
+    async def Stop(self, request: pb.StopRequest, context: Any) -> pb.StopReply:  # noqa: N802
+        return self.reply
+
+
+async def test_others_have_their_turns_while_evidence_of_thousands_of_ranks_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spec = JobSpec(name="large", script="/job.py", machines=1, ranks_per_machine=RANKS * SMALL)
+    agent, pool = Large(SMALL), AgentPool()  # type: ignore[abstract]
+    turns, within = 0, []
+
+    async def heartbeat() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    def counting(*given: Any) -> Evidence:
+        before = turns
+        found = evidence_of(*given)
+        within.append(turns - before)
+        return found
+
+    monkeypatch.setattr(ranks_module, "evidence_of", counting)
+    async with serving([agent]) as machines:
+        beating = asyncio.create_task(heartbeat())
+        given = StopInput(job="large", generation=1, machines=machines, spec=spec)
+        found = await asyncio.wait_for(ActivityEnvironment().run(RankActivities(pool).stop, given), 60)
+        beating.cancel()
+        await pool.close()
+    assert len(found.exits) == RANKS * SMALL
+    assert within[0] >= 3
 
 
 async def test_a_machine_that_was_never_prepared_takes_part_in_a_reattempt(tmp_path: Path) -> None:

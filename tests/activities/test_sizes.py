@@ -15,8 +15,10 @@ from agent.v1 import agent_pb2 as pb
 from everstep.decisions.case import Case
 from everstep.decisions.confirm import judge_confirmation
 from everstep.decisions.lineage import Runs
+from everstep.decisions.readers import readers
 from everstep.decisions.reattempt import Facts, decide_reattempt
-from everstep.incident import Anomaly, Evidence, Showing, Symptom
+from everstep.decisions.search import merged
+from everstep.incident import Anomaly, Copy, Evidence, Showing, Symptom, Tier
 from everstep.placement import place_backups
 from tests.sized import (
     MOST,
@@ -76,6 +78,30 @@ def evidence_is_made(machines: int) -> Call:
 def a_restore_is_chosen(machines: int) -> Call:
     found = evidence(machines)
     return lambda: case(machines).choose(found)
+
+
+def a_restore_from_disk_is_given_readers(machines: int) -> Call:
+    copies = [Copy(rank=rank, completed_steps=100, tier=Tier.REMOTE, machine="m0") for rank in range(RANKS * machines)]
+    digests = {rank: f"of tensors {rank % 32}" for rank in range(RANKS * machines)}
+    return lambda: readers(copies, digests, job(machines).topology())
+
+
+def all_ranks_found_their_slots_damaged(machines: int) -> Call:
+    found = evidence(machines, raised=True)
+    exits = [end.model_copy(update={"exception": "CorruptCheckpoint: checksum"}) for end in found.exits]
+    found = found.model_copy(update={"exits": exits})
+
+    def call() -> None:
+        one = case(machines)
+        one.resume_step, one.lineage = 100, [(3, 100)]
+        one.heard(one.heard(found))
+
+    return call
+
+
+def further_copies_are_found(machines: int) -> Call:
+    found = evidence(machines)
+    return lambda: merged(found, found)
 
 
 def all_ranks_raised_and_it_is_decided(machines: int) -> Call:
@@ -155,6 +181,9 @@ def every_machine_was_emptied_and_it_is_judged(machines: int) -> Call:
     [
         evidence_is_made,
         a_restore_is_chosen,
+        a_restore_from_disk_is_given_readers,
+        all_ranks_found_their_slots_damaged,
+        further_copies_are_found,
         all_ranks_raised_and_it_is_decided,
         all_machines_came_back_empty,
         backups_are_placed,
