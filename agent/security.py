@@ -1,11 +1,13 @@
 """TLS and the bearer token between the control plane and an agent, and among agents.
 
-Off on loopback unless configured; beyond loopback both are required. Tokens
-and keys are given by file paths, never by value.
+Whoever may call an agent runs programs as its user. So every call needs the
+token, on loopback too, where all users of the machine are; beyond loopback TLS
+is required as well. Tokens and keys are given by file paths, never by value.
 """
 
 from __future__ import annotations
 
+import getpass
 import hmac
 import ipaddress
 import os
@@ -17,15 +19,15 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
+from everstep import environment
 from everstep.errors import ConfigError
 
-TOKEN_FILE = "EVERSTEP_AGENT_TOKEN_FILE"
-CA_FILE = "EVERSTEP_AGENT_CA_FILE"
-CERT_FILE = "EVERSTEP_AGENT_CERT_FILE"
-KEY_FILE = "EVERSTEP_AGENT_KEY_FILE"
+TOKEN_FILE = environment.AGENT_TOKEN_FILE
+CA_FILE = environment.AGENT_CA_FILE
+CERT_FILE = environment.AGENT_CERT_FILE
+KEY_FILE = environment.AGENT_KEY_FILE
 
-HEALTH = "/grpc.health.v1.Health/"
-"""Health checks need no token: a load balancer or a kubelet has none."""
+MAKE_TOKEN = "make one with '(umask 077; openssl rand -hex 32 > FILE)'"
 
 if TYPE_CHECKING:  # gRPC's classes take type arguments in its stubs only
     Handler = grpc.RpcMethodHandler[Any, Any]
@@ -68,12 +70,15 @@ class ServerSecurity:
     token_file: Path | None = None
     tls_client_ca: Path | None = None
     """With it callers must show a certificate that this authority signed."""
+    insecure: bool = False
+    """Serve any user of this machine without a token; on loopback only."""
 
     def check(self, host: str) -> None:
         """Refuse what would leave a machine open.
 
         Raises:
-            ConfigError: a half-given pair, or a listen address beyond loopback without TLS and token.
+            ConfigError: a half-given pair, a listen address beyond loopback without TLS and token, or one on loopback
+                without either a token, client certificates, or the word that nothing is asked for.
         """
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ConfigError("--tls-cert and --tls-key belong together: give both or neither")
@@ -83,6 +88,12 @@ class ServerSecurity:
             raise ConfigError(
                 f"refusing to listen on {host}: whoever reaches an agent can run programs on its machine. "
                 "Give --tls-cert, --tls-key and --token-file, or listen on a loopback address such as 127.0.0.1"
+            )
+        if not (self.token_file or self.tls_client_ca or self.insecure):
+            raise ConfigError(
+                f"refusing to serve without a token: any user of this machine could run programs as {_user()}. "
+                f"Give --token-file FILE, here and to workers and commands in {TOKEN_FILE}; {MAKE_TOKEN}. "
+                "Where nobody else uses this machine, --insecure does without"
             )
 
     def credentials(self) -> grpc.ServerCredentials | None:
@@ -109,8 +120,15 @@ class ServerSecurity:
         return [TokenCheck(read_secret(self.token_file, "token file").strip())] if self.token_file else []
 
 
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"user {os.geteuid()}"
+
+
 class TokenCheck(Interceptor):
-    """Lets a call pass that carries ``authorization: Bearer <token>``."""
+    """Lets a call pass that carries ``authorization: Bearer <token>``; of health checks too, for all are alike."""
 
     def __init__(self, token: bytes) -> None:
         self._expected = b"Bearer " + token
@@ -128,7 +146,7 @@ class TokenCheck(Interceptor):
         """Check one call."""
         given = dict(handler_call_details.invocation_metadata or ()).get("authorization", "")
         given_bytes = given.encode() if isinstance(given, str) else given
-        if handler_call_details.method.startswith(HEALTH) or hmac.compare_digest(given_bytes, self._expected):
+        if hmac.compare_digest(given_bytes, self._expected):
             return await continuation(handler_call_details)
         return self._refusal
 
@@ -145,7 +163,12 @@ class ClientSecurity:
     @classmethod
     def from_environment(cls) -> ClientSecurity:
         """As the variables ``EVERSTEP_AGENT_*_FILE`` say."""
-        names = (CA_FILE, TOKEN_FILE, CERT_FILE, KEY_FILE)
+        names = (
+            CA_FILE,
+            TOKEN_FILE,
+            CERT_FILE,
+            KEY_FILE,
+        )
         return cls(*(Path(os.environ[name]) if os.environ.get(name) else None for name in names))
 
     def credentials(self) -> grpc.ChannelCredentials | None:

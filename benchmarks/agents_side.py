@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import shutil
 import signal
 import socket
@@ -17,7 +18,9 @@ from typing import Self
 
 from activities.convert import checkpoint_options, rank_launches, shared_environment
 from agent.client import AgentClient
+from agent.security import ClientSecurity
 from agent.v1 import agent_pb2 as pb
+from everstep import private
 from everstep.errors import AgentUnreachable, ClusterError
 from everstep.job import JobSpec
 
@@ -31,6 +34,8 @@ class Agents:
     async def __aenter__(self) -> Self:
         self.folder = Path(tempfile.mkdtemp(prefix="everstep-bench-"))
         self._shm = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="everstep-benchmark-"))
+        self._token = self.folder / "token"
+        private.replace(self._token, secrets.token_urlsafe())
         self._processes: list[subprocess.Popen[bytes]] = []
         self._clients: list[AgentClient] = []
         try:
@@ -51,11 +56,12 @@ class Agents:
             probe.bind((HOST, 0))
             address = f"{HOST}:{probe.getsockname()[1]}"
         folders = ["--state-dir", str(self.folder / machine), "--shm-dir", str(self._shm / machine)]
+        folders += ["--token-file", str(self._token)]
         command = [sys.executable, "-P", "-m", "console.main", "agent", "--machine", machine, "--listen", address]
         with (self.folder / f"{machine}.log").open("wb") as log:
             started = subprocess.Popen([*command, *folders], stdout=log, stderr=log)  # noqa: ASYNC220
         self._processes.append(started)
-        client = AgentClient(address)
+        client = AgentClient(address, ClientSecurity(token_file=self._token))
         self._clients.append(client)
         deadline = time.monotonic() + START_S
         while True:

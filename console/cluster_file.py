@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, Field
 
+from everstep import private
 from everstep.errors import ClusterError
 from everstep.job import JOB_NAME
 from everstep.machine import Machine
@@ -33,6 +34,8 @@ class ClusterFile(BaseModel):
     namespace: str = "everstep"
     ui_url: str
     ledger_url: str
+    token_file: Path | None = None
+    """File with the token of its agents; None: it was brought up by a version that had none."""
     machines: list[Machine]
     """All machines, the standbys last."""
     standbys: int = Field(0, ge=0)
@@ -72,7 +75,5 @@ class ClusterFile(BaseModel):
     def save(self) -> None:
         """Write the description atomically."""
         path = self.path_of(self.name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".new")
-        temporary.write_text(self.model_dump_json(indent=2))
-        temporary.rename(path)
+        private.make_folder(path.parent)
+        private.replace(path, self.model_dump_json(indent=2))

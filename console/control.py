@@ -26,6 +26,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from activities.ledger import Ledger
 from activities.payloads import DATA_CONVERTER
 from agent.client import AgentPool
+from agent.security import ClientSecurity
 from console.cluster_file import ClusterFile
 from console.follow.progress import JobProgress, ProgressFeed
 from console.local.temporal_server import configured
@@ -73,7 +74,8 @@ class Control:
     def __init__(self, client: Client, cluster: ClusterFile | None) -> None:
         self.client = client
         self.cluster = cluster
-        self.agents = AgentPool()
+        token_file = cluster.token_file if cluster else None
+        self.agents = AgentPool(ClientSecurity(token_file=token_file) if token_file else None)
         self._ledger: Ledger | None = None
 
     @classmethod

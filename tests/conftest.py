@@ -1,9 +1,11 @@
-"""Fixtures for all tests: a real Temporal server, found or built as for users."""
+"""Fixtures for all tests: a real Temporal server, found or built as for users, and a token for agents."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from temporalio.client import Client
@@ -12,12 +14,22 @@ from temporalio.testing import WorkflowEnvironment
 from activities.payloads import DATA_CONVERTER
 from console.local import temporal_binary
 from console.local.temporal_server import DYNAMIC_CONFIG
+from everstep import environment, private
 from workflows import attributes
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Drills first: they take longest, and side by side nothing else should be left to wait for at the end."""
     items.sort(key=lambda item: item.get_closest_marker("drill") is None)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def token_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The token of the agents that tests start, for them and for whoever calls them."""
+    path = tmp_path_factory.mktemp("token") / "token"
+    private.replace(path, "the token of the tests\n")
+    os.environ[environment.AGENT_TOKEN_FILE] = str(path)
+    return path
 
 
 @pytest.fixture

@@ -19,7 +19,13 @@ def agent(  # noqa: PLR0917
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate (PEM); turns TLS on.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Private key of the certificate (PEM).")] = None,
     tls_client_ca: Annotated[Path | None, typer.Option(help="Ask callers for certificates of this authority.")] = None,
-    token_file: Annotated[Path | None, typer.Option(help="File with the token that every call must carry.")] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(envvar="EVERSTEP_AGENT_TOKEN_FILE", help="File with the token that every call must carry."),
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Serve every user of this machine without a token; on loopback only.")
+    ] = False,
     ca_file: Annotated[
         Path | None,
         typer.Option(envvar="EVERSTEP_AGENT_CA_FILE", help="Authority (PEM) of the other agents' certificates."),
@@ -33,10 +39,17 @@ def agent(  # noqa: PLR0917
     """Run the node agent of one machine, in the foreground, until SIGTERM.
 
     The ranks that it started live on when it ends or is killed; the next agent
-    with the same --state-dir takes them over. Beyond loopback, TLS and a token
-    are required.
+    with the same --state-dir takes them over. Every call must carry the token of
+    --token-file; workers and commands find it by EVERSTEP_AGENT_TOKEN_FILE.
+    Beyond loopback TLS is required as well. Both folders must be this user's
+    alone: docs/security.md.
 
-    Example: everstep agent --machine m1 --listen 127.0.0.1:7070 --state-dir /var/lib/everstep --shm-dir /dev/shm/m1
+    Example:
+
+        (umask 077; openssl rand -hex 32 > ~/everstep-token)
+
+        everstep agent --machine m1 --listen 127.0.0.1:7070 --token-file ~/everstep-token --state-dir
+        /var/lib/everstep --shm-dir /dev/shm/m1
     """
     # Here, so that the other commands need not wait for gRPC.
     from agent.main import AgentOptions, serve
@@ -45,7 +58,9 @@ def agent(  # noqa: PLR0917
 
     configure("agent", json=log_format == "json" if log_format else None)
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    security = ServerSecurity(tls_cert=tls_cert, tls_key=tls_key, token_file=token_file, tls_client_ca=tls_client_ca)
+    security = ServerSecurity(
+        tls_cert=tls_cert, tls_key=tls_key, token_file=token_file, tls_client_ca=tls_client_ca, insecure=insecure
+    )
     options = AgentOptions(
         machine=machine,
         listen=listen,

@@ -3,7 +3,8 @@
 A cluster is one Temporal server, some workers and one agent per machine, all
 processes of this computer under a detached supervisor. Its files lie in
 ``<everstep home>/clusters/<name>``, its shared memory in
-``/dev/shm/everstep/<id>``.
+``/dev/shm/everstep-<user>/<id>``. Nobody but its user gets into either; its
+agents serve who has the token that lies in the former.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -25,11 +27,15 @@ from console.local import mounts, ports, procfs, readiness, stopping
 from console.local.plan import Plan, ProcessPlan, State
 from console.local.temporal_server import TemporalChoice, find, start_command
 from console.local.waiting import Progress
-from everstep import environment
+from everstep import environment, private
 from everstep.errors import ClusterError
 from everstep.machine import Machine
 
-SHM_ROOT = Path("/dev/shm/everstep")
+SHM_ROOT = Path(os.environ.get("EVERSTEP_SHM_ROOT") or f"/dev/shm/everstep-{os.getuid()}")
+"""Shared memory of all clusters of this user. Another user who took the name is refused: name another one then."""
+FORMER_SHM_ROOT = Path("/dev/shm/everstep")
+"""Where earlier versions had that of all users; what a cluster has there it keeps."""
+TOKEN_BYTES = 32
 BASE_ADDRESS = "127.0.0.11"
 """Loopback address of the first machine; the next machines have the next ones."""
 TEMPORAL_PORT, UI_PORT = 7233, 8233
@@ -81,14 +87,16 @@ def up(
         ClusterError: the name is none, there is no Temporal server, a port is taken, or a process does not come up.
     """
     home = ClusterFile.home_of(name)
-    (home / "logs").mkdir(parents=True, exist_ok=True)
+    private.make_folder(home)
+    private.make_folder(home / "logs")
     commands = commands or Commands()
     with _lock(home), ports.Claims() as claims:
         choice = _temporal(home, progress)
         cluster = _describe(
             name, choice, claims, machines=machines, standbys=standbys, workers=workers, base=base_address
         )
-        for path in stopping.remove_stale(SHM_ROOT):
+        _make_token(cluster)
+        for path in (*stopping.remove_stale(SHM_ROOT), *stopping.remove_stale(FORMER_SHM_ROOT)):
             progress(f"removed {path}, left behind by a cluster that is gone")
         plan = _plan(cluster, choice, commands)
         _check_ports(cluster, choice, claims)
@@ -146,11 +154,12 @@ def _describe(
         name=name,
         id=identifier,
         home=home,
-        shm=SHM_ROOT / identifier,
+        shm=before.shm if before and before.shm.is_dir() else SHM_ROOT / identifier,
         temporal_address=address,
         namespace=namespace,
         ui_url=ui_url,
         ledger_url=f"sqlite:///{home / 'ledger.db'}",
+        token_file=home / "token",
         machines=all_machines,
         standbys=standbys,
         workers=workers,
@@ -170,6 +179,13 @@ def _earlier(home: Path) -> ClusterFile | None:
     return None
 
 
+def _make_token(cluster: ClusterFile) -> None:
+    """The token of the agents: made once, for this user's eyes only, and kept as the addresses are."""
+    assert cluster.token_file
+    if not cluster.token_file.exists():
+        private.replace(cluster.token_file, secrets.token_urlsafe(TOKEN_BYTES) + "\n")
+
+
 def _plan(cluster: ClusterFile, choice: TemporalChoice, commands: Commands) -> Plan:
     processes = []
     env = {
@@ -179,6 +195,11 @@ def _plan(cluster: ClusterFile, choice: TemporalChoice, commands: Commands) -> P
         "EVERSTEP_LEDGER_URL": cluster.ledger_url,
         "TEMPORAL_ADDRESS": cluster.temporal_address,
         "TEMPORAL_NAMESPACE": cluster.namespace,
+        environment.AGENT_TOKEN_FILE: str(cluster.token_file),
+        # The user may have configured them for agents of a deployment; those of this cluster have no TLS.
+        environment.AGENT_CA_FILE: "",
+        environment.AGENT_CERT_FILE: "",
+        environment.AGENT_KEY_FILE: "",
     }
     if choice.binary:
         command = start_command(
@@ -191,7 +212,7 @@ def _plan(cluster: ClusterFile, choice: TemporalChoice, commands: Commands) -> P
         processes.append(ProcessPlan("temporal", "temporal", command))
     for machine in cluster.machines:
         state, shm = cluster.home / "machines" / machine.name, cluster.shm / machine.name
-        state.mkdir(parents=True, exist_ok=True)
+        private.make_folder(state)
         argv = commands.agent(machine, state, shm)
         # All ranks are on this computer: gloo needs no look-up of the host's name.
         processes.append(ProcessPlan(f"agent-{machine.name}", "agent", argv, env | {"GLOO_SOCKET_IFNAME": "lo"}))
@@ -238,7 +259,7 @@ def _start_supervisor(cluster: ClusterFile, progress: Progress) -> None:
         procfs.send(running, signal.SIGHUP)
         return
     progress("starting the supervisor")
-    with (cluster.home / "logs" / "supervisor.log").open("ab") as log:
+    with open(cluster.home / "logs" / "supervisor.log", "ab", opener=private.open_file) as log:
         started = subprocess.run(
             [sys.executable, "-P", "-m", "console.local.supervisor", str(cluster.home)],
             env=os.environ | {environment.CLUSTER: cluster.id},
@@ -295,7 +316,7 @@ def down(name: str = "default", *, progress: Progress = lambda _: None, purge: b
 
 def _stop(home: Path, progress: Progress) -> bool:
     """Stop what runs, by the supervisor or in its place; needs none of the cluster's files."""
-    cluster_id, running = _identifier(home), supervisor_of(home)
+    cluster_id, running, before = _identifier(home), supervisor_of(home), _earlier(home)
     found = bool(running or procfs.of_cluster(cluster_id))
     if running:
         procfs.send(running, signal.SIGTERM)
@@ -304,7 +325,8 @@ def _stop(home: Path, progress: Progress) -> bool:
         stopping.stop_all(State.load(home), cluster_id, progress)
     (home / "state.json").unlink(missing_ok=True)
     mounts.unmount(home)  # of a drill that was killed
-    stopping.remove_shared_memory(SHM_ROOT / cluster_id)
+    for shm in {SHM_ROOT / cluster_id, FORMER_SHM_ROOT / cluster_id, *([before.shm] if before else [])}:
+        stopping.remove_shared_memory(shm)
     if left := procfs.of_cluster(cluster_id):
         raise ClusterError(f"processes of cluster {home.name!r} cannot be stopped: pids {sorted(left)}")
     return found
@@ -347,6 +369,6 @@ def restart_counts(cluster: ClusterFile) -> dict[str, int]:
 @contextmanager
 def _lock(home: Path) -> Iterator[None]:
     """One ``up`` or ``down`` at a time."""
-    with (home / "up.lock").open("w") as lock:
+    with open(home / "up.lock", "w", opener=private.open_file) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

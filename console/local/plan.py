@@ -16,6 +16,7 @@ from typing import Literal
 
 from console.local import procfs
 from console.local.procfs import Process
+from everstep import private
 
 Kind = Literal["temporal", "worker", "agent"]
 
@@ -46,7 +47,7 @@ class Plan:
 
     def save(self, home: Path) -> None:
         """Write ``plan.json`` atomically."""
-        write_atomically(home / "plan.json", json.dumps(asdict(self), indent=1))
+        private.replace(home / "plan.json", json.dumps(asdict(self), indent=1))
 
     @classmethod
     def load(cls, home: Path) -> Plan:
@@ -94,7 +95,7 @@ class State:
 
     def save(self, home: Path) -> None:
         """Write ``state.json`` atomically."""
-        write_atomically(home / "state.json", json.dumps(asdict(self), indent=1))
+        private.replace(home / "state.json", json.dumps(asdict(self), indent=1))
 
     @classmethod
     def load(cls, home: Path) -> State:
@@ -111,8 +112,7 @@ def hold(home: Path, name: str) -> None:
     """Keep a process of the plan down once it is dead, until :func:`let_go`, or until the caller dies."""
     holder = procfs.identify(os.getpid())
     assert holder is not None
-    (home / "held").mkdir(exist_ok=True)
-    write_atomically(home / "held" / name, f"{holder.pid} {holder.start}")
+    private.replace(private.make_folder(home / "held") / name, f"{holder.pid} {holder.start}")
 
 
 def let_go(home: Path, name: str) -> None:
@@ -127,10 +127,3 @@ def is_held(home: Path, name: str) -> bool:
         return procfs.alive(Process(int(pid), int(start)))
     except (OSError, ValueError):
         return False
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a file; a reader sees the old text or the new one."""
-    fresh = path.with_name(path.name + ".new")
-    fresh.write_text(text)
-    fresh.rename(path)

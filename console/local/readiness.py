@@ -181,6 +181,9 @@ def agent_serves(cluster: ClusterFile, machine: str, address: str) -> None:
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+    from agent.security import ClientSecurity
+
+    token = ClientSecurity(token_file=cluster.token_file).metadata()
     name = f"agent-{machine}"
     watch = DeathWatch(cluster.home, [name], f"{name} at {address} is")
     # Its own pool: a connection refused a moment ago would else make the next attempt wait for gRPC's back-off.
@@ -188,7 +191,8 @@ def agent_serves(cluster: ClusterFile, machine: str, address: str) -> None:
     while True:
         with grpc.insecure_channel(address, options) as channel:
             try:
-                reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=1.0)
+                stub = health_pb2_grpc.HealthStub(channel)
+                reply = stub.Check(health_pb2.HealthCheckRequest(), timeout=1.0, metadata=token)
                 if reply.status == health_pb2.HealthCheckResponse.SERVING:
                     return
                 reason = "its health is not SERVING"

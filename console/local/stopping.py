@@ -10,6 +10,7 @@ from pathlib import Path
 
 from console.local import mounts, procfs
 from console.local.plan import STOP_ORDER, Kind, State
+from everstep import private
 
 GRACE_S: dict[Kind, float] = {"worker": 3.0, "agent": 3.0, "temporal": 5.0}
 """How long a process may take after SIGTERM before SIGKILL (ours)."""
@@ -58,12 +59,12 @@ HOME_FILE = ".home"
 
 
 def make_shared_memory(shm: Path, home: Path) -> None:
-    """Make the shared memory of a cluster, for its user only, below a folder for all users."""
-    if not shm.parent.exists():
-        shm.parent.mkdir(parents=True, exist_ok=True)
-        shm.parent.chmod(0o1777)
-    shm.mkdir(mode=0o700, exist_ok=True)
-    (shm / HOME_FILE).write_text(str(home))
+    """Make the shared memory of a cluster, for its user only.
+
+    Raises:
+        ConfigError: it is there, and not its user's alone.
+    """
+    private.replace(private.make_folder(shm) / HOME_FILE, str(home))
 
 
 def remove_shared_memory(shm: Path) -> None:

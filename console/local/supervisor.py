@@ -24,7 +24,7 @@ from pathlib import Path
 from console.local import ports, procfs
 from console.local.plan import Plan, ProcessPlan, Running, State, is_held
 from console.local.stopping import make_shared_memory, remove_shared_memory, stop_all
-from everstep import environment
+from everstep import environment, private
 
 QUICK_DEATH_S = 2.0
 """A process that ends by itself sooner than this died quickly (ours)."""
@@ -157,10 +157,10 @@ class Supervisor:
 
     def _start(self, plan: ProcessPlan, before: Running | None) -> None:
         log = self.home / "logs" / f"{plan.name}.log"
-        log.parent.mkdir(exist_ok=True)
+        private.make_folder(log.parent)
         if log.exists() and log.stat().st_size > LOG_LIMIT:
             log.rename(log.with_suffix(".log.1"))
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
         try:
             pid = os.posix_spawn(
                 plan.argv[0],
@@ -168,7 +168,7 @@ class Supervisor:
                 os.environ | plan.env | {environment.CLUSTER: self.plan.cluster_id},
                 file_actions=[
                     (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-                    (os.POSIX_SPAWN_OPEN, 1, str(log), flags, 0o644),
+                    (os.POSIX_SPAWN_OPEN, 1, str(log), flags, 0o600),
                     (os.POSIX_SPAWN_DUP2, 1, 2),
                 ],
                 setsid=True,
@@ -249,7 +249,7 @@ def main(arguments: list[str]) -> int:
     os.close(ready_read)
     os.setsid()
     os.chdir(home)
-    lock = os.open(home / "supervisor.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    lock = private.open_file(home / "supervisor.lock", os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

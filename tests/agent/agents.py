@@ -46,7 +46,7 @@ class RunningAgent:
         self.shm = Path("/dev/shm") / f"everstep-test-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self.address = f"{HOST}:{free_port(HOST)}"
         self.options = options
-        self.security = security or ClientSecurity()
+        self.security = security or ClientSecurity.from_environment()
         self.process: subprocess.Popen[bytes] | None = None
         self.client = AgentClient(self.address, self.security)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 from pathlib import Path
 
@@ -12,8 +13,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from agent.client import AgentClient
 from agent.security import ClientSecurity, ServerSecurity, is_loopback
+from everstep import environment
 from everstep.errors import AgentError, ConfigError
 from tests.agent.agents import RunningAgent, running_agent
+from tests.strangers import python_as_nobody
 
 
 async def test_tls_and_token(tmp_path: Path, keys: Path) -> None:
@@ -33,13 +36,66 @@ async def test_tls_and_token(tmp_path: Path, keys: Path) -> None:
                 await plain.describe()
 
 
-async def test_health_needs_no_token(tmp_path: Path, keys: Path) -> None:
+IMPORTS = """
+import sys
+import grpc
+from grpc_health.v1 import health_pb2_grpc
+from agent.v1 import agent_pb2, agent_pb2_grpc
+grpc.insecure_channel("127.0.0.1:1").close()  # it imports more when it is first called
+"""
+CALLS = """
+address, token_file = sys.argv[1:]
+try:
+    open(token_file).read()
+except PermissionError:
+    print("unreadable")
+names = [f"/everstep.agent.v1.Agent/{method.name}" for method in agent_pb2.DESCRIPTOR.services_by_name["Agent"].methods]
+names += ["/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch", "/grpc.health.v1.Health/List"]
+names += ["/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", "/no.such.Service/Method"]
+given = {"none": (), "wrong": (("authorization", "Bearer guessed"),), "half": (("authorization", "Bearer "),)}
+with grpc.insecure_channel(address) as channel:
+    for name in names:
+        for what, metadata in given.items():
+            try:
+                list(channel.unary_stream(name)(b"", metadata=metadata, timeout=10))
+            except grpc.RpcError as error:
+                code = error.code()
+            else:
+                code = None
+            if code != grpc.StatusCode.UNAUTHENTICATED:
+                print(name, what, code)
+    token = (("authorization", "Bearer " + sys.stdin.read().strip()),)
+    reply = agent_pb2_grpc.AgentStub(channel).Describe(agent_pb2.DescribeRequest(), metadata=token, timeout=10)
+    print(len(names) > 20, reply.machine)
+"""
+
+
+async def test_another_user_can_call_nothing_without_the_token(tmp_path: Path, token_file: Path) -> None:
+    token = await asyncio.to_thread(token_file.read_text)
+    async with running_agent(tmp_path) as agent:
+        done = await asyncio.to_thread(python_as_nobody, IMPORTS, CALLS, agent.address, str(token_file), given=token)
+        assert done.stdout.splitlines() == ["unreadable", "True m1"], done.stderr
+
+
+async def test_health_is_told_to_those_who_have_the_token(tmp_path: Path, keys: Path) -> None:
     right = ClientSecurity(token_file=keys / "token")
     async with running_agent(tmp_path, "--token-file", str(keys / "token"), security=right) as agent:
         async with grpc.aio.insecure_channel(agent.address) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
-            reply = await stub.Check(health_pb2.HealthCheckRequest(service="everstep.agent.v1.Agent"))
+            request = health_pb2.HealthCheckRequest(service="everstep.agent.v1.Agent")
+            reply = await stub.Check(request, metadata=right.metadata())
         assert reply.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_an_agent_without_a_token_needs_to_be_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(environment.AGENT_TOKEN_FILE)
+    with pytest.raises(RuntimeError, match="refusing to serve without a token: any user of this machine"):
+        async with running_agent(tmp_path):
+            pass
+    async with running_agent(tmp_path, "--insecure") as agent:
+        assert (await agent.client.describe()).machine == "m1"
+    with pytest.raises(ConfigError, match=r"refusing to listen on 10\.1\.2\.3"):
+        ServerSecurity(insecure=True).check("10.1.2.3")
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "10.1.2.3", "machine-7", "::"])

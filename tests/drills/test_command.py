@@ -14,6 +14,7 @@ import pytest
 
 from console.drill.sweep import SweepRow, run_sweep
 from console.local import procfs
+from console.local.cluster import SHM_ROOT
 from everstep.incident import Symptom
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(300)]
@@ -79,7 +80,7 @@ async def test_a_drill_that_is_terminated_leaves_nothing(tmp_path: Path) -> None
         assert await started.wait() == 130
     assert procfs.of_cluster(identifier) == set()
     assert not home.exists()
-    assert not (Path("/dev/shm/everstep") / identifier).exists()
+    assert not (SHM_ROOT / identifier).exists()
 
 
 async def test_a_sweep_finds_the_same_at_each_event() -> None:

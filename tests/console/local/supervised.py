@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from console.local import procfs
+from console.local.cluster import SHM_ROOT
 from console.local.plan import Plan, ProcessPlan, State
 
 PYTHON = [sys.executable, "-P", "-c"]
@@ -21,7 +22,7 @@ class Trial:
 
     def __init__(self, home: Path, cluster_id: str) -> None:
         self.home, self.cluster_id = home, cluster_id
-        self.shm = Path("/dev/shm/everstep") / cluster_id
+        self.shm = SHM_ROOT / cluster_id
 
     def plan(self, *processes: ProcessPlan) -> None:
         Plan(self.cluster_id, str(self.shm), list(processes)).save(self.home)
