@@ -50,3 +50,11 @@ def request_id() -> str:
 def now_ns() -> int:
     """Wall clock, nanoseconds."""
     return time.time_ns()
+
+
+_BEGAN_NS = time.time_ns() - time.monotonic_ns()
+
+
+def steady_ns() -> int:
+    """Time now, on a clock that is the wall clock when the process begins and is never set after that."""
+    return _BEGAN_NS + time.monotonic_ns()

@@ -15,6 +15,7 @@ from activities.convert import seen_of
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.align import Aligned, AlignRule, Backed
 from everstep.decisions.confirm import FREE, has_stepped
+from everstep.decisions.disks import Agreed, Stored, agree, newest_of_all
 from everstep.decisions.persist import OnDisk, PersistRule
 from everstep.decisions.unsaved import Saves, judge_saves
 from everstep.decisions.watch import Finished, Seen, StallRule, judge_exits, loss_anomaly, stall_anomaly
@@ -38,6 +39,8 @@ class Shown:
     machine: str
     now_ns: int
     """Clock of the machine."""
+    heard_ns: int
+    """Clock of the watcher."""
     rank: pb.RankProgress
 
     @property
@@ -65,8 +68,6 @@ class Watched:
 
     spec: JobSpec
     machines: list[Machine]
-    began_ns: int
-    """When the job began, as far as the watcher knows."""
     known: tuple[int, int] | None = None
     """Generation and step that the job's workflow knew of when the watch began: should no agent ever answer, the
     silence is noticed all the same."""
@@ -119,7 +120,7 @@ class Watched:
             self._emptied[machine] = self._launched[machine]
             self.woken.set()
         for rank in reply.ranks:
-            self._shown[rank.rank] = Shown(machine, reply.time_ns, rank)
+            self._shown[rank.rank] = Shown(machine, reply.time_ns, now_ns, rank)
             self._begun.setdefault((rank.generation, rank.rank), rank.completed_steps)
             if rank.saved.own_step >= 0 and rank.HasField("saved"):
                 self._saves.add(rank.rank)
@@ -161,25 +162,21 @@ class Watched:
         generation = self._generation()
         if generation is None:
             return None
-        rule = self._persist.setdefault(generation, PersistRule(self.spec.checkpoint, self.began_ns))
-        ranks = [
-            OnDisk(
-                rank=one.rank.rank,
-                completed_steps=one.rank.completed_steps,
-                disk_ns=one.rank.saved.disk_ns,
-                wanted=one.rank.saved.disk_wanted,
-            )
-            for one in self._of(generation)
-            if one.rank.alive and one.rank.HasField("saved")
-        ]
-        return rule.observe(ranks, now_ns)
+        rule = self._persist.get(generation)
+        if rule is None:
+            before = self._persist.get(max(self._persist, default=-1))
+            rule = self._persist[generation] = before.next() if before else PersistRule(self.spec.checkpoint)
+        shown = [one for one in self._of(generation) if one.rank.alive and one.rank.HasField("saved")]
+        if len(shown) < self.spec.topology().world_size:
+            return None  # of the others nobody knows what they have
+        whole = newest_of_all([stored(one.rank.saved) for one in shown])
+        return rule.observe([on_disk(one, now_ns) for one in shown], whole, now_ns)
 
-    def whole_on_disk(self) -> int:
-        """The step on disk that every rank names as its newest; 0: they name different ones, or none."""
+    def on_disks(self) -> tuple[int, Agreed]:
+        """What all machines should be told of each other's disks, and in which generation."""
         generation = self._generation()
-        steps = {one.rank.rank: one.rank.saved.disk_step for one in self._of(generation)} if generation else {}
-        everybody = len(steps) == self.spec.topology().world_size
-        return max(*steps.values(), 0) if everybody and len(set(steps.values())) == 1 else 0
+        ranks = [stored(one.rank.saved) for one in self._of(generation)] if generation else []
+        return generation or 0, agree(ranks, self.spec.topology().world_size)
 
     def align(self, now_ns: int) -> tuple[int, Aligned] | None:
         """What all machines should be told of each other's backups, and in which generation; None: nothing."""
@@ -286,3 +283,24 @@ class Watched:
         if rank.saved.own_step < 0 and rank.rank in self._saves:
             return self._begun[rank.generation, rank.rank]
         return rank.saved.own_step
+
+
+def stored(saved: pb.SavedState) -> Stored:
+    """What a rank's machine says of its disk; an agent of an older version names the newest step only."""
+    steps = saved.disk_steps or ([saved.disk_step] if saved.disk_step > 0 else [])
+    return Stored(frozenset(steps), saved.disk_passed, saved.disk_kept, saved.disk_settled)
+
+
+def on_disk(shown: Shown, now_ns: int) -> OnDisk:
+    """The same with ages, as they are now; an agent of an older version says no age, but its clock does."""
+    saved = shown.rank.saved
+    since_s = max(now_ns - shown.heard_ns, 0) / 1e9
+    age_s = saved.disk_age_s if saved.disk_steps else (shown.now_ns - saved.disk_ns) / 1e9
+    return OnDisk(
+        rank=shown.rank.rank,
+        completed_steps=shown.rank.completed_steps,
+        disk_step=saved.disk_step,
+        disk_age_s=max(age_s, 0.0) + since_s if saved.disk_step >= 0 else 0.0,
+        lived_s=max((shown.now_ns - shown.rank.milestones.forked) / 1e9, 0.0) + since_s,
+        wanted=saved.disk_wanted,
+    )

@@ -27,12 +27,14 @@ from temporalio.client import Client, WorkflowUpdateFailedError
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
+from activities.heartbeat import steady_ns
 from activities.once import Once
 from activities.turns import Pace, in_turns
 from activities.watched import Watched
 from agent.client import AgentClient, AgentPool
 from agent.v1 import agent_pb2 as pb
 from everstep.backoff import Backoff
+from everstep.decisions.disks import Agreed
 from everstep.decisions.watch import Finished
 from everstep.errors import EverstepError
 from everstep.incident import Anomaly
@@ -55,7 +57,7 @@ TICK_S = 0.5
 """Between two looks at the rules that depend on time, seconds (ours)."""
 
 TELL_WHOLE_S = 30.0
-"""Agents are told this often which step is whole on all disks: those that were restarted forgot it (ours)."""
+"""Agents are told this often which step is on all disks: some may not have heard it (ours)."""
 ACKNOWLEDGE_S = 30.0
 """Time for an agent to take an acknowledgement, and the longest wait before it is sent again, seconds (ours)."""
 ASK_S = 2.0
@@ -129,11 +131,9 @@ class Watcher:
             self._leave(workflow_id)
         running = self._tasks.get(workflow_id)
         if running is None or running.done():
-            watched = self._watched[workflow_id] = Watched(spec, machines, began_ns=time.time_ns())
-            if known:
-                watched.began_ns = known.started_ns or watched.began_ns
-                if known.status == "running":
-                    watched.known = (known.generation, max(known.resume_step, 1))
+            watched = self._watched[workflow_id] = Watched(spec, machines)
+            if known and known.status == "running":
+                watched.known = (known.generation, max(known.resume_step, 1))
             self._tasks[workflow_id] = asyncio.create_task(self._watch(watched), name=workflow_id)
 
     def _leave(self, workflow_id: str) -> None:
@@ -219,7 +219,7 @@ class Watcher:
             began = time.monotonic()
             with contextlib.suppress(EverstepError):
                 async for reply in self._agents.get(machine.address).progress(request):
-                    job.showed(machine.name, reply, time.time_ns())
+                    job.showed(machine.name, reply, steady_ns())
             await asyncio.sleep(backoff.next_s(lasted_s=time.monotonic() - began))
 
     async def _judge(self, job: Watched) -> None:
@@ -227,7 +227,7 @@ class Watcher:
         while True:
             job.woken.clear()
             pace.begin()
-            verdicts = list(job.verdicts(time.time_ns()))
+            verdicts = list(job.verdicts(steady_ns()))
             pace.end()
             for verdict in verdicts:
                 if verdict.generation not in job.reported and not await self._report(job, verdict):
@@ -238,16 +238,25 @@ class Watcher:
                     await job.woken.wait()
 
     async def _persist(self, job: Watched) -> None:
-        """Ask all machines to write a step to disk when it is time, and tell which is whole."""
-        told, told_at = 0, -math.inf
+        """Ask all machines to write a step to disk when it is time, and tell which of those on disk all ranks have."""
+        told: tuple[int, Agreed] | None = None
+        told_at = -math.inf
         async with _asking(self._agents, job) as ask:
             await asyncio.sleep(TICK_S / 3)  # not in one turn of the loop with the judge
             while True:
-                step, whole = job.persist(time.time_ns()), job.whole_on_disk()
-                news = whole and (whole != told or time.monotonic() - told_at > TELL_WHOLE_S)
+                step, found = job.persist(steady_ns()), job.on_disks()
+                generation, agreed = found
+                news = agreed != Agreed() and (found != told or time.monotonic() - told_at > TELL_WHOLE_S)
                 if step is not None or news:
-                    told, told_at = whole, time.monotonic()
-                    request = pb.PersistRequest(job=job.spec.name, step=step or 0, whole=whole)
+                    told, told_at = found, time.monotonic()
+                    request = pb.PersistRequest(
+                        job=job.spec.name,
+                        step=step or 0,
+                        whole=agreed.keep,
+                        generation=generation,
+                        settled=agreed.settled,
+                        gone=agreed.gone,
+                    )
                     ask(partial(AgentClient.persist, request=request, timeout_s=ASK_S))
                 await asyncio.sleep(TICK_S)
 
@@ -257,7 +266,7 @@ class Watcher:
         async with _asking(self._agents, job) as ask:
             await asyncio.sleep(2 * TICK_S / 3)
             while True:
-                if found := job.align(time.time_ns()):
+                if found := job.align(steady_ns()):
                     generation, aligned = found
                     if told is None or aligned.named != told.named:
                         log.info("aligning backups", generation=generation, whole=aligned.whole, named=aligned.named)

@@ -92,7 +92,7 @@ class CheckpointsService(ServiceParts):
     async def Persist(self, request: pb.PersistRequest, context: Context) -> pb.PersistReply:  # noqa: N802
         """Write a coming step to disk too."""
         runner = await self.known(request.job, context)
-        runner.custody.persist(request.step, request.whole)
+        runner.custody.persist(request)
         return pb.PersistReply()
 
     async def Align(self, request: pb.AlignRequest, context: Context) -> pb.AlignReply:  # noqa: N802

@@ -117,11 +117,11 @@ class Custody:
         if terms and sender and terms.generation == request.generation:
             sender.align(request)
 
-    def persist(self, step: int, whole: int) -> None:
-        """Write a coming step to disk too, 0: none, and keep the one that is whole for all ranks; returns at once."""
+    def persist(self, request: pb.PersistRequest) -> None:
+        """Write a coming step to disk too, and keep what all ranks have there; returns at once."""
         if self.disk_asked is not None:
-            self.disk_asked = max(self.disk_asked, step)
-        self.tiers.persist(step, whole)
+            self.disk_asked = max(self.disk_asked, request.step)
+        self.tiers.persist(request)
 
     def _saved(self, rank: int, header: SlotHeader) -> None:
         self.place.saved.own(rank, header.completed_steps, header.saved_ns)

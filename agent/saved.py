@@ -6,7 +6,8 @@ Sender and writer tell it from their threads; progress and status read it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from agent.v1 import agent_pb2 as pb
@@ -20,13 +21,18 @@ class SavedStates:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._states: dict[int, pb.SavedState] = {}
+        self._disk_since: dict[int, float] = {}
+        """Rank → when the state in ``disk_step`` was saved, on the clock that is never set."""
 
     def update(self, rank: int, **fields: Any) -> None:
         """Set fields of ``pb.SavedState``, e.g. ``update(3, disk_step=120, disk_ns=now, disk_problem="")``."""
         with self._lock:
             state = self._states.setdefault(rank, pb.SavedState(**NONE))
             for name, value in fields.items():
-                setattr(state, name, value)
+                if isinstance(value, list):
+                    getattr(state, name)[:] = value
+                else:
+                    setattr(state, name, value)
 
     def own(self, rank: int, step: int, saved_ns: int) -> None:
         """A slot was committed; what was committed before it does not count, whatever the clock did meanwhile."""
@@ -34,6 +40,27 @@ class SavedStates:
             state = self._states.setdefault(rank, pb.SavedState(**NONE))
             if saved_ns >= state.own_ns or step > state.own_step:
                 state.own_step, state.own_ns = step, saved_ns
+
+    def on_disk(self, rank: int, step: int, saved_ns: int, age_s: float) -> None:
+        """A rank's state is on disk.
+
+        Args:
+            rank: Whose.
+            step: Completed steps.
+            saved_ns: When it was saved, by the clock of the machine that did.
+            age_s: How long ago that is; negative where the clock was set back meanwhile.
+        """
+        with self._lock:
+            self._disk_since[rank] = time.monotonic() - max(age_s, 0.0)
+        self.update(rank, disk_step=step, disk_ns=saved_ns)
+
+    def tell_ages(self, ranks: Iterable[pb.RankProgress]) -> None:
+        """Say how old copies are now. Apart from ``of``: an age is no news, and changes all the time."""
+        now = time.monotonic()
+        with self._lock:
+            for rank in ranks:
+                if rank.rank in self._disk_since:
+                    rank.saved.disk_age_s = now - self._disk_since[rank.rank]
 
     def change(self, rank: int, how: Callable[[pb.SavedState], None]) -> None:
         """Decide on what is known of a rank, and note it, before anything else changes; ``how`` returns at once."""
@@ -52,3 +79,4 @@ class SavedStates:
         """Forget everything: a new generation begins, and copies of later steps count no more."""
         with self._lock:
             self._states.clear()
+            self._disk_since.clear()

@@ -127,14 +127,15 @@ class AgentService(CheckpointsService):
             record = runner.record
             if record.released:
                 continue
-            server = runner.server
+            server, ranks = runner.server, progress_of(runner)
+            runner.custody.place.saved.tell_ages(ranks)
             reply.jobs.add(
                 job=job,
                 run=record.run,
                 generation=record.generation,
                 fenced_generation=record.fenced,
                 fork_server_pid=server.pid if server and not server.lost else 0,
-                ranks=progress_of(runner),
+                ranks=ranks,
             )
         return reply
 
@@ -245,6 +246,8 @@ class AgentService(CheckpointsService):
             if state != sent or time.monotonic() - sent_at >= PROGRESS_CEILING_S:
                 sent, sent_at = state, time.monotonic()
                 reply.time_ns = time.time_ns()
+                if runner:
+                    runner.custody.place.saved.tell_ages(reply.ranks)
                 yield reply
             await asyncio.sleep(interval)
 

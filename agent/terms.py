@@ -115,12 +115,8 @@ class LowerTiers(Protocol):
     def on_saved(self, rank: int, header: SlotHeader) -> None:
         """A slot of an own file is committed; called in the bell's thread, returns at once. Only while open."""
 
-    def persist(self, step: int, whole: int = 0) -> None:
-        """Write a coming step too, 0: none; returns at once.
-
-        ``whole`` is the newest step that every rank of the job has on disk, 0 when nobody knows: it is kept, however
-        many later ones this machine has, until it is told of another one.
-        """
+    def persist(self, request: pb.PersistRequest) -> None:
+        """Write a coming step too, and keep what all ranks of the job have on disk; returns at once."""
 
     def shut(self) -> None:
         """Stop: nothing is written to disk any more when this returns. Copies under way to remote may go on."""

@@ -120,22 +120,31 @@ def held_in(folder: Path, step: int, rank: int, *, verify: bool = False) -> OnDi
     )
 
 
-def prune(
-    root: Path, job: str, keep: int, ranks: Collection[int], *, spare: Collection[int] = (), run: str = ""
-) -> list[int]:
-    """Delete what is older than the last ``keep`` steps of which every one of some ranks is there and whole.
-
-    What other ranks have of the deleted steps goes too: without these ranks it
-    is good for nothing.
+def whole_steps(root: Path, job: str, ranks: Collection[int], *, run: str = "") -> list[int]:
+    """The steps of which every one of some ranks is there and whole, ascending.
 
     Args:
         root: Of all jobs.
         job: Name of the job.
-        keep: How many of them are kept.
-        ranks: Those that must be there.
-        spare: Steps that are not deleted, whatever comes.
+        ranks: Those that must be there; where there are none, no step is whole.
+        run: Which run of the job's name asks: steps of another one do not count.
+    """
+    return [
+        step
+        for step, folder in step_folders(root, job).items()
+        if ranks and all(_counts(held_in(folder, step, rank), run) for rank in sorted(ranks))
+    ]
+
+
+def prune(root: Path, job: str, steps: Collection[int], *, run: str = "") -> list[int]:
+    """Delete some steps, of whatever ranks, and what an earlier call could not finish.
+
+    Args:
+        root: Of all jobs.
+        job: Name of the job.
+        steps: Those that are to go.
         run: Which run of the job's name asks. Ranks of another one may live on beside it, in a folder that both share:
-            their steps do not count as kept, and steps of a newer run are not deleted.
+            steps of a newer run are not deleted.
 
     Returns:
         The steps that were deleted.
@@ -143,18 +152,7 @@ def prune(
     for left in (root / job).glob(f"*{_DELETED}"):  # a kill came in between
         shutil.rmtree(left, ignore_errors=True)
     folders = step_folders(root, job)
-    whole = [
-        step
-        for step, folder in folders.items()
-        if ranks and all(_counts(held_in(folder, step, rank), run) for rank in sorted(ranks))
-    ]
-    if len(whole) < keep:
-        return []
-    old = [
-        step
-        for step, folder in folders.items()
-        if step < whole[-keep] and step not in spare and not _is_newer(folder, step, run)
-    ]
+    old = [step for step in sorted(folders.keys() & set(steps)) if not _is_newer(folders[step], step, run)]
     for step in old:
         _delete(folders[step])
     return old

@@ -3,7 +3,8 @@
 One thread, one file after the other. The slot that is being written is pinned,
 so that the rank's saves go elsewhere; where a pin comes too late the step is
 let go and said so. Whatever fails, training goes on, and the next due step is
-tried again.
+tried again. A step that was asked for takes the place of one that is written
+because it is due: all machines write it, whatever the speed of their disks.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ import structlog
 
 from agent.terms import Place, Terms
 from agent.tiers.background import Gate, yield_the_disk
-from agent.tiers.due import choose_step, stride_after
+from agent.tiers.due import Choice, choose_step, stride_after
+from agent.tiers.keeper import Keeper
 from everstep.bulk import yield_the_core
 from everstep.errors import CorruptCheckpoint, EverstepError
 from everstep.shard_file import write_shard
@@ -57,12 +59,20 @@ class DiskWriter:
         place: Of the job.
         say: Told why writing fails at the moment, with numbers; an empty text when it does not.
         on_complete: Called in the writer's thread when a step is whole for all ranks of this machine.
+        keeper: Told what is there, and up to which step that is all.
     """
 
-    def __init__(self, place: Place, say: Callable[[str], None], on_complete: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        place: Place,
+        say: Callable[[str], None],
+        on_complete: Callable[[int], None],
+        keeper: Keeper,
+    ) -> None:
         self._place = place
         self._say = say
         self._on_complete = on_complete
+        self._keeper = keeper
         self._changed = threading.Condition(threading.RLock())
         self._terms: Terms | None = None
         self._root = place.state_dir
@@ -82,7 +92,7 @@ class DiskWriter:
         Args:
             terms: Of the generation.
             root: Folder of the checkpoints of all jobs; nothing is written where it does not exist.
-            done: The newest step that is there for all ranks of this machine; -1: none.
+            done: The newest step that is there for all ranks of this machine, or was given up; -1: none.
         """
         with self._changed:
             self._terms, self._root, self._done, self._stride = terms, root, done, 1
@@ -110,6 +120,7 @@ class DiskWriter:
             if self._terms is None or step <= self._done:
                 return
             self._asked.add(step)
+            self._keeper.named(step)
             for rank in self._held:
                 self._look(rank)
             self._advance()
@@ -152,10 +163,9 @@ class DiskWriter:
     def _advance(self) -> None:
         """Begin a step when none is on its way, and pin what has been reached of it."""
         assert self._terms
-        every = self._terms.options.disk_every_steps
+        self._make_way()
         if self._step is None:
-            held = {rank: sorted(steps) for rank, steps in self._held.items()}
-            choice = choose_step(held, every=every, stride=self._stride, asked=self._asked, done=self._done)
+            choice = self._choose(self._terms.options.disk_every_steps)
             for step, reason in choice.gone.items():
                 self._asked.discard(step)
                 self._say(reason)
@@ -164,6 +174,7 @@ class DiskWriter:
                 return
             ranks = set(self._held)
             self._step = _Step(choice.step, waiting=ranks, left=set(ranks))
+            self._keeper.passed(choice.step - 1)
         begun = self._step
         for rank in sorted(begun.waiting):
             header = self._held[rank].get(begun.number)
@@ -175,17 +186,34 @@ class DiskWriter:
                 return
         self._changed.notify_all()
 
+    def _choose(self, every: int) -> Choice:
+        held = {rank: sorted(steps) for rank, steps in self._held.items()}
+        return choose_step(held, every=every, stride=self._stride, asked=self._asked, done=self._done)
+
+    def _make_way(self) -> None:
+        """Let a step that is due go for one that was asked for, once some rank has reached it."""
+        if self._step is None or self._step.number in self._asked or not self._asked:
+            return
+        if self._choose(every=0).step is not None:
+            logger.info("a step makes way for one that was asked for", job=self._place.job, step=self._step.number)
+            self._end_step()
+
     def _give_up(self, reason: str) -> None:
         """Let the step go, with the reason; the next one that is due is tried."""
         assert self._step
         step = self._step.number
         logger.warning("a step does not go to disk", job=self._place.job, step=step, reason=reason)
         self._say(f"step {step} is not on disk: {reason}")
-        self._done = max(self._done, step)
-        self._asked.discard(step)
+        self._end_step()
+
+    def _end_step(self) -> None:
+        assert self._step
+        self._done = max(self._done, self._step.number)
+        self._asked.discard(self._step.number)
         self._wanted()
         self._gate.end(0)
         self._drop()
+        self._keeper.passed(self._done)
 
     def _drop(self) -> None:
         self._step = None
@@ -266,7 +294,7 @@ class DiskWriter:
         self._unpin(rank)
         step.left.discard(rank)
         step.bytes += header.payload_bytes
-        self._place.saved.update(rank, disk_step=step.number, disk_ns=header.saved_ns)
+        self._place.saved.on_disk(rank, step.number, header.saved_ns, time.monotonic() - step.began)
         if step.left:
             return False
         assert self._terms
@@ -275,6 +303,7 @@ class DiskWriter:
         self._say(self._keep_up(self._terms.options.disk_every_steps, step, newest - step.number, seconds))
         logger.info("a step is on disk", job=self._place.job, step=step.number, seconds=round(seconds, 2))
         self._done = max(self._done, step.number)
+        self._keeper.wrote(step.number)
         self._asked.discard(step.number)
         self._wanted()
         self._drop()

@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import structlog
 from agent.saved import SavedStates
 from agent.terms import FetchRange, Place, Terms
 from agent.tiers.disk import DiskWriter
+from agent.tiers.keeper import Keeper
 from agent.tiers.listing import check_listable, on_disk, on_remote, root_of, roots_of, unlisted, unlisted_disk
 from agent.tiers.looks import LOOKS
 from agent.tiers.opened import Opened
@@ -23,7 +24,7 @@ from agent.tiers.remote_folder import RemoteFolder
 from agent.tiers.restoring import restore_shard
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import CheckpointError
-from everstep.shard_folders import OnDisk, held_on_disk, prune, set_aside
+from everstep.shard_folders import OnDisk, held_on_disk, prune, set_aside, step_folders, whole_steps
 from everstep.slot_format import SlotHeader
 from everstep.topology import Topology
 
@@ -51,8 +52,8 @@ class JobTiers:
         self._fetch = fetch
         self._opened = Opened.load(place)
         self._problems = _Problems(place.saved)
-        self._kept = -1
-        self._disk = DiskWriter(place, lambda text: self._problems.say("disk", text), self._whole)
+        self._keeper = Keeper(place)
+        self._disk = DiskWriter(place, lambda text: self._problems.say("disk", text), self._whole, self._keeper)
         self._remote = RemoteCopier(place, lambda text: self._problems.say("remote", text))
 
     def open(self, terms: Terms) -> None:
@@ -69,22 +70,25 @@ class JobTiers:
             self._set_aside(opened, root)
             opened.save(self._place)
         mine = [one for one in held_on_disk(root, self._place.job, ranks=terms.ranks) if one.valid]
-        whole = self._there(mine, opened)
+        there = self._there(mine, opened)
+        done = max([*there, self._keeper.open(terms, there) or -1])
         if terms.options.disk:
             self._mark(root, terms.generation)
-            self._disk.open(terms, root, whole)
+            self._disk.open(terms, root, done)
             self._remote.open(opened, root)
 
     def on_saved(self, rank: int, header: SlotHeader) -> None:
         """A slot of an own file is committed."""
         self._disk.on_saved(rank)
 
-    def persist(self, step: int, whole: int = 0) -> None:
-        """Write a coming step too, and keep the one that is whole for all ranks of the job."""
-        if whole > 0:
-            self._kept = whole
-        if step > 0:
-            self._disk.persist(step)
+    def persist(self, request: pb.PersistRequest) -> None:
+        """Write a coming step too, and keep the one that all ranks of the job have."""
+        opened = self._opened
+        if opened is None or request.generation not in {0, opened.terms.generation}:
+            return  # late: of a generation that was stopped
+        self._keeper.told(request)
+        if request.step > 0:
+            self._disk.persist(request.step)
 
     def shut(self) -> None:
         """Nothing is written to disk any more when this returns; copies under way to remote storage go on."""
@@ -151,14 +155,15 @@ class JobTiers:
         if steps:
             logger.info("later steps on disk were set aside", job=self._place.job, steps=steps, folder=str(root))
 
-    def _there(self, mine: list[OnDisk], opened: Opened) -> int:
-        """Tell what is on disk of this machine's ranks already; returns the newest step that all of them have."""
+    def _there(self, mine: list[OnDisk], opened: Opened) -> set[int]:
+        """Tell what is on disk of this machine's ranks already; returns the steps that all of them have."""
         steps: dict[int, set[int]] = {rank: set() for rank in opened.terms.ranks}
+        now_ns = time.time_ns()
         for one in sorted(mine, key=lambda one: one.completed_steps):
             if not opened.disowns(one):
                 steps[one.rank].add(one.completed_steps)
-                self._place.saved.update(one.rank, disk_step=one.completed_steps, disk_ns=one.saved_ns)
-        return max(set.intersection(*steps.values()), default=-1) if steps else -1
+                self._place.saved.on_disk(one.rank, one.completed_steps, one.saved_ns, (now_ns - one.saved_ns) / 1e9)
+        return set.intersection(*steps.values()) if steps else set()
 
     def _mark(self, root: Path, generation: int) -> None:
         """Leave this machine's name, so that others know that they share the folder."""
@@ -179,14 +184,18 @@ class JobTiers:
             return
         terms = opened.terms
         root = root_of(self._place, terms.options.disk_path)
-        ranks = set(terms.ranks)
-        if self._shared(root, terms.generation):
-            # In a shared folder one machine counts, and only steps that are whole for all ranks of the job.
-            if 0 not in ranks or not terms.topology:
+        everybody = range(Topology.parse(terms.topology).world_size) if terms.topology else range(0)
+        mine = whole_steps(root, self._place.job, terms.ranks, run=terms.run)
+        common: Sequence[int] = ()
+        if self._shared(root, terms.generation) or set(everybody) == set(terms.ranks):
+            # In a shared folder one machine deletes, which sees itself what all ranks of the job have.
+            if 0 not in terms.ranks:
+                self._keeper.found(terms, mine)
                 return
-            ranks = set(range(Topology.parse(terms.topology).world_size))
-        spare = {self._kept, *({copying} if (copying := self._remote.copying) is not None else ())}
-        prune(root, self._place.job, max(terms.options.disk_keep, 1), ranks, spare=spare, run=terms.run)
+            common = whole_steps(root, self._place.job, everybody, run=terms.run)
+        old = self._keeper.old(terms, mine, common=common, partly=step_folders(root, self._place.job).keys())
+        copying = self._remote.copying
+        prune(root, self._place.job, old - {copying}, run=terms.run)
 
     def _shared(self, root: Path, generation: int) -> bool:
         """Whether another machine writes there too."""

@@ -1059,21 +1059,35 @@ class PersistRequest(_message.Message):
     JOB_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     WHOLE_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    SETTLED_FIELD_NUMBER: _builtins.int
+    GONE_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     step: _builtins.int
     """0: none"""
     whole: _builtins.int
-    """the newest step that every rank of the job has on disk, kept until a later one is; 0: unknown"""
+    """a step that every rank of the job was seen to have on disk: to be kept; 0: none"""
+    generation: _builtins.int
+    """it means nothing in any other; 0: from a worker of an older version"""
+    settled: _builtins.int
+    """the newest step that every rank is known to keep on disk: older ones may go; 0: none"""
+    @_builtins.property
+    def gone(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """steps on disk that some rank does not have and never will"""
+
     def __init__(
         self,
         *,
         job: _builtins.str = ...,
         step: _builtins.int = ...,
         whole: _builtins.int = ...,
+        generation: _builtins.int = ...,
+        settled: _builtins.int = ...,
+        gone: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "step", b"step", "whole", b"whole"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "gone", b"gone", "job", b"job", "settled", b"settled", "step", b"step", "whole", b"whole"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1571,6 +1585,11 @@ class SavedState(_message.Message):
     BACKUP_NAMED_FIELD_NUMBER: _builtins.int
     BACKUP_WHOLE_FIELD_NUMBER: _builtins.int
     BACKUP_CALM_FIELD_NUMBER: _builtins.int
+    DISK_STEPS_FIELD_NUMBER: _builtins.int
+    DISK_PASSED_FIELD_NUMBER: _builtins.int
+    DISK_KEPT_FIELD_NUMBER: _builtins.int
+    DISK_SETTLED_FIELD_NUMBER: _builtins.int
+    DISK_AGE_S_FIELD_NUMBER: _builtins.int
     own_step: _builtins.int
     own_ns: _builtins.int
     """when it was committed"""
@@ -1593,6 +1612,18 @@ class SavedState(_message.Message):
     """the newest step that it was told to be whole"""
     backup_calm: _builtins.int
     """named steps in a row that were backed up before the next one was due"""
+    disk_passed: _builtins.int
+    """every step up to this one is among them or never will be; 0: unknown"""
+    disk_kept: _builtins.int
+    """of them the one that is kept until it is known to be settled or gone; 0: none"""
+    disk_settled: _builtins.int
+    """the newest that it was told to be settled; 0: none"""
+    disk_age_s: _builtins.float
+    """how old the state in disk_step was when this was said"""
+    @_builtins.property
+    def disk_steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """that all ranks of this machine have on disk; none but a disk_step: an older agent"""
+
     def __init__(
         self,
         *,
@@ -1609,10 +1640,15 @@ class SavedState(_message.Message):
         backup_named: _builtins.int = ...,
         backup_whole: _builtins.int = ...,
         backup_calm: _builtins.int = ...,
+        disk_steps: _abc.Iterable[_builtins.int] | None = ...,
+        disk_passed: _builtins.int = ...,
+        disk_kept: _builtins.int = ...,
+        disk_settled: _builtins.int = ...,
+        disk_age_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backup_calm", b"backup_calm", "backup_named", b"backup_named", "backup_ns", b"backup_ns", "backup_problem", b"backup_problem", "backup_step", b"backup_step", "backup_whole", b"backup_whole", "disk_ns", b"disk_ns", "disk_problem", b"disk_problem", "disk_step", b"disk_step", "disk_wanted", b"disk_wanted", "own_ns", b"own_ns", "own_step", b"own_step", "remote_step", b"remote_step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backup_calm", b"backup_calm", "backup_named", b"backup_named", "backup_ns", b"backup_ns", "backup_problem", b"backup_problem", "backup_step", b"backup_step", "backup_whole", b"backup_whole", "disk_age_s", b"disk_age_s", "disk_kept", b"disk_kept", "disk_ns", b"disk_ns", "disk_passed", b"disk_passed", "disk_problem", b"disk_problem", "disk_settled", b"disk_settled", "disk_step", b"disk_step", "disk_steps", b"disk_steps", "disk_wanted", b"disk_wanted", "own_ns", b"own_ns", "own_step", b"own_step", "remote_step", b"remote_step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

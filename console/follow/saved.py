@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
 
 from pydantic import BaseModel
 
+from activities.watched import stored
 from agent.v1 import agent_pb2 as pb
 from console.follow import text
 from console.follow.problems import problems_of
+from everstep.decisions.disks import newest_of_all
 
 PROBLEMS = 8
 """Problems that are shown; the others are counted."""
@@ -26,7 +27,7 @@ class SavedReport(BaseModel):
     """Steps that the slowest rank's backup is behind its own memory; None: nothing is backed up."""
     disk_step: int | None
     disk_age_s: float | None
-    """Age of the state in it."""
+    """Age of the state in it, as the agents say; where some have later steps too, it may be older."""
     disk_wanted: int | None
     """Step that is going to be written to disk."""
     remote_step: int | None
@@ -34,12 +35,11 @@ class SavedReport(BaseModel):
     """Why backups or disk checkpoints fail, by machine and rank."""
 
 
-def saved_report(ranks: Mapping[str, Iterable[pb.RankProgress]], *, now_ns: int | None = None) -> SavedReport | None:
+def saved_report(ranks: Mapping[str, Iterable[pb.RankProgress]]) -> SavedReport | None:
     """What the newest generation's ranks have saved; None where no rank ever saved.
 
     Args:
         ranks: Of each machine what its agent says.
-        now_ns: Time now, by default the clock's.
     """
     everyone = [(machine, one) for machine, found in ranks.items() for one in found]
     newest = max((one.generation for _, one in everyone), default=0)
@@ -47,16 +47,14 @@ def saved_report(ranks: Mapping[str, Iterable[pb.RankProgress]], *, now_ns: int 
     saved = [one.saved for _, one in known]
     if not any(one.own_step >= 0 or one.disk_step >= 0 for one in saved):
         return None
-    disk_ns = min(one.disk_ns for one in saved)
-    disk_step = _common(one.disk_step for one in saved)
-    now_ns = time.time_ns() if now_ns is None else now_ns
+    disk_step = _some(newest_of_all([stored(one) for one in saved]) or -1)
     behind = [one.own_step - one.backup_step for one in saved if one.backup_step >= 0]
     return SavedReport(
         own_step=_common(one.own_step for one in saved),
         backup_step=_common(one.backup_step for one in saved),
         backup_lag=max(0, *behind) if behind else None,
         disk_step=disk_step,
-        disk_age_s=max(now_ns - disk_ns, 0) / 1e9 if disk_step is not None and disk_ns else None,
+        disk_age_s=(max(one.disk_age_s for one in saved) or None) if disk_step is not None else None,
         disk_wanted=_some(max(one.disk_wanted for one in saved)),
         remote_step=_common(one.remote_step for one in saved),
         problems=_problems(known),

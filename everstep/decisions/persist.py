@@ -18,58 +18,106 @@ from everstep.decisions.pace import Pace, steps_ahead
 LEAD_S = 3.0
 """How far ahead the step lies: until then the request has reached every machine (ours)."""
 AGAIN_S = 60.0
-"""A watcher that asked for a step asks for no other one within this time, whatever became of it, or within
-``disk_every_min`` where that is shorter, seconds (ours)."""
+"""A watcher that asked for a step asks for the next one after this time at the soonest, seconds, and after twice as
+long each time that no step came of it, up to ``disk_every_min`` (ours)."""
+MISSED_MIN = 15.0
+"""Where steps are due by their number only, one is asked for when so long no new one got onto all disks, minutes
+(ours)."""
 
 
 @dataclass(frozen=True, slots=True)
 class OnDisk:
-    """What one rank's machine says of its steps and of the disk."""
+    """What one rank's machine says of its steps and of the disk; ages by that machine's own clock."""
 
     rank: int
     completed_steps: int
-    disk_ns: int
-    """When its newest disk checkpoint was written; 0: there is none."""
+    disk_step: int
+    """Its newest disk checkpoint; -1: there is none."""
+    disk_age_s: float
+    """How old the state in it is now."""
+    lived_s: float
+    """How long ago this process of the rank was started; counts while nothing is on disk."""
     wanted: int
     """Step that was asked for and that is not written yet; -1: none."""
 
 
 @dataclass(slots=True)
 class PersistRule:
-    """Asks for a step when the newest disk checkpoint gets too old; one for each generation of a job."""
+    """Asks for a step when the newest one that all ranks have on disk gets too old; one for each generation of a job.
+
+    Its time is the watcher's alone, from when it saw that a step had got onto
+    all disks. What a machine's clock says counts as a difference only, of two
+    of its own times.
+    """
 
     policy: CheckpointPolicy
-    began_ns: int
-    """When the job began; counts while nothing is on disk."""
     _pace: Pace = field(default_factory=Pace)
-    _asked_ns: int = 0
+    _whole: int | None = None
+    """The newest step that all ranks have; None: not known yet."""
+    _saved_ns: int | None = None
+    """When that one was saved, or the job began; None: not known yet."""
+    _asked_ns: int | None = None
+    _asked: int = 0
+    """How often, since the newest step got onto all disks."""
 
-    def observe(self, ranks: Sequence[OnDisk], now_ns: int) -> int | None:
+    def next(self) -> PersistRule:
+        """The rule of the next generation."""
+        return PersistRule(self.policy, _saved_ns=self._saved_ns, _asked_ns=self._asked_ns, _asked=self._asked)
+
+    def observe(self, ranks: Sequence[OnDisk], whole: int, now_ns: int) -> int | None:
         """The step to ask all machines for, or None. Call it often.
 
         Args:
-            ranks: Of one generation, as their machines showed them last.
-            now_ns: Time now.
+            ranks: All of one generation, as their machines showed them last.
+            whole: The newest step that all of them have on disk; 0: there is none.
+            now_ns: Time now, on a clock that is never set.
         """
         newest = max((one.completed_steps for one in ranks), default=-1)
         self._pace.look(now_ns, newest)
-        if not (self.policy.disk and self.policy.disk_every_min) or newest < 1:
+        every_ns = round(self._every_min(newest, whole) * 60e9)
+        if not ranks or not every_ns or newest < 1:
             return None
+        self._look(ranks, whole, now_ns)
         wanted = max(one.wanted for one in ranks)
         if wanted > newest:
             # Say it again while some machine does not know; to the others it is nothing new.
             return None if all(one.wanted == wanted for one in ranks) else wanted
-        every_ns = round(self.policy.disk_every_min * 60e9)
-        newest_ns = max(one.disk_ns for one in ranks) or self.began_ns
-        due_ns = max(newest_ns + every_ns, self._asked_ns + min(every_ns, round(AGAIN_S * 1e9)))
         step_s = self._pace.step_s()
-        if wanted >= 0 or now_ns < due_ns or step_s is None:
+        if wanted >= 0 or step_s is None or now_ns < self._due_ns(every_ns):
             return None
         self._asked_ns = now_ns
-        return coming_step(newest, step_s)
+        self._asked += 1
+        every = 0 if self.policy.disk_every_min else self.policy.disk_every_steps
+        return coming_step(newest, step_s, every=every)
+
+    def _every_min(self, newest: int, whole: int) -> float:
+        """How old the newest step on all disks may get, minutes; 0: nothing is asked for."""
+        every = self.policy.disk_every_steps
+        if not self.policy.disk or self.policy.disk_every_min:
+            return self.policy.disk_every_min if self.policy.disk else 0.0
+        return MISSED_MIN if every and newest - whole >= 2 * every else 0.0
+
+    def _look(self, ranks: Sequence[OnDisk], whole: int, now_ns: int) -> None:
+        """Notice that a later step got onto all disks."""
+        later = whole > self._whole if self._whole is not None else self._saved_ns is None
+        if later:
+            # A rank that has later steps too speaks of those: the oldest says most.
+            age_s = max(one.disk_age_s if whole else one.lived_s for one in ranks)
+            self._saved_ns = now_ns - round(max(age_s, 0.0) * 1e9)
+            self._asked = 0
+        if later or self._whole is None:
+            self._whole = whole
+
+    def _due_ns(self, every_ns: int) -> int:
+        assert self._saved_ns is not None
+        due_ns = self._saved_ns + every_ns
+        if self._asked_ns is None:
+            return due_ns
+        again_ns = round(AGAIN_S * 1e9) << min(max(self._asked - 1, 0), 20)
+        return max(due_ns, self._asked_ns + min(every_ns, again_ns))
 
 
-def coming_step(newest: int, step_s: float) -> int:
+def coming_step(newest: int, step_s: float, *, every: int = 0) -> int:
     """A step that is at least ``LEAD_S`` and two steps ahead.
 
     The first multiple of a power of two: who asks a little earlier or later, or
@@ -78,7 +126,8 @@ def coming_step(newest: int, step_s: float) -> int:
     Args:
         newest: Completed steps of the rank that is furthest.
         step_s: Time of a step, seconds.
+        every: Only multiples of this are written to disk; 0: any step may be.
     """
     ahead = steps_ahead(LEAD_S, step_s)
-    raster = 1 << (ahead - 1).bit_length()
+    raster = every or 1 << (ahead - 1).bit_length()
     return -(-(newest + ahead) // raster) * raster

@@ -55,7 +55,7 @@ def case(machines: int) -> Case:
 
 def watched(machines: int, code: int | None = None) -> Watched:
     """A job that steps, or (with a code) of which every rank has ended."""
-    found = Watched(job(machines), machines_of(machines), began_ns=NOW_NS)
+    found = Watched(job(machines), machines_of(machines))
     for index, machine in enumerate(machines_of(machines)):
         found.showed(machine.name, progress_reply(index), NOW_NS)
     for rank in range(RANKS * machines if code is not None else 0):
@@ -158,7 +158,7 @@ def every_machine_shows_progress(machines: int) -> Call:
 
 def a_quiet_job_is_judged(machines: int) -> Call:
     found = watched(machines)
-    return lambda: (list(found.verdicts(NOW_NS)), found.persist(NOW_NS), found.whole_on_disk(), found.align(NOW_NS))
+    return lambda: (list(found.verdicts(NOW_NS)), found.persist(NOW_NS), found.on_disks(), found.align(NOW_NS))
 
 
 def every_rank_raised_and_it_is_judged(machines: int) -> Call:

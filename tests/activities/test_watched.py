@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from activities.watched import Watched
 from agent.v1 import agent_pb2 as pb
 from everstep.checkpoint_policy import CheckpointPolicy
 from everstep.decisions.align import Aligned
+from everstep.decisions.disks import Agreed
 from everstep.decisions.watch import Finished
 from everstep.incident import Anomaly, Symptom
 from everstep.job import JobSpec
@@ -23,11 +26,11 @@ def watched(**fields: Any) -> Watched:
     spec = JobSpec(
         name="job", script="/job.py", machines=2, checkpoint=CHECKPOINT, policy=RecoveryPolicy(stall_floor_s=30.0)
     )
-    given: dict[str, Any] = {"spec": spec, "machines": MACHINES, "began_ns": 0}
+    given: dict[str, Any] = {"spec": spec, "machines": MACHINES}
     return Watched(**(given | fields))
 
 
-def progress(rank: int, now_ns: int, steps: int, *, generation: int = 1, **saved: int) -> pb.ProgressReply:
+def progress(rank: int, now_ns: int, steps: int, *, generation: int = 1, **saved: Any) -> pb.ProgressReply:
     nothing: dict[str, Any] = {"own_step": -1, "backup_step": -1, "disk_step": -1, "disk_wanted": -1, "remote_step": -1}
     shown = pb.RankProgress(
         rank=rank,
@@ -41,7 +44,7 @@ def progress(rank: int, now_ns: int, steps: int, *, generation: int = 1, **saved
     return pb.ProgressReply(time_ns=now_ns, generation=generation, ranks=[shown])
 
 
-def show(job: Watched, now_ns: int, steps: int, *, ranks: tuple[int, ...] = (0, 1), **more: int) -> None:
+def show(job: Watched, now_ns: int, steps: int, *, ranks: tuple[int, ...] = (0, 1), **more: Any) -> None:
     for rank in ranks:
         job.showed(f"m{rank}", progress(rank, now_ns, steps, **more), now_ns)
 
@@ -112,17 +115,38 @@ def test_a_machine_that_did_not_hear_of_the_wanted_step_is_told_again() -> None:
     assert job.persist(10 * S) is None
 
 
-def test_a_step_on_disk_is_whole_when_every_rank_names_it() -> None:
+def test_all_machines_are_told_which_step_on_disk_all_have() -> None:
     job = watched()
-    assert job.whole_on_disk() == 0
-    show(job, 10 * S, 100, ranks=(0,), disk_step=64)
-    assert job.whole_on_disk() == 0, "of rank 1 nobody knows"
-    show(job, 10 * S, 100, ranks=(1,))
-    assert job.whole_on_disk() == 0
-    show(job, 11 * S, 110, ranks=(1,), disk_step=64)
-    assert job.whole_on_disk() == 64
-    show(job, 12 * S, 120, ranks=(0,), disk_step=96)
-    assert job.whole_on_disk() == 0
+    assert job.on_disks() == (0, Agreed())
+    show(job, 10 * S, 100, ranks=(0,), disk_steps=[64, 80, 96], disk_passed=96)
+    assert job.on_disks() == (1, Agreed()), "of rank 1 nobody knows"
+    show(job, 10 * S, 100, ranks=(1,), disk_steps=[64], disk_passed=90)
+    assert job.on_disks() == (1, Agreed(keep=64, gone=(80,)))
+    show(job, 11 * S, 100, disk_steps=[64, 96], disk_passed=96, disk_kept=64)
+    assert job.on_disks() == (1, Agreed(keep=96, settled=64))
+    show(job, 12 * S, 100, generation=2)
+    assert job.on_disks() == (2, Agreed())
+
+
+def test_an_agent_of_an_older_version_names_the_newest_step_only() -> None:
+    job = watched()
+    show(job, 10 * S, 100, disk_step=64)
+    assert job.on_disks() == (1, Agreed(keep=64))
+    show(job, 11 * S, 110, ranks=(0,), disk_step=96)
+    assert job.on_disks() == (1, Agreed()), "whether it has 64 still is not known, nor that it has not"
+
+
+@pytest.mark.parametrize("ahead_s", [-86_400, 86_400])
+def test_ages_are_taken_from_one_clock_each(ahead_s: int) -> None:
+    """Of agents that say none; CHECKPOINT wants one a minute."""
+    job, asked = watched(), []
+    for second in range(100_000, 100_100):
+        for rank, off in ((0, 0), (1, ahead_s)):
+            reply = progress(rank, (second + off) * S, second, disk_step=64, disk_ns=(100_000 - 30 + off) * S)
+            job.showed(f"m{rank}", reply, second * S)
+        if job.persist(second * S) is not None:
+            asked.append(second)
+    assert asked[0] == 100_030
 
 
 def test_machines_are_aligned_in_the_generation_that_is_behind() -> None:

@@ -39,7 +39,7 @@ class Tiers:
     def shut(self) -> None:
         self.calls.append("shut")
 
-    def persist(self, step: int, whole: int = 0) -> None: ...
+    def persist(self, request: pb.PersistRequest) -> None: ...
 
     def held(self, request: pb.CheckpointsRequest) -> list[pb.HeldCheckpoint]:
         return []

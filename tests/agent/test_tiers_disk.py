@@ -79,7 +79,7 @@ def test_a_pinned_slot_is_spared_while_it_is_written(machine_of: Callable[..., M
     machine.save(10, ranks=(1,))
     machine.on_disk(10)
     machine.save(*range(11, 20))
-    machine.tiers.persist(20)
+    machine.persist(20)
     assert machine.saved.of(0).disk_wanted == 20
     machine.save(20, 21, 22, 23, ranks=(0,))
     machine.on_disk(10)
@@ -93,13 +93,13 @@ def test_a_persist_writes_what_is_held_or_comes_and_says_what_is_gone(machine_of
     machine = machine_of(disk_every_steps=0)
     machine.launch()
     machine.save(1, 2, 3)
-    machine.tiers.persist(3)
+    machine.persist(3)
     machine.on_disk(3)
-    machine.tiers.persist(6)
+    machine.persist(6)
     machine.save(4, 5, 6, 7)
     machine.on_disk(6)
     machine.save(8, 9, 10)
-    machine.tiers.persist(7)
+    machine.persist(7)
     assert machine.problem() == "step 7 was asked for and rank 0, now at step 10, holds it no more"
     assert machine.saved.of(0).disk_wanted == -1
     assert machine.steps() == {0: [3, 6], 1: [3, 6]}
@@ -221,17 +221,17 @@ def test_a_folder_that_does_not_exist_is_named_and_used_once_it_does(
 
 
 def test_the_last_step_that_is_whole_everywhere_is_kept_while_others_go(machine_of: Callable[..., Machine]) -> None:
-    machine = machine_of()
+    machine = machine_of(world=4)
     machine.launch()
     for step in (10, 20):
         machine.save(step)
         machine.on_disk(step)
-    machine.tiers.persist(0, whole=20)
+    machine.persist(whole=20, settled=20, generation=1)
     for step in (30, 40, 50):  # another machine's disk is full
         machine.save(step)
         machine.on_disk(step)
     wait_for(lambda: machine.steps() == {0: [20, 40, 50], 1: [20, 40, 50]}, "all that is too old goes")
-    machine.tiers.persist(0, whole=50)
+    machine.persist(whole=50, settled=50, generation=1)
     machine.save(60)
     machine.on_disk(60)
     wait_for(lambda: machine.steps() == {0: [50, 60], 1: [50, 60]}, "and so does that one")

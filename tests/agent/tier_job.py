@@ -119,6 +119,9 @@ class Machine:
             for rank in ranks or self.ranks_here:
                 self.tiers.on_saved(rank, self.ranks[rank].save(step))
 
+    def persist(self, step: int = 0, **told: Any) -> None:
+        self.tiers.persist(pb.PersistRequest(job=JOB, step=step, **told))
+
     def on_disk(self, step: int) -> None:
         """Wait until a step is there for all ranks of this machine."""
         wait_for(lambda: all(self.saved.of(rank).disk_step >= step for rank in self.ranks_here), f"step {step} on disk")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from everstep import shard_folders
 from everstep.errors import CheckpointError
-from everstep.shard_folders import held_on_disk, prune, set_aside, step_folder, step_folders
+from everstep.shard_folders import held_on_disk, prune, set_aside, step_folder, step_folders, whole_steps
 from tests.everstep.shards import STATE, Slot
 
 
@@ -25,17 +25,17 @@ def here(root: Path) -> list[str]:
     return sorted(path.name for path in (root / "job").iterdir())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     written=st.lists(st.sets(st.sampled_from(range(10, 80, 10))), min_size=1, max_size=3),
-    keep=st.integers(1, 3),
+    going=st.sets(st.sampled_from(range(10, 80, 10))),
     others=st.integers(0, 2),
 )
-def test_the_last_whole_steps_stay(
+def test_what_is_whole_is_found_and_what_is_to_go_goes(
     tmp_path_factory: pytest.TempPathFactory,
     slots: dict[int, Slot],
     written: list[set[int]],
-    keep: int,
+    going: set[int],
     others: int,
 ) -> None:
     """Ranks of this machine first, then those of others that share the disk."""
@@ -44,25 +44,20 @@ def test_the_last_whole_steps_stay(
         for step in steps:
             slots[step].write(root, rank)
     ranks = range(max(1, len(written) - others))
-    whole = sorted(set.intersection(*(written[rank] for rank in ranks)))
+    assert whole_steps(root, "job", ranks) == sorted(set.intersection(*(written[rank] for rank in ranks)))
     before = set(step_folders(root, "job"))
-    deleted = prune(root, "job", keep, ranks)
+    deleted = prune(root, "job", going)
+    assert deleted == sorted(before & going)
     after = {(one.completed_steps, one.rank) for one in held_on_disk(root, "job") if one.valid}
-    assert set(deleted) == before - set(step_folders(root, "job"))
     assert after == {(s, rank) for rank, steps in enumerate(written) for s in steps if s not in deleted}
-    if len(whole) < keep:
-        assert deleted == []
-    else:
-        assert deleted == sorted(step for step in before if step < whole[-keep])
 
 
-def test_damaged_steps_do_not_count_as_kept(slots: dict[int, Slot], tmp_path: Path) -> None:
+def test_damaged_steps_are_not_whole(slots: dict[int, Slot], tmp_path: Path) -> None:
     for step in (10, 20, 30):
         slots[step].write(tmp_path)
     os.truncate(step_folder(tmp_path, "job", 30) / "rank-0.safetensors", 10)
-    assert prune(tmp_path, "job", 2, [0]) == []
-    slots[40].write(tmp_path)
-    assert prune(tmp_path, "job", 2, [0]) == [10]
+    assert whole_steps(tmp_path, "job", [0]) == [10, 20]
+    assert whole_steps(tmp_path, "job", []) == []
 
 
 def test_ranks_of_an_older_run_that_live_on_cost_the_newer_one_no_step(slots: dict[int, Slot], tmp_path: Path) -> None:
@@ -71,8 +66,10 @@ def test_ranks_of_an_older_run_that_live_on_cost_the_newer_one_no_step(slots: di
         slots[step].write(tmp_path, run=newer)
     for step in (30, 40):
         slots[step].write(tmp_path, run=older)
-    assert prune(tmp_path, "job", 1, [0], run=older) == [30]
-    assert prune(tmp_path, "job", 1, [0], run=newer) == [10]
+    assert whole_steps(tmp_path, "job", [0], run=older) == [30, 40]
+    assert whole_steps(tmp_path, "job", [0], run=newer) == [10, 20]
+    assert prune(tmp_path, "job", [10, 30], run=older) == [30]
+    assert prune(tmp_path, "job", [10], run=newer) == [10]
     assert list(step_folders(tmp_path, "job")) == [20, 40]
 
 
@@ -81,13 +78,13 @@ def test_a_deletion_that_was_cut_short_is_ended_by_the_next(slots: dict[int, Slo
         slots[step].write(tmp_path)
     step_folder(tmp_path, "job", 10).rename(tmp_path / "job" / "step-000000010.deleted")
     assert [one.completed_steps for one in held_on_disk(tmp_path, "job")] == [20]
-    assert prune(tmp_path, "job", 1, [0]) == []
+    assert prune(tmp_path, "job", []) == []
     assert here(tmp_path) == ["step-000000020"]
 
 
 def test_nothing_is_there_to_prune_or_set_aside(tmp_path: Path) -> None:
-    assert prune(tmp_path, "job", 1, [0]) == []
-    assert prune(tmp_path, "job", 1, []) == []
+    assert prune(tmp_path, "job", [10]) == []
+    assert whole_steps(tmp_path, "job", [0]) == []
     assert set_aside(tmp_path, "job", 0, 1) == []
 
 
@@ -151,6 +148,6 @@ def test_other_folders_are_left_alone(slots: dict[int, Slot], tmp_path: Path) ->
         slots[step].write(tmp_path)
     (tmp_path / "job" / "step-final").mkdir()
     (tmp_path / "job" / "notes").write_text("mine")
-    assert prune(tmp_path, "job", 1, [0]) == [10]
+    assert prune(tmp_path, "job", [10, 30]) == [10]
     assert set_aside(tmp_path, "job", 0, 9) == [20]
     assert here(tmp_path) == ["abandoned-g9-step-000000020", "notes", "step-final"]

@@ -5,8 +5,6 @@ from __future__ import annotations
 from agent.v1 import agent_pb2 as pb
 from console.follow.saved import saved_lines, saved_report, saved_short
 
-S = 10**9
-
 
 def rank(number: int, generation: int = 2, **saved: object) -> pb.RankProgress:
     none = {"own_step": -1, "backup_step": -1, "disk_step": -1, "disk_wanted": -1, "remote_step": -1}
@@ -16,10 +14,9 @@ def rank(number: int, generation: int = 2, **saved: object) -> pb.RankProgress:
 def test_the_newest_step_of_every_rank_counts_and_the_slowest_backup() -> None:
     report = saved_report(
         {
-            "m0": [rank(0, own_step=120, backup_step=120, disk_step=100, disk_ns=30 * S)],
-            "m1": [rank(1, own_step=121, backup_step=118, disk_step=105, disk_ns=40 * S, disk_wanted=128)],
+            "m0": [rank(0, own_step=120, backup_step=120, disk_step=100, disk_age_s=60.0)],
+            "m1": [rank(1, own_step=121, backup_step=118, disk_step=105, disk_steps=[90, 100, 105], disk_wanted=128)],
         },
-        now_ns=90 * S,
     )
 
     assert report is not None
@@ -32,6 +29,18 @@ def test_the_newest_step_of_every_rank_counts_and_the_slowest_backup() -> None:
             "step 120 in own memory; 118 at the peers (3 behind); 100 on disk, 1 min 0 s old (step 128 comes)",
         )
     ]
+
+
+def test_the_newest_steps_on_two_disks_are_none_in_common() -> None:
+    report = saved_report(
+        {
+            "m0": [rank(0, own_step=120, disk_step=100, disk_steps=[80, 100])],
+            "m1": [rank(1, own_step=121, disk_step=120, disk_steps=[90, 120])],
+        }
+    )
+
+    assert report is not None
+    assert (report.disk_step, report.disk_age_s) == (None, None)
 
 
 def test_a_rank_without_a_copy_is_no_common_step() -> None:

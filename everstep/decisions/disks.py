@@ -1,0 +1,72 @@
+"""Which step on disk all ranks keep, so that there always is one that they have in common.
+
+Disks differ: a slow one gets every 2nd, 4th, … of the steps that a fast one
+gets, and later. Each machine deletes old steps, and what one of them deletes,
+the others may just have finished. So a step that all ranks were seen to have is
+told to all of them as one to *keep*. A machine that has it says so, and deletes
+it no more. When all have said so, it is *settled*, and only then may older
+steps go, and the next one is named.
+
+So messages may be late, lost or repeated, there may be several watchers, and
+agents and workers may be restarted: what a conclusion rests on are facts that
+stay true. A machine gives up a step that it keeps only for a later one that is
+settled, or because the step is *gone*: some rank has passed it without having
+it on disk, and so never will.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What one rank's machine says of the steps on its disk; alike for all ranks of a machine."""
+
+    steps: frozenset[int]
+    """That are there for all ranks of the machine."""
+    passed: int = 0
+    """Every step up to this one is among them or never will be; 0: nobody knows."""
+    kept: int = 0
+    """The one that it keeps until it hears that it is settled or gone; 0: none."""
+    settled: int = 0
+    """The newest that it heard to be settled; 0: none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """What machines should know."""
+
+    keep: int = 0
+    """The step that every rank should keep; 0: there is none."""
+    settled: int = 0
+    """The newest that every rank keeps: older ones may go; 0: none."""
+    gone: tuple[int, ...] = ()
+    """Steps on some disk that some rank does not have and never will."""
+
+
+def newest_of_all(ranks: Collection[Stored]) -> int:
+    """The newest step that all of some ranks have on disk; 0: there is none."""
+    return max(frozenset.intersection(*(one.steps for one in set(ranks))), default=0) if ranks else 0
+
+
+def agree(ranks: Sequence[Stored], world_size: int) -> Agreed:
+    """What to tell every machine.
+
+    Args:
+        ranks: Of one generation, as their machines showed them last.
+        world_size: Ranks of the job; while some of them are not known, nothing is concluded.
+    """
+    if len(ranks) < world_size:
+        return Agreed()
+    machines = set(ranks)
+    held = frozenset.union(*(one.steps for one in machines))
+    gone = {step for step in held if any(step not in one.steps and step <= one.passed for one in machines)}
+    kept = max(one.kept for one in machines)
+    settled = max(one.settled for one in machines)
+    if all(one.kept == kept and kept in one.steps for one in machines):
+        settled = max(settled, kept)
+    if kept <= settled or kept in gone:
+        kept = newest_of_all(machines)
+    return Agreed(kept, settled, tuple(sorted(gone)))
