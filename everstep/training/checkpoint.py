@@ -23,6 +23,7 @@ from everstep.training.arena import Arena
 from everstep.training.bell import Bell
 from everstep.training.codec import decode, encode
 from everstep.training.cuda import Cuda
+from everstep.training.gradients import WHAT_TO_DO, Gradients
 from everstep.training.layout import Layout, view_of
 from everstep.training.rng import RandomState
 from everstep.training.room import check_room
@@ -30,6 +31,7 @@ from everstep.training.saver import Saver
 
 _RNG = "everstep.rng"
 _STEP = "everstep.step"
+_GRADIENTS = "everstep.gradients"
 
 
 @runtime_checkable
@@ -79,12 +81,15 @@ class Checkpoint:
                 )
         self._things = dict(things)
         self._file = file
-        self._layout: Layout | None = None
+        self._layouts: dict[bool, Layout] = {}
+        """Of states with and without gradients."""
+        self._gradients: Gradients | None = None
         self._saver: Saver | None = None
         self._random = RandomState(cuda)
         if file is not None:
             midway = None if faults is None else lambda completed_steps: faults.meet("save", completed_steps - 1)
             self._saver = Saver(file, overlap=overlap, bell=bell, midway=midway, cuda=cuda)
+            self._gradients = Gradients(self._things, self._saver.give_up)
 
     @property
     def active(self) -> bool:
@@ -105,12 +110,16 @@ class Checkpoint:
         Raises:
             CheckpointError: no room in shared memory, a state that cannot be saved, or the save before failed.
         """
-        if self._saver is None:
+        if self._saver is None or self._gradients is None:
             return
         tree = {name: thing.state_dict() for name, thing in self._things.items()}
+        gradients = self._gradients.state_dict(completed_steps, tree)
         tree |= {_RNG: self._random.state_dict(), _STEP: completed_steps}
-        encoded = encode(tree, self._layout)
-        self._layout = encoded.layout
+        if gradients:
+            tree[_GRADIENTS] = gradients
+        accumulated = "tensors" in gradients
+        encoded = encode(tree, self._layouts.get(accumulated))
+        self._layouts[accumulated] = encoded.layout
         self._saver.save(self._things, encoded, completed_steps)
 
     def wait(self) -> None:
@@ -170,6 +179,11 @@ class Checkpoint:
         from everstep.training.reshard import read_resharded
 
         completed_steps, tree = read_resharded(folder, topology, rank, self._meshes())
+        if "tensors" in tree.get(_GRADIENTS, {}):
+            raise CheckpointError(
+                f"{folder} was saved while gradients were accumulated, which go on with the same sizes only: start "
+                f"from a step after which the optimizer had stepped. {WHAT_TO_DO}"
+            )
         self._take_over(tree, completed_steps, str(folder))
         self.discard()
         self.save(completed_steps)
@@ -198,6 +212,8 @@ class Checkpoint:
 
     def close(self) -> None:
         """End saving and give the mapping back; the file stays for the next generation."""
+        if self._gradients is not None:
+            self._gradients.close()
         if self._saver is not None:
             self._saver.close()
 
@@ -236,7 +252,7 @@ class Checkpoint:
 
     def _take_over(self, tree: Any, completed_steps: int, whence: str) -> None:
         """Give everybody their state."""
-        rng, inside = tree.pop(_RNG, None), tree.pop(_STEP, None)
+        rng, inside, gradients = tree.pop(_RNG, None), tree.pop(_STEP, None), tree.pop(_GRADIENTS, {})
         if inside != completed_steps:
             raise CorruptCheckpoint(
                 f"{whence}: what is labelled as the state after step {completed_steps} says it is the one "
@@ -256,6 +272,8 @@ class Checkpoint:
                 raise CheckpointError(
                     f"the saved state of {name!r} does not fit the script's {type(thing).__name__}: {error}"
                 ) from error
+        if self._gradients is not None:
+            self._gradients.load_state_dict(gradients, completed_steps)
         if rng is not None:
             self._random.load_state_dict(rng)
 

@@ -35,6 +35,7 @@ from everstep.training.bell import Bell
 from everstep.training.codec import Encoded
 from everstep.training.copier import Copier, HostCopier
 from everstep.training.cuda import Cuda, TorchCuda
+from everstep.training.layout import Layout
 from everstep.training.overlap import Witness
 from everstep.training.plan import HOST, Pieces, Plan
 
@@ -63,6 +64,8 @@ class _Save:
     torn: str = ""
     """Tensor that was changed too early."""
     committed: bool = False
+    given_up: bool = False
+    """It turned out to lack something."""
     stepped: bool = False
     """An optimizer's step was let through: changes are as they should be."""
 
@@ -95,7 +98,8 @@ class Saver:
         self._midway = midway
         self._trusting = overlap
         """Whether tensors are copied while training goes on; ends with the first surprise."""
-        self._plan: Plan | None = None
+        self._plans: dict[Layout, Plan] = {}
+        """Of states with and without gradients, which take turns in a script that accumulates them."""
         self._save: _Save | None = None
         self._copiers: dict[str, Copier] = {}
         self._pinned: PinnedMemory | None = None
@@ -167,6 +171,20 @@ class Saver:
         self._let_step(save)
         self._save = None
 
+    def give_up(self, completed_steps: int) -> None:
+        """Keep no state after so many steps or more, committed or under way.
+
+        Args:
+            completed_steps: The first that is not kept.
+        """
+        if os.getpid() != self._process:
+            return
+        with self._lock:
+            save = self._save
+            if save is not None and save.completed_steps >= completed_steps:
+                save.given_up = True
+            self._file.discard_after(completed_steps - 1)
+
     def drain(self) -> None:
         """Wait for the last save, but not forever, and whatever became of it: the script is leaving already."""
         save = self._save
@@ -187,17 +205,20 @@ class Saver:
         for copier in self._copiers.values():
             copier.close()
         self._copiers.clear()
-        self._plan = None
+        self._plans.clear()
         self._file.close()
         self._bell.close()
 
     # The script's thread.
 
     def _planned(self, things: Mapping[str, Any], encoded: Encoded) -> Plan:
-        plan = self._plan
+        plan = self._plans.get(encoded.layout)
         if plan is None or not plan.fits(encoded):
             parts = 2 if self._midway else 1
-            plan = self._plan = Plan(things.values(), encoded, overlap=self._trusting, parts=parts)
+            plan = Plan(things.values(), encoded, overlap=self._trusting, parts=parts)
+            if len(self._plans) > 1 or encoded.layout in self._plans:
+                self._plans.clear()  # they keep tensors that may have been replaced
+            self._plans[encoded.layout] = plan
             self._make_copiers(plan.devices)
         plan.follow(self._file.mapping)
         return plan
@@ -233,7 +254,7 @@ class Saver:
                 f"the state after step {save.completed_steps} could not be saved: {save.error}"
             ) from save.error
         if save.torn and self._trusting:
-            self._trusting, self._plan = False, None
+            self._trusting, self._plans = False, {}
             warnings.warn(
                 f"everstep: {save.torn!r} was changed outside of optimizer.step() while it was being saved. The state "
                 f"after step {save.completed_steps} is not kept, and from now on training waits for every copy. Change "
@@ -285,7 +306,7 @@ class Saver:
         self._file.commit(save.completed_steps)
         with self._lock:
             save.committed = True
-            if save.torn:
+            if save.torn or save.given_up:
                 self._file.forget(save.completed_steps)
                 return
         self._bell.ring()

@@ -166,6 +166,7 @@ def test_saves_and_restores_use_the_rank_s_device_alone(platform: Platform, shm:
         {"model": model, "optimizer": optimizer}, SlotFile(shm / "c"), overlap=True, cuda=platform.cuda
     )
     for step in (1, 2, 3):
+        optimizer.zero_grad()
         model(*there(platform, torch.randn(4, 300))).sum().backward()
         optimizer.step()
         kept = model.weight.detach().cpu().clone()

@@ -73,8 +73,16 @@ class Training:
             "second": self.second,
         }
 
-    def backward(self) -> None:
+    def backward(self, *, accumulate: bool = False) -> None:
+        if not accumulate:
+            self.first.zero_grad()
+            self.model.zero_grad()
         (self.model(torch.randn(4, 64)).square().mean() + self.turned.square().mean()).backward()
+
+    def gradients(self) -> list[tuple[str, torch.Tensor]]:
+        """The parameters by the names that their gradients have in a save."""
+        named = [(f"model.{name}", parameter) for name, parameter in self.model.named_parameters()]
+        return [*named, ("first.0.2", self.turned)]
 
     def snapshot(self) -> Any:
         """All that is to be saved, as it is now."""
@@ -164,12 +172,27 @@ def test_the_next_save_waits_for_the_one_before(make: Callable[..., Checkpoint],
     assert steps_in(shm / "c") == [1, 2]
 
 
-EVENTS = ["forward", "first", "second", "closure", "scaled", "inf", "schedule", "average", "tamper", "data", "sleep"]
+EVENTS = [
+    "forward",
+    "zero",
+    "zeros",
+    "first",
+    "second",
+    "closure",
+    "scaled",
+    "inf",
+    "schedule",
+    "average",
+    "tamper",
+    "data",
+    "sleep",
+]
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.lists(st.sampled_from(EVENTS), max_size=5), min_size=1, max_size=8), st.integers(0, 2000))
 @pytest.mark.filterwarnings("ignore:everstep. .* was changed outside of optimizer.step:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:everstep. gradients that optimizer.step.. had used:RuntimeWarning")
 @pytest.mark.filterwarnings("ignore:Detected call of .lr_scheduler.step:UserWarning")
 def test_what_is_committed_is_what_was_there(bodies: list[list[str]], microseconds: int) -> None:
     """Whatever bodies do: gradients accumulate, steps are skipped, somebody changes parameters where he must not."""
@@ -189,7 +212,11 @@ def test_what_is_committed_is_what_was_there(bodies: list[list[str]], microsecon
     def act(event: str) -> None:
         match event:
             case "forward":
-                training.backward()
+                training.backward(accumulate=True)
+            case "zero":
+                training.first.zero_grad()
+            case "zeros":
+                training.second.zero_grad(set_to_none=False)
             case "first":
                 training.first.step()
             case "second":
@@ -215,17 +242,21 @@ def test_what_is_committed_is_what_was_there(bodies: list[list[str]], microsecon
                 time.sleep(0.002)
 
     try:
-        expected = {}
+        expected, gradients = {}, {}
         for step, body in enumerate([["forward", "first"], *bodies]):
             for event in body:
                 act(event)
             expected[step] = training.snapshot()
+            gradients[step] = {name: clone(one.grad) for name, one in training.gradients() if one.grad is not None}
             checkpoint.save(step)
         checkpoint.wait()
         steps = steps_in(folder / "c")
         assert steps[-1] == len(bodies)
         for step in steps:
-            assert same(without_ours(saved(folder / "c", step)), expected[step])
+            state = saved(folder / "c", step)
+            assert same(without_ours(state), expected[step])
+            kept = state.get("everstep.gradients", {}).get("tensors", {})
+            assert all(same(grad, gradients[step][name]) for name, grad in kept.items())
     finally:
         checkpoint.close()
         shutil.rmtree(folder)
