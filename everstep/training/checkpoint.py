@@ -8,6 +8,7 @@ local shard, so no rank ever gathers anything.
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -84,6 +85,8 @@ class Checkpoint:
         self._layouts: dict[bool, Layout] = {}
         """Of states with and without gradients."""
         self._gradients: Gradients | None = None
+        self._groups: dict[str, list[int]] | None = None
+        """Parameters in each group of each optimizer when the loop began; None: the script was told of a change."""
         self._saver: Saver | None = None
         self._random = RandomState(cuda)
         if file is not None:
@@ -112,6 +115,7 @@ class Checkpoint:
         """
         if self._saver is None or self._gradients is None:
             return
+        self._tell_of_new_parameters()
         tree = {name: thing.state_dict() for name, thing in self._things.items()}
         gradients = self._gradients.state_dict(completed_steps, tree)
         tree |= {_RNG: self._random.state_dict(), _STEP: completed_steps}
@@ -192,6 +196,7 @@ class Checkpoint:
 
     def discard(self) -> None:
         """Forget every slot: the job starts from the beginning."""
+        self._groups = self._sizes()
         if self._file is not None:
             self._file.discard_after(-1)
 
@@ -272,10 +277,35 @@ class Checkpoint:
                 raise CheckpointError(
                     f"the saved state of {name!r} does not fit the script's {type(thing).__name__}: {error}"
                 ) from error
+        self._groups = self._sizes()
         if self._gradients is not None:
             self._gradients.load_state_dict(gradients, completed_steps)
         if rng is not None:
             self._random.load_state_dict(rng)
+
+    def _sizes(self) -> dict[str, list[int]]:
+        return {
+            name: [len(group["params"]) for group in thing.param_groups]
+            for name, thing in self._things.items()
+            if isinstance(thing, torch.optim.Optimizer)
+        }
+
+    def _tell_of_new_parameters(self) -> None:
+        """Warn once of an optimizer that is no longer what a restart will find when it restores: before any body."""
+        if self._groups is None:
+            return
+        before = self._groups
+        name = next((name for name, groups in self._sizes().items() if groups != before.get(name)), "")
+        if not name:
+            return
+        self._groups = None
+        warnings.warn(
+            f"everstep: the parameters of {name!r} are others than when the loop began. A restart loads its state "
+            "before the first body, and it will not fit. Give the optimizer all parameters before run.steps(), and "
+            "keep those that do not train yet from having gradients (requires_grad_(False))",
+            RuntimeWarning,
+            stacklevel=4,
+        )
 
     def _meshes(self) -> dict[Any, Any]:
         """Device meshes that the given models and optimizers use."""

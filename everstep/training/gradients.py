@@ -9,9 +9,9 @@ so they are left out, and the next step is looked at: a gradient that it finds
 in the very tensor that was left out was not dropped. Then the saves without it
 are given up, and from then on all gradients are saved.
 
-A save that leaves gradients out before the script was seen to drop any says so
-(*assumed*). A run that goes on from such a save and then does not drop them
-ends with an error, instead of going on from half a state.
+A save says which gradients it leaves out. A run that goes on from it has
+placeholders there, and ends with an error if its first step finds one of them,
+instead of going on from half a state.
 
 Which gradients are used is known from torch's hook behind ``optimizer.step``,
 and the version counters of the gradients: whatever changes one after the step
@@ -35,7 +35,7 @@ from everstep.errors import CheckpointError
 USED = "_everstep_used"
 """On a gradient: its version when an optimizer had used it."""
 LEFT = "_everstep_left"
-"""On a gradient: the first save that left it out."""
+"""On a gradient: the first save that left it out; 0: it is a placeholder for one that was left out."""
 WHAT_TO_DO = (
     "Let each body of run.steps() be a whole optimizer step, with the loop over its micro-batches inside, and count "
     "optimizer steps"
@@ -55,14 +55,12 @@ class Gradients:
         self._give_up = give_up
         self._keep_all = False
         """Used gradients were used again: nothing is left out any more."""
-        self._dropped = False
-        """Left out gradients were seen to be dropped."""
         self._accumulates = False
         """A body ended with pending gradients."""
         self._left: set[int] = set()
         """Parameters whose gradients the last save left out, by id."""
         self._scale = 0.0
-        self._assumed_from = -1
+        self._resumed_from = 0
         self._watched: list[RemovableHandle] = []
         # A compiled step calls hooks as they are.
         before = torch.compiler.disable(self._before_step)  # type: ignore[no-untyped-call]
@@ -97,13 +95,13 @@ class Gradients:
         saved = {id(parameter) for _, parameter, _ in pending}
         left = [(parameter, grad) for _, parameter, grad in there if id(parameter) not in saved]
         self._leave_out(left, completed_steps)
-        state: dict[str, Any] = {}
+        state: dict[str, Any] = {"all": True} if self._keep_all else {}
         if pending:
             state["tensors"] = {name: grad for name, _, grad in pending}
             if strides := {name: turned for name, _, grad in pending if (turned := _turned(grad))}:
                 state["strides"] = strides
-        if left and not self._dropped:
-            state["assumed"] = True
+        if left:
+            state["left_out"] = bytes(id(parameter) in self._left for _, parameter, _ in found)
         return state
 
     def load_state_dict(self, state: Mapping[str, Any], completed_steps: int) -> None:
@@ -113,18 +111,24 @@ class Gradients:
             CheckpointError: they do not fit the parameters.
         """
         tensors, strides = dict(state.get("tensors", {})), state.get("strides", {})
-        for name, parameter in self._parameters():
+        left_out = state.get("left_out", b"")
+        for number, (name, parameter) in enumerate(self._parameters()):
             grad = tensors.pop(name, None)
             try:
                 parameter.grad = None if grad is None else _laid_out(grad, strides.get(name))
+                if any(left_out[number : number + 1]):
+                    parameter.grad = placeholder = torch.zeros_like(parameter, requires_grad=False)
+                    setattr(placeholder, LEFT, 0)
+                    setattr(placeholder, USED, _version(placeholder))
             except Exception as error:
                 raise CheckpointError(f"the saved gradient of {name} does not fit the parameter: {error}") from error
         if tensors:
             raise CheckpointError(
                 f"the checkpoint holds a gradient of {next(iter(tensors))}, which the script does not have"
             )
-        self._accumulates = bool(state.get("tensors"))
-        self._assumed_from = completed_steps if state.get("assumed") else -1
+        self._left = {id(one) for _, one in self._parameters() if hasattr(one.grad, LEFT)}
+        self._accumulates, self._keep_all = bool(state.get("tensors")), bool(state.get("all"))
+        self._resumed_from = completed_steps
 
     def _leave_out(self, left: Sequence[tuple[Tensor, Tensor]], completed_steps: int) -> None:
         while self._watched:
@@ -170,23 +174,19 @@ class Gradients:
         since = getattr(parameter.grad, LEFT, None)
         if since is None:
             self._left.discard(id(parameter))
-            if not self._left:
-                self._dropped, self._assumed_from = True, -1
         elif used:
             self._surprise(since)
 
     def _surprise(self, since: int) -> None:
         """Gradients that were left out are used again."""
-        self._left.clear()
-        if self._keep_all:
-            return
-        self._keep_all = True
-        self._give_up(since)
-        if self._assumed_from >= 0:
+        if not since:
             raise CheckpointError(
-                f"the state after step {self._assumed_from}, from which this run went on, lacks gradients that the "
+                f"the state after step {self._resumed_from}, from which this run went on, lacks gradients that the "
                 "script uses again after optimizer.step(): start from an older step, or from the beginning"
             )
+        self._left.clear()
+        self._keep_all = True
+        self._give_up(since)
         warnings.warn(
             "everstep: gradients that optimizer.step() had used were not dropped (set to None) before the next step. "
             f"States saved without them, from step {since} on, are not kept; from now on all gradients are saved. "
