@@ -11,6 +11,7 @@ script that knows nothing of everstep.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import time
@@ -21,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel as Parallel
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 import everstep
@@ -37,6 +39,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--context", type=int, default=16, help="bytes before the predicted one (default: %(default)s)")
     parser.add_argument("--dim", type=int, default=64, help="width of the model (default: %(default)s)")
     parser.add_argument("--lr", type=float, default=3e-3, help="learning rate at the start (default: %(default)s)")
+    parser.add_argument("--accumulate", type=int, default=1, help="steps in each optimizer step (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of weights, order and dropout (default: %(default)s)")
     parser.add_argument("--step-seconds", type=float, default=0.0, help="make a step last at least this long")
     parser.add_argument(
@@ -117,10 +120,11 @@ def main() -> None:
     args = options()
     run = everstep.join(tp=1, pp=1)  # everstep: who this rank is
     torch.set_num_threads(1)  # the number of threads is part of the result's bits
-    model = parallel = build(args)
+    model = build(args)
+    parallel: nn.Module = model
     if run.world_size > 1:
         dist.init_process_group("gloo")
-        parallel = nn.parallel.DistributedDataParallel(model)
+        parallel = Parallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps)
     data = Text(args.context)
@@ -140,12 +144,16 @@ def main() -> None:
     # everstep: with three ranks or more DDP needs two iterations until its sums are in their final order.
     for step in run.steps(args.steps, state, warm_up=warm_up if run.world_size > 2 else None):
         inputs, targets = next(batches)
-        loss = functional.cross_entropy(parallel(inputs), targets)
-        loss.backward()  # type: ignore[no-untyped-call]
+        # everstep: gradients that a body leaves for a later one's optimizer.step() are part of the state.
+        stepping = step % args.accumulate == args.accumulate - 1
+        with parallel.no_sync() if isinstance(parallel, Parallel) and not stepping else contextlib.nullcontext():
+            loss = functional.cross_entropy(parallel(inputs), targets)
+            (loss / args.accumulate).backward()
         norm = nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
-        optimizer.step()
-        optimizer.zero_grad()
-        schedule.step()
+        if stepping:
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
         mean = loss.detach() / run.world_size
         if run.world_size > 1:
             # everstep: all ranks meet here in every step, so none is ever more than one step ahead.

@@ -47,6 +47,13 @@ async def test_a_kill_in_the_middle_of_a_save_costs_no_more_than_that_step(
     recovered(await drill("kill-during-save", ranks=[2]))
 
 
+async def test_a_kill_between_two_steps_of_the_optimizer(drill: DrillOf, recovered: Recovered) -> None:
+    """Four bodies make an optimizer step: the gradients of the first two of them come from the checkpoint."""
+    script = [str(example("ddp.py")), "--steps", "24", "--accumulate", "4", "--dim", "16"]
+    result = await drill("kill-rank", ranks=[2], tp=1, at_step=10, script=script, steps=None)
+    recovered(result)
+
+
 async def test_an_exception_in_user_code(drill: DrillOf, recovered: Recovered, cluster: DrillCluster) -> None:
     result = await drill("raise", ranks=[1], exception="ValueError")
     recovered(result)

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 import everstep
-from tests.examples.bodies import STEPS, Numbers, Script, adamw, batch, last_of_window, network, script
-from tests.examples.gradients_across_bodies import SCRIPTS
+from tests.examples import gradients_across_bodies  # noqa: F401 (its scripts are among them)
+from tests.examples.bodies import SCRIPTS, STEPS, Numbers, Script, adamw, batch, last_of_window, network, script
 
 
 @script

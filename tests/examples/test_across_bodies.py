@@ -1,7 +1,11 @@
-"""Whatever lives from one body to the next: resumed bit for bit by new processes after a kill, or said aloud."""
+"""What docs/training.md says of whatever lives from one body to the next.
+
+It is resumed bit for bit by new processes after a kill, or said aloud.
+"""
 
 from __future__ import annotations
 
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -111,3 +115,15 @@ def test_gradients_that_fsdp_has_not_reduced_are_refused_at_once(make_job: Any, 
     assert job.agreed_step() == 0
     assert "cannot be saved: FSDP2 has not reduced those" in said(tmp_path)
     assert "Let each body of run.steps() be a whole optimizer step" in said(tmp_path)
+
+
+def test_each_row_of_the_table_is_held_by_a_test() -> None:
+    text = (HERE.parents[1] / "docs" / "training.md").read_text()
+    _, _, section = text.partition("## What lives from one body to the next\n")
+    rows = [line for line in section.partition("\n## ")[0].splitlines() if line.startswith("| ")][1:]
+    assert len(rows) > 20
+    tests = Path(__file__).read_text()
+    named = {name for row in rows for name in re.findall(r"`([^`]+)`", row.rsplit("|", 2)[1])}
+    assert all(len(re.findall(r"`", row.rsplit("|", 2)[1])) >= 2 for row in rows)
+    assert [name for name in named if f'"{name}"' not in tests and not (HERE.parents[1] / name).is_file()] == []
+    assert {*ALONE, *TOGETHER} - named == set()

@@ -11,12 +11,13 @@ SMALL = ["--dim", "16", "--context", "8", "--batch", "8", "--steps", "9"]
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("dp", [2, 3])
-def test_killed_and_resumed_is_equal_to_undisturbed(make_job: Any, dp: int) -> None:
-    undisturbed = make_job("ddp.py", SMALL, dp=dp)
+@pytest.mark.parametrize(("dp", "accumulate"), [(2, 1), (3, 1), (2, 4)])
+def test_killed_and_resumed_is_equal_to_undisturbed(make_job: Any, dp: int, accumulate: int) -> None:
+    options = [*SMALL, "--accumulate", str(accumulate)]
+    undisturbed = make_job("ddp.py", options, dp=dp)
     assert set(undisturbed.launch()) == {0}
     assert len(set(undisturbed.losses.values())) == 9  # the mean of all ranks, step by step
-    job = make_job("ddp.py", SMALL, dp=dp)
+    job = make_job("ddp.py", options, dp=dp)
     job.inject(fault="kill-rank", rank=1, at_step=5)
     assert job.launch()[1] == -signal.SIGKILL
     assert job.agreed_step() == 5
