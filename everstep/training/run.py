@@ -21,7 +21,7 @@ from everstep.topology import Axis, Coordinate, Topology
 from everstep.training.bell import Bell
 from everstep.training.checkpoint import Checkpoint, Stateful
 from everstep.training.given import from_environment, origin_of, topology_of_job
-from everstep.training.scalars import Held, number, on_device
+from everstep.training.scalars import Held, number, on_device, plain
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -174,13 +174,20 @@ class Run:
 
         Args:
             step: As ``steps`` gave it.
-            loss: A number or a tensor of one element. One on a GPU is not waited
-                for: it is copied aside and published when it has arrived.
-            grad_norm: Norm of the gradient, likewise; NaN: not known.
+            loss: A number, or a tensor or array of one element. One on a GPU is not
+                waited for: it is copied aside and published when it has arrived.
+                A DTensor must be whole on each rank (``full_tensor()``): a report
+                never asks other ranks.
+            grad_norm: Norm of the gradient, likewise; NaN: not known. A DTensor that
+                is spread over ranks counts as not known, with a warning.
             tokens: Tokens that this rank trained on in this step.
+
+        Raises:
+            ConfigError: the loss or the norm is none of these.
         """
         if self._faults is not None:
             self._faults.meet("step", step)
+        loss, grad_norm = plain("loss", loss), plain("grad_norm", grad_norm)
         if self._reports is None:
             return
         if on_device(loss) or on_device(grad_norm):

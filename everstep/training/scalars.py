@@ -1,11 +1,49 @@
-"""Losses that are still on their way from a GPU."""
+"""The numbers of a report: what is taken for one, and those that are still on their way from a GPU."""
 
 from __future__ import annotations
 
+import math
+import warnings
 from typing import TYPE_CHECKING, Any
+
+from everstep.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+_warned: set[str] = set()
+
+
+def plain(name: str, value: Any) -> Any:
+    """What a report can take a number from without asking another rank: a number, or a tensor of one element.
+
+    A DTensor that every rank has as a whole gives its local tensor. One that is
+    spread over ranks (a gradient norm of FSDP2) has no number here: putting it
+    together is a collective, in which a rank would wait for those that do not
+    report. As a norm it is not known (NaN), and a warning says so once.
+
+    Args:
+        name: ``loss`` or ``grad_norm``.
+        value: As given to ``report``.
+
+    Raises:
+        ConfigError: it is nothing of the kind.
+    """
+    if type(value) is float:
+        return value
+    if (placements := getattr(value, "placements", None)) is not None and hasattr(value, "_local_tensor"):
+        mesh = value.device_mesh
+        if not all(one.is_replicate() or mesh.size(axis) == 1 for axis, one in enumerate(placements)):
+            return _spread(name, value)
+        value = value._local_tensor
+    elements = getattr(value, "numel", None) or getattr(value, "size", None)
+    count = elements() if callable(elements) else elements
+    if (hasattr(value, "item") and count == 1) or (hasattr(value, "__float__") and not hasattr(value, "item")):
+        return value
+    shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
+    raise ConfigError(
+        f"run.report({name}=…) got a {type(value).__name__}{shape}: give a number, or a tensor or array of one element"
+    )
 
 
 def on_device(value: Any) -> bool:
@@ -26,32 +64,51 @@ class Held:
 
     ``item()`` would wait for everything that the stream still has to do; a copy
     into pinned memory with an event waits for the numbers only.
+
+    Args:
+        step: Of the report.
+        loss: From ``plain``.
+        grad_norm: Likewise.
+        tokens: Of the report.
     """
 
     def __init__(self, step: int, loss: float | Tensor, grad_norm: float | Tensor, tokens: int) -> None:
-        import torch
-
         self._step, self._tokens = step, tokens
+        self._events: list[Any] = []
         self._numbers = [self._aside(loss), self._aside(grad_norm)]
-        self._event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._event.record()
 
     def arrived(self) -> bool:
         """Whether the numbers are there."""
-        return bool(self._event.query())
+        return all(event.query() for event in self._events)
 
     def values(self) -> tuple[int, float, float, int]:
         """Step, loss, gradient norm and tokens; waits for the numbers."""
-        self._event.synchronize()
-        loss, grad_norm = (float(number) for number in self._numbers)
+        for event in self._events:
+            event.synchronize()
+        loss, grad_norm = map(number, self._numbers)
         return self._step, loss, grad_norm, self._tokens
 
-    @staticmethod
-    def _aside(value: float | Tensor) -> float | Tensor:
+    def _aside(self, value: float | Tensor) -> float | Tensor:
         if not on_device(value):
             return value
         import torch
 
         assert isinstance(value, torch.Tensor)
-        host = torch.empty((), dtype=torch.float64, pin_memory=True)
-        return host.copy_(value.detach().double().reshape(()), non_blocking=True)
+        with torch.cuda.device(value.device):  # the stream that the event follows is the current one of that device
+            host = torch.empty((), dtype=torch.float64, pin_memory=True)
+            host.copy_(value.detach().reshape(()), non_blocking=True)
+            event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record()
+        self._events.append(event)
+        return host
+
+
+def _spread(name: str, value: Any) -> float:
+    what = f"run.report({name}=…) got a DTensor that is spread over ranks ({', '.join(map(str, value.placements))})"
+    advice = f"give {name}.full_tensor(), which all ranks have to call"
+    if name == "loss":
+        raise ConfigError(f"{what}: {advice}")
+    if name not in _warned:
+        _warned.add(name)
+        warnings.warn(f"everstep: {what}, and is reported as not known: {advice}", RuntimeWarning, stacklevel=4)
+    return math.nan
