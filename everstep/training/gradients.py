@@ -35,7 +35,8 @@ from everstep.errors import CheckpointError
 USED = "_everstep_used"
 """On a gradient: its version when an optimizer had used it."""
 LEFT = "_everstep_left"
-"""On a gradient: the first save that left it out; 0: it is a placeholder for one that was left out."""
+"""On a gradient: the first save that left it out; ``PLACEHOLDER``: it stands for one that was left out."""
+PLACEHOLDER = -1
 WHAT_TO_DO = (
     "Let each body of run.steps() be a whole optimizer step, with the loop over its micro-batches inside, and count "
     "optimizer steps"
@@ -118,7 +119,7 @@ class Gradients:
                 parameter.grad = None if grad is None else _laid_out(grad, strides.get(name))
                 if any(left_out[number : number + 1]):
                     parameter.grad = placeholder = torch.zeros_like(parameter, requires_grad=False)
-                    setattr(placeholder, LEFT, 0)
+                    setattr(placeholder, LEFT, PLACEHOLDER)
                     setattr(placeholder, USED, _version(placeholder))
             except Exception as error:
                 raise CheckpointError(f"the saved gradient of {name} does not fit the parameter: {error}") from error
@@ -179,7 +180,7 @@ class Gradients:
 
     def _surprise(self, since: int) -> None:
         """Gradients that were left out are used again."""
-        if not since:
+        if since == PLACEHOLDER:
             raise CheckpointError(
                 f"the state after step {self._resumed_from}, from which this run went on, lacks gradients that the "
                 "script uses again after optimizer.step(): start from an older step, or from the beginning"
