@@ -6,7 +6,6 @@ import contextlib
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,27 +13,17 @@ from pathlib import Path
 import structlog
 
 from agent.exchange.backup import Refused, Transfer
+from agent.exchange.door import Door
 from agent.exchange.offers import Offer, Request, as_message, parse
 from agent.exchange.received import Received
 from agent.exchange.tokens import Tokens
-from agent.exchange.wire import (
-    MAGIC,
-    NONCE_BYTES,
-    STALL_S,
-    Wire,
-    WireError,
-    exactly,
-    prepare,
-    session_key,
-)
+from agent.exchange.wire import STALL_S, Message, Wire, WireError, session_key
 from everstep.bulk import yield_the_core
 from everstep.errors import CheckpointError, CorruptCheckpoint, Fenced
 from everstep.slot_reader import SlotReader
 
 MOST_CONNECTIONS = 256
-"""More are turned away: each has a thread (ours)."""
-GREET_S = 5.0
-"""Who has not shown by then that it knows a token is turned away (ours)."""
+"""More of those that know a token are turned away: each has a thread (ours)."""
 IDLE_S = 120.0
 """A connection on which nothing is asked for so long is closed; a sender makes a new one (ours)."""
 PIECE = 4 << 20
@@ -55,7 +44,7 @@ class Shelf:
 
 
 class DataPort:
-    """Listens and serves, one thread for each connection.
+    """Listens and serves: one thread for each connection that knows a token.
 
     Args:
         host: Where to listen; the port is chosen by the kernel.
@@ -72,9 +61,9 @@ class DataPort:
         self._connections: set[socket.socket] = set()
         name = host.strip("[]")
         family, *_, address = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        self._listener = socket.create_server((str(address[0]), 0), family=family, backlog=64)
-        self.port = int(self._listener.getsockname()[1])
-        self._thread = threading.Thread(target=self._accept, name="data port", daemon=True)
+        listener = socket.create_server((str(address[0]), 0), family=family)
+        self.port = int(listener.getsockname()[1])
+        self._door = Door(listener, self._key, self._enter)
 
     def start(self, shelf: Callable[[str], Shelf | None]) -> None:
         """Begin to serve.
@@ -83,42 +72,38 @@ class DataPort:
             shelf: The shelf of a job, None when the job is not known here; called in any thread.
         """
         self._shelf = shelf
-        self._thread.start()
+        self._door.open()
 
     def close(self) -> None:
         """Serve no more; connections break."""
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        self._door.close()
         with self._lock:
             open_now = list(self._connections)
         for connection in open_now:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, peer = self._listener.accept()
-            except OSError:
-                return  # closed
-            with self._lock:
-                full = len(self._connections) >= MOST_CONNECTIONS
-                if not full:
-                    self._connections.add(connection)
-            if full:
-                logger.warning("the data port has too many connections", peer=peer[0], most=MOST_CONNECTIONS)
-                connection.close()
-                continue
-            threading.Thread(
-                target=self._serve, args=(connection, peer[0]), name=f"data from {peer[0]}", daemon=True
-            ).start()
+    def _key(self, job: str, nonce: bytes, client_nonce: bytes) -> bytes:
+        # Without a token the answer is the same as to a wrong one, at the same time.
+        return session_key(self._tokens.of(job) or os.urandom(32), job, nonce, client_nonce)
 
-    def _serve(self, connection: socket.socket, peer: str) -> None:
+    def _enter(self, connection: socket.socket, peer: str, wire: Wire, job: str, request: Message) -> None:
+        with self._lock:
+            full = len(self._connections) >= MOST_CONNECTIONS
+            if not full:
+                self._connections.add(connection)
+        if full:
+            logger.warning("the data port has too many connections", peer=peer, most=MOST_CONNECTIONS)
+            connection.close()
+            return
+        given = (connection, peer, wire, job, request)
+        threading.Thread(target=self._serve, args=given, name=f"data from {peer}", daemon=True).start()
+
+    def _serve(self, connection: socket.socket, peer: str, wire: Wire, job: str, request: Message) -> None:
         yield_the_core()
         try:
             with contextlib.suppress(OSError, Fenced):  # it broke, or was cut: whoever needs it makes a new one
-                self._converse(connection)
+                self._converse(wire, job, request)
         except WireError as error:
             logger.warning("a connection to the data port is refused", peer=peer, reason=str(error))
         except Exception as error:
@@ -128,17 +113,8 @@ class DataPort:
                 self._connections.discard(connection)
             connection.close()
 
-    def _converse(self, connection: socket.socket) -> None:
-        prepare(connection, GREET_S)
-        by = time.monotonic() + GREET_S  # also for who sends a byte now and then
-        nonce = os.urandom(NONCE_BYTES)
-        connection.sendall(MAGIC + nonce)
-        job = exactly(connection, exactly(connection, 1, by=by)[0], by=by).decode(errors="replace")
-        client_nonce = exactly(connection, NONCE_BYTES, by=by)
-        token, shelf = self._tokens.of(job), self._shelf(job)
-        # Without a token the answer is the same as to a wrong one, at the same time.
-        wire = Wire(connection, session_key(token or os.urandom(32), job, nonce, client_nonce), client=False)
-        request = wire.receive(by=by)
+    def _converse(self, wire: Wire, job: str, request: Message) -> None:
+        shelf = self._shelf(job)
         if shelf is None:
             raise WireError(f"job {job[:40]!r} is not known here")
         while True:

@@ -19,7 +19,6 @@ import json
 import os
 import socket
 import struct
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -58,20 +57,19 @@ class Wire:
         self._send(_U32.pack(len(body)) + body + self._mac(self._mine, self._sent, body))
         self._sent += 1
 
-    def receive(self, *, by: float | None = None) -> Message:
+    def receive(self) -> Message:
         """The next message.
-
-        Args:
-            by: ``time.monotonic`` at which it must be there, however much of it is; None: only silence is minded.
 
         Raises:
             WireError: it is too long, not authentic, or no JSON object.
             ConnectionError, TimeoutError: the other side went away, or is silent.
         """
-        length = self._length(by)
+        length = self._length()
         if length > MESSAGE_LIMIT:
             raise WireError(f"a message of {length} bytes; the limit is {MESSAGE_LIMIT}")
-        body, mac = exactly(self._socket, length, by=by), exactly(self._socket, MAC_BYTES, by=by)
+        return self._read(exactly(self._socket, length), exactly(self._socket, MAC_BYTES))
+
+    def _read(self, body: bytes, mac: bytes) -> Message:
         if not hmac.compare_digest(mac, self._mac(self._theirs, self._received, body)):
             raise WireError("a message is not authentic: the other side does not know the job's token")
         self._received += 1
@@ -154,24 +152,88 @@ class Wire:
     def _mac(self, direction: bytes, number: int, body: bytes) -> bytes:
         return hmac.digest(self._key, direction + _NUMBER.pack(number) + body, hashlib.sha256)
 
-    def _length(self, by: float | None = None) -> int:
-        return int.from_bytes(exactly(self._socket, _U32.size, by=by), "little")
+    def _length(self) -> int:
+        return int.from_bytes(exactly(self._socket, _U32.size), "little")
 
 
-def exactly(connection: socket.socket, count: int, *, by: float | None = None) -> bytes:
-    """So many bytes, by a time of ``time.monotonic`` if one is given; raises ConnectionError or TimeoutError."""
+class Greeting:
+    """What a client says up to its first message, as it comes in pieces; the server's side of a handshake.
+
+    Args:
+        random: Makes so many random bytes.
+    """
+
+    def __init__(self, random: Callable[[int], bytes]) -> None:
+        self.nonce = random(NONCE_BYTES)
+        """The server's, which the client was told."""
+        self._got = bytearray()
+
+    def missing(self) -> int:
+        """How many bytes are to be read next; 0: all is there.
+
+        Raises:
+            WireError: the first message is too long.
+        """
+        if not self._got:
+            return 1
+        begin = self._begin()
+        if len(self._got) < begin:
+            return begin - len(self._got)
+        length = self._length()
+        if length > MESSAGE_LIMIT:
+            raise WireError(f"a message of {length} bytes; the limit is {MESSAGE_LIMIT}")
+        return begin + length + MAC_BYTES - len(self._got)
+
+    def take(self, data: bytes) -> None:
+        """Take some of them.
+
+        Raises:
+            ConnectionError: there are none: the other side closed the connection.
+        """
+        if not data:
+            raise ConnectionError("the other side closed the connection")
+        self._got += data
+
+    @property
+    def job(self) -> str:
+        """The job that the client names."""
+        return self._got[1 : 1 + self._got[0]].decode(errors="replace")
+
+    @property
+    def client_nonce(self) -> bytes:
+        """The client's own."""
+        begin = 1 + self._got[0]
+        return bytes(self._got[begin : begin + NONCE_BYTES])
+
+    def proven(self, connection: socket.socket, key: bytes) -> tuple[Wire, Message]:
+        """The connection after its handshake, and the first message.
+
+        Raises:
+            WireError: the message is not authentic, or no JSON object.
+        """
+        prepare(connection, STALL_S)
+        wire, begin = Wire(connection, key, client=False), self._begin()
+        return wire, wire._read(bytes(self._got[begin:-MAC_BYTES]), bytes(self._got[-MAC_BYTES:]))
+
+    def _begin(self) -> int:
+        """Of the first message's body."""
+        return 1 + self._got[0] + NONCE_BYTES + _U32.size
+
+    def _length(self) -> int:
+        begin = self._begin()
+        return int.from_bytes(self._got[begin - _U32.size : begin], "little")
+
+
+def exactly(connection: socket.socket, count: int) -> bytes:
+    """So many bytes; raises ConnectionError or TimeoutError."""
     found = bytearray(count)
-    _fill(connection, memoryview(found), by)
+    _fill(connection, memoryview(found))
     return bytes(found)
 
 
-def _fill(connection: socket.socket, room: memoryview, by: float | None = None) -> None:
+def _fill(connection: socket.socket, room: memoryview) -> None:
     done = 0
     while done < len(room):
-        if by is not None:
-            if (left := by - time.monotonic()) <= 0:
-                raise TimeoutError("not all data came in time")
-            set_patience(connection, max(left, 0.001))  # 0 would be for ever
         try:
             got = connection.recv_into(room[done:], 0, socket.MSG_WAITALL)
         except BlockingIOError as error:

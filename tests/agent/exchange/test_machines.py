@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import psutil
 import pytest
 import pytest_asyncio
 
@@ -162,7 +164,7 @@ async def test_a_placement_that_changed_and_a_step_back(agents: list[RunningAgen
         stale = [job.shm(1) / "backup-0", job.shm(2) / "backup-1", job.shm(0) / "backup-2"]
         async with asyncio.timeout(20):
             while any(path.exists() for path in stale):  # noqa: ASYNC110 - nobody tells us
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.5)
 
 
 async def held(client: object, job: str) -> list[pb.HeldCheckpoint]:
@@ -309,3 +311,37 @@ async def test_aligned_machines_back_up_what_is_named_and_keep_it_until_all_have
             own, backup = steps(reply, OWN, index), steps(reply, BACKUP, 1 - index)
             assert {first, third} <= set(own), "what was whole last, and what may be next"
             assert backup == [first, third]
+
+
+async def test_backups_go_on_while_hundreds_of_strangers_hold_connections(
+    agents: list[RunningAgent], tmp_path: Path
+) -> None:
+    async with job_on(agents[:2], tmp_path) as job, asyncio.TaskGroup() as group:
+        process = agents[1].process
+        assert process
+        [port] = data_ports(process.pid, agents[1].address)
+        strangers = [group.create_task(stranger(agents[1].address.rpartition(":")[0], port)) for _ in range(320)]
+        await asyncio.sleep(0.5)
+        await job.launch(pause=0.02)
+        seen = await job.until(0, lambda rank: rank.saved.backup_step >= 30, "backups go through")
+        assert seen.saved.backup_problem == ""
+        for one in strangers:
+            one.cancel()
+
+
+def data_ports(pid: int, address: str) -> list[int]:
+    """Where an agent listens besides gRPC."""
+    listening = {one.laddr.port for one in psutil.Process(pid).net_connections("tcp") if one.status == "LISTEN"}
+    return sorted(listening - {int(address.rpartition(":")[2])})
+
+
+async def stranger(host: str, port: int) -> None:
+    """Connects, says nothing, and connects again when it is turned away."""
+    while True:
+        with contextlib.suppress(OSError):
+            reader, writer = await asyncio.open_connection(host, port)
+            try:
+                await reader.read(-1)
+            finally:
+                writer.close()
+        await asyncio.sleep(0.5)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from agent.exchange import received as received_module
+from agent.exchange.offers import Request
 from agent.exchange.put import Fate, Outcome, put
 from agent.exchange.wire import Wire
 from everstep.slot_format import SlotHeader
@@ -222,14 +223,18 @@ def test_nothing_is_taken_when_the_job_is_over() -> None:
         assert owner.send(6).fate is Fate.REFUSED
 
 
-def test_too_many_connections_are_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_connections_that_know_the_token_are_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agent.exchange.server.MOST_CONNECTIONS", 3)
+    wanted = Request(file="own", rank=0, step=1).model_dump()
     with side() as mine, side() as peer, contextlib.ExitStack() as stack:
         for _ in range(3):
-            idle = stack.enter_context(socket.create_connection(("127.0.0.1", peer.port.port)))
-            assert idle.recv(8)
-        with socket.create_connection(("127.0.0.1", peer.port.port)) as more:
-            assert more.recv(8) == b""
+            idle = stack.enter_context(contextlib.closing(peer.connect()))
+            idle.send(wanted)
+            assert "gone" in idle.receive()
+        with contextlib.closing(peer.connect()) as more:
+            more.send(wanted)
+            with pytest.raises(OSError, match=r"closed|reset"):
+                more.receive()
         stack.close()
         deadline = time.monotonic() + 10
         while peer.port._connections and time.monotonic() < deadline:
@@ -239,7 +244,7 @@ def test_too_many_connections_are_turned_away(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_who_never_comes_to_the_point_does_not_keep_the_place_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent.exchange.server.GREET_S", 1.0)
+    monkeypatch.setattr("agent.exchange.door.GREET_S", 1.0)
     with side() as peer, socket.create_connection(("127.0.0.1", peer.port.port)) as slow:
         deadline = time.monotonic() + 8
         with contextlib.suppress(OSError):
