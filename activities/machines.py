@@ -16,7 +16,7 @@ from activities.turns import gathered
 from agent.client import AgentClient, AgentPool, UnknownJob
 from agent.v1 import agent_pb2 as pb
 from everstep.backoff import Backoff
-from everstep.errors import AgentUnreachable, EverstepError
+from everstep.errors import AgentUnreachable, ConfigError, EverstepError
 from everstep.job import JobSpec
 from everstep.machine import Machine
 
@@ -88,8 +88,27 @@ async def on_all(
 def prepare_request(spec: JobSpec, run: str) -> pb.PrepareRequest:
     """What starts a job's fork server."""
     return pb.PrepareRequest(
-        request_id=request_id(), job=spec.name, python=spec.python, env=import_environment(spec), run=run
+        request_id=request_id(),
+        job=spec.name,
+        python=spec.python,
+        env=import_environment(spec),
+        run=run,
+        env_from=spec.env_from,
+        env_file=spec.env_file,
     )
+
+
+async def prepare(client: AgentClient, spec: JobSpec, run: str) -> pb.PrepareReply:
+    """Start a job's fork server, where all variables are that the job takes from its machines.
+
+    Raises:
+        ConfigError: a variable is missing there, or the agent does not look for any.
+        AgentError: it refused, or did not answer.
+    """
+    reply = await client.prepare(prepare_request(spec, run), timeout_s=PREPARE_S)
+    if spec.env_from and not reply.env_found:
+        raise ConfigError("its agent is of a version that knows no env_from: bring it up to date")
+    return reply
 
 
 async def prepared(client: AgentClient, spec: JobSpec, run: str, call: Callable[[], Awaitable[T]]) -> T:
@@ -97,7 +116,7 @@ async def prepared(client: AgentClient, spec: JobSpec, run: str, call: Callable[
     try:
         return await call()
     except UnknownJob:
-        await client.prepare(prepare_request(spec, run), timeout_s=PREPARE_S)
+        await prepare(client, spec, run)
         return await call()
 
 

@@ -17,7 +17,7 @@ from activities.confirm import confirm_steps
 from activities.convert import backup_peers, checkpoint_options, rank_launches, shared_environment
 from activities.evidence import evidence_of, homes_of
 from activities.heartbeat import Say, heartbeating, now_ns, request_id
-from activities.machines import PREPARE_S, on_all, prepare_request, prepared, refuse_silent
+from activities.machines import on_all, prepare, prepared, refuse_silent
 from activities.messages import ConfirmInput, LaunchInput, PrepareInput, ReleaseInput, StopInput
 from agent.client import AgentClient, AgentPool
 from agent.v1 import agent_pb2 as pb
@@ -44,11 +44,9 @@ class RankActivities:
     @activity.defn(name=messages.PREPARE)
     async def prepare(self, given: PrepareInput) -> float:
         """Start the job's fork server on every machine; returns the slowest start in seconds."""
-        request = prepare_request(given.spec, given.run)
 
         async def one(machine: Machine, client: AgentClient) -> float:
-            reply = await client.prepare(request, timeout_s=PREPARE_S)
-            return float(reply.seconds)
+            return float((await prepare(client, given.spec, given.run)).seconds)
 
         async with heartbeating() as say:
             done, silent = await on_all(self._agents, given.machines, one, say=say, patience_s=60.0)
@@ -106,6 +104,8 @@ class RankActivities:
                     checkpoint=checkpoint_options(spec, reshard_from=given.reshard_from),
                     peers=backup_peers(spec, given.machines, placement, index) if backed_up else [],
                     run=given.run,
+                    env_from=spec.env_from,
+                    env_file=spec.env_file,
                 )
                 return await prepared(client, spec, given.run, lambda: client.launch(request, timeout_s=60))
 

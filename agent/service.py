@@ -23,6 +23,7 @@ from agent.records import JobRecord
 from agent.room import room
 from agent.runner import RUN, JobRunner
 from agent.v1 import agent_pb2 as pb
+from agent.variables import taken
 from everstep.errors import AgentError
 from everstep.run_id import is_older
 
@@ -146,6 +147,7 @@ class AgentService(CheckpointsService):
             self.memory.forget(request.job)  # the replies belong to an earlier job of this name
 
         async def carry_out() -> pb.PrepareReply:
+            await asyncio.to_thread(taken, request.env_from, request.env_file, self.host.machine)
             runner = self.new_runner(request.job, request.run)
             async with runner.lock:
                 runner.check_present()
@@ -162,7 +164,10 @@ class AgentService(CheckpointsService):
                 runner.save()
                 server = await runner.ensure_server()
                 return pb.PrepareReply(
-                    fork_server_pid=server.pid, reused=reused, seconds=0.0 if reused else server.seconds
+                    fork_server_pid=server.pid,
+                    reused=reused,
+                    seconds=0.0 if reused else server.seconds,
+                    env_found=True,
                 )
 
         return await self.command("Prepare", request, pb.PrepareReply, context, carry_out)
@@ -183,8 +188,12 @@ class AgentService(CheckpointsService):
 
         async def carry_out() -> pb.LaunchReply:
             runner = self.runner(request.job)
+            values = await asyncio.to_thread(taken, request.env_from, request.env_file, self.host.machine)
+            whole = pb.LaunchRequest()
+            whole.CopyFrom(request)
+            whole.env.update({name: value for name, value in values.items() if name not in request.env})
             async with runner.lock:
-                ranks = await runner.launch(request)
+                ranks = await runner.launch(whole)
             started = [pb.RankProcess(rank=r.rank, pid=r.pid, forked_ns=r.forked_ns) for r in ranks]
             return pb.LaunchReply(generation=request.generation, resume_step=request.resume_step, ranks=started)
 

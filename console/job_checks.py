@@ -9,6 +9,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from everstep.job import JobSpec
+from everstep.redaction import is_secret
+
 
 def script_problems(script: Path) -> list[str]:
     """Why a path is no script that can be read; empty when it is."""
@@ -38,6 +41,17 @@ def syntax_problem(script: Path) -> str | None:
     except (ValueError, RecursionError, MemoryError) as error:
         return f"{script} is not Python: {error}"
     return None
+
+
+def env_warnings(spec: JobSpec) -> list[str]:
+    """What of a job's environment can be read by everybody who may look into Temporal, and should perhaps not."""
+    named = [name for name, value in spec.env.items() if is_secret(name, value, spec.redact)]
+    if not named:
+        return []
+    return [
+        f"{', '.join(named)} in env {'goes' if len(named) == 1 else 'go'} in clear into Temporal's history, "
+        "for all who can see the job: take such values from the machines, with env_from (docs/security.md)"
+    ]
 
 
 def checkpoint_problems(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -39,13 +39,14 @@ from everstep.checkpoint_policy import CheckpointPolicy
 from everstep.errors import ConfigError, TopologyError
 from everstep.job import JobSpec
 from everstep.policy import RecoveryPolicy
+from everstep.redaction import HIDDEN, is_secret
 from everstep.topology import Topology
 
 PREFIX = "EVERSTEP_JOB_"
 TABLES: dict[str, type[BaseModel]] = {"checkpoint": CheckpointPolicy, "policy": RecoveryPolicy}
 """The tables of a job file."""
-_TEXT = {"name", "script", "cwd", "python", "disk_path", "remote_url"}
-_PATHS = ("script", "cwd", "python", "disk_path", "remote_url")
+_TEXT = {"name", "script", "cwd", "python", "env_file", "disk_path", "remote_url"}
+_PATHS = ("script", "cwd", "python", "env_file", "disk_path", "remote_url")
 _SHAPE = ("machines", "ranks_per_machine", "tp", "pp", "order")
 
 
@@ -201,6 +202,10 @@ class _Draft:
             key += f"[{part}]" if isinstance(part, int) else f".{part}" if key else part
         source = self.sources.get(key) or self.sources.get(str(detail["loc"][0]), "")
         shown = repr(value) if len(repr(value)) <= 60 else repr(value)[:57] + "..."
+        if key.startswith("env.") and is_secret(key[4:], str(value)):
+            shown = HIDDEN
+        elif key == "env" and not isinstance(value, int | float):
+            shown = HIDDEN  # e.g. a list of NAME=value
         return f"{key} = {shown} {source}: {_expected(detail)}"
 
     def _sizes(self, error: Exception) -> str:

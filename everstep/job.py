@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from everstep.checkpoint_policy import CheckpointPolicy
 from everstep.errors import TopologyError
 from everstep.policy import RecoveryPolicy
+from everstep.redaction import PATTERNS, redacted
 from everstep.topology import Axis, Topology
 
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 JOB_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,28}[a-z0-9])?")
 
 
@@ -30,6 +32,13 @@ class JobSpec(BaseModel):
     cwd: str = Field("", description="Working directory; empty: the script's folder.")
     python: str = Field("", description="Interpreter of the job; empty: the agent's own.")
     env: dict[str, str] = Field(default_factory=dict, description="Environment of every rank.")
+    env_from: list[str] = Field(
+        default_factory=list, description="Variables whose values each machine has: in env_file, or its agent's own."
+    )
+    env_file: str = Field("", description="File on every machine with lines NAME=value, for env_from.")
+    redact: list[str] = Field(
+        default_factory=lambda: list(PATTERNS), description="Names in env whose values are not shown, as patterns."
+    )
     machines: int = Field(1, ge=1, description="Number of machines.")
     ranks_per_machine: int = Field(1, ge=1, description="Ranks on each machine.")
     tp: int = Field(1, ge=1, description="Tensor-parallel size.")
@@ -46,6 +55,20 @@ class JobSpec(BaseModel):
         if not JOB_NAME.fullmatch(value):
             raise ValueError(f"{value!r} is not a job name: use up to 30 of a-z, 0-9 and '-', e.g. 'gpt-small'")
         return value
+
+    @field_validator("env_from")
+    @classmethod
+    def _env_from(cls, value: list[str], given: ValidationInfo) -> list[str]:
+        for name in value:
+            if not VARIABLE.fullmatch(name) or name.startswith("EVERSTEP_"):
+                raise ValueError(f"{name!r} is not a variable that a job can have: name it as in HF_TOKEN")
+            if name in given.data.get("env", {}):
+                raise ValueError(f"{name} is in env as well: leave it out there, where its value can be read by others")
+        return value
+
+    def shown(self) -> JobSpec:
+        """The job as it may be shown and kept: without the values of variables that look like secrets."""
+        return self.model_copy(update={"env": redacted(self.env, self.redact)})
 
     @model_validator(mode="after")
     def _sizes(self) -> JobSpec:

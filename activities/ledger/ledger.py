@@ -122,7 +122,7 @@ class Ledger:
             if known is None:
                 connection.execute(update(Jobs).where(stub).values(started_ns=started_ns))
             key = {"name": spec.name, "started_ns": started_ns}
-            _fill(connection, Jobs, key, {"spec": _json(spec)})
+            _fill(connection, Jobs, key, {"spec": _json(spec.shown())})
             run = connection.scalar(select(Jobs.run).filter_by(**key))
             earlier = select(Jobs.run).where(Jobs.name == spec.name, Jobs.run != run)
             return NumbersUsed(

@@ -179,14 +179,21 @@ class PrepareRequest(_message.Message):
     PYTHON_FIELD_NUMBER: _builtins.int
     ENV_FIELD_NUMBER: _builtins.int
     RUN_FIELD_NUMBER: _builtins.int
+    ENV_FROM_FIELD_NUMBER: _builtins.int
+    ENV_FILE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     job: _builtins.str
     python: _builtins.str
     """interpreter of the job; empty: the agent's own"""
     run: _builtins.str
+    env_file: _builtins.str
     @_builtins.property
     def env(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """environment of the fork server beyond the agent's own"""
+
+    @_builtins.property
+    def env_from(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """as in Launch: an error now when one is missing"""
 
     def __init__(
         self,
@@ -196,10 +203,12 @@ class PrepareRequest(_message.Message):
         python: _builtins.str = ...,
         env: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         run: _builtins.str = ...,
+        env_from: _abc.Iterable[_builtins.str] | None = ...,
+        env_file: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["env", b"env", "job", b"job", "python", b"python", "request_id", b"request_id", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["env", b"env", "env_file", b"env_file", "env_from", b"env_from", "job", b"job", "python", b"python", "request_id", b"request_id", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -212,20 +221,24 @@ class PrepareReply(_message.Message):
     FORK_SERVER_PID_FIELD_NUMBER: _builtins.int
     REUSED_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
+    ENV_FOUND_FIELD_NUMBER: _builtins.int
     fork_server_pid: _builtins.int
     reused: _builtins.bool
     seconds: _builtins.float
     """start to ready; 0 when it ran already"""
+    env_found: _builtins.bool
+    """env_from was looked for, and all of it is here; an older agent does not look"""
     def __init__(
         self,
         *,
         fork_server_pid: _builtins.int = ...,
         reused: _builtins.bool = ...,
         seconds: _builtins.float = ...,
+        env_found: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fork_server_pid", b"fork_server_pid", "reused", b"reused", "seconds", b"seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["env_found", b"env_found", "fork_server_pid", b"fork_server_pid", "reused", b"reused", "seconds", b"seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -323,6 +336,8 @@ class LaunchRequest(_message.Message):
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     PEERS_FIELD_NUMBER: _builtins.int
     RUN_FIELD_NUMBER: _builtins.int
+    ENV_FROM_FIELD_NUMBER: _builtins.int
+    ENV_FILE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     job: _builtins.str
     generation: _builtins.int
@@ -332,6 +347,8 @@ class LaunchRequest(_message.Message):
     resume_step: _builtins.int
     """restore the state after this many completed steps; -1: no checkpoint"""
     run: _builtins.str
+    env_file: _builtins.str
+    """absolute path on the machine; lines NAME=value"""
     @_builtins.property
     def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankLaunch]: ...
     @_builtins.property
@@ -345,6 +362,10 @@ class LaunchRequest(_message.Message):
     @_builtins.property
     def peers(self) -> _containers.RepeatedCompositeFieldContainer[Global___BackupPeer]:
         """of this machine's ranks; a rank without one has no backup"""
+
+    @_builtins.property
+    def env_from(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """variables that ranks get from env_file, or else from the agent's environment"""
 
     def __init__(
         self,
@@ -361,10 +382,12 @@ class LaunchRequest(_message.Message):
         checkpoint: Global___CheckpointOptions | None = ...,
         peers: _abc.Iterable[Global___BackupPeer] | None = ...,
         run: _builtins.str = ...,
+        env_from: _abc.Iterable[_builtins.str] | None = ...,
+        env_file: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "checkpoint", b"checkpoint", "cwd", b"cwd", "env", b"env", "generation", b"generation", "job", b"job", "peers", b"peers", "ranks", b"ranks", "request_id", b"request_id", "resume_step", b"resume_step", "run", b"run", "script", b"script"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "checkpoint", b"checkpoint", "cwd", b"cwd", "env", b"env", "env_file", b"env_file", "env_from", b"env_from", "generation", b"generation", "job", b"job", "peers", b"peers", "ranks", b"ranks", "request_id", b"request_id", "resume_step", b"resume_step", "run", b"run", "script", b"script"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -75,8 +75,9 @@ def run(  # noqa: PLR0917 - options of a command
     A local cluster is started when none is up. Ctrl-C detaches: the job goes
     on, and so it does when this command is killed.
 
-    Keys of a job file: name, script, args, cwd, python, env, machines,
-    ranks_per_machine, tp, pp, order, and two tables. The table checkpoint says
+    Keys of a job file: name, script, args, cwd, python, env, env_from,
+    env_file, redact, machines, ranks_per_machine, tp, pp, order, and two tables.
+    Secrets are named in env_from, never written into env (docs/security.md). The table checkpoint says
     where copies of the training state go: slots, overlap, backup, backup_slots,
     backup_every_steps, backup_rate_mb_s, backup_chunk_mb, disk, disk_path,
     disk_every_steps, disk_every_min, disk_keep, remote_url, remote_keep,
@@ -176,6 +177,7 @@ def split_arguments(words: list[str]) -> tuple[Path | None, list[str]]:
 async def _run(spec: JobSpec, start: Start, cluster: str, *, no_up: bool, detach: bool, as_json: bool) -> int:
     from console.follow.display import Ending, display_for
     from console.follow.follower import Follower, detached
+    from console.job_checks import env_warnings
     from console.resume import as_earlier, check_step, earlier_run
     from console.storage import check_storage
     from everstep.job_state import JobState
@@ -188,6 +190,8 @@ async def _run(spec: JobSpec, start: Start, cluster: str, *, no_up: bool, detach
         if start.step is not None:
             resume_from, why = await check_step(control, spec, chosen, start.step, earlier)
             display.note(why)
+        for warning in env_warnings(spec):
+            display.note(f"warning: {warning}")
         await check_storage(control, spec, chosen)
         await control.start_job(spec, chosen, resume_from=resume_from, resume_path=start.folder, earlier=earlier)
         _show_start(control, spec, [machine.name for machine in chosen], display)

@@ -12,7 +12,7 @@ from temporalio.testing import ActivityEnvironment
 
 from activities import ranks as ranks_module
 from activities.evidence import evidence_of
-from activities.messages import LaunchInput, ReleaseInput, StopInput
+from activities.messages import LaunchInput, PrepareInput, ReleaseInput, StopInput
 from activities.ranks import RankActivities
 from agent.client import AgentPool
 from agent.v1 import agent_pb2 as pb
@@ -86,4 +86,33 @@ async def test_a_machine_that_was_never_prepared_takes_part_in_a_reattempt(tmp_p
         await environment.run(ranks.release, ReleaseInput(job="late", machines=machines))
         with pytest.raises(ApplicationError, match="over"):  # an attempt that comes too late starts nothing
             await environment.run(ranks.launch, LaunchInput(spec=spec, machines=machines, generation=3, resume_step=0))
+        await pool.close()
+
+
+async def test_a_variable_that_a_machine_lacks_is_named_before_anything_is_started(tmp_path: Path) -> None:
+    spec = JobSpec(name="lacks", script="/job.py", env_from=["EVEN_MORE_SECRET"])
+    async with running_agent(tmp_path / "agent") as agent:
+        machines, pool = [Machine(name="m1", address=agent.address)], AgentPool()
+        with pytest.raises(ApplicationError, match=r"EVEN_MORE_SECRET, .* environment on m1") as caught:
+            await ActivityEnvironment().run(RankActivities(pool).prepare, PrepareInput(spec=spec, machines=machines))
+        assert caught.value.non_retryable
+        assert list((await agent.client.describe()).jobs) == []
+        await pool.close()
+
+
+class Former(agent_pb2_grpc.AgentServicer):
+    """An agent of an earlier release, which knows no ``env_from``."""
+
+    async def Prepare(self, request: pb.PrepareRequest, context: Any) -> pb.PrepareReply:  # noqa: N802
+        return pb.PrepareReply(fork_server_pid=1)
+
+
+async def test_an_agent_that_would_leave_variables_out_is_named() -> None:
+    spec, pool = JobSpec(name="former", script="/job.py"), AgentPool()
+    async with serving([Former()]) as machines:  # type: ignore[abstract]
+        prepare = RankActivities(pool).prepare
+        await ActivityEnvironment().run(prepare, PrepareInput(spec=spec, machines=machines))
+        asking = spec.model_copy(update={"env_from": ["HF_TOKEN"]})
+        with pytest.raises(ApplicationError, match=f"{machines[0].name}: its agent .* knows no env_from"):
+            await ActivityEnvironment().run(prepare, PrepareInput(spec=asking, machines=machines))
         await pool.close()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from console.job_checks import env_warnings
 from console.job_file import load_job
 from everstep.errors import ConfigError
 
@@ -237,3 +238,25 @@ def test_the_example_in_the_docs_is_a_job_file(folder: Path) -> None:
     spec, written = load_job(job_file(folder, text), environment={}), tomllib.loads(text)
     assert spec.policy.max_attempts == written["policy"]["max_attempts"]
     assert spec.checkpoint.disk_every_min == written["checkpoint"]["disk_every_min"]
+
+
+def test_variables_of_the_machines_are_only_named(folder: Path) -> None:
+    spec = load_job(job_file(folder, GOOD + 'env_from = ["HF_TOKEN"]\nenv_file = "secrets.env"\n'), environment={})
+    assert (spec.env_from, spec.env_file) == (["HF_TOKEN"], str(folder / "secrets.env"))
+    assert env_warnings(spec) == []
+    message = told(job_file(folder, GOOD + 'env_from = ["HF TOKEN"]\n'))
+    assert "'HF TOKEN' is not a variable" in message
+    assert "not a variable" in told(job_file(folder, GOOD + 'env_from = ["EVERSTEP_AGENT_TOKEN_FILE"]\n'))
+    message = told(job_file(folder, GOOD + 'env = {HF_TOKEN = "hf_abc"}\nenv_from = ["HF_TOKEN"]\n'))
+    assert "HF_TOKEN is in env as well" in message
+    assert "hf_abc" not in message
+
+
+def test_secrets_in_env_are_warned_of_and_never_shown(folder: Path) -> None:
+    text = 'env = {HF_TOKEN = "hf_abc", OMP_NUM_THREADS = "1", TOKENIZERS_PARALLELISM = "false"}\n'
+    [warning] = env_warnings(load_job(job_file(folder, GOOD + text), environment={}))
+    assert warning.startswith("HF_TOKEN in env goes in clear into Temporal's history")
+    assert "env_from" in warning and "hf_abc" not in warning
+    assert env_warnings(load_job(job_file(folder, GOOD + text + "redact = []\n"), environment={})) == []
+    message = told(job_file(folder, GOOD + "env = {HF_TOKEN = 12345}\n"))
+    assert "env.HF_TOKEN" in message and "12345" not in message

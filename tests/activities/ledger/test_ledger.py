@@ -11,6 +11,7 @@ from activities.ledger import Ledger, MachineEventRecord
 from everstep.errors import LedgerError
 from everstep.incident import Anomaly, Confirmation, Evidence, Failure, IncidentReport, RankExit, Symptom
 from everstep.job import JobSpec
+from everstep.redaction import HIDDEN
 
 S = 10**9
 ID = "incident/gpt/0001"
@@ -241,3 +242,11 @@ def test_a_row_of_which_a_part_cannot_be_read_harms_no_other_one(ledger: Ledger)
     read = ledger.incident("incident/gpt/0001")
     assert read is not None
     assert read.problem
+
+
+def test_values_of_secrets_are_not_kept(ledger: Ledger) -> None:
+    job = spec().model_copy(update={"env": {"HF_TOKEN": "hf_abc", "OMP_NUM_THREADS": "1"}, "redact": ["*TOKEN*"]})
+    ledger.job_started(job, started_ns=1 * S)
+    [kept] = ledger.jobs()
+    assert kept.spec is not None
+    assert kept.spec["env"] == {"HF_TOKEN": HIDDEN, "OMP_NUM_THREADS": "1"}
