@@ -125,6 +125,7 @@ def states_of(ranks: Iterable[pb.RankProgress], generation: int) -> list[RankSta
             entered_ns=rank.milestones.loop_entered,
             restored_ns=rank.milestones.restored,
             first_step_ns=rank.milestones.first_step,
+            left_ns=rank.milestones.loop_left,
             reports=rank.reports,
         )
         for rank in ranks

@@ -54,7 +54,7 @@ class Shown:
         rank = self.rank
         return has_stepped(
             attached=rank.attached,
-            finished=rank.finished,
+            finished=has_left_loop(rank),
             entered=rank.milestones.loop_entered > 0,
             first_step=rank.milestones.first_step > 0,
             optimizer_steps=rank.optimizer_steps,

@@ -38,6 +38,7 @@ def run_rank(
     ``code`` is the script, compiled; None: this rank compiles it, and says what is wrong with it.
     """
     status = 1
+    report = None
     try:
         _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != server:
@@ -63,7 +64,9 @@ def run_rank(
         status = 0
     except SystemExit as error:
         status = _exit_code(error)
+        _failed(report, status)
     except BaseException as error:
+        _failed(report, status)
         trace = error.__traceback__
         while trace and trace.tb_frame.f_code.co_filename == __file__:
             trace = trace.tb_next
@@ -104,6 +107,12 @@ def run_store(listener: socket.socket, host: str, port: int, generation: int) ->
         sys.excepthook(type(error), error, error.__traceback__)
     finally:
         os._exit(1)
+
+
+def _failed(report: Any, status: int) -> None:
+    """An error leaves the loop as ``break`` does: take that back, for the rank may take long to end now."""
+    if report is not None and status:
+        report.unmark("loop_left")
 
 
 def _reset_signals() -> None:

@@ -163,6 +163,10 @@ class ReportFile:
         if not _I64.unpack_from(self._map, at)[0]:
             _I64.pack_into(self._map, at, time.time_ns())
 
+    def unmark(self, milestone: Milestone) -> None:
+        """Take a milestone back: the rank did not get there after all."""
+        _I64.pack_into(self._map, _MILESTONE_AT[milestone], 0)
+
     # The reader: the agent.
 
     def snapshot(self) -> Snapshot:

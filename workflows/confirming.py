@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
 from temporalio import workflow
+from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
     from everstep.decisions.confirm import confirm_bound_s
@@ -16,9 +17,14 @@ with workflow.unsafe.imports_passed_through():
     from everstep.incident import Anomaly, Confirmation, Launched, Symptom
     from everstep.job_state import JobState
     from workflows import actions
+    from workflows.messages import IncidentInput
 
 LEAST_BOUND_S = 1.0
 """A look at ranks that should have stepped by now takes this long at most, seconds (ours)."""
+MOST_ASKED = 10
+"""So often a restart is asked about that nobody can say anything of; then it is stopped (ours)."""
+KNOWN = "confirm until it is known"
+"""Patch: an answer that does not come is asked for again."""
 
 
 class Confirming:
@@ -76,7 +82,7 @@ class Confirming:
         if error := confirmed.exception():
             workflow.logger.warning("nobody can say whether the ranks step", extra={"error": str(error)})
             self._unanswered += 1
-            if not workflow.patched("confirm until it is known"):
+            if not workflow.patched(KNOWN):
                 state.confirm_by_ns = 0
             return True, None
         self._unanswered = 0
@@ -116,6 +122,35 @@ class Confirming:
             # Watchers suspect no stall before the first step; ends of ranks they report themselves.
             suspect(state, Symptom.STALL, confirmation.reason)
         state.confirm_by_ns = 0
+
+
+async def confirm_restart(
+    ask: Callable[[float], Awaitable[Confirmation]], pause: Callable[[timedelta], Awaitable[None]], given: IncidentInput
+) -> Confirmation:
+    """Wait for the first step of a generation that an incident launched.
+
+    That nobody can say whether it steps is no reason to stop it: it is asked
+    about again.
+
+    Args:
+        ask: Starts the waiting, for at most so many seconds.
+        pause: Waits before it is asked again.
+        given: What the incident started from.
+
+    Raises:
+        ActivityError: nobody could say, again and again.
+    """
+    bound_s = confirm_bound_s(given.first_step_s, given.spec.policy)
+    until = workflow.time() + bound_s
+    for asked in range(1, MOST_ASKED):
+        try:
+            return await ask(max(until - workflow.time(), LEAST_BOUND_S) if asked > 1 else bound_s)
+        except ActivityError as error:
+            if not workflow.patched(KNOWN):
+                raise
+            workflow.logger.warning("nobody can say whether the ranks step", extra={"error": str(error)})
+        await pause(timedelta(seconds=max(backoff_s(asked, given.spec.policy), LEAST_BOUND_S)))
+    return await ask(LEAST_BOUND_S)
 
 
 def suspect(state: JobState, symptom: Symptom, headline: str) -> None:

@@ -19,7 +19,6 @@ from temporalio.exceptions import ActivityError
 with workflow.unsafe.imports_passed_through():
     from activities.messages import LaunchInput
     from everstep.decisions.case import Case
-    from everstep.decisions.confirm import confirm_bound_s
     from everstep.decisions.lineage import Runs
     from everstep.decisions.reattempt import Decision, Facts, decide_reattempt, steady
     from everstep.decisions.restore import Restore
@@ -34,6 +33,7 @@ with workflow.unsafe.imports_passed_through():
     )
     from everstep.job_state import incident_workflow_id, job_workflow_id
     from workflows import actions, page
+    from workflows.confirming import confirm_restart
     from workflows.looking import Choice, Looking
     from workflows.messages import IncidentInput
     from workflows.operator import read_request
@@ -256,7 +256,7 @@ class IncidentWorkflow:
             self.launched = launched = await self._unless_abandoned(actions.launch(given, restore.origin))
             self.story.leave(began, "reattempt", f"generation {given.generation} {restore.origin}")
             began = self.story.enter("confirm")
-            confirmation = await self._confirm(launched, state_bytes=restore.largest)
+            confirmation = await self._confirm(launched, restore)
             self.story.leave(began, "confirm", confirmation.reason)
             if confirmation.ok:
                 self.first_step_s = workflow.time() - began if confirmation.confirmed else 0.0
@@ -265,18 +265,18 @@ class IncidentWorkflow:
             self.story.leave(began, self.story.stage, f"failed: {error.cause or error}")
         return confirmation, await self._stop()
 
-    async def _confirm(self, launched: Launched, *, state_bytes: int) -> Confirmation:
+    async def _confirm(self, launched: Launched, restore: Restore) -> Confirmation:
         given = self.given
-        return await self._unless_abandoned(
-            actions.confirm(
-                given.spec,
-                given.machines,
-                launched,
-                bound_s=confirm_bound_s(given.first_step_s, given.spec.policy),
-                showing=self.case.showing,
-                state_bytes=state_bytes,
+
+        async def ask(bound_s: float) -> Confirmation:
+            showing, size = self.case.showing, restore.largest
+            return await self._unless_abandoned(
+                actions.confirm(
+                    given.spec, given.machines, launched, bound_s=bound_s, showing=showing, state_bytes=size
+                )
             )
-        )
+
+        return await confirm_restart(ask, lambda wait: self._wait(wait, "ASK AGAIN"), given)
 
     async def _park(self, reason: str, choice: Choice) -> None:
         """Wait for an operator; nothing is lost meanwhile."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from everstep.decisions.watch import follow_s
 from everstep.incident import Confirmation, Showing
 from everstep.policy import RecoveryPolicy
 
@@ -34,7 +35,7 @@ def has_stepped(
 
     Args:
         attached: It joined.
-        finished: Its loop ran to the end.
+        finished: Its loop ran to the end, or it left it.
         entered: It is within ``run.steps``.
         first_step: It completed a body of the loop, or called an optimizer before it joined, if ever it does.
         optimizer_steps: Calls of the optimizer.
@@ -67,7 +68,14 @@ class RankState:
     restored_ns: int = 0
     first_step_ns: int = 0
     entered_ns: int = 0
+    left_ns: int = 0
+    """When it left its loop before the end, e.g. by ``break``."""
     reports: int = 0
+
+    @property
+    def over(self) -> bool:
+        """Whether it has no step left to do: it left its loop, and not by an error."""
+        return self.finished or (self.left_ns > 0 and (self.alive or self.code == 0))
 
     @property
     def shown(self) -> int:
@@ -84,7 +92,7 @@ def stepped_again(ranks: Iterable[RankState], showing: Showing) -> set[int]:
         if (one.alive and one.rank in silent)
         or has_stepped(
             attached=one.attached,
-            finished=one.finished,
+            finished=one.over,
             entered=one.entered_ns > 0,
             first_step=one.first_step_ns > 0,
             optimizer_steps=one.optimizer_steps,
@@ -154,7 +162,8 @@ def judge_confirmation(
     """
     stepped = stepped_again(ranks, showing)
     since_ns = min((seen_ns for rank, seen_ns in (left_ns or {}).items() if rank not in stepped), default=now_ns)
-    waited = now_ns - since_ns > policy.exit_grace_s * 1e9
+    in_loop = any(one.alive and one.entered_ns and not one.over for one in ranks)
+    waited = now_ns - since_ns > follow_s(policy, others_in_loop=in_loop) * 1e9
     if failed := _why_failed([one for one in ranks if one.rank not in stepped], ranks, emptied, waited=waited):
         return Confirmation(generation=generation, ok=False, reason=failed, emptied=list(emptied))
     if len(ranks) < world_size:

@@ -76,11 +76,18 @@ def judge_exits(
     early = [seen for seen in ends if not seen.finished]
     if early and others_in_loop is not False:
         first = min(early, key=lambda seen: seen.heard_ns)
-        # Of a script without a loop of ours nobody knows whether it hangs or has something left to do.
-        grace_s = policy.exit_grace_s if others_in_loop else max(policy.exit_grace_s, policy.stall_floor_s)
-        if now_ns - first.heard_ns > grace_s * 1e9:
+        if now_ns - first.heard_ns > follow_s(policy, others_in_loop=others_in_loop) * 1e9:
             return _anomaly(generation, first)
     return None
+
+
+def follow_s(policy: RecoveryPolicy, *, others_in_loop: bool | None) -> float:
+    """Seconds in which the others have to follow a rank that left with code 0.
+
+    Of those without a loop of ours nobody knows whether they hang or have
+    something left to do: they have as long as a stall.
+    """
+    return policy.exit_grace_s if others_in_loop else max(policy.exit_grace_s, policy.stall_floor_s)
 
 
 def _anomaly(generation: int, seen: Seen) -> Anomaly:

@@ -242,6 +242,46 @@ for _ in range(7):
     await job.release()
 
 
+@pytest.mark.parametrize(
+    ("leave", "left"), [("break", True), ("raise ValueError(step)", False), ("sys.exit(3)", False)]
+)
+async def test_breaking_out_of_the_loop_is_told_from_an_error(agent: RunningAgent, leave: str, left: bool) -> None:
+    script = f"""
+import sys
+import everstep
+run = everstep.join()
+for step in run.steps(9):
+    if step == 2:
+        {leave}
+"""
+    job = await prepared(agent, script, ranks=1)
+    await job.launch()
+    await job.exits(1)
+
+    rank = (await job.progress(lambda p: not p.ranks[0].alive)).ranks[0]
+
+    assert rank.completed_steps == 2 and not rank.finished
+    assert bool(rank.milestones.loop_left) == left
+    await job.release()
+
+
+async def test_reports_are_counted(agent: RunningAgent) -> None:
+    script = """
+import everstep
+run = everstep.join()
+for step in range(5):
+    run.report(step, loss=1.0)
+"""
+    job = await prepared(agent, script, ranks=1)
+    await job.launch()
+    await job.exits(1)
+
+    assert (await job.progress(lambda p: not p.ranks[0].alive)).ranks[0].reports == 5
+    stopped = await agent.client.stop(pb.StopRequest(job=job.name, generation=1))
+    assert stopped.ranks[0].shown_steps == 5
+    await job.release()
+
+
 async def test_a_planned_fault_meets_a_plain_script_once(agent: RunningAgent) -> None:
     script = """
 import torch

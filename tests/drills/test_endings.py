@@ -144,7 +144,7 @@ async def test_a_first_step_that_takes_longer_than_a_stall_is_waited_for_in_ever
 
 
 async def test_a_hang_before_the_first_step_of_all_is_noticed(run: Run) -> None:
-    state = await run(HANGS, start_timeout_s=3.0, confirm_timeout_s=3.0)
+    state = await run(HANGS, start_timeout_s=3.0, confirm_timeout_s=3.0, confirm_alive_s=0.5)
 
     assert state.outcome == "finished after 1 incident"
     assert len(state.lineage) == 2

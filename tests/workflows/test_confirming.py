@@ -134,6 +134,23 @@ async def test_a_hang_is_noticed_though_nobody_could_say_so_at_first(jobs: Any) 
     assert len(state.incidents) == 1
 
 
+@pytest.mark.parametrize(("silent", "launches"), [(2, 2), (10, 3)])
+async def test_a_restart_is_not_stopped_because_nobody_could_say_whether_it_steps(
+    jobs: Any, silent: int, launches: int
+) -> None:
+    """Only when nobody can, again and again."""
+    jobs.cluster.confirmation = answers(stepped, *[fails] * silent, stepped)
+    handle = await jobs.start()
+    await jobs.until(handle, lambda state: state.status == "running")
+    await handle.execute_update(JobWorkflow.report, anomaly(1))
+
+    state = await jobs.until(handle, lambda state: state.generation > 1 and state.status == "running")
+
+    assert state.generation == launches
+    assert jobs.cluster.calls.count("confirm 2") == min(silent + 1, 10)
+    assert len(state.incidents) == 1
+
+
 async def test_waiting_for_the_first_step_goes_on_in_the_next_run(jobs: Any) -> None:
     jobs.cluster.confirmation = answers(waits, hangs, stepped)
     handle = await jobs.start()

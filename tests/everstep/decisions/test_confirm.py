@@ -219,5 +219,17 @@ def test_a_rank_that_leaves_before_its_first_step_fails_the_restart_unless_the_o
     alone = judge(STEPPED, left, left_s=2, now_s=63)
     assert alone is not None
     assert (alone.ok, alone.reason) == (False, "rank 1 left with code 0 before the first step")
+    plain = replace(STARTED, attached=False)
+    assert judge(plain, replace(left, attached=False), left_s=2, now_s=601, showing=NOTHING) is None, "it may evaluate"
     followed = judge(replace(STEPPED, alive=False, code=0), left, left_s=2, now_s=63)
     assert followed is not None and followed.ok
+
+
+def test_a_restart_that_finds_nothing_left_to_do_is_confirmed_though_its_ranks_live_on() -> None:
+    """It broke out of its loop, and writes the model now."""
+    out = replace(STARTED, entered_ns=5, left_ns=6)
+    found = judge(out, replace(out, rank=1, alive=False, code=0))
+    assert found is not None and found.confirmed
+
+    failed = judge(out, replace(out, rank=1, alive=False, code=1))
+    assert failed is not None and not failed.ok, "an error leaves the loop too"
