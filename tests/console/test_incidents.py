@@ -16,6 +16,7 @@ from activities.ledger import Ledger
 from console import main
 from console.cluster_file import ClusterFile
 from everstep.incident import (
+    NOT_CONFIRMED,
     Anomaly,
     Confirmation,
     Evidence,
@@ -159,6 +160,36 @@ def test_a_report_tells_the_story(url: str, capsys: pytest.CaptureFixture[str]) 
     assert "\x1b" not in out
     assert "title" not in out
     assert "boom" in out
+
+
+def test_a_job_that_was_not_seen_to_step_is_not_said_to_have_recovered(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Ledger.open(url) as ledger:
+        id = write(ledger, "gpt", 4, close=False)
+        lives = Confirmation(generation=2, ok=True, confirmed=False, reason="all 8 ranks live", stepped_ns=FAULT + S)
+        report = IncidentReport(
+            headline="Running, not confirmed, by reattempt: rank 5 on m2 ended by SIGKILL",
+            resolution=NOT_CONFIRMED,
+            cause="SIGKILL",
+            step=-1,
+            lost_steps=None,
+            evicted=[],
+            stages=[],
+            generation=2,
+            recovered=True,
+            confirmed=False,
+            seconds=None,
+            failures=[],
+            confirmation=lives,
+        )
+        ledger.incident_closed(id, report, closed_ns=FAULT + S)
+    code, out, _ = call(capsys, "incident", "gpt/4", "--ledger", url)
+    assert code == 0
+    assert "outcome   running, not confirmed" in out
+    assert "running, not confirmed: all 8 ranks live" in out
+    assert "ecovered" not in out and "stepped" not in out
+    assert json.loads(call(capsys, "incident", "gpt/4", "--json", "--ledger", url)[1])["recovered"] is False
 
 
 def test_an_open_incident_reads_as_open(url: str, capsys: pytest.CaptureFixture[str]) -> None:
