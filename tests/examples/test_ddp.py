@@ -20,7 +20,8 @@ def test_killed_and_resumed_is_equal_to_undisturbed(make_job: Any, dp: int, accu
     job = make_job("ddp.py", options, dp=dp)
     job.inject(fault="kill-rank", rank=1, at_step=5)
     assert job.launch()[1] == -signal.SIGKILL
-    assert job.agreed_step() == 5
+    agreed = job.agreed_step()
+    assert agreed == 5 or (accumulate > 1 and agreed == 4)  # no optimizer's step waited for the save after 5
     job.losses.clear()
-    assert set(job.launch(resume=5)) == {0}
-    assert job.losses == {at: loss for at, loss in undisturbed.losses.items() if at[1] >= 5}
+    assert set(job.launch(resume=agreed)) == {0}
+    assert job.losses == {at: loss for at, loss in undisturbed.losses.items() if at[1] >= agreed}

@@ -118,6 +118,7 @@ def test_the_optimizer_never_writes_into_the_slot_that_it_was_loaded_from(start_
     steps = run.steps(6, run.checkpoint(model=model, optimizer=optimizer, schedule=schedule, data=Sampler(64)))
     assert next(steps) == 5
     for _ in range(3):
+        optimizer.zero_grad()
         model(torch.randn(4, 8)).sum().backward()
         optimizer.step()
     assert [slot.completed_steps for slot in held(shm / "checkpoint-0") if slot.valid] == [5]
@@ -217,6 +218,9 @@ def test_dtensors_save_and_load_their_local_shard(shm: Path, mesh: DeviceMesh) -
         moment = fresh_optimizer.state[loaded]["exp_avg_sq"]
         assert isinstance(moment, DTensor) and moment.placements == saved.placements
         assert torch.equal(moment.to_local(), optimizer.state[saved]["exp_avg_sq"].to_local())
+    fresh_optimizer.zero_grad()
+    for parameter in fresh_model.parameters():
+        parameter.sum().backward()  # type: ignore[no-untyped-call]
     fresh_optimizer.step()
     assert held(shm / "c")[0].valid
     with pytest.raises(CheckpointError, match=r"on the mesh \('dp', 'tp'\) of ranks \[0\], which no given model"):
