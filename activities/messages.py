@@ -17,6 +17,7 @@ ROOM = "Check room"
 LAUNCH = "Launch ranks"
 CONFIRM = "Confirm steps"
 RELEASE = "Release machines"
+CLOSED = "Read closed incident"
 DECIDE = "Decide"
 RECORD = "Record job"
 
@@ -139,6 +140,13 @@ class ReleaseInput(Model):
     machines: list[Machine]
     run: str = ""
     """Id of the job's run; see ``everstep.run_id``."""
+
+
+class ClosedInput(Model):
+    """Find out what an incident did that was closed from outside."""
+
+    incident: str
+    """Id of its workflow."""
 
 
 class DecideInput(Model):

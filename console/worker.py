@@ -20,6 +20,7 @@ from temporalio.worker import Plugin, Worker
 
 from activities.checkpoints import CheckpointActivities
 from activities.cleanup import Cleanup
+from activities.incidents import IncidentActivities
 from activities.ledger import Ledger, MachineEventRecord
 from activities.payloads import DATA_CONVERTER
 from activities.ranks import RankActivities
@@ -72,6 +73,7 @@ def build(
     """A worker with everything that everstep runs on Temporal."""
     ranks = RankActivities(agents, watcher)
     checkpoints = CheckpointActivities(agents)
+    incidents = IncidentActivities()
     records = RecordActivities(ledger)
     return Worker(
         client,
@@ -87,6 +89,7 @@ def build(
             checkpoints.folder,
             checkpoints.room,
             checkpoints.restore,
+            incidents.read_closed,
             records.decide,
             records.record,
         ],

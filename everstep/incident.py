@@ -263,7 +263,8 @@ class IncidentReport(Model):
 
     headline: str
     resolution: str
-    """``reattempt``, ``resumed by operator``, ``running, not confirmed``, ``abandoned`` or ``stopped``."""
+    """``reattempt``, ``resumed by operator``, ``running, not confirmed``, ``abandoned``, ``stopped`` or
+    ``closed from outside``."""
     cause: str
     step: int
     lost_steps: int | None
@@ -289,3 +290,24 @@ class IncidentReport(Model):
     """How the script shows its steps, as far as it was seen."""
     first_step_s: float = 0.0
     """From the last launch to the first step of all ranks; 0: none was seen."""
+
+
+CLOSED_OUTSIDE = "closed from outside"
+"""Resolution of an incident that did not end by itself: it was terminated or cancelled, or its workflow failed."""
+
+
+class Left(Model):
+    """What an incident did before it was closed from outside."""
+
+    how: str
+    """How it was closed, and by whom, e.g. ``terminated by ada: too slow``."""
+    known: bool = True
+    """False: its history is gone, and with it what it did."""
+    launches: list[tuple[int, int]] = Field(default_factory=list)
+    """Of each generation that it launched, or began to launch: its number and where it began."""
+    resume_step: int = -1
+    """Where the newest of them began, from whatever it was; -1: the script restores by itself."""
+    launched: Launched | None = None
+    """The newest of them, where its launch succeeded and nothing was stopped since."""
+    emptied: list[str] = Field(default_factory=list)
+    """Machines that said, since the newest launch, that they lost what they had; they say so once."""

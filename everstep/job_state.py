@@ -101,6 +101,12 @@ class JobState(BaseModel):
     """How the script shows its steps, as far as it was seen."""
     first_step_s: float = 0.0
     """The longest that a start took from its launch to the first step of all ranks; 0: none came so far."""
+    closed_outside: int = 0
+    """Incidents of the fault at hand that were closed from outside, one after the other."""
+    hold: str = ""
+    """Why the next incident waits for an operator before it launches anything; empty: it need not."""
+    emptied: list[str] = Field(default_factory=list)
+    """Machines of which a closed incident heard that they lost what they had."""
     started_ns: int = 0
     unproductive_s: float = 0.0
     """Seconds without progress: launches, recoveries and lost steps (section 4.2 of ByteRobust defines ETTR)."""

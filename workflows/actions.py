@@ -10,6 +10,7 @@ from temporalio.workflow import ActivityHandle
 with workflow.unsafe.imports_passed_through():
     from activities import messages
     from activities.messages import (
+        ClosedInput,
         ConfirmInput,
         FindInput,
         FolderFound,
@@ -22,11 +23,11 @@ with workflow.unsafe.imports_passed_through():
         StopInput,
     )
     from everstep.decisions.restore import Restore
-    from everstep.incident import Confirmation, Evidence, Launched, Restored, Showing
+    from everstep.incident import Confirmation, Evidence, Launched, Left, Restored, Showing
     from everstep.job import JobSpec
     from everstep.machine import Machine
     from workflows import page
-    from workflows.options import on_ranks
+    from workflows.options import FAST_RETRY, HEARTBEAT_TIMEOUT, on_ranks
 
 SLOWEST_RANK_BYTES = 500_000_000
 """Bytes a second of one rank that restores from its own slot: a slower one is given up (ours)."""
@@ -168,6 +169,19 @@ def confirm(
         result_type=Confirmation,
         summary=page.summary(f"generation {launched.generation}: every rank {what}"),
         **on_ranks(timedelta(seconds=bound_s + restore_s + 30)),
+    )
+
+
+def read_closed(incident: str) -> ActivityHandle[Left]:
+    """Find out what an incident did that was closed from outside; tried until Temporal answers."""
+    return workflow.start_activity(
+        messages.CLOSED,
+        ClosedInput(incident=incident),
+        result_type=Left,
+        summary=page.summary(f"what {incident} had launched"),
+        start_to_close_timeout=timedelta(minutes=2),
+        heartbeat_timeout=HEARTBEAT_TIMEOUT,
+        retry_policy=FAST_RETRY,
     )
 
 

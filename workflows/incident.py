@@ -66,7 +66,10 @@ class IncidentWorkflow:
             folder_step=given.resume_path_step,
             runs=Runs(given.run, tuple(given.origin_runs)),
             showing=given.showing,
+            emptied=set(given.emptied),
         )
+        self.hold = given.hold
+        """Why an operator has to say how the job goes on; empty once one did."""
         self.history = list(given.history)
         self.failures: list[Failure] = []
         self.attempts = 0
@@ -200,6 +203,7 @@ class IncidentWorkflow:
             restore_reason=restore.reason,
             unreached=tuple(self.case.unreached),
             doubt=choice.why,
+            hold=self.hold,
         )
         decision = decide_reattempt(facts, self.given.spec.policy)
         began = self.story.enter("decide")
@@ -297,7 +301,7 @@ class IncidentWorkflow:
             accepted = self.case.accept(choice.restore, choice.doubt, self.resumed_by)
             self.story.leave(workflow.time(), "accepted", accepted)
             self.story.note("accepted", accepted)
-        self.history, self.attempts = [], 0
+        self.history, self.attempts, self.hold = [], 0, ""
         self.looking.begin_again()
         self.case.try_everything_again()
         self.story.enter("reattempt")
@@ -332,8 +336,7 @@ class IncidentWorkflow:
         report = self._report(
             headline=f"Abandoned by {self.abandoned_by}: {self.story.headline}", resolution="abandoned", seconds=None
         )
-        self.story.enter("abandoned", report.headline)
-        # The ranks must not live on without an owner; a launch may have been under way.
+        self.story.enter("abandoned", report.headline)  # ranks must not live on unowned; a launch may be under way
         why = f"generation {self.case.generation}: leave nothing running"
         with contextlib.suppress(ActivityError):  # the job's release ends what this could not
             given = self.given

@@ -11,7 +11,7 @@ import contextlib
 from typing import Any
 
 from temporalio import workflow
-from temporalio.exceptions import ActivityError, ApplicationError, ChildWorkflowError
+from temporalio.exceptions import ActivityError, ApplicationError, ChildWorkflowError, WorkflowAlreadyStartedError
 
 with workflow.unsafe.imports_passed_through():
     from activities import messages
@@ -19,16 +19,17 @@ with workflow.unsafe.imports_passed_through():
     from activities.messages import RecordInput
     from everstep.decisions.lineage import extended
     from everstep.decisions.reattempt import steady
-    from everstep.incident import Anomaly, Confirmation, IncidentReport, Launched, Symptom
+    from everstep.incident import CLOSED_OUTSIDE, Anomaly, Confirmation, IncidentReport, Launched, Left, Symptom
     from everstep.job_state import NOT_YET, IncidentSummary, JobState, incident_workflow_id
     from everstep.run_id import run_id
     from workflows import actions, attributes, page
     from workflows.beginning import Beginning, Refused
     from workflows.confirming import Confirming, suspect
-    from workflows.incident import IncidentWorkflow
-    from workflows.messages import IncidentInput, JobResult, lost_incident
+    from workflows.messages import JobResult, lost_incident
+    from workflows.opening import Child, open_incident
     from workflows.operator import read_request
     from workflows.options import TASK_TIMEOUT, on_ledger
+    from workflows.reopening import Reopening
 
 INCIDENTS_KEPT = 20
 FAILURES_KEPT = 50
@@ -49,6 +50,7 @@ class JobWorkflow:
         self.handled_generation = 0
         """Of the incident that is open, or was the last one of this run."""
         self.confirming = Confirming(state, self._something_else)
+        self.reopening = Reopening(state, self._next_event)
         self.records: list[workflow.ActivityHandle[NumbersUsed]] = []
 
     # What watchers and operators say.
@@ -143,16 +145,34 @@ class JobWorkflow:
                         "finished", f"finished after {page.count(len(self.state.incidents), 'incident')}"
                     )
                 case "anomaly":
-                    report = await self._handle(self._take_anomaly())
-                    if not report.recovered:
-                        if self._next_event() == "stop":
-                            return await self._stopped()
-                        return await self._end("failed", report.headline)
+                    if ended := await self._attend():
+                        return ended
                 case _:
                     # No await may stand between this check and the end of the run: a report would be lost.
                     await workflow.wait_condition(workflow.all_handlers_finished)
                     if self._next_event() == "":
                         workflow.continue_as_new(self.state, task_timeout=TASK_TIMEOUT)
+
+    async def _attend(self) -> JobResult | None:
+        """Open the next incident; returns how the job ended, where it did not bring it back."""
+        if self.state.closed_outside:
+            await self._calm()
+            if self._next_event() != "anomaly":
+                return None
+        report = await self._handle(self._take_anomaly())
+        if report.recovered or report.resolution == CLOSED_OUTSIDE:
+            return None
+        if self._next_event() == "stop":
+            return await self._stopped()
+        return await self._end("failed", report.headline)
+
+    async def _calm(self) -> None:
+        """Wait before the next incident of a fault whose last one was closed from outside."""
+        if self._should_continue_as_new() and self.state.generation not in self.finished_generations:
+            await workflow.wait_condition(workflow.all_handlers_finished)
+            workflow.continue_as_new(self.state, task_timeout=TASK_TIMEOUT)
+        if self.state.closed_outside > 1:
+            await self.reopening.calm()
 
     def _something_else(self) -> bool:
         """Whether there is something to do other than to wait."""
@@ -222,6 +242,31 @@ class JobWorkflow:
         state = self.state
         self.handled_generation = anomaly.generation
         self.confirming.leave()
+        while True:
+            number = self._note_opened(anomaly)
+            opened_ns = workflow.time_ns()
+            try:
+                child = await open_incident(state, number, anomaly)
+                break
+            except WorkflowAlreadyStartedError:
+                # An incident of an earlier run of the name, whose job was terminated: not ours, and over soon.
+                state.incidents = [one for one in state.incidents if one.number != number]
+        stopper = asyncio.create_task(self._abandon_on_stop(child))
+        try:
+            report = await child
+        except ChildWorkflowError as error:
+            if self._next_event() != "stop" and workflow.patched("incident closed from outside"):
+                found = await self.reopening.closed(number, anomaly, opened_ns)
+                if found is not None:
+                    return await self._take_over(number, anomaly, *found)
+            report = lost_incident(anomaly, state.generation, str(error.cause or error))
+        finally:
+            stopper.cancel()
+        self._learn(number, report)
+        return report
+
+    def _note_opened(self, anomaly: Anomaly) -> int:
+        state = self.state
         state.incident_count += 1
         number = state.incident_count
         incident_id = incident_workflow_id(state.spec.name, number)
@@ -231,50 +276,20 @@ class JobWorkflow:
             IncidentSummary(id=incident_id, number=number, headline=anomaly.headline, opened_ns=anomaly.seen_ns),
         ][-INCIDENTS_KEPT:]
         self._show()
-        given = IncidentInput(
-            job=state.spec.name,
-            number=number,
-            anomaly=anomaly,
-            generation=state.generation,
-            resume_step=state.resume_step,
-            spec=state.spec,
-            machines=state.machines,
-            history=state.failures,
-            opened_ns=workflow.time_ns(),
-            lineage=state.lineage,
-            resume_path=state.resume_path,
-            resume_path_step=state.resume_path_step,
-            run=state.run,
-            origin_runs=state.origin_runs,
-            showing=state.showing,
-            first_step_s=state.first_step_s,
-        )
-        child = await workflow.start_child_workflow(
-            IncidentWorkflow.run,
-            given,
-            id=incident_id,
-            task_timeout=TASK_TIMEOUT,
-            static_summary=page.incident_title(number, anomaly),
-            search_attributes=attributes.search_attributes(
-                {
-                    attributes.JOB_NAME: state.spec.name,
-                    attributes.SYMPTOM: str(anomaly.symptom),
-                    attributes.STAGE: "open",
-                    attributes.SEVERITY: "info",
-                }
-            ),
-        )
-        stopper = asyncio.create_task(self._abandon_on_stop(child))
-        try:
-            report = await child
-        except ChildWorkflowError as error:
-            report = lost_incident(anomaly, state.generation, str(error.cause or error))
-        finally:
-            stopper.cancel()
-        self._learn(number, report)
+        return number
+
+    async def _take_over(self, number: int, anomaly: Anomaly, left: Left, report: IncidentReport) -> IncidentReport:
+        """An incident was closed from outside: let go on what it had launched, or open its fault again."""
+        self._sum_up(number, report)
+        if left.launched is None:
+            self.reopening.reopen(number, anomaly, left)
+        else:
+            self.reopening.over()
+            self.confirming.expect()
+            await self._confirm(left.launched)
         return report
 
-    async def _abandon_on_stop(self, child: workflow.ChildWorkflowHandle[Any, Any]) -> None:
+    async def _abandon_on_stop(self, child: Child) -> None:
         await workflow.wait_condition(lambda: self.state.stop_requested != "")
         await child.signal("abandon", {"operator": self.state.stop_requested[:100], "note": "the job is stopped"})
 
@@ -282,6 +297,7 @@ class JobWorkflow:
         state = self.state
         state.generation = report.generation
         state.status = "running" if report.recovered else "failed"
+        self.reopening.over()
         state.unproductive_s += report.seconds or 0.0
         if report.failures:
             still = steady(state.failures, report.failures[0], state.spec.policy)
@@ -294,7 +310,10 @@ class JobWorkflow:
             state.unconfirmed = report.confirmation.reason
             self.confirming.expect()
         state.lineage = extended(state.lineage, report.lineage)
-        one = next(one for one in state.incidents if one.number == number)
+        self._sum_up(number, report)
+
+    def _sum_up(self, number: int, report: IncidentReport) -> None:
+        one = next(one for one in self.state.incidents if one.number == number)
         self._replace(
             one.model_copy(
                 update={

@@ -35,6 +35,10 @@ class IncidentInput(Model):
     """How the script showed its steps before."""
     first_step_s: float = 0.0
     """The longest that a start took to the first step; 0: none came so far."""
+    hold: str = ""
+    """Why the incident waits for an operator before it launches anything; empty: it does not."""
+    emptied: list[str] = Field(default_factory=list)
+    """Machines that lost what they had, of which an incident of the same fault was told before."""
 
 
 class JobResult(Model):

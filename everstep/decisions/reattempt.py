@@ -37,6 +37,8 @@ class Facts:
     """Copies that are there and could not be brought to where they are needed, with reasons."""
     doubt: str = ""
     """Why the job may not go on there: what may be newer, and was asked for in vain; empty: nothing."""
+    hold: str = ""
+    """Why an operator has to say how the job goes on, whatever the rest is; empty: nobody has to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,11 @@ BEFORE_ANY_STEP = "before any step was shown"
 """Where a process failed of which no step was seen."""
 
 Rule = Callable[[Facts, RecoveryPolicy], str | None]
+
+
+def operator_asked(facts: Facts, policy: RecoveryPolicy) -> str | None:
+    """The fault's last incident was closed from outside."""
+    return facts.hold or None
 
 
 def machine_silent(facts: Facts, policy: RecoveryPolicy) -> str | None:
@@ -152,6 +159,7 @@ def too_much_to_lose(facts: Facts, policy: RecoveryPolicy) -> str | None:
 
 
 PARK_WHEN: tuple[Rule, ...] = (
+    operator_asked,
     machine_silent,
     broken_from_the_start,
     same_step_again,

@@ -16,6 +16,8 @@ from temporalio.client import Client, WorkflowHandle
 from temporalio.worker import Worker
 
 from activities import messages
+from activities.heartbeat import heartbeating
+from activities.incidents import IncidentActivities
 from activities.ledger.records import NumbersUsed
 from activities.messages import (
     ConfirmInput,
@@ -83,6 +85,13 @@ class ScriptedCluster:
         moved=given.copies, bytes=6_150_000 * len(given.copies), seconds=0.08
     )
     used: NumbersUsed = field(default_factory=NumbersUsed)
+    blocked: set[str] = field(default_factory=set)
+    """Calls, e.g. ``launch 2``, that do not come to an end while they are in here."""
+
+    async def _pass(self, call: str) -> None:
+        async with heartbeating():
+            while call in self.blocked:  # noqa: ASYNC110 - nobody tells us
+                await asyncio.sleep(0.02)
 
     @property
     def activities(self) -> list[Callable[..., Any]]:
@@ -90,6 +99,7 @@ class ScriptedCluster:
         return [
             *(self.prepare, self.stop, self.find, self.look_at_folder, self.room, self.restore),
             *(self.launch, self.confirm, self.release, self.decide, self.record),
+            IncidentActivities().read_closed,
         ]
 
     @activity.defn(name=messages.PREPARE)
@@ -102,6 +112,7 @@ class ScriptedCluster:
     async def stop(self, given: StopInput) -> Evidence:
         self.runs.add(given.run)
         self.calls.append(f"stop {given.generation}")
+        await self._pass(self.calls[-1])
         return self.evidence(given)
 
     @activity.defn(name=messages.FIND)
@@ -133,6 +144,7 @@ class ScriptedCluster:
         self.runs.add(given.run)
         folder = f" of {given.reshard_from}" if given.reshard_from else ""
         self.calls.append(f"launch {given.generation} from {given.resume_step}{folder}")
+        await self._pass(f"launch {given.generation}")
         return Launched(
             generation=given.generation,
             resume_step=given.resume_step,
@@ -144,6 +156,7 @@ class ScriptedCluster:
     async def confirm(self, given: ConfirmInput) -> Confirmation:
         self.calls.append(f"confirm {given.launched.generation}")
         self.confirms.append(given)
+        await self._pass(self.calls[-1])
         answer = self.confirmation(given)
         return await answer if isinstance(answer, Awaitable) else answer
 

@@ -86,19 +86,6 @@ async def test_a_job_cancelled_while_its_incident_is_open_leaves_nothing_running
     assert jobs.cluster.calls[-1] == "release"
 
 
-async def test_a_terminated_incident_ends_the_job(jobs: Any) -> None:
-    jobs.cluster.confirmation = failed
-    handle = await jobs.start(max_attempts=1)
-    await handle.execute_update(JobWorkflow.report, anomaly())
-    state = await jobs.until(handle, lambda state: state.status == "parked")
-    await jobs.client.get_workflow_handle(incident_workflow_id(state.spec.name, 1)).terminate("by hand")
-
-    result = await handle.result()
-    assert result.outcome == "failed"
-    assert "ended from outside" in result.headline
-    assert jobs.cluster.calls[-1] == "release"
-
-
 async def test_lost_steps_count_to_where_the_job_went_on_in_the_end(jobs: Any) -> None:
     import time
 

@@ -1,0 +1,187 @@
+"""Incidents that are cancelled or terminated from outside, at every stage: the job keeps all that it holds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from temporalio.client import WorkflowExecutionStatus, WorkflowHandle
+
+from activities.incidents import read_closed
+from everstep.incident import CLOSED_OUTSIDE, Confirmation, Evidence
+from everstep.job_state import JobState, incident_workflow_id
+from tests.workflows.conftest import anomaly, exits, held
+from workflows.job import JobWorkflow
+
+Close = Callable[[WorkflowHandle[Any, Any]], Awaitable[None]]
+
+
+async def terminate(incident: WorkflowHandle[Any, Any]) -> None:
+    await incident.terminate("too slow")
+
+
+async def cancel(incident: WorkflowHandle[Any, Any]) -> None:
+    await incident.cancel()
+    while (await incident.describe()).status is WorkflowExecutionStatus.RUNNING:  # noqa: ASYNC110 - nobody tells us
+        await asyncio.sleep(0.02)
+
+
+def failing_first(given: Any) -> Confirmation:
+    return Confirmation(
+        generation=given.launched.generation,
+        ok=given.launched.generation != 2,
+        reason="",
+        stepped_ns=1,
+        completed_steps=21,
+    )
+
+
+STAGES = {
+    "stop": {"stop 1"},
+    "reattempt": {"launch 2"},
+    "confirm": {"confirm 2"},
+    "backoff": set[str](),
+    "parked": set[str](),
+}
+"""Stage → what does not come to an end while the incident is closed."""
+
+
+async def reach(jobs: Any, stage: str) -> tuple[Any, Any]:
+    """A job whose first incident is at a stage, and that incident."""
+    policy: dict[str, float] = {}
+    if stage == "backoff":
+        jobs.cluster.confirmation, policy = failing_first, {"backoff_initial_s": 600.0, "backoff_max_s": 600.0}
+    if stage == "parked":
+        jobs.cluster.confirmation, policy = failing_first, {"max_attempts": 1}
+    jobs.cluster.blocked |= STAGES[stage]
+    job = await jobs.start(**policy)
+    await jobs.until(job, lambda state: state.status == "running")
+    await job.execute_update(JobWorkflow.report, anomaly())
+    incident = jobs.client.get_workflow_handle(incident_workflow_id(job.id.removeprefix("job/"), 1))
+    await jobs.until(job, lambda state: bool(state.incidents))
+    while (await incident.query("stage"))["name"] != stage:  # noqa: ASYNC110 - nobody tells us
+        await asyncio.sleep(0.05)
+    for call in STAGES[stage]:
+        while not any(one.startswith(call) for one in jobs.cluster.calls):  # noqa: ASYNC110 - nobody tells us
+            await asyncio.sleep(0.02)
+    return job, incident
+
+
+@pytest.mark.parametrize("close", [terminate, cancel])
+@pytest.mark.parametrize("stage", [stage for stage in STAGES if stage != "confirm"])
+async def test_the_job_waits_for_an_operator_with_everything_kept(jobs: Any, stage: str, close: Close) -> None:
+    job, incident = await reach(jobs, stage)
+    await close(incident)
+    jobs.cluster.blocked.clear()
+    state: JobState = await jobs.until(job, lambda state: state.status == "parked" and state.incident_count == 2)
+
+    launched = [int(call.split()[1]) for call in jobs.cluster.calls if call.startswith("launch")]
+    assert [one.resolution for one in state.incidents] == [CLOSED_OUTSIDE, ""]
+    assert state.incidents[0].headline.startswith("Terminated by" if close is terminate else "Cancelled by")
+    assert jobs.cluster.calls[-1] == f"stop {max(launched)}", "what may run is stopped, and nothing is given back"
+    assert "release" not in jobs.cluster.calls
+    parked = await jobs.client.get_workflow_handle(state.incidents[1].id).query("stage")
+    assert parked["found"].startswith(f"{incident.id} was {'terminated' if close is terminate else 'cancelled'}")
+
+    await jobs.client.get_workflow_handle(state.incidents[1].id).signal("resume", {"operator": "ada"})
+    state = await jobs.until(job, lambda state: state.status == "running")
+
+    assert jobs.cluster.calls[-2:] == [f"launch {max(launched) + 1} from 20", f"confirm {max(launched) + 1}"]
+    assert state.incidents[1].resolution == "resumed by operator"
+    assert (state.closed_outside, state.hold) == (0, "")
+    closed = [note for note in jobs.cluster.notes if note.incident == incident.id and note.report]
+    assert [note.report.resolution for note in closed] == [CLOSED_OUTSIDE], "the ledger knows that it is closed"
+    await job.signal(JobWorkflow.stop, {"operator": "ada"})
+    await job.result()
+
+
+@pytest.mark.parametrize("close", [terminate, cancel])
+async def test_ranks_that_were_launched_go_on_when_their_incident_is_closed(jobs: Any, close: Close) -> None:
+    job, incident = await reach(jobs, "confirm")
+    await close(incident)
+    await jobs.until(job, lambda state: state.incidents[0].resolution == CLOSED_OUTSIDE)
+    jobs.cluster.blocked.clear()
+    state = await jobs.until(job, lambda state: state.status == "running")
+
+    assert (state.generation, state.resume_step, state.lineage[-1]) == (2, 20, (2, 20))
+    assert jobs.cluster.calls.count("stop 1") == 1
+    assert not [call for call in jobs.cluster.calls if call in {"stop 2", "release"}]
+    await job.execute_update(JobWorkflow.report, anomaly(2))
+    state = await jobs.until(job, lambda state: state.generation == 3 and state.status == "running")
+    assert [one.number for one in state.incidents] == [1, 2]
+    await job.execute_update(JobWorkflow.finished, 3)
+    assert (await job.result()).outcome == "finished"
+
+
+async def test_ranks_that_do_not_step_after_their_incident_was_closed_are_a_fault_of_their_own(jobs: Any) -> None:
+    def hung(given: Any) -> Confirmation:
+        return failing_first(given).model_copy(update={"timed_out": True, "reason": "no step"})
+
+    jobs.cluster.confirmation = hung
+    job, incident = await reach(jobs, "confirm")
+    await incident.terminate()
+    await jobs.until(job, lambda state: state.incidents[0].resolution == CLOSED_OUTSIDE)
+    jobs.cluster.blocked.clear()
+
+    state = await jobs.until(job, lambda state: state.status == "running" and state.generation == 3)
+
+    assert [one.resolution for one in state.incidents] == [CLOSED_OUTSIDE, "reattempt"]
+    assert "release" not in jobs.cluster.calls
+    await job.signal(JobWorkflow.stop, {"operator": "ada"})
+    await job.result()
+
+
+async def test_incidents_that_are_closed_again_and_again_come_ever_more_slowly_and_give_nothing_back(jobs: Any) -> None:
+    job, incident = await reach(jobs, "stop")
+    for number in range(1, 5):
+        incident = jobs.client.get_workflow_handle(incident_workflow_id(job.id.removeprefix("job/"), number))
+        stage = "parked" if number > 1 else ""
+        await jobs.until(
+            job, lambda state, n=number, s=stage: state.incident_count == n and state.incidents[-1].stage == s
+        )
+        await incident.terminate()
+        jobs.cluster.blocked.clear()
+        await jobs.until(job, lambda state, n=number: state.closed_outside == n)
+    await job.signal(JobWorkflow.stop, {"operator": "ada"})
+
+    assert (await job.result()).outcome == "stopped", "also while it waits before the next one"
+    assert [call for call in jobs.cluster.calls if call.startswith("launch")] == ["launch 1 from -1"]
+
+
+async def test_a_job_that_is_cancelled_after_its_incident_was_closed_ends_in_order(jobs: Any) -> None:
+    job, incident = await reach(jobs, "parked")
+    await incident.terminate()
+    await jobs.until(job, lambda state: state.incidents[0].resolution == CLOSED_OUTSIDE)
+    await job.cancel()
+
+    assert (await job.result()).outcome == "stopped"
+    assert jobs.cluster.calls[-1] == "release"
+
+
+async def test_what_a_closed_incident_heard_once_is_not_forgotten(jobs: Any) -> None:
+    """A machine that came back empty says so once."""
+    told = ["m1"]
+
+    def evidence(given: Any) -> Evidence:
+        return Evidence(
+            generation=given.generation, exits=exits(20), held=held(20), emptied=[told.pop()] if told else []
+        )
+
+    jobs.cluster.evidence = evidence
+    job, incident = await reach(jobs, "reattempt")
+    await incident.terminate()
+    state = await jobs.until(job, lambda state: state.status == "parked" and state.incident_count == 2)
+    left = await read_closed(jobs.client, incident.id)
+
+    assert state.emptied == [], "the machine was launched on again since"
+    assert (left.launches, left.resume_step, left.launched, left.emptied) == ([(2, 20)], 20, None, [])
+    await job.signal(JobWorkflow.stop, {"operator": "ada"})
+    await job.result()
+
+
+async def test_a_deleted_incident_costs_numbers_and_nothing_else(jobs: Any) -> None:
+    left = await read_closed(jobs.client, "incident/no-such/0001")
+
+    assert (left.known, left.launches) == (False, [])

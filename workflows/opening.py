@@ -1,0 +1,58 @@
+"""Start the workflow of an incident, as a child of its job's."""
+
+from __future__ import annotations
+
+from temporalio import workflow
+
+with workflow.unsafe.imports_passed_through():
+    from everstep.incident import Anomaly, IncidentReport
+    from everstep.job_state import JobState, incident_workflow_id
+    from workflows import attributes, page
+    from workflows.incident import IncidentWorkflow
+    from workflows.messages import IncidentInput
+    from workflows.options import TASK_TIMEOUT
+
+Child = workflow.ChildWorkflowHandle[IncidentWorkflow, IncidentReport]
+
+
+async def open_incident(state: JobState, number: int, anomaly: Anomaly) -> Child:
+    """Start the incident with a number.
+
+    Raises:
+        WorkflowAlreadyStartedError: one of this number is open.
+    """
+    given = IncidentInput(
+        job=state.spec.name,
+        number=number,
+        anomaly=anomaly,
+        generation=state.generation,
+        resume_step=state.resume_step,
+        spec=state.spec,
+        machines=state.machines,
+        history=state.failures,
+        opened_ns=workflow.time_ns(),
+        lineage=state.lineage,
+        resume_path=state.resume_path,
+        resume_path_step=state.resume_path_step,
+        run=state.run,
+        origin_runs=state.origin_runs,
+        showing=state.showing,
+        first_step_s=state.first_step_s,
+        hold=state.hold,
+        emptied=state.emptied,
+    )
+    return await workflow.start_child_workflow(
+        IncidentWorkflow.run,
+        given,
+        id=incident_workflow_id(state.spec.name, number),
+        task_timeout=TASK_TIMEOUT,
+        static_summary=page.incident_title(number, anomaly),
+        search_attributes=attributes.search_attributes(
+            {
+                attributes.JOB_NAME: state.spec.name,
+                attributes.SYMPTOM: str(anomaly.symptom),
+                attributes.STAGE: "open",
+                attributes.SEVERITY: "info",
+            }
+        ),
+    )
