@@ -89,7 +89,7 @@ LATER: list[tuple[type[BaseModel], dict[str, Any]]] = [
     (
         JobState,
         {
-            "spec": {"name": "gpt", "script": "/x.py", "env_from": {"A": "B"}, "policy": {"evict_after": 3}},
+            "spec": {"name": "gpt", "script": "/x.py", "later_env": {"A": "B"}, "policy": {"evict_after": 3}},
             "machines": [{"name": "m0", "address": "a:1", "rack": "r7"}],
             "status": "replaying",
             "pending": [{"id": "m1-1", "generation": 1, "symptom": "slow", "headline": "h"}],

@@ -20,7 +20,7 @@ from tests.workflows.other_release import UNREADABLE, OtherJob
 from workflows.job import JobWorkflow
 
 LATER: dict[str, Any] = {
-    "spec": {"name": "later", "script": "/x.py", "env_from": {"A": "B"}},
+    "spec": {"name": "later", "script": "/x.py", "later_env": {"A": "B"}},
     "machines": [],
     "generation": 3,
     "lineage": [[3, 20]],
@@ -83,7 +83,7 @@ async def test_a_job_goes_on_from_the_state_of_a_later_release_and_keeps_what_it
     state = await jobs.until(handle, lambda state: state.generation == 4 and state.status == "running")
 
     assert {note.anomaly.symptom for note in jobs.cluster.notes} == {Symptom("slow")}
-    assert state.spec.model_extra == {"env_from": {"A": "B"}}
+    assert state.spec.model_extra == {"later_env": {"A": "B"}}
     assert state.spec.policy.model_extra == {"evict_after": 3}
     assert state.machines[0].model_extra == {"rack": "r7"}
     assert state.model_extra == {"evicted": ["m9"]}
