@@ -14,6 +14,7 @@ from everstep.reports import Snapshot
 def progress_of(runner: JobRunner) -> list[pb.RankProgress]:
     """Where each rank of a job's newest generation stands."""
     found = []
+    disk = f"the state folder cannot be written: {problem}" if (problem := runner.host.disk.problem) else ""
     for rank in runner.record.of(runner.record.generation):
         report = runner.reports.get(rank.rank, rank.generation)
         progress = pb.RankProgress(
@@ -27,6 +28,8 @@ def progress_of(runner: JobRunner) -> list[pb.RankProgress]:
             grad_norm=math.nan,
             saved=runner.custody.place.saved.of(rank.rank),
         )
+        if disk:
+            progress.saved.disk_problem = "; ".join(filter(None, [disk, progress.saved.disk_problem]))
         if report:
             now = report.snapshot()
             progress.attached, progress.finished = now.attached, now.finished

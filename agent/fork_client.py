@@ -233,8 +233,10 @@ class ForkServer:
 class ForkServers:
     """All fork servers of this machine: one per job, and a warm one for the next job."""
 
-    def __init__(self, folder: Path, *, prewarm: bool) -> None:
+    def __init__(self, folder: Path, *, prewarm: bool, earlier: Path | None = None) -> None:
         self.folder = folder
+        self.earlier = earlier
+        """Where agents of earlier releases had the sockets."""
         self.prewarm = prewarm
         self._warm: asyncio.Task[ForkServer] | None = None
         self._warm_label = label_of("", {})
@@ -252,7 +254,9 @@ class ForkServers:
             late: takes a server that answered later; it may be one of a job or of none.
         """
         found: dict[str, ForkServer] = {}
-        silent = {self._greet(server): server for server in map(ForkServer, sorted(self.folder.glob("*.sock")))}
+        folders = [self.folder, *([self.earlier] if self.earlier else [])]
+        sockets = [path for folder in folders for path in sorted(folder.glob("*.sock"))]
+        silent = {self._greet(server): server for server in map(ForkServer, sockets)}
         if patiently := [greeting for greeting, server in silent.items() if not _imports(server.path)]:
             await asyncio.wait(patiently, timeout=ADOPT_PATIENCE_S)
         for greeting, server in silent.items():

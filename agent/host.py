@@ -12,9 +12,11 @@ import structlog
 
 from agent.exchange.hub import Exchange
 from agent.fork_client import ForkServers
+from agent.live import LiveRecords
 from agent.observations import ObservationLog
 from agent.processes import Reaper
 from agent.saved import SavedStates
+from agent.state_disk import StateDisk
 from agent.terms import Place
 
 logger = structlog.get_logger()
@@ -29,6 +31,9 @@ class Host:
     """The host on which stores listen."""
     state_dir: Path
     shm_dir: Path
+    disk: StateDisk
+    """Writes to the state folder."""
+    records: LiveRecords
     log: ObservationLog
     reaper: Reaper
     fork_servers: ForkServers

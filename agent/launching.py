@@ -53,7 +53,7 @@ def fork_arguments(runner: JobRunner, request: pb.LaunchRequest, ranks: Iterable
             environment.REPORT_FILE: str(report),
             environment.CHECKPOINT_FILE: str(runner.shm / f"checkpoint-{rank.rank}"),
         }
-        files = {stream: str(runner.log_path(rank.rank, stream[3:])) for stream in ("stdout", "stderr")}
+        files = {stream: str(runner.output_path(rank.rank, stream[3:])) for stream in ("stdout", "stderr")}
         rows.append({"rank": rank.rank, "env": own, "report": str(report), **files})
     return {
         "generation": request.generation,

@@ -19,11 +19,14 @@ from agent import logs
 from agent.exchange.hub import Exchange
 from agent.fork_client import ForkServers
 from agent.host import Host
+from agent.live import FOLDER as LIVE
+from agent.live import LiveLines, LiveRecords
 from agent.observations import ObservationLog
 from agent.processes import Reaper
 from agent.requests import RequestMemory
 from agent.security import ClientSecurity, ServerSecurity
 from agent.service import AgentService
+from agent.state_disk import StateDisk
 from agent.v1 import agent_pb2_grpc
 from everstep import private
 from everstep.errors import ConfigError
@@ -34,6 +37,10 @@ SPARED = ("checkpoints",)
 DRAIN_S = 0.2
 """Step records are copied out of the mapped files this often; their ring holds 4096 (ours)."""
 ROTATE_S = 1.0
+CLOSE_S = 2.0
+"""What waits for the disk when the agent ends has this long (ours)."""
+FORK_SERVERS = "fork-servers"
+"""Folder of their sockets."""
 OPTIONS = [
     ("grpc.so_reuseport", 0),  # a taken port must be an error, not a second listener
     ("grpc.max_receive_message_length", 64 << 20),
@@ -114,17 +121,24 @@ async def _run(options: AgentOptions, server: grpc.aio.Server) -> None:
         exchange = Exchange(options.machine, options.host, options.peers)
     except OSError as error:
         raise ConfigError(f"the agent cannot listen on {options.host} for other agents' data: {error}") from error
+    disk = StateDisk()
+    live = private.make_folder(options.shm_dir / LIVE)
+    records = LiveRecords(private.make_folder(live / "jobs"), options.state_dir / "jobs", disk)
     host = Host(
         machine=options.machine,
         address=options.host,
         state_dir=options.state_dir,
         shm_dir=options.shm_dir,
-        log=ObservationLog(options.state_dir / "observations.jsonl", options.machine),
+        disk=disk,
+        records=records,
+        log=ObservationLog(_lines(live, options, "observations.jsonl", disk), options.machine),
         reaper=reaper,
-        fork_servers=ForkServers(options.state_dir / "fork-servers", prewarm=options.prewarm),
+        fork_servers=ForkServers(
+            live / FORK_SERVERS, prewarm=options.prewarm, earlier=options.state_dir / FORK_SERVERS
+        ),
         exchange=exchange,
     )
-    service = AgentService(host, RequestMemory(options.state_dir / "requests.jsonl"))
+    service = AgentService(host, RequestMemory(_lines(live, options, "requests.jsonl", disk)))
     adopted = await service.recover()
     exchange.port.start(service.shelf)
     host.fork_servers.warm_up()
@@ -148,6 +162,11 @@ async def _run(options: AgentOptions, server: grpc.aio.Server) -> None:
     await host.fork_servers.close(end_warm=True)
     service.memory.close()
     host.log.close()
+    disk.close(CLOSE_S)
+
+
+def _lines(live: Path, options: AgentOptions, name: str, disk: StateDisk) -> LiveLines:
+    return LiveLines(live / name, options.state_dir / name, disk)
 
 
 async def _drain(service: AgentService) -> None:

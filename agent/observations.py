@@ -1,27 +1,25 @@
 """The numbered log of what this machine saw, kept until the control plane acknowledged it.
 
-A file of JSON lines. The first line says after which number the log begins and
-in which boot of the machine it was written. No number is ever used twice: after
-a reboot, which may have lost the last lines, numbering leaps ahead.
+Lines of JSON in shared memory and on disk (``live.py``). The first line says after
+which number the log begins and in which boot of the machine it was written. No number
+is ever used twice: after a reboot, or where only the copy on disk is left, which may
+lack the last lines, numbering leaps ahead.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import os
 import time
 from collections.abc import AsyncIterator
-from io import FileIO
 from pathlib import Path
 from typing import Any
 
 import structlog
 from google.protobuf import json_format
 
+from agent.live import LiveLines
 from agent.v1 import agent_pb2 as pb
-from everstep import private
 
 REBOOT_LEAP = 1000
 """More than can be lost unwritten in a crash of the machine (ours)."""
@@ -34,19 +32,19 @@ logger = structlog.get_logger()
 class ObservationLog:
     """The observations of one machine, in order."""
 
-    def __init__(self, path: Path, machine: str) -> None:
-        self._path = path
+    def __init__(self, file: LiveLines, machine: str) -> None:
+        self._file = file
         self._machine = machine
         self._entries: list[pb.Observation] = []
         self.last = 0
         """The newest number that was given."""
+        self.found = 0
+        """The newest number that an earlier agent's log has."""
         self._changed = asyncio.Event()
         self._lines = 0
-        self._file: FileIO | None = None
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         self._boot = boot
-        if path.exists():
-            self._load(boot)
+        self._load(boot)
         self._rewrite()
 
     def append(self, *, job: str = "", generation: int = 0, **what: Any) -> pb.Observation:
@@ -113,26 +111,22 @@ class ObservationLog:
                 await changed.wait()
 
     def close(self) -> None:
-        """Write everything to the disk."""
-        if self._file:
-            with contextlib.suppress(OSError):
-                os.fsync(self._file.fileno())
-            self._file.close()
+        """Close the file."""
+        self._file.close()
 
     def _publish(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
     def _load(self, boot: str) -> None:
-        lines = self._path.read_bytes().split(b"\n")
-        torn = lines.pop()
-        if torn:
-            logger.warning("dropped the torn last line of the observation log", path=str(self._path), bytes=len(torn))
+        lines = self._file.read()
+        leap = False
         for number, line in enumerate(lines, 1):
             try:
                 row = json.loads(line)
                 if "base" in row:
-                    self.last = row["base"] + (REBOOT_LEAP if row["boot"] != boot else 0)
+                    self.last = row["base"]
+                    leap = row["boot"] != boot or not self._file.complete
                 elif "acknowledged" in row:
                     up_to, job = row["acknowledged"], row["job"]
                     self._entries = [e for e in self._entries if e.sequence > up_to or (job and e.job not in (job, ""))]
@@ -141,22 +135,18 @@ class ObservationLog:
                     self._entries.append(entry)
                     self.last = max(self.last, entry.sequence)
             except (ValueError, KeyError, TypeError, json_format.ParseError) as error:
-                logger.warning("skipped a damaged line", path=str(self._path), line=number, reason=str(error))
+                logger.warning("skipped a damaged line", path=str(self._file.path), line=number, reason=str(error))
+        self.found = self.last
+        self.last += REBOOT_LEAP if leap else 0
         self._entries = self._entries[-KEPT:]
 
     def _write(self, line: bytes) -> None:
-        assert self._file
-        try:
-            self._file.write(line)  # straight to the kernel: it survives this process
-        except OSError as error:  # a full disk: those who listen must hear of it all the same
-            logger.error("an observation is not kept on disk", path=str(self._path), reason=str(error))
+        if not self._file.append(line):
+            self._rewrite()
 
     def _rewrite(self) -> None:
         header = json.dumps({"base": self.last, "boot": self._boot}).encode() + b"\n"
-        private.replace(self._path, header + b"".join(map(_line, self._entries)), lasting=True)
-        if self._file:
-            self._file.close()
-        self._file = FileIO(self._path, "ab")
+        self._file.rewrite([header, *map(_line, self._entries)])
         self._lines = len(self._entries)
 
 

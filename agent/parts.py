@@ -6,6 +6,7 @@ import asyncio
 import shutil
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
@@ -16,6 +17,7 @@ from google.protobuf.message import Message
 from agent.client import UnknownJob
 from agent.exchange.server import Shelf
 from agent.host import Host
+from agent.records import FILE as RECORD
 from agent.records import JobRecord
 from agent.requests import Command, RequestMemory
 from agent.runner import JobRunner
@@ -132,11 +134,11 @@ class ServiceParts(agent_pb2_grpc.AgentServicer):
         if runner and not runner.record.released:
             return runner
         folder = self.host.state_dir / "jobs" / job
-        if folder.exists():  # an earlier job of this name: its logs are kept until the next one
-            previous = folder.with_name(f"{job}.previous")
-            shutil.rmtree(previous, ignore_errors=True)
-            folder.rename(previous)
-        runner = self.runners[job] = JobRunner(self.host, JobRecord(job=job, run=run))
+        self.host.disk.forget(folder / RECORD)  # of the earlier job of this name
+        self.host.disk.run(("new", job), lambda: _make_way(folder))
+        record = JobRecord(job=job, run=run, revision=runner.record.revision if runner else 0)
+        runner = self.runners[job] = JobRunner(self.host, record)
+        self.host.records.begin(record)
         runner.save()
         runner.mark_memory()
         return runner
@@ -148,6 +150,14 @@ class ServiceParts(agent_pb2_grpc.AgentServicer):
             await context.abort(grpc.StatusCode.NOT_FOUND, f"{self.host.machine} knows no job {job!r}")
             raise AssertionError
         return runner
+
+
+def _make_way(folder: Path) -> None:
+    """An earlier job of a name leaves its logs, which are kept until the next one."""
+    if folder.exists():
+        previous = folder.with_name(f"{folder.name}.previous")
+        shutil.rmtree(previous, ignore_errors=True)
+        folder.rename(previous)
 
 
 def check_job(job: str) -> None:

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import errno
 import importlib
 import importlib.machinery
+import io
 import os
 import signal
 import socket
@@ -26,6 +28,8 @@ from typing import Any, NoReturn
 Message = dict[str, Any]
 
 PR_SET_PDEATHSIG = 1
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG}
+"""What a disk says that takes nothing more."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -127,15 +131,32 @@ def _reset_signals() -> None:
 def _redirect(stdout: str, stderr: str) -> None:
     append = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
     for number, path, flags in ((0, os.devnull, os.O_RDONLY), (1, stdout, append), (2, stderr, append)):
-        opened = os.open(path, flags, 0o600)
+        try:
+            opened = os.open(path, flags, 0o600)
+        except OSError:  # no room for a new file: a rank is worth more than what it prints
+            opened = os.open(os.devnull, flags & os.O_ACCMODE)
         if opened != number:
             os.dup2(opened, number)
             os.close(opened)
-    for name, number, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
-        errors = "backslashreplace" if number == 2 else "strict"
-        stream = open(number, mode, buffering=1 if number else -1, closefd=False, errors=errors)  # noqa: SIM115
+    sys.stdin = sys.__stdin__ = open(0, closefd=False)  # type: ignore[misc]  # noqa: SIM115
+    for name, number, errors in (("stdout", 1, "strict"), ("stderr", 2, "backslashreplace")):
+        buffer = io.BufferedWriter(_Output(number, "w", closefd=False))
+        stream = io.TextIOWrapper(buffer, errors=errors, line_buffering=True)
+        stream.mode = "w"  # type: ignore[misc]
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
+
+
+class _Output(io.FileIO):
+    """A log file. What finds no room is lost, and the script that prints it goes on."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            return memoryview(data).nbytes
 
 
 def _open_report(path: str) -> Any:

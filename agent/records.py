@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from everstep import private
-
+FILE = "job.json"
+"""In the folder of a job."""
 KEPT_GENERATIONS = 2
 """Ranks of older generations are forgotten (ours)."""
 
@@ -54,10 +53,14 @@ class JobRecord(BaseModel):
     """Which run of its name, ``everstep/run_id.py``; empty: nobody said."""
     python: str = ""
     env: dict[str, str] = Field(default_factory=dict)
+    revision: int = 0
+    """Counts what was written: of two copies the later one."""
     prepared: bool = False
     """False when only a fence is known, from a Stop that came before any Prepare."""
     generation: int = 0
     fenced: int = 0
+    heard: int = 0
+    """The newest generation whose Stop came since the machine lost what it had in memory."""
     fork_server_pid: int = 0
     fork_server_ticks: int = 0
     released: bool = False
@@ -84,12 +87,3 @@ class JobRecord(BaseModel):
         """Forget ranks of generations long past."""
         oldest = self.generation - KEPT_GENERATIONS + 1
         self.ranks = [r for r in self.ranks if r.generation >= oldest or r.end is None]
-
-    def save(self, folder: Path) -> None:
-        """Write atomically."""
-        private.replace(folder / "job.json", self.model_dump_json())
-
-    @classmethod
-    def load(cls, folder: Path) -> JobRecord:
-        """Read what an earlier agent wrote; raises ValueError or OSError."""
-        return cls.model_validate_json((folder / "job.json").read_text())

@@ -7,14 +7,12 @@ import base64
 import json
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from io import FileIO
-from pathlib import Path
 from typing import Protocol, TypeVar
 
 import structlog
 from google.protobuf.message import Message
 
-from everstep import private
+from agent.live import LiveLines
 
 KEPT = 1024
 """Replies that are remembered; the oldest are forgotten first (ours)."""
@@ -37,20 +35,18 @@ _Key = tuple[str, str, str]
 class RequestMemory:
     """First replies by (job, command, request id), in a file that survives the agent."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, file: LiveLines) -> None:
+        self._file = file
         self._replies: OrderedDict[_Key, bytes] = OrderedDict()
         self._running: dict[_Key, asyncio.Task[Message]] = {}
         self._lines = 0
-        self._file: FileIO | None = None
-        if path.exists():
-            for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):  # a torn last line was not answered
-                try:
-                    row = json.loads(line)
-                    self._replies[row["job"], row["command"], row["id"]] = base64.b64decode(row["reply"])
-                except (ValueError, KeyError, TypeError) as error:
-                    # Without it the command is carried out again, which fork server and fences make harmless.
-                    logger.warning("skipped a damaged line", path=str(path), line=number, reason=str(error))
+        for number, line in enumerate(file.read(), 1):  # a torn last line was not answered
+            try:
+                row = json.loads(line)
+                self._replies[row["job"], row["command"], row["id"]] = base64.b64decode(row["reply"])
+            except (ValueError, KeyError, TypeError) as error:
+                # Without it the command is carried out again, which fork server and fences make harmless.
+                logger.warning("skipped a damaged line", path=str(file.path), line=number, reason=str(error))
         self._rewrite()
 
     async def once(
@@ -85,33 +81,20 @@ class RequestMemory:
 
     def close(self) -> None:
         """Close the file."""
-        if self._file:
-            self._file.close()
+        self._file.close()
 
     async def _remember(self, key: _Key, carry_out: Callable[[], Awaitable[Message]]) -> Message:
         reply = await carry_out()
         self._replies[key] = reply.SerializeToString()
         while len(self._replies) > KEPT:
             self._replies.popitem(last=False)
-        self._write(_line(key, self._replies[key]))
         self._lines += 1
-        if self._lines > 2 * KEPT:
+        if not self._file.append(_line(key, self._replies[key])) or self._lines > 2 * KEPT:
             self._rewrite()
         return reply
 
-    def _write(self, line: bytes) -> None:
-        assert self._file
-        try:
-            self._file.write(line)  # straight to the kernel: it survives this process
-        except OSError as error:  # a full disk; the command was carried out all the same
-            logger.error("a reply is not kept on disk", path=str(self._path), reason=str(error))
-
     def _rewrite(self) -> None:
-        lines = b"".join(_line(key, reply) for key, reply in self._replies.items())
-        private.replace(self._path, lines, lasting=True)
-        if self._file:
-            self._file.close()
-        self._file = FileIO(self._path, "ab")
+        self._file.rewrite(_line(key, reply) for key, reply in self._replies.items())
         self._lines = len(self._replies)
 
 

@@ -38,6 +38,10 @@ RUN = "run"
 PUSH_PATIENCE_S = 2.0
 """A rank that is gone is reported by its fork server within this time, or without it (ours)."""
 KILL_PATIENCE_S = 10.0
+OUTPUT_PATIENCE_S = 0.5
+"""A disk that is busy for longer gets no output of the ranks that are started now (ours)."""
+DRAIN_PATIENCE_S = 1.0
+"""The last step records have this long to reach the disk when a job ends (ours)."""
 
 logger = structlog.get_logger()
 
@@ -51,13 +55,17 @@ class JobRunner:
         self.lock = asyncio.Lock()
         self.folder = host.state_dir / "jobs" / record.job
         self.shm = host.shm_dir / record.job
-        private.make_folder(self.folder / "logs")
+        host.disk.run(("logs", record.job), lambda: private.make_folder(self.folder / "logs"))
         self.archive = StepArchive(self.folder)
         self.reports = Reports(self.shm)
+        self._drained = Reports(self.shm)
+        """Those of the thread that drains them."""
         self.custody = Custody(host.place(record.job, record.run), host.exchange, record.fenced)
         self.server: ForkServer | None = None
         self._starting: asyncio.Task[ForkServer] | None = None
         self._watches: dict[int, Watch] = {}
+        self._keeps_output = True
+        """Whether the newest launch could count on the disk for what its ranks print."""
         self._log = logger.bind(job=record.job)
 
     # The fork server.
@@ -204,10 +212,8 @@ class JobRunner:
         # First the record, with the number that the observation is going to have: an agent that is
         # killed between the two lines below tells it again from the record, and never twice.
         rank.sequence = self.host.log.last + 1 if told else 0
-        try:
-            self.save()
-        except OSError as error:  # a full disk: the watchers must hear of it all the same
-            self._log.error("the job's record is not kept on disk", reason=str(error))
+        self.save()
+        self.drain()
         if told:
             self._tell(rank, now)
 
@@ -233,13 +239,9 @@ class JobRunner:
         self.save()
 
     def snapshot(self, rank: RankRecord) -> Snapshot | None:
-        """Where a rank stands; its step records are kept first."""
+        """Where a rank stands."""
         report = self.reports.get(rank.rank, rank.generation)
-        if report is None:
-            return None
-        with contextlib.suppress(OSError):
-            self.archive.drain(report)
-        return report.snapshot()
+        return report.snapshot() if report else None
 
     def _stderr(self, rank: RankRecord) -> bytes:
         return logs.of_generation(logs.tail(self.log_path(rank.rank, "err"), logs.SEARCHED_BYTES), rank.generation)
@@ -247,6 +249,10 @@ class JobRunner:
     def log_path(self, rank: int, suffix: str) -> Path:
         """Where the output of a rank is captured; suffix ``out`` or ``err``."""
         return self.folder / "logs" / f"rank-{rank}.{suffix}"
+
+    def output_path(self, rank: int, suffix: str) -> Path:
+        """Where a rank that is started now writes to: nowhere while the disk hangs, or it would hang with it."""
+        return self.log_path(rank, suffix) if self._keeps_output else Path(os.devnull)
 
     # Commands.
 
@@ -292,6 +298,7 @@ class JobRunner:
             await self._open_custody(request, {rank.rank for rank in missing})
             try:
                 if missing:
+                    await self._look_at_disk()
                     reply = await server.request("fork", **fork_arguments(self, request, missing))
                     for row in reply["ranks"]:
                         self._recorded(row)
@@ -309,6 +316,12 @@ class JobRunner:
         wanted = {rank.rank for rank in request.ranks}
         return [rank for rank in self.record.of(generation) if rank.rank in wanted]
 
+    async def _look_at_disk(self) -> None:
+        """Before ranks are forked: their files are made by then, or the disk hangs and they get none."""
+        self._keeps_output = await self.host.disk.settled(OUTPUT_PATIENCE_S)
+        if not self._keeps_output:
+            self._log.error("the output of ranks is not kept: the state folder's disk does not answer")
+
     async def _open_custody(self, request: pb.LaunchRequest, unforked: set[int]) -> None:
         """Before ranks are forked: forget copies that they do not go on from, make the bell, start to send."""
         if unforked or self.custody.terms is None:
@@ -321,7 +334,7 @@ class JobRunner:
     async def resume_custody(self) -> None:
         """After a restart of the agent go on as the newest launch said, unless that was stopped or memory was lost."""
         if self.record.generation > 0 and not self.shm.is_dir():
-            self.record.emptied = True
+            self.record.emptied, self.record.heard = True, 0
         if not self.record.terms or self.record.emptied:
             return
         try:
@@ -352,7 +365,8 @@ class JobRunner:
     async def stop(self, generation: int, grace_s: float) -> list[RankRecord]:
         """Kill and fence every generation up to one; returns the ranks of the newest of them."""
         self.record.fenced = max(self.record.fenced, generation)
-        self.save()  # the fence holds from here on, whoever dies
+        self.record.heard = max(self.record.heard, generation)
+        self.host.records.fence(self.record)  # it holds from here on, whoever dies; the fork server keeps it too
         shutting = asyncio.create_task(asyncio.to_thread(self.custody.stop, generation))
         try:
             await self._end_ranks(generation, grace_s)
@@ -415,6 +429,8 @@ class JobRunner:
             await self.host.fork_servers.give_back(self.server)
             self.server = None
         self.record.fork_server_pid = self.record.fork_server_ticks = 0
+        self.drain()
+        await self.host.disk.settled(DRAIN_PATIENCE_S)
         self.reports.close()
         await asyncio.to_thread(self.custody.close)
         self.host.exchange.tokens.forget(self.record.job)
@@ -432,13 +448,19 @@ class JobRunner:
         await asyncio.to_thread(self.custody.close)
 
     def drain(self) -> None:
-        """Keep the step records of the newest generation."""
-        for rank in self.record.of(self.record.generation):
-            self.snapshot(rank)
+        """Have the step records of the newest generation kept; returns at once."""
+        ranks = [(rank.rank, rank.generation) for rank in self.record.of(self.record.generation)]
+        self.host.disk.run(("steps", self.record.job, self.record.generation), lambda: self._drain(ranks))
+
+    def _drain(self, ranks: list[tuple[int, int]]) -> None:
+        """In the thread of the disk."""
+        for rank, generation in ranks:
+            if report := self._drained.get(rank, generation):
+                self.archive.drain(report)
 
     def save(self) -> None:
-        """Write the record."""
-        self.record.save(self.folder)
+        """Keep the record; nothing is waited for, and nothing fails."""
+        self.host.records.keep(self.record)
 
     def check_present(self) -> None:
         """Refuse to go on; for commands that waited for the lock, and the job ended meanwhile.
@@ -457,6 +479,12 @@ class JobRunner:
             raise Fenced(
                 f"generation {generation} of {self.record.job} was stopped: "
                 f"everything up to {self.record.fenced} is fenced"
+            )
+        if (self.record.emptied or self.record.generation == 0) and generation - 1 > self.record.heard:
+            # What was fenced here may be lost with the rest. Whoever means it has stopped the one before it.
+            raise Fenced(
+                f"{self.host.machine} lost what it knew of {self.record.job}, and generation {generation - 1} was not "
+                "stopped here since: this may be a late launch of one that was. Stop it first"
             )
 
 

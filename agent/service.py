@@ -17,18 +17,22 @@ from agent import logs
 from agent.answers import evidence_of, progress_of
 from agent.checkpoints_service import CheckpointsService
 from agent.fork_client import ForkServer
+from agent.live import FOLDER as LIVE
 from agent.parts import Context
 from agent.processes import is_alive
 from agent.records import JobRecord
-from agent.room import room
 from agent.runner import RUN, JobRunner
 from agent.v1 import agent_pb2 as pb
 from agent.variables import taken
 from everstep.errors import AgentError
+from everstep.memory import free, memory_available
 from everstep.run_id import is_older
 
 PROGRESS_FLOOR_S = 0.01
 PROGRESS_CEILING_S = 1.0
+ROOM_PATIENCE_S = 0.1
+STEPS_PATIENCE_S = 5.0
+"""A disk that takes longer to take the newest steps is not waited for (ours)."""
 
 logger = structlog.get_logger()
 
@@ -36,20 +40,16 @@ logger = structlog.get_logger()
 class AgentService(CheckpointsService):
     """Serves one machine."""
 
+    _disk_free = 0
+
     # Coming up.
 
     async def recover(self) -> int:
         """Take over what an earlier agent left; returns the number of adopted ranks."""
-        last_told = self.host.log.last
-        for path in sorted((self.host.state_dir / "jobs").glob("*/job.json")):
-            if "." in path.parent.name:
-                continue
-            try:
-                record = JobRecord.load(path.parent)
-            except (ValueError, OSError) as error:
-                logger.error("a job's record is damaged and ignored", path=str(path), reason=str(error))
-                continue
+        last_told = self.host.log.found
+        for record in self.host.records.load():
             self.runners[record.job] = JobRunner(self.host, record)
+            self.host.records.begin(record)
         servers = await self.host.fork_servers.adopt(lambda server: self.host.spawn(self._answered(server)))
         adopted = len(self._living(servers))
         self.host.log.append(agent_started=pb.AgentStarted(adopted_ranks=adopted, pid=os.getpid()))
@@ -68,6 +68,7 @@ class AgentService(CheckpointsService):
             await runner.resume_custody()
             if runner.server is None and runner.record.prepared and not runner.server_is_silent():
                 self.host.spawn(runner.ensure_server())
+            runner.drain()
             runner.save()
         for server in servers.values():
             await server.end()
@@ -109,7 +110,7 @@ class AgentService(CheckpointsService):
         """Give back the shared memory of jobs that are not here any more."""
         kept = {job for job, runner in self.runners.items() if not runner.record.released}
         for path in self.host.shm_dir.iterdir():
-            if path.name not in kept:
+            if path.name not in {*kept, LIVE}:
                 logger.warning("removing shared memory that no job owns", path=str(path))
                 shutil.rmtree(path, ignore_errors=True)
 
@@ -122,7 +123,7 @@ class AgentService(CheckpointsService):
             version=everstep.__version__,
             started_ns=self.started_ns,
             pid=os.getpid(),
-            room=room(self.host.shm_dir, self.host.state_dir),
+            room=await self._room(),
         )
         for job, runner in self.runners.items():
             record = runner.record
@@ -139,6 +140,15 @@ class AgentService(CheckpointsService):
                 ranks=ranks,
             )
         return reply
+
+    async def _room(self) -> pb.Room:
+        """What is free; of a disk that hangs what it said last."""
+        self.host.disk.run("room", self._look_at_disk)
+        await self.host.disk.settled(ROOM_PATIENCE_S)
+        return pb.Room(shm_free=free(self.host.shm_dir), memory_available=memory_available(), disk_free=self._disk_free)
+
+    def _look_at_disk(self) -> None:
+        self._disk_free = free(self.host.state_dir)
 
     async def Prepare(self, request: pb.PrepareRequest, context: Context) -> pb.PrepareReply:  # noqa: N802
         """Start the job's fork server."""
@@ -264,6 +274,7 @@ class AgentService(CheckpointsService):
         """Step records of one rank, or of all."""
         runner = await self.known(request.job, context)
         runner.drain()
+        await self.host.disk.settled(STEPS_PATIENCE_S)
         for rank in runner.archive.ranks() if request.rank < 0 else [request.rank]:
             for reply in runner.archive.read(rank, request.from_step):
                 yield reply

@@ -13,6 +13,7 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+from agent.state_disk import append
 from agent.v1 import agent_pb2 as pb
 from everstep import private
 from everstep.errors import EverstepError
@@ -23,7 +24,7 @@ REPLY_RECORDS = 1000
 
 
 class StepArchive:
-    """The step records of one job on this machine."""
+    """The step records of one job on this machine. One thread drains; any may ask for tokens and read."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -46,16 +47,15 @@ class StepArchive:
             _RECORD.pack(first + i, report.generation, 0, r.step, r.time_ns, r.loss, r.grad_norm, r.tokens)
             for i, r in enumerate(records)
         )
-        with open(self._path(report.rank), "ab", buffering=0, opener=private.open_file) as file:
-            file.write(data)
+        append(self._path(report.rank), data)
         self._next[report.rank] = (report.generation, upto)
         self._tokens[report.rank] += sum(r.tokens for r in records)
         return len(records)
 
     def tokens(self, rank: int, generation: int) -> int:
-        """Sum of the tokens that a rank reported in a generation."""
-        known, _ = self._position(rank)
-        return self._tokens[rank] if known == generation else 0
+        """Sum of the tokens that a rank reported in a generation, as far as they were drained; reads no file."""
+        known, _ = self._next.get(rank, (0, 0))
+        return self._tokens.get(rank, 0) if known == generation else 0
 
     def ranks(self) -> list[int]:
         """Ranks with records, ascending."""
@@ -83,7 +83,7 @@ class StepArchive:
     def _position(self, rank: int) -> tuple[int, int]:
         """(generation, next sequence) from which draining goes on."""
         if rank not in self._next:
-            self._next[rank], self._tokens[rank] = (0, 0), 0
+            position, tokens = (0, 0), 0
             with contextlib.suppress(FileNotFoundError), self._path(rank).open("r+b") as file:
                 size = file.seek(0, 2)
                 whole = size - size % _RECORD.size
@@ -91,10 +91,12 @@ class StepArchive:
                 if whole:
                     file.seek(whole - _RECORD.size)
                     sequence, generation, *_ = _RECORD.unpack(file.read(_RECORD.size))
-                    self._next[rank] = (generation, sequence + 1)
+                    position = (generation, sequence + 1)
                     file.seek(0)
                     rows = _RECORD.iter_unpack(file.read(whole))
-                    self._tokens[rank] = sum(row[7] for row in rows if row[1] == generation)
+                    tokens = sum(row[7] for row in rows if row[1] == generation)
+            self._tokens[rank] = tokens
+            self._next[rank] = position
         return self._next[rank]
 
     def _path(self, rank: int) -> Path:

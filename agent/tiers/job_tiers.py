@@ -50,7 +50,9 @@ class JobTiers:
     def __init__(self, place: Place, fetch: FetchRange) -> None:
         self._place = place
         self._fetch = fetch
-        self._opened = Opened.load(place)
+        self._opened: Opened | None = None
+        self._looked = False
+        """Whether it was looked for on disk, which a thread may wait for and nobody else."""
         self._problems = _Problems(place.saved)
         self._keeper = Keeper(place)
         self._disk = DiskWriter(place, lambda text: self._problems.say("disk", text), self._whole, self._keeper)
@@ -61,7 +63,7 @@ class JobTiers:
         root = root_of(self._place, terms.options.disk_path)
         if not terms.options.disk_path:
             root.mkdir(parents=True, exist_ok=True, mode=0o700)
-        before = self._opened
+        before = self._remembered()
         again = before is not None and before.terms.generation == terms.generation
         opened = Opened(terms, before.ns if before and again else time.time_ns())
         self._opened = opened
@@ -100,7 +102,7 @@ class JobTiers:
         A configured folder or remote storage that cannot be listed, or does not answer in time, is one copy that is
         not valid, with the reason.
         """
-        opened = self._opened
+        opened = self._remembered()
         known = opened.terms.options.disk_path if opened else ""
         looks: dict[str, Callable[[], list[pb.HeldCheckpoint]]] = {}
         roots = {f"{root}/{self._place.job}": root for root in roots_of(self._place, request.disk_path, known)}
@@ -137,6 +139,14 @@ class JobTiers:
         """The job or the agent ends: threads end; what is on disk stays."""
         self._disk.close()
         self._remote.close()
+
+    def _remembered(self) -> Opened | None:
+        """The generation for which they were opened last, by this agent or an earlier one."""
+        if not self._looked:
+            found = Opened.load(self._place)
+            if not self._looked:
+                self._opened, self._looked = found, True
+        return self._opened
 
     def _set_aside(self, opened: Opened, root: Path) -> None:
         terms = opened.terms

@@ -63,7 +63,7 @@ async def test_ranks_of_a_terminated_job_are_ended_once_their_agent_answers(temp
         while alive(rank):
             await look(cleanup)
             await asyncio.sleep(0.1)
-        assert not list(agent.shm.iterdir())
+        assert not agent.left()
         await pool.close()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from agent.client import AgentClient
+from agent.live import FOLDER
 from agent.security import ClientSecurity
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import AgentUnreachable
@@ -44,11 +46,18 @@ class RunningAgent:
         self.folder = folder
         self.state = folder / "state"
         self.shm = Path("/dev/shm") / f"everstep-test-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self.live = self.shm / FOLDER
+        """What the agent knows."""
+        self.fork_servers = self.live / "fork-servers"
         self.address = f"{HOST}:{free_port(HOST)}"
         self.options = options
         self.security = security or ClientSecurity.from_environment()
         self.process: subprocess.Popen[bytes] | None = None
         self.client = AgentClient(self.address, self.security)
+
+    def left(self) -> list[str]:
+        """Names of what jobs have in shared memory."""
+        return [path.name for path in self.shm.iterdir() if path != self.live]
 
     def command(self) -> list[str]:
         return agent_command(self.address, self.state, self.shm, *self.options, machine=self.machine)
@@ -82,6 +91,7 @@ class RunningAgent:
             self.kill(signal.SIGTERM)
         await self.client.close()
         if self.shm.exists():
+            shutil.rmtree(self.live, ignore_errors=True)
             self.shm.rmdir()  # fails when something leaked
 
 

@@ -132,13 +132,12 @@ async def test_a_folder_that_others_could_only_read_is_closed_and_used(tmp_path:
 async def test_memory_that_vanished_is_not_taken_from_another_user(tmp_path: Path) -> None:
     needs_another_user()
     async with running_agent(tmp_path) as agent:
-        agent.shm.rmdir()  # as some systems do when the user logs out
+        shutil.rmtree(agent.shm)  # as some systems do when the user logs out
         assert as_nobody("/bin/mkdir", "-m", "0777", str(agent.shm)).returncode == 0
         try:
             job = Job(agent, "import time; time.sleep(600)\n", ranks=1)
-            await job.prepare()
             with pytest.raises((AgentError, ConfigError), match="belongs to user nobody"):
-                await job.launch()
+                await job.prepare()
             assert list(agent.shm.iterdir()) == []
         finally:
             shutil.rmtree(agent.shm)
@@ -160,7 +159,7 @@ async def test_a_fork_server_serves_its_own_user_only(tmp_path: Path) -> None:
     async with running_agent(tmp_path) as agent:
         job = Job(agent, "import time; time.sleep(600)\n", ranks=1)
         server = (await job.prepare()).fork_server_pid
-        [path] = (agent.state / "fork-servers").glob("*.sock")
+        [path] = agent.fork_servers.glob("*.sock")
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         # Open all doors on the way: it is the fork server that refuses.
         link = Path("/tmp") / f"everstep-test-{uuid.uuid4().hex[:8]}.sock"

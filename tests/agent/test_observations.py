@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent import observations
+from agent.live import LiveLines
 from agent.observations import ObservationLog
 from agent.v1 import agent_pb2 as pb
 
@@ -25,7 +26,7 @@ def closed() -> Iterator[None]:
 
 
 def opened(folder: Path) -> ObservationLog:
-    _opened.append(ObservationLog(folder / "log.jsonl", "m1"))
+    _opened.append(ObservationLog(LiveLines(folder / "log.jsonl"), "m1"))
     return _opened[-1]
 
 
@@ -137,9 +138,11 @@ async def test_a_full_disk_does_not_keep_an_end_from_those_who_listen(tmp_path: 
     log = opened(tmp_path)
     waiting = asyncio.create_task(kept(log))
     await asyncio.sleep(0.01)  # it listens
-    log._file, whole = FileIO("/dev/full", "w"), log._file
-    assert whole
+    assert log._file._file
+    log._file._file.close()
+    log._file._file = FileIO("/dev/full", "w")
     tell(log, "a")
     assert await waiting == [1]
-    log._file.close()
-    log._file = whole
+    assert not (tmp_path / "log.jsonl").exists(), "half a log would be taken for a whole one"
+    tell(log, "a")
+    assert await kept(opened(tmp_path)) == [1, 2], "all of it, as soon as there is room"

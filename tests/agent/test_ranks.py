@@ -349,7 +349,7 @@ async def test_release_gives_everything_back_and_keeps_the_logs(agent: RunningAg
     await until(lambda: b"kept" in log.read_bytes(), "the output is there")
     assert (await job.release()).bytes_freed >= 1 << 20
     assert not any(alive(pid) for pid in (reply.fork_server_pid, *(rank.pid for rank in ranks)))
-    assert not list(agent.shm.iterdir())
+    assert not agent.left()
     assert await job.log(0, pb.ReadLogRequest.STDOUT) == b"kept\n"
     with pytest.raises(AgentError, match="is over on"):
         await job.launch(2, "late")

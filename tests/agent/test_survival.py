@@ -231,7 +231,7 @@ async def test_a_fork_server_without_its_ready_file_keeps_its_ranks(agent: Runni
     launched = await job.launch()
     await job.entered()
     agent.kill()
-    for path in (agent.state / "fork-servers").glob("*.ready"):
+    for path in agent.fork_servers.glob("*.ready"):
         path.unlink()  # as after an update from an agent that knew no such file
     await agent.start()
     await asyncio.sleep(2.5)
@@ -272,7 +272,7 @@ async def test_shared_memory_of_forgotten_jobs_is_swept(agent: RunningAgent) -> 
     (agent.shm / "stale").mkdir()
     (agent.shm / "stale" / "checkpoint-0").write_bytes(bytes(4096))
     await agent.start()
-    assert not list(agent.shm.iterdir())
+    assert not agent.left()
 
 
 async def test_what_a_full_memory_cut_short_does_not_hold_up_the_end(agent: RunningAgent, job: Job) -> None:
@@ -291,7 +291,7 @@ async def test_a_fork_server_that_nobody_can_find_ends(tmp_path_factory: pytest.
         server = (await job.prepare()).fork_server_pid
         rank = (await job.launch()).ranks[0].pid
         agent.kill()
-        for path in (agent.state / "fork-servers").glob("*.sock"):
+        for path in agent.fork_servers.glob("*.sock"):
             path.unlink()
         await until(lambda: not alive(server) and not alive(rank), "the server and its rank end")
         for path in sorted(agent.shm.rglob("*"), reverse=True):

@@ -1,0 +1,182 @@
+"""The agent's writes to its state folder, all in one thread: no command waits for a disk that is full or hangs.
+
+What must not be lost with the agent lies in shared memory (``live.py``); the disk has
+it a moment later, for the time after a reboot. A write that fails is kept, made
+again every second, and said aloud; what is kept is bounded, for a file that grows by
+lines is written anew once too many of them wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+
+from everstep import private
+from everstep.errors import EverstepError
+
+RETRY_S = 1.0
+"""Between two attempts of a write that failed (ours)."""
+SILENT_S = 2.0
+"""A disk that is busy with one write for longer is said to hang (ours)."""
+LOOK_S = 0.005
+
+logger = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class _Contents:
+    """What a file is to have: new contents or none, then lines."""
+
+    whole: bytes | None = None
+    lasting: bool = False
+    lines: list[bytes] = field(default_factory=list)
+
+
+class StateDisk:
+    """One for each agent. Every method but ``close`` returns at once."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._fresh: OrderedDict[Hashable, Callable[[], object]] = OrderedDict()
+        """What was never tried, in order."""
+        self._failed: OrderedDict[Hashable, Callable[[], object]] = OrderedDict()
+        self._files: dict[Path, _Contents] = {}
+        self._busy_since = 0.0
+        self._problem = ""
+        self._closing = False
+        self._thread: threading.Thread | None = None
+
+    def put(self, path: Path, contents: bytes, *, lasting: bool = False) -> None:
+        """Give a file other contents; what was asked for it before and is not written yet is not."""
+        with self._changed:
+            self._files[path] = _Contents(contents, lasting)
+            self._queue(path, lambda: self._write(path))
+
+    def append(self, path: Path, line: bytes) -> int:
+        """Add a line to a file; returns how many bytes of it wait to be written, so that too many can be ``put``."""
+        with self._changed:
+            waiting = self._files.setdefault(path, _Contents())
+            waiting.lines.append(line)
+            self._queue(path, lambda: self._write(path))
+            return sum(map(len, waiting.lines))
+
+    def forget(self, path: Path) -> None:
+        """Write nothing more of what was asked for a file."""
+        with self._changed:
+            self._files.pop(path, None)
+            self._fresh.pop(path, None)
+            self._failed.pop(path, None)
+
+    def run(self, key: Hashable, work: Callable[[], object]) -> None:
+        """Do something else in the thread, once; with the same key only the latest that has not begun."""
+        with self._changed:
+            self._queue(key, work)
+
+    @property
+    def problem(self) -> str:
+        """Why nothing is written now, for people; empty: nothing fails."""
+        since = self._busy_since
+        if since and (silent_s := time.monotonic() - since) > SILENT_S:
+            return f"it does not answer for {silent_s:.0f} s"
+        return self._problem
+
+    async def settled(self, timeout_s: float) -> bool:
+        """Wait until all that was asked for was tried; False when the disk hangs meanwhile."""
+        deadline = time.monotonic() + timeout_s
+        while self._fresh or self._busy_since:
+            if time.monotonic() > deadline:
+                return False
+            await asyncio.sleep(LOOK_S)
+        return True
+
+    def close(self, timeout_s: float) -> None:
+        """Try all that waits once more, and end; a disk that hangs is left to itself."""
+        with self._changed:
+            self._closing = True
+            self._fresh = OrderedDict([*self._failed.items(), *self._fresh.items()])
+            self._failed.clear()
+            self._changed.notify_all()
+        if self._thread:
+            self._thread.join(timeout_s)
+
+    def _queue(self, key: Hashable, work: Callable[[], object]) -> None:
+        self._failed.pop(key, None)
+        self._fresh[key] = work
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name="state disk", daemon=True)
+            self._thread.start()
+        self._changed.notify_all()
+
+    def _serve(self) -> None:
+        while found := self._next():
+            key, work = found
+            problem = ""
+            try:
+                work()
+            except (OSError, EverstepError) as error:
+                problem = str(error)
+            except Exception as error:
+                logger.error("work on the state folder failed", exc_info=error)
+            self._ended(key, work, problem)
+
+    def _next(self) -> tuple[Hashable, Callable[[], object]] | None:
+        with self._changed:
+            while not self._fresh:
+                if self._closing:
+                    return None
+                if not self._changed.wait(RETRY_S if self._failed else None):
+                    self._fresh, self._failed = self._failed, OrderedDict()
+            self._busy_since = time.monotonic()
+            return self._fresh.popitem(last=False)
+
+    def _ended(self, key: Hashable, work: Callable[[], object], problem: str) -> None:
+        with self._changed:
+            self._busy_since = 0.0
+            if problem and key not in self._fresh and not self._closing:
+                self._failed[key] = work
+            if problem or not self._failed:
+                changed, self._problem = problem != self._problem, problem
+            else:
+                changed = False
+        if changed and problem:
+            logger.error("the state folder cannot be written; nothing waits for it", reason=problem)
+        elif changed:
+            logger.info("the state folder is written again")
+
+    def _write(self, path: Path) -> None:
+        with self._changed:
+            wanted = self._files.pop(path, None)
+        if wanted is None:
+            return
+        try:
+            if wanted.whole is not None:
+                private.replace(path, b"".join([wanted.whole, *wanted.lines]), lasting=wanted.lasting)
+            else:
+                append(path, b"".join(wanted.lines))
+        except OSError:
+            with self._changed:
+                later = self._files.get(path, _Contents())
+                if later.whole is None:
+                    self._files[path] = _Contents(wanted.whole, wanted.lasting, [*wanted.lines, *later.lines])
+            raise
+
+
+def append(path: Path, data: bytes) -> None:
+    """Add to a file all or nothing; raises OSError."""
+    with open(path, "ab", buffering=0, opener=private.open_file) as file:
+        before = os.fstat(file.fileno()).st_size
+        try:
+            if (done := file.write(data)) < len(data):  # the disk is full in the middle: ask it why
+                file.write(data[done:])
+                raise OSError(f"{path} takes {done} of {len(data)} bytes")
+        except OSError:
+            os.truncate(path, before)
+            raise
