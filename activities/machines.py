@@ -16,7 +16,7 @@ from activities.turns import gathered
 from agent.client import AgentClient, AgentPool, UnknownJob
 from agent.v1 import agent_pb2 as pb
 from everstep.backoff import Backoff
-from everstep.errors import AgentUnreachable, ConfigError, EverstepError
+from everstep.errors import AgentUnreachable, ConfigError, EverstepError, StillDying
 from everstep.job import JobSpec
 from everstep.machine import Machine
 
@@ -36,6 +36,8 @@ async def on_all(
     *,
     patience_s: float,
     say: Say,
+    dying: dict[str, str] | None = None,
+    dying_s: float = 0.0,
 ) -> tuple[dict[str, T], list[str]]:
     """Call every machine's agent at once; returns the answers and the machines that stayed silent.
 
@@ -44,12 +46,16 @@ async def on_all(
         machines: Whom to call.
         call: What to ask one machine.
         patience_s: How long a silent agent is asked again, seconds.
-        say: Is told who is silent while they are waited for.
+        say: Is told who is silent, and who dies, while they are waited for.
+        dying: Is filled with the machines whose killed ranks are not gone in the end, and what they say of them.
+            None: that is a refusal.
+        dying_s: How long such a machine is asked again, seconds.
 
     Raises:
         ApplicationError: not to be retried; an agent refused.
     """
-    deadline = asyncio.get_running_loop().time() + patience_s
+    began = asyncio.get_running_loop().time()
+    deadline = began + patience_s
     waiting: dict[str, None] = {}
 
     def waited_for() -> str:
@@ -68,10 +74,19 @@ async def on_all(
                 say(waited_for())
                 await asyncio.sleep(backoff.next_s())
             except EverstepError as error:
+                if dying is not None and isinstance(error, StillDying):
+                    dying[machine.name] = str(error)
+                    say(f"{machine.name}: {error}")
+                    if asyncio.get_running_loop().time() > began + dying_s:
+                        return None
+                    await asyncio.sleep(backoff.next_s())
+                    continue
                 raise ApplicationError(
                     f"{machine.name}: {error}", type=type(error).__name__, non_retryable=True
                 ) from error
             else:
+                if dying is not None:
+                    dying.pop(machine.name, None)
                 if machine.name in waiting:
                     del waiting[machine.name]
                     say(waited_for() if waiting else "")
@@ -81,7 +96,7 @@ async def on_all(
     by_name = {machine.name: answer for machine, answer in zip(machines, answers, strict=True)}
     return (
         {name: answer for name, answer in by_name.items() if answer is not None},
-        [name for name, answer in by_name.items() if answer is None],
+        [name for name, answer in by_name.items() if answer is None and name not in (dying or {})],
     )
 
 

@@ -40,6 +40,8 @@ class StopInput(Model):
     grace_s: float = 0.0
     patience_s: float = 30.0
     """How long a silent agent is asked again, seconds (ours)."""
+    dying_s: float = 15.0
+    """Ranks that were killed and are not gone are waited for so long before the answer says so, seconds (ours)."""
     spec: JobSpec | None = None
     """Says where each rank runs."""
     run: str = ""
@@ -140,6 +142,8 @@ class ReleaseInput(Model):
     machines: list[Machine]
     run: str = ""
     """Id of the job's run; see ``everstep.run_id``."""
+    dying_s: float = 600.0
+    """Ranks that were killed have this long to be gone, seconds (``RecoveryPolicy.kill_patience_s``)."""
 
 
 class ClosedInput(Model):

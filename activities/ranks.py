@@ -26,6 +26,9 @@ from everstep.job import JobSpec
 from everstep.machine import Machine
 from everstep.placement import place_backups
 
+DYING_NAMED = 16
+"""Machines with ranks that do not die that an answer names (ours)."""
+
 
 class JobHint(Protocol):
     """What the launching worker tells its own watcher, so that it need not wait for the next listing."""
@@ -68,8 +71,20 @@ class RankActivities:
         async def one(machine: Machine, client: AgentClient) -> pb.StopReply:
             return await client.stop(request, timeout_s=given.grace_s + 20)
 
+        dying: dict[str, str] = {}
         async with heartbeating() as say:
-            done, silent = await on_all(self._agents, given.machines, one, say=say, patience_s=given.patience_s)
+            done, silent = await on_all(
+                self._agents,
+                given.machines,
+                one,
+                say=say,
+                patience_s=given.patience_s,
+                dying=dying,
+                dying_s=given.dying_s,
+            )
+            if dying:
+                said = [f"{machine}: {text}" for machine, text in sorted(dying.items())]
+                return Evidence(generation=given.generation, dying=said[:DYING_NAMED], unreachable=sorted(silent))
             homes = homes_of(given.spec, given.machines) if given.spec else None
             # In a thread: of 16,000 ranks it takes most of a second, and the heartbeats go on meanwhile.
             return await asyncio.to_thread(evidence_of, given.generation, done, silent, homes)
@@ -154,8 +169,18 @@ class RankActivities:
         async def one(machine: Machine, client: AgentClient) -> int:
             return int((await client.release(request, timeout_s=30)).bytes_freed)
 
+        dying: dict[str, str] = {}
         async with heartbeating() as say:
-            done, silent = await on_all(self._agents, given.machines, one, say=say, patience_s=10.0)
-        if silent:
-            activity.logger.warning("machines were silent at release", extra={"machines": silent})
+            done, silent = await on_all(
+                self._agents,
+                given.machines,
+                one,
+                say=say,
+                patience_s=10.0,
+                dying=dying,
+                dying_s=given.dying_s,
+            )
+        if silent or dying:
+            left = {"machines": silent, "dying": dying}
+            activity.logger.warning("machines were silent at release, or have ranks that do not die", extra=left)
         return sum(done.values())

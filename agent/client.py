@@ -19,7 +19,7 @@ import grpc.aio
 from agent.security import ClientSecurity
 from agent.v1 import agent_pb2 as pb
 from agent.v1 import agent_pb2_grpc
-from everstep.errors import AgentError, AgentUnreachable, ConfigError, Fenced
+from everstep.errors import AgentError, AgentUnreachable, ConfigError, Fenced, StillDying
 
 OPTIONS: list[tuple[str, Any]] = [
     # A restarted agent is reached again within half a second; gRPC's default waits up to two minutes.
@@ -202,7 +202,7 @@ def translate(address: str, error: grpc.aio.AioRpcError) -> Exception:
     """The error of everstep that a gRPC status stands for.
 
     AgentUnreachable: it did not answer (in time). Fenced: the generation was
-    stopped. UnknownJob: it was not prepared there. ConfigError: the request can
+    stopped. StillDying: ranks are not gone yet. UnknownJob: it was not prepared there. ConfigError: the request can
     never be carried out. AgentError: all else.
     """
     said = error.details() or error.code().name
@@ -211,6 +211,8 @@ def translate(address: str, error: grpc.aio.AioRpcError) -> Exception:
             return AgentUnreachable(f"the agent at {address} did not answer: {said}")
         case grpc.StatusCode.FAILED_PRECONDITION:
             return Fenced(said)
+        case grpc.StatusCode.OUT_OF_RANGE:
+            return StillDying(said)
         case grpc.StatusCode.NOT_FOUND:
             return UnknownJob(f"the agent at {address} refused: {said}")
         case grpc.StatusCode.INVALID_ARGUMENT:

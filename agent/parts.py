@@ -22,7 +22,7 @@ from agent.records import JobRecord
 from agent.requests import Command, RequestMemory
 from agent.runner import JobRunner
 from agent.v1 import agent_pb2_grpc
-from everstep.errors import ConfigError, EverstepError, Fenced
+from everstep.errors import ConfigError, EverstepError, Fenced, StillDying
 from everstep.job import JOB_NAME
 from everstep.run_id import is_older
 
@@ -175,6 +175,8 @@ def status_of(error: Exception) -> grpc.StatusCode:
     match error:
         case Fenced():
             return grpc.StatusCode.FAILED_PRECONDITION
+        case StillDying():
+            return grpc.StatusCode.OUT_OF_RANGE  # of the time that one call waits
         case ConfigError():
             return grpc.StatusCode.INVALID_ARGUMENT
         case UnknownJob():

@@ -13,6 +13,8 @@ from everstep.slot_format import SlotHeader
 
 OPEN_S = 5.0
 """A disk that does not answer within this time is left to itself: ranks are started without it (ours)."""
+AGAIN_S = 5.0
+"""Between two attempts where opening fails, e.g. for want of room (ours)."""
 SILENT = "the disk does not answer"
 
 logger = structlog.get_logger()
@@ -24,22 +26,22 @@ class PatientTiers:
     def __init__(self, tiers: LowerTiers, saved: SavedStates) -> None:
         self._tiers = tiers
         self._saved = saved
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._wanted: Terms | None = None
         self._opened: Terms | None = None
-        self._working = False
+        self._working = self._trying = False
+        self._told = ""
 
     def open(self, terms: Terms) -> None:
         """Open them; what keeps them from it is told as the ranks' ``disk_problem``."""
         with self._lock:
             self._wanted = terms
-            start, self._working = not self._working, True
-        if start:
-            worker = threading.Thread(target=self._work, name="open tiers", daemon=True)
-            worker.start()
-            worker.join(OPEN_S)
-        with self._lock:
-            silent = self._working
+            waits = self._working and self._trying  # for a disk that hangs already
+            if not self._working:
+                threading.Thread(target=self._work, name="open tiers", daemon=True).start()
+            self._working = self._trying = True
+            self._lock.notify_all()
+            silent = waits or not self._lock.wait_for(lambda: not self._trying, OPEN_S)
         if silent:
             self._problem(terms, SILENT)
 
@@ -52,40 +54,51 @@ class PatientTiers:
         """Nothing is written any more when this returns."""
         with self._lock:
             self._wanted = None
+            self._lock.notify_all()
             opened, self._opened = self._opened, None
         if opened:
             self._tiers.shut()
 
     def _work(self) -> None:
-        """Open what is wanted, which may change while the disk hangs."""
+        """Open what is wanted, which may change while the disk hangs; again while that fails."""
         while terms := self._next():
             try:
                 self._tiers.open(terms)
             except (EverstepError, OSError) as error:
                 self._problem(terms, str(error))
-                self._took(terms, None)
+                self._wait(terms)
             else:
-                if not self._took(terms, terms):
+                if not self._took(terms):
                     self._tiers.shut()
                     continue
                 for rank in terms.ranks:
-                    if self._saved.of(rank).disk_problem == SILENT:
+                    if self._saved.of(rank).disk_problem in {SILENT, self._told}:
                         self._saved.update(rank, disk_problem="")
 
     def _next(self) -> Terms | None:
         with self._lock:
             found = self._wanted
-            self._working = found is not None
+            self._working = self._trying = found is not None
+            self._lock.notify_all()
             return found
 
-    def _took(self, terms: Terms, opened: Terms | None) -> bool:
+    def _wait(self, terms: Terms) -> None:
+        """Until it is time to try again, or something else is wanted."""
+        with self._lock:
+            self._trying = False
+            self._lock.notify_all()
+            self._lock.wait_for(lambda: self._wanted is not terms, AGAIN_S)
+
+    def _took(self, terms: Terms) -> bool:
         with self._lock:
             current = self._wanted is terms
             if current:
-                self._wanted, self._opened = None, opened
+                self._wanted, self._opened = None, terms
             return current
 
     def _problem(self, terms: Terms, text: str) -> None:
-        logger.error("nothing is written to disk", reason=text)
+        if text != self._told or text == SILENT:
+            logger.error("nothing is written to disk", reason=text)
+        self._told = text
         for rank in terms.ranks:
             self._saved.update(rank, disk_problem=text)

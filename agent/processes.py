@@ -47,6 +47,14 @@ def is_alive(pid: int, ticks: int) -> bool:
     return int(fields[19]) == ticks and fields[0] not in "ZX"
 
 
+def state(pid: int) -> str:
+    """State of a process as /proc has it, e.g. ``D``: waits in the kernel; empty when there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
+
+
 def family_of(leader: int, variable: str = "") -> list[int]:
     """The processes of a session, its leader included, and those started with an environment variable."""
     found = []

@@ -13,7 +13,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,13 @@ from agent.custody import Custody
 from agent.fork_client import ForkServer, ForkServerLost
 from agent.host import Host
 from agent.launching import check_launch, fork_arguments
-from agent.processes import End, Watch, is_alive, kill_session, maps, start_ticks, wait_gone
+from agent.processes import End, Watch, is_alive, kill_session, maps, start_ticks, state, wait_gone
 from agent.records import EndRecord, JobRecord, RankRecord, StoreRecord
 from agent.steps import Reports, StepArchive
 from agent.terms import Terms
 from agent.v1 import agent_pb2 as pb
 from everstep import environment, private
-from everstep.errors import AgentError, ConfigError, Fenced
+from everstep.errors import AgentError, ConfigError, Fenced, StillDying
 from everstep.reports import Snapshot
 
 RUN = "run"
@@ -38,6 +38,9 @@ RUN = "run"
 PUSH_PATIENCE_S = 2.0
 """A rank that is gone is reported by its fork server within this time, or without it (ours)."""
 KILL_PATIENCE_S = 10.0
+"""Ranks that are killed have this long to be gone before a command says that they are not yet (ours)."""
+NAMED = 4
+"""Processes that a message names; the others are counted."""
 OUTPUT_PATIENCE_S = 0.5
 """A disk that is busy for longer gets no output of the ranks that are started now (ours)."""
 DRAIN_PATIENCE_S = 1.0
@@ -64,6 +67,8 @@ class JobRunner:
         self.server: ForkServer | None = None
         self._starting: asyncio.Task[ForkServer] | None = None
         self._watches: dict[int, Watch] = {}
+        self._killed: dict[int, float] = {}
+        """Since when each process dies that was killed, monotonic seconds."""
         self._keeps_output = True
         """Whether the newest launch could count on the disk for what its ranks print."""
         self._log = logger.bind(job=record.job)
@@ -205,6 +210,7 @@ class JobRunner:
             return
         if watch := self._watches.pop(rank.pid, None):
             watch.close()
+        self._killed.pop(rank.pid, None)
         rank.end = EndRecord(kind=end.kind, value=end.value, time_ns=end.time_ns)
         rank.exception = logs.exception_in(self._stderr(rank))
         now = self.snapshot(rank)
@@ -367,6 +373,9 @@ class JobRunner:
         self.record.fenced = max(self.record.fenced, generation)
         self.record.heard = max(self.record.heard, generation)
         self.host.records.fence(self.record)  # it holds from here on, whoever dies; the fork server keeps it too
+        for rank in self.record.living():
+            if rank.generation <= generation:
+                self._killed.setdefault(rank.pid, time.monotonic() + grace_s)
         shutting = asyncio.create_task(asyncio.to_thread(self.custody.stop, generation))
         try:
             await self._end_ranks(generation, grace_s)
@@ -383,7 +392,7 @@ class JobRunner:
                 )
                 self.take_over(reply)
                 if reply["left"]:
-                    raise AgentError(f"processes {reply['left']} cannot be killed; look at their state in /proc")
+                    raise self._still_dying(reply["left"])
         self.find_orphans()
         await self._kill_orphans(generation, grace_s)
         self.save()
@@ -410,7 +419,17 @@ class JobRunner:
         if is_alive(pid, ticks) or start_ticks(pid) in (0, ticks):  # never another process of the same number
             kill_session(pid, mark)
         if not await wait_gone(pid, ticks, KILL_PATIENCE_S):
-            raise AgentError(f"process {pid} cannot be killed; look at its state in /proc")
+            raise self._still_dying([pid])
+
+    def _still_dying(self, pids: Iterable[int]) -> StillDying:
+        """Says who was killed and is not gone: ``rank 5 (pid 4711, state D) has been dying for 40 s``."""
+        ranks = {rank.pid: rank.rank for rank in self.record.living()}
+        said = []
+        for pid in pids:
+            since = self._killed.setdefault(pid, time.monotonic() - KILL_PATIENCE_S)
+            who = f"rank {ranks[pid]} (pid {pid}, state {state(pid)})" if pid in ranks else f"process {pid}"
+            said.append(f"{who} has been dying for {max(time.monotonic() - since, 0):.0f} s")
+        return StillDying(", ".join(said[:NAMED]) + (f" and {len(said) - NAMED} more" if len(said) > NAMED else ""))
 
     async def release(self) -> int:
         """End the job here: fork server and shared memory; returns the bytes given back."""

@@ -49,6 +49,7 @@ class StateDisk:
         """What was never tried, in order."""
         self._failed: OrderedDict[Hashable, Callable[[], object]] = OrderedDict()
         self._files: dict[Path, _Contents] = {}
+        self._again_at = 0.0
         self._busy_since = 0.0
         self._problem = ""
         self._closing = False
@@ -129,11 +130,16 @@ class StateDisk:
 
     def _next(self) -> tuple[Hashable, Callable[[], object]] | None:
         with self._changed:
-            while not self._fresh:
+            while True:
+                left = self._again_at - time.monotonic()
+                if self._failed and left <= 0:
+                    self._fresh = OrderedDict([*self._failed.items(), *self._fresh.items()])
+                    self._failed.clear()
+                if self._fresh:
+                    break
                 if self._closing:
                     return None
-                if not self._changed.wait(RETRY_S if self._failed else None):
-                    self._fresh, self._failed = self._failed, OrderedDict()
+                self._changed.wait(left if self._failed else None)
             self._busy_since = time.monotonic()
             return self._fresh.popitem(last=False)
 
@@ -141,6 +147,7 @@ class StateDisk:
         with self._changed:
             self._busy_since = 0.0
             if problem and key not in self._fresh and not self._closing:
+                self._again_at = self._again_at if self._failed else time.monotonic() + RETRY_S
                 self._failed[key] = work
             if problem or not self._failed:
                 changed, self._problem = problem != self._problem, problem

@@ -9,6 +9,7 @@
     │   └── CorruptCheckpoint   its header, length or checksum does not hold
     ├── AgentError           a node agent refused a command or did not answer
     │   ├── AgentUnreachable
+    │   ├── StillDying       ranks were killed and are not gone yet: ask again
     │   └── Fenced           the command belongs to a generation that was stopped
     ├── ClusterError         the local cluster cannot be started or is not up
     └── LedgerError          the ledger cannot be opened or migrated
@@ -43,6 +44,10 @@ class AgentError(EverstepError):
 
 class AgentUnreachable(AgentError):
     """A node agent did not answer."""
+
+
+class StillDying(AgentError):
+    """Ranks were killed and are not gone yet, which can take minutes: ask again."""
 
 
 class Fenced(AgentError):

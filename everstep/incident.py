@@ -177,6 +177,8 @@ class Evidence(Model):
     """Machines that answered and know nothing of the job: they, or their agents' memory, were lost."""
     disk_shared: bool = False
     """Several machines told of the same files: the folder of disk checkpoints is shared."""
+    dying: list[str] = Field(default_factory=list)
+    """Ranks that were killed and are not gone yet, with machine and time. Nothing else is known then."""
     left_out: str = ""
     """What was told and is not kept here, in numbers; empty: nothing."""
     held_cut: bool = False

@@ -70,6 +70,12 @@ class RecoveryPolicy(BaseModel):
     stop_grace_s: float = Field(
         5.0, ge=0, description="Between SIGTERM and SIGKILL when an operator stops a job, seconds (ours)."
     )
+    kill_patience_s: float = Field(
+        600.0,
+        ge=0,
+        description="Ranks that were killed have this long to be gone before the job is parked, seconds: the kernel "
+        "frees some GB of memory a second (ours).",
+    )
     parked_timeout_h: float = Field(
         24.0 * 7, gt=0, description="A parked job is abandoned after this long without an operator, hours (ours)."
     )

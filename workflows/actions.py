@@ -189,8 +189,8 @@ def release(spec: JobSpec, machines: list[Machine], run: str) -> ActivityHandle[
     """Give everything back."""
     return workflow.start_activity(
         messages.RELEASE,
-        ReleaseInput(job=spec.name, machines=machines, run=run),
+        ReleaseInput(job=spec.name, machines=machines, run=run, dying_s=spec.policy.kill_patience_s),
         result_type=int,
         summary="fork servers and shared memory",
-        **on_ranks(timedelta(minutes=1)),
+        **on_ranks(timedelta(minutes=1, seconds=spec.policy.kill_patience_s)),
     )

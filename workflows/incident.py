@@ -144,17 +144,37 @@ class IncidentWorkflow:
 
     async def _stop(self) -> Evidence:
         """Stop the generation; returns what the machines know."""
-        given, case = self.given, self.case
+        case = self.case
         began = self.story.enter("stop")
         try:
-            evidence = await self._unless_abandoned(
-                actions.stop(given.spec, given.machines, given.run, case.generation)
-            )
+            evidence = await self._until_gone()
         except ActivityError as error:
             # Not knowing is no reason to go on: the job is parked, and asked again when an operator says so.
             evidence = Evidence(generation=case.generation, problem=str(error.cause or error)[:300])
         evidence = case.heard(evidence)
         self.story.leave(began, "stop", page.stopped_text(evidence, case.headline(evidence)))
+        return evidence
+
+    async def _until_gone(self) -> Evidence:
+        """Ask the machines to stop, again while killed ranks are not gone: that can take minutes, and is said."""
+        given, policy = self.given, self.given.spec.policy
+        deadline = workflow.time() + policy.kill_patience_s
+        said = False
+        while True:
+            evidence = await self._unless_abandoned(
+                actions.stop(given.spec, given.machines, given.run, self.case.generation)
+            )
+            if not evidence.dying or not workflow.patched("wait for dying ranks"):
+                break
+            text = page.listed(evidence.dying, 3)
+            if workflow.time() >= deadline:
+                return evidence.model_copy(update={"problem": f"{text}; they have {policy.kill_patience_s:g} s"})
+            self.story.say(text)
+            await self._tell_job(f"stop: {text}")
+            said = True
+        if said:
+            self.story.say("")
+            await self._tell_job()
         return evidence
 
     def _failure(self, evidence: Evidence, *, first: bool) -> Failure:
@@ -395,6 +415,6 @@ class IncidentWorkflow:
         if self.abandoned_by:
             raise Abandoned
 
-    async def _tell_job(self) -> None:
+    async def _tell_job(self, stage: str = "") -> None:
         handle = workflow.get_external_workflow_handle(job_workflow_id(self.given.job))
-        await handle.signal("incident_stage", args=[self.given.number, self.story.stage])
+        await handle.signal("incident_stage", args=[self.given.number, page.summary(stage or self.story.stage)])

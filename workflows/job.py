@@ -34,7 +34,7 @@ with workflow.unsafe.imports_passed_through():
 INCIDENTS_KEPT = 20
 FAILURES_KEPT = 50
 REJECTED_KEPT = 10
-STAGE_CHARACTERS = 40
+STAGE_CHARACTERS = 120
 RESTS_ON_STEPS = {Symptom.STALL, Symptom.UNSAVED}
 """What can be said of a generation only once it has completed a step."""
 

@@ -49,6 +49,11 @@ class Story:
         self.show()
         return workflow.time()
 
+    def say(self, said: str) -> None:
+        """What the stage at hand waits for."""
+        self.said = said
+        self.show()
+
     def leave(self, began: float, stage: str, found: str) -> None:
         """A stage is over, with what it found."""
         self.stages.append(Stage(name=stage, seconds=round(workflow.time() - began, 4), found=page.summary(found)))

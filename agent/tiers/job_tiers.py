@@ -51,6 +51,8 @@ class JobTiers:
         self._place = place
         self._fetch = fetch
         self._opened: Opened | None = None
+        self._remembers = True
+        """Whether a later agent will know it: not where the disk was full."""
         self._looked = False
         """Whether it was looked for on disk, which a thread may wait for and nobody else."""
         self._problems = _Problems(place.saved)
@@ -68,9 +70,11 @@ class JobTiers:
         opened = Opened(terms, before.ns if before and again else time.time_ns())
         self._opened = opened
         self._problems.open(terms.ranks)
-        if not again:
+        if not again or not self._remembers:
+            self._remembers = False
             self._set_aside(opened, root)
             opened.save(self._place)
+            self._remembers = True
         mine = [one for one in held_on_disk(root, self._place.job, ranks=terms.ranks) if one.valid]
         there = self._there(mine, opened)
         done = max([*there, self._keeper.open(terms, there) or -1])

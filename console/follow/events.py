@@ -9,8 +9,10 @@ from typing import Literal
 from everstep.incident import IncidentReport, Stage
 from everstep.job_state import IncidentSummary, JobState
 
-IncidentKind = Literal["opened", "parked", "resumed", "recovered", "running", "closed"]
-"""``running``: the job goes on and was not seen to step; ``closed``: it does not go on."""
+IncidentKind = Literal["opened", "waits", "parked", "resumed", "recovered", "running", "closed"]
+"""``waits``: for ranks that take long to die; ``running``: it goes on and was not seen to step; ``closed``: it does not."""
+WAITS = "stop: "
+"""How a stage begins that says for whom it waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,8 @@ class IncidentTeller:
 
     _told: dict[int, str] = field(default_factory=dict)
     """Number of the incident → ``open``, ``parked`` or ``done``."""
+    _waits: dict[int, str] = field(default_factory=dict)
+    """Number of the incident → its stage when it was last looked at."""
 
     def skip_closed(self, state: JobState) -> None:
         """Consider what is over already as told: for one who comes later."""
@@ -51,6 +55,9 @@ class IncidentTeller:
             else:
                 if before == "parked":
                     events.append(IncidentEvent("resumed", one))
+                if one.stage.startswith(WAITS) and self._waits.get(one.number) != one.stage:
+                    events.append(IncidentEvent("waits", one))
+                self._waits[one.number] = one.stage
                 self._told[one.number] = "open"
         return events
 
@@ -58,6 +65,8 @@ class IncidentTeller:
 def incident_line(event: IncidentEvent) -> str:
     """One line about an incident event."""
     one = event.incident
+    if event.kind == "waits":
+        return f"incident {one.number:04d}  waits: {one.stage.removeprefix(WAITS)}"
     verb = {"parked": "parked: ", "resumed": "resumed by an operator: "}.get(event.kind, "")
     return f"incident {one.number:04d}  {verb}{one.headline}"
 

@@ -162,7 +162,7 @@ async def test_a_fork_server_serves_its_own_user_only(tmp_path: Path) -> None:
         [path] = agent.fork_servers.glob("*.sock")
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         # Open all doors on the way: it is the fork server that refuses.
-        link = Path("/tmp") / f"everstep-test-{uuid.uuid4().hex[:8]}.sock"
+        link = Path("/dev/shm") / f"everstep-test-{uuid.uuid4().hex[:8]}.sock"
         os.link(path, link)
         try:
             path.chmod(0o666)

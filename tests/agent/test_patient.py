@@ -127,3 +127,29 @@ def test_the_newest_launch_counts_when_the_disk_is_back(monkeypatch: pytest.Monk
     until(tiers, ["open 1", "shut", "open 2"])
     found.shut()
     assert tiers.calls[-1] == "shut"
+
+
+def test_what_failed_for_want_of_room_is_opened_once_there_is_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patient, "AGAIN_S", 0.02)
+    tiers, saved = Tiers(), SavedStates()
+    tiers.failure = CheckpointError("no room")
+    found = PatientTiers(tiers, saved)
+    found.open(terms(1))
+    assert saved.of(0).disk_problem == "no room"
+    tiers.failure = None
+    until(tiers, ["open 1"])
+    deadline = time.monotonic() + 20
+    while saved.of(1).disk_problem:
+        assert time.monotonic() < deadline, "what is over is told no more"
+        time.sleep(0.005)
+    found.on_saved(0, HEADER)
+    found.shut()
+    assert tiers.calls == ["open 1", "saved 1", "shut"]
+
+    tiers.failure = CheckpointError("no room")
+    found.open(terms(2))
+    found.shut()
+    tiers.failure = None
+    found.open(terms(3))
+    assert tiers.calls[3:] == ["open 3"], "what was stopped meanwhile is not tried again"
+    found.shut()

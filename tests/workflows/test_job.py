@@ -16,6 +16,8 @@ from activities.ledger.records import NumbersUsed
 from activities.messages import ConfirmInput, StopInput
 from everstep.incident import Anomaly, Confirmation, Evidence, Held, RankExit, Symptom
 from everstep.job_state import incident_workflow_id
+from tests.workflows.conftest import exits, held
+from workflows.incident import IncidentWorkflow
 from workflows.job import JobWorkflow
 
 
@@ -232,3 +234,56 @@ async def test_checkpoints_that_vanished_park_a_job_that_would_lose_too_much(job
     await jobs.until(handle, lambda state: state.status == "parked")
 
     assert "would lose 60 steps" in jobs.cluster.notes[-1].text
+
+
+DYING = "m1: rank 1 (pid 4711, state D) has been dying for 40 s"
+
+
+async def test_ranks_that_take_long_to_die_are_waited_for_and_named(jobs: Any) -> None:
+    gone = asyncio.Event()
+
+    def dies_slowly(given: StopInput) -> Evidence:
+        if given.generation == 1 and not gone.is_set():
+            return Evidence(generation=1, dying=[DYING])
+        return Evidence(generation=given.generation, exits=exits(20), held=held(20))
+
+    jobs.cluster.evidence = dies_slowly
+    handle = await jobs.start()
+    await jobs.until(handle, lambda state: state.status == "running")
+    await handle.execute_update(JobWorkflow.report, anomaly())
+
+    state = await jobs.until(handle, lambda state: any("dying" in one.stage for one in state.incidents))
+
+    [one] = state.incidents
+    assert one.stage == f"stop: {DYING}"
+    incident = jobs.client.get_workflow_handle_for(IncidentWorkflow.run, one.id)
+    assert (await incident.query(IncidentWorkflow.current_stage)).found == DYING
+    assert DYING in await jobs.page(incident)
+    assert not [call for call in jobs.cluster.calls if call.startswith("launch 2")]
+    gone.set()
+    report = await incident.result()
+    assert report.recovered
+    assert report.failures[0].step == 20
+
+
+async def test_ranks_that_do_not_die_park_the_job_with_the_reason(jobs: Any) -> None:
+    gone = asyncio.Event()
+
+    def never(given: StopInput) -> Evidence:
+        if not gone.is_set():
+            return Evidence(generation=given.generation, dying=[DYING])
+        return Evidence(generation=given.generation, exits=exits(20), held=held(20))
+
+    jobs.cluster.evidence = never
+    handle = await jobs.start(kill_patience_s=0.5)
+    await jobs.until(handle, lambda state: state.status == "running")
+    await handle.execute_update(JobWorkflow.report, anomaly())
+
+    state = await jobs.until(handle, lambda state: state.status == "parked")
+
+    parked = [note.text for note in jobs.cluster.notes if note.text.startswith("park")]
+    assert f"the machines could not be stopped: {DYING}; they have 0.5 s" in parked[0]
+    gone.set()
+    incident = jobs.client.get_workflow_handle_for(IncidentWorkflow.run, state.incidents[0].id)
+    await incident.signal("resume", {"operator": "ada", "note": "the node was reset"})
+    assert (await incident.result()).recovered

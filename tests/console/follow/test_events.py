@@ -54,3 +54,12 @@ def test_who_comes_later_is_not_told_what_is_over() -> None:
     now = state(incident(resolution="reattempt", recovered=True), incident(2, stage="parked"))
     teller.skip_closed(now)
     assert [(event.incident.number, event.kind) for event in teller.changes(now)] == [(2, "opened"), (2, "parked")]
+
+
+def test_ranks_that_take_long_to_die_are_named_while_they_do() -> None:
+    teller = IncidentTeller()
+    stages = ["", "stop: m2: rank 5 has been dying for 40 s", "stop: m2: rank 5 has been dying for 40 s"]
+    stages += ["stop: m2: rank 5 has been dying for 65 s", "stop", "parked"]
+    events = [event for stage in stages for event in teller.changes(state(incident(stage=stage)))]
+    assert [event.kind for event in events] == ["opened", "waits", "waits", "parked"]
+    assert incident_line(events[1]) == "incident 0001  waits: m2: rank 5 has been dying for 40 s"
