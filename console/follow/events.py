@@ -10,7 +10,7 @@ from everstep.incident import IncidentReport, Stage
 from everstep.job_state import IncidentSummary, JobState
 
 IncidentKind = Literal["opened", "waits", "parked", "resumed", "recovered", "running", "closed"]
-"""``waits``: for ranks that take long to die; ``running``: it goes on and was not seen to step; ``closed``: it does not."""
+"""``waits``: for ranks that take long to die; ``running``: it goes on and was not seen to step; ``closed``: it ends."""
 WAITS = "stop: "
 """How a stage begins that says for whom it waits."""
 
