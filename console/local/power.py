@@ -82,7 +82,11 @@ def _kill(cluster: ClusterFile, machines: Sequence[str]) -> int:
 def _processes(cluster: ClusterFile, machines: Sequence[str]) -> list[procfs.Process]:
     """Everything of the machines, the agents first: a machine without power tells nobody how its ranks ended."""
     agents = {running.pid for name, running in State.load(cluster.home).processes.items() if name.startswith("agent-")}
-    pids = {pid for name in machines for pid in procfs.of_machine(cluster.id, name, state_folder(cluster, name))}
+    pids = {
+        pid
+        for name in machines
+        for pid in procfs.of_machine(cluster.id, name, state_folder(cluster, name), cluster.shm / name)
+    }
     ordered = sorted(pids, key=lambda pid: (pid not in agents, pid))
     return [process for pid in ordered if (process := procfs.identify(pid))]
 

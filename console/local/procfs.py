@@ -87,32 +87,32 @@ def of_cluster(cluster_id: str) -> set[int]:
     return found
 
 
-def of_machine(cluster_id: str, machine: str, folder: Path) -> set[int]:
+def of_machine(cluster_id: str, machine: str, *folders: Path) -> set[int]:
     """Pids of one machine of a cluster: its agent, fork servers, ranks and stores, and everything they started.
 
-    They have the machine's folder in their command line (what is forked shows
+    They have a folder of the machine in their command line (what is forked shows
     its fork server's) or its name in their environment, or descend from such.
 
     Args:
         cluster_id: of the cluster; other clusters are left alone.
         machine: its name.
-        folder: its state folder, where its sockets are.
+        folders: its state folder, and the one in shared memory, where its sockets are.
     """
     cluster = of_cluster(cluster_id)
-    found = {pid for pid in cluster if _is_of(pid, machine, os.fsencode(folder))}
+    found = {pid for pid in cluster if _is_of(pid, machine, [os.fsencode(folder) for folder in folders])}
     parents = {pid: int(fields[_PARENT]) for pid in cluster if (fields := _stat(pid))}
     while more := {pid for pid, parent in parents.items() if parent in found and pid not in found}:
         found |= more
     return found
 
 
-def _is_of(pid: int, machine: str, folder: bytes) -> bool:
+def _is_of(pid: int, machine: str, folders: list[bytes]) -> bool:
     try:
         arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:  # gone meanwhile
         return False
-    here = any(argument == folder or argument.startswith(folder + b"/") for argument in arguments)
+    here = any(one == folder or one.startswith(folder + b"/") for one in arguments for folder in folders)
     return here or f"{environment.MACHINE}={machine}".encode() in variables
 
 

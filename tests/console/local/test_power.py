@@ -21,6 +21,12 @@ import os, subprocess, sys, time
 state = sys.argv[1]
 program = "import time; time.sleep(600)"
 subprocess.Popen([sys.executable, "-P", "-c", program, state + "/fork-servers/x.sock"], start_new_session=True)
+unmarked = os.environ.copy()
+unmarked.pop("EVERSTEP_MACHINE", None)
+if not os.fork():  # a fork server whose agent died: nothing but its socket says where it belongs
+    os.setsid()
+    socket = sys.argv[3] + "/_agent/fork-servers/x.sock"
+    os.execve(sys.executable, [sys.executable, "-P", "-c", program, socket], unmarked)
 marked = os.environ | {"EVERSTEP_MACHINE": sys.argv[2]}
 subprocess.Popen([sys.executable, "-P", "-c", program], start_new_session=True, env=marked)
 if not os.fork():  # an orphan that took another session
@@ -49,7 +55,7 @@ def cluster(trial: Trial) -> ClusterFile:
     for machine in machines:
         state = power.state_folder(described, machine.name)
         state.mkdir(parents=True)
-        argv = [sys.executable, "-P", "-c", AGENT, str(state), machine.name]
+        argv = [sys.executable, "-P", "-c", AGENT, str(state), machine.name, str(trial.shm / machine.name)]
         processes.append(ProcessPlan(f"agent-{machine.name}", "agent", argv))
     trial.plan(*processes)
     assert trial.start() == 0
@@ -61,11 +67,11 @@ def cluster(trial: Trial) -> ClusterFile:
 
 
 def is_up(cluster: ClusterFile, name: str) -> bool:
-    return (power.state_folder(cluster, name) / "up").exists() and len(of(cluster, name)) == 4
+    return (power.state_folder(cluster, name) / "up").exists() and len(of(cluster, name)) == 5
 
 
 def of(cluster: ClusterFile, name: str) -> set[int]:
-    return procfs.of_machine(cluster.id, name, power.state_folder(cluster, name))
+    return procfs.of_machine(cluster.id, name, power.state_folder(cluster, name), cluster.shm / name)
 
 
 def test_all_of_a_machine_dies_and_nothing_of_another(trial: Trial, cluster: ClusterFile) -> None:
