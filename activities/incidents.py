@@ -33,13 +33,13 @@ class Carried(Model):
     """What an incident took over from its earlier runs, as far as it matters here."""
 
     launches: list[tuple[int, int]] = Field(default_factory=list)
-    emptied: list[str] = Field(default_factory=list)
 
 
 class Begun(Model):
     """The input of an incident, as far as it matters here."""
 
     resume_step: int = -1
+    emptied: list[str] = Field(default_factory=list)
     carried: Carried | None = None
 
 
@@ -82,10 +82,8 @@ class Reader:
         match event.WhichOneof("attributes"):
             case "workflow_execution_started_event_attributes":
                 begun = await self._read(event.workflow_execution_started_event_attributes.input.payloads, Begun)
-                if begun.carried:
-                    self._learn(
-                        **begun.carried.model_dump(include={"launches", "emptied"}), resume_step=begun.resume_step
-                    )
+                launches = begun.carried.launches if begun.carried else []
+                self._learn(launches=launches, resume_step=begun.resume_step, emptied=begun.emptied)
             case "activity_task_scheduled_event_attributes":
                 await self._scheduled(event)
             case "activity_task_completed_event_attributes":

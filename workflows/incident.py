@@ -33,13 +33,18 @@ with workflow.unsafe.imports_passed_through():
     )
     from everstep.job_state import incident_workflow_id, job_workflow_id
     from workflows import actions, page
+    from workflows.carrying import carried, take_up
     from workflows.confirming import confirm_restart
     from workflows.looking import Choice, Looking
     from workflows.messages import IncidentInput
     from workflows.operator import read_request
+    from workflows.options import TASK_TIMEOUT
+    from workflows.reporting import abandoned_report, recovered_report
     from workflows.story import OPERATOR_JSON, Story
 
 T = TypeVar("T")
+LEDGER_S = 5.0
+"""What is on its way into the ledger has this long to arrive before an incident continues as new (ours)."""
 
 
 class Abandoned(Exception):  # control flow: an operator ended the incident
@@ -84,6 +89,8 @@ class IncidentWorkflow:
         self.resumed_by = ""
         self.abandoned_by = ""
         self.answer: str | None = None
+        if given.carried:
+            take_up(self, given.carried)
 
     # What an operator may do.
 
@@ -127,14 +134,17 @@ class IncidentWorkflow:
 
     async def _flow(self) -> IncidentReport:
         self.story.enter("stop")
+        resumed = self.given.carried is not None and self.given.carried.resumed
         try:
-            evidence = await self._stop()
+            evidence = await self._look_again() if resumed else await self._stop()
             while True:
-                failure = self._failure(evidence, first=not self.failures)
-                if not self.failures:
-                    self.history = steady(self.history, failure, self.given.spec.policy)
-                self.failures.append(failure)
-                decision, restore = await self._agree(evidence)
+                if not resumed:
+                    failure = self._failure(evidence, first=not self.failures)
+                    if not self.failures:
+                        self.history = steady(self.history, failure, self.given.spec.policy)
+                    self.failures.append(failure)
+                decision, restore = await self._agree(evidence, resumed=resumed)
+                resumed = False
                 confirmation, evidence = await self._reattempt(decision, restore)
                 if confirmation is not None and confirmation.ok:
                     return await self._recovered(confirmation)
@@ -187,20 +197,26 @@ class IncidentWorkflow:
         self.failures[-1] = self._failure(evidence, first=len(self.failures) == 1)
         return evidence
 
-    async def _agree(self, evidence: Evidence) -> tuple[Decision, Restore]:
-        """Decide, and bring the state to where it is needed: what is returned can be launched."""
+    async def _agree(self, evidence: Evidence, *, resumed: bool) -> tuple[Decision, Restore]:
+        """Decide, and bring the state to where it is needed: what is returned can be launched.
+
+        ``resumed``: an operator has decided already.
+        """
         while True:
-            choice = await self.looking.choice(evidence)
-            decision = self._decide(choice)
+            decision = Decision("reattempt", "an operator says so")
+            choice = None
+            if resumed and not (evidence.unreachable or evidence.problem):
+                choice = await self.looking.choice(evidence)
+                evidence, choice = choice.evidence, choice if choice.doubt is None else None
+            resumed = False
+            if choice is None:
+                choice = await self.looking.choice(evidence)
+                decision = self._decide(choice)
             if decision.action == "park":
                 await self._park(decision.reason, choice)
-                evidence = await self._look_again()
-                if evidence.unreachable or evidence.problem:
-                    continue
-                choice = await self.looking.choice(evidence)
-                if choice.doubt is not None:
-                    evidence = choice.evidence
-                    continue
+                await self._renew(resumed=True)
+                evidence, resumed = await self._look_again(), True
+                continue
             restore = choice.restore
             if restore.unverified and not workflow.patched("verify chosen slots"):
                 restore = replace(restore, unverified=())
@@ -287,6 +303,7 @@ class IncidentWorkflow:
                 return confirmation, Evidence(generation=given.generation)
         except ActivityError as error:
             self.story.leave(began, self.story.stage, f"failed: {error.cause or error}")
+        await self._renew(resumed=False)
         return confirmation, await self._stop()
 
     async def _confirm(self, launched: Launched, restore: Restore) -> Confirmation:
@@ -327,35 +344,30 @@ class IncidentWorkflow:
         self.story.enter("reattempt")
         await self._tell_job()
 
+    async def _renew(self, *, resumed: bool) -> None:
+        """Continue as new where the history grows long; nothing is under way here, and nothing is lost."""
+        if not workflow.info().is_continue_as_new_suggested() or not workflow.patched("continue incident as new"):
+            return
+        if not resumed:
+            self.history.append(self.failures[-1])
+        with contextlib.suppress(TimeoutError):  # no recovery waits long for the ledger
+            async with asyncio.timeout(LEDGER_S):
+                await self.story.written()
+        await workflow.wait_condition(workflow.all_handlers_finished)
+        if self.abandoned_by:
+            raise Abandoned
+        workflow.continue_as_new(carried(self, resumed=resumed), task_timeout=TASK_TIMEOUT)
+
     # The end.
 
     async def _recovered(self, confirmation: Confirmation) -> IncidentReport:
-        parked_ns = sum(end - begin for begin, end in self.story.parked)
-        seconds = max(confirmation.stepped_ns - self.given.anomaly.seen_ns - parked_ns, 0) / 1e9
-        lost_steps = self.case.lost_steps
-        lost = "" if lost_steps is None else f", lost {page.count(lost_steps, 'step')}"
-        resolution = "resumed by operator" if self.resumed_by else "reattempt"
-        how = "after an operator's resume" if self.resumed_by else "by reattempt"
-        if self.case.accepted:
-            how = "after an operator accepted a loss"
-        headline = f"Recovered in {seconds:.2f} s {how}{lost}: {self.story.headline}"
-        if not confirmation.confirmed:
-            resolution = NOT_CONFIRMED
-            headline = f"{NOT_CONFIRMED.capitalize()}, {how}{lost}: {self.story.headline} ({confirmation.reason})"
-        report = self._report(
-            headline=headline,
-            resolution=resolution,
-            seconds=round(seconds, 4) if confirmation.confirmed else None,
-            confirmation=confirmation,
-        )
+        report = recovered_report(self, confirmation)
         self.story.enter("recovered" if confirmation.confirmed else NOT_CONFIRMED, report.headline)
         await self.story.close(report, self.launched)
         return report
 
     async def _given_up(self) -> IncidentReport:
-        report = self._report(
-            headline=f"Abandoned by {self.abandoned_by}: {self.story.headline}", resolution="abandoned", seconds=None
-        )
+        report = abandoned_report(self)
         self.story.enter("abandoned", report.headline)  # ranks must not live on unowned; a launch may be under way
         why = f"generation {self.case.generation}: leave nothing running"
         with contextlib.suppress(ActivityError):  # the job's release ends what this could not
@@ -363,33 +375,6 @@ class IncidentWorkflow:
             await actions.stop(given.spec, given.machines, given.run, self.case.generation, why=why)
         await self.story.close(report, self.launched)
         return report
-
-    def _report(
-        self, *, headline: str, resolution: str, seconds: float | None, confirmation: Confirmation | None = None
-    ) -> IncidentReport:
-        first = self.failures[0] if self.failures else None
-        stages = self.story.stages
-        return IncidentReport(
-            headline=headline,
-            resolution=resolution,
-            cause=first.cause if first else str(self.given.anomaly.symptom),
-            step=first.step if first else -1,
-            lost_steps=self.case.lost_steps,
-            evicted=[],
-            stages=[f"{stage.name}, {stage.seconds:.2f} s: {stage.found}" for stage in stages],
-            generation=self.case.generation,
-            resume_step=self.case.resume_step,
-            recovered=confirmation is not None,
-            seconds=seconds,
-            failures=self.failures,
-            confirmation=confirmation,
-            timings=stages,
-            lineage=self.case.launches,
-            accepted_loss=self.case.accepted,
-            confirmed=confirmation is None or confirmation.confirmed,
-            showing=confirmation.showing if confirmation and confirmation.showing.kind else self.case.showing,
-            first_step_s=round(self.first_step_s, 3),
-        )
 
     # Waiting.
 

@@ -56,14 +56,14 @@ class Looking:
         self._story = story
         self._awaited = awaited
         self._pause = pause
-        self._asked = 0
+        self.asked = 0
         """How often since the incident began, or was resumed."""
         self._searched: Evidence | None = None
         """What was known after all copies were asked for."""
 
     def begin_again(self) -> None:
         """An operator says so: places are asked as often as at first."""
-        self._asked = 0
+        self.asked = 0
 
     async def choice(self, evidence: Evidence) -> Choice:
         """Where the job would go on, once nothing newer can exist or storage was asked often enough in vain."""
@@ -76,7 +76,7 @@ class Looking:
             told = not (evidence.unreachable or evidence.problem)
             doubt = self._case.doubt(evidence, restore) if told else None
             policy, accepted = self._given.spec.policy, self._case.accepts(restore)
-            look = next_look(restore.step, doubt, self._asked, policy, accepted=accepted)
+            look = next_look(restore.step, doubt, self.asked, policy, accepted=accepted)
             if doubt is None or look.action == "go":
                 return Choice(evidence, restore)
             if look.action == "park":
@@ -85,7 +85,7 @@ class Looking:
                 self._story.note("find", look.reason)
                 self._story.enter("find", look.reason)
                 await self._pause(timedelta(seconds=look.delay_s), "ASK AGAIN")
-            self._asked += 1
+            self.asked += 1
             self._case.try_unreached_again()
             if doubt.unlisted:
                 evidence = await self._find(evidence)

@@ -4,9 +4,36 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from everstep.incident import Anomaly, Failure, IncidentReport, Model, Showing
+from everstep.incident import Anomaly, Failure, Held, IncidentReport, Launched, Model, Showing, Stage
 from everstep.job import JobSpec
 from everstep.machine import Machine
+
+
+class Carried(Model):
+    """What an incident took along from its earlier runs, beside what its input has anyway."""
+
+    resumed: bool = False
+    """It was parked, and an operator said that it is to try again; False: a reattempt has failed."""
+    failures: list[Failure] = Field(default_factory=list)
+    attempts: int = 0
+    asked: int = 0
+    launched: Launched | None = None
+    resumed_by: str = ""
+    launches: list[tuple[int, int]] = Field(default_factory=list)
+    """Its launches: the number of each generation and where it began."""
+    bad: list[Held] = Field(default_factory=list)
+    unreached: list[Held] = Field(default_factory=list)
+    farthest: int = -1
+    lost_from: int = -1
+    lost_steps: int | None = None
+    nobody_knows: bool = False
+    accepted_from: int | None = None
+    accepted: str = ""
+    headline: str = ""
+    stages: list[Stage] = Field(default_factory=list)
+    rejected: list[str] = Field(default_factory=list)
+    parked: list[tuple[int, int]] = Field(default_factory=list)
+    noted: int = 0
 
 
 class IncidentInput(Model):
@@ -39,6 +66,8 @@ class IncidentInput(Model):
     """Why the incident waits for an operator before it launches anything; empty: it does not."""
     emptied: list[str] = Field(default_factory=list)
     """Machines that lost what they had, of which an incident of the same fault was told before."""
+    carried: Carried | None = None
+    """Of an incident that continued as new; None: it begins."""
 
 
 class JobResult(Model):

@@ -28,6 +28,8 @@ class Story:
         self._given = given
         self._id = id
         self._notes: list[Awaitable[Any]] = []
+        self.noted_before = 0
+        """Entries that earlier runs of the incident wrote."""
         self.headline = given.anomaly.headline
         """What happened, as far as it is known."""
         self.stage = "open"
@@ -100,7 +102,7 @@ class Story:
             job=self._given.job,
             anomaly=self._given.anomaly,
             opened_ns=self._given.opened_ns,
-            position=len(self._notes) + 1,
+            position=self.noted + 1,
             time_ns=workflow.time_ns(),
             stage=stage,
             text=text,
@@ -111,6 +113,15 @@ class Story:
         )
         self._notes.append(workflow.start_activity(messages.DECIDE, given, summary=page.summary(text), **on_ledger()))
 
+    @property
+    def noted(self) -> int:
+        """Entries in the ledger."""
+        return self.noted_before + len(self._notes)
+
+    async def written(self) -> None:
+        """Wait until every entry is in the ledger, or given up: a ledger that is down fails nothing."""
+        await asyncio.gather(*self._notes, return_exceptions=True)
+
     async def close(self, report: IncidentReport, launched: Launched | None) -> None:
         """The last entry, and the end of all of them."""
         learned: dict[Any, Any] = {attributes.VERDICT: report.resolution, attributes.LOST_STEPS: report.lost_steps or 0}
@@ -118,5 +129,4 @@ class Story:
             learned[attributes.SYMPTOM] = str(report.failures[0].symptom)
         workflow.upsert_search_attributes(attributes.updates(learned))
         self.note("closed", report.headline, report=report, launched=launched)
-        # Every note is bounded in time; a ledger that is down does not fail a recovered job.
-        await asyncio.gather(*self._notes, return_exceptions=True)
+        await self.written()

@@ -1,0 +1,114 @@
+"""An incident that is resumed again and again: its history stays short, and nothing is forgotten."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from temporalio.client import WorkflowHandle, WorkflowHistory
+from temporalio.worker import Replayer
+
+from activities.incidents import read_closed
+from activities.payloads import DATA_CONVERTER
+from everstep.incident import CLOSED_OUTSIDE, Confirmation, Evidence
+from everstep.job_state import JobState, incident_workflow_id
+from tests.workflows.conftest import anomaly, exits, held
+from workflows.job import JobWorkflow
+from workflows.registry import WORKFLOWS, sandbox
+
+SUGGESTED = 100
+"""Events after which the server of the tests suggests to continue as new."""
+RESUMES = 24
+
+
+def failing(given: Any) -> Confirmation:
+    return Confirmation(generation=given.launched.generation, ok=False, reason="a rank died again")
+
+
+async def resumed_again_and_again(jobs: Any, resumes: int) -> tuple[Any, Any]:
+    """A job whose incident was resumed so often, each time in vain, and is parked."""
+    jobs.cluster.confirmation = failing
+    job = await jobs.start(max_attempts=1)
+    await job.execute_update(JobWorkflow.report, anomaly())
+    incident = jobs.client.get_workflow_handle(incident_workflow_id(job.id.removeprefix("job/"), 1))
+    for resumed in range(resumes):
+        await jobs.until(job, lambda state: state.status == "parked")
+        launches = len([call for call in jobs.cluster.calls if call.startswith("launch")])
+        assert launches == resumed + 2
+        await incident.signal("resume", {"operator": f"ada {resumed}"})
+        await jobs.until(
+            job, lambda state, n=launches: len([one for one in jobs.cluster.calls if one.startswith("launch")]) > n
+        )
+    await jobs.until(job, lambda state: state.status == "parked")
+    return job, incident
+
+
+async def runs_of(jobs: Any, incident: WorkflowHandle[Any, Any]) -> list[WorkflowHistory]:
+    """The histories of all runs of an incident, the newest first."""
+    found, run = [], (await incident.describe()).run_id
+    while run:
+        history = await jobs.client.get_workflow_handle(incident.id, run_id=run).fetch_history()
+        found.append(history)
+        run = history.events[0].workflow_execution_started_event_attributes.continued_execution_run_id
+    return found
+
+
+async def test_many_resumes_make_many_short_histories_and_one_report(jobs: Any) -> None:
+    job, incident = await resumed_again_and_again(jobs, RESUMES)
+    jobs.cluster.confirmation = type(jobs.cluster)().confirmation
+    await incident.signal("resume", {"operator": "grace"})
+    state: JobState = await jobs.until(job, lambda state: state.status == "running")
+    histories = await runs_of(jobs, incident)
+
+    assert len(histories) > 3
+    assert max(len(history.events) for history in histories) < 2 * SUGGESTED
+    replayer = Replayer(workflows=WORKFLOWS, data_converter=DATA_CONVERTER, workflow_runner=sandbox())
+    for history in histories:
+        await replayer.replay_workflow(history)
+
+    launches = [call for call in jobs.cluster.calls if call.startswith("launch")]
+    assert launches == ["launch 1 from -1", *(f"launch {number} from 20" for number in range(2, RESUMES + 4))]
+    assert (state.generation, state.incident_count) == (RESUMES + 3, 1)
+    assert state.lineage == [(1, -1), *((number, 20) for number in range(2, RESUMES + 4))]
+    assert state.incidents[0].resolution == "resumed by operator"
+    report = await incident.result()
+    assert report["failures"][0]["generation"] == 1
+    assert len(report["failures"]) == RESUMES + 2
+    told = " ".join(report["stages"])
+    assert all(f"resumed by ada {number}" in told for number in range(RESUMES))
+    positions = sorted(note.position for note in jobs.cluster.notes)
+    assert positions == list(range(1, len(positions) + 1)), "each entry of the ledger has a place of its own"
+    await job.execute_update(JobWorkflow.finished, state.generation)
+    assert (await job.result()).outcome == "finished"
+
+
+async def test_reattempts_without_an_operator_continue_as_new_too_and_count_on(jobs: Any) -> None:
+    jobs.cluster.confirmation = failing
+    jobs.cluster.evidence = lambda given: Evidence(generation=given.generation, exits=exits(20), held=held(20))
+    job = await jobs.start(max_attempts=20, max_failures_at_step=100, max_failures_without_progress=100)
+    await job.execute_update(JobWorkflow.report, anomaly())
+    await jobs.until(job, lambda state: state.status == "parked")
+    incident = jobs.client.get_workflow_handle(incident_workflow_id(job.id.removeprefix("job/"), 1))
+
+    assert "20 reattempts did not bring the job back" in (await incident.query("stage"))["found"]
+    assert len(await runs_of(jobs, incident)) > 1
+    assert jobs.cluster.calls[-1] == "stop 21"
+
+
+async def test_of_an_incident_that_continued_as_new_all_launches_are_known_when_it_is_closed(jobs: Any) -> None:
+    job, incident = await resumed_again_and_again(jobs, 10)
+    assert len(await runs_of(jobs, incident)) > 1
+    await incident.terminate()
+    state = await jobs.until(job, lambda state: state.incident_count == 2 and state.status == "parked")
+    left = await read_closed(jobs.client, incident.id)
+
+    assert left.launches == [(number, 20) for number in range(2, 13)]
+    assert (state.generation, state.incidents[0].resolution) == (12, CLOSED_OUTSIDE)
+    assert jobs.cluster.calls[-1] == "stop 12"
+
+
+async def test_an_abandoned_incident_gives_up_after_any_number_of_runs(jobs: Any) -> None:
+    job, incident = await resumed_again_and_again(jobs, 10)
+    await incident.signal("abandon", {"operator": "ada"})
+
+    assert (await job.result()).outcome == "failed"
+    assert jobs.cluster.calls[-2:] == ["stop 12", "release"]

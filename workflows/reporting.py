@@ -1,0 +1,80 @@
+"""The report of an incident, once it is over."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from temporalio import workflow
+
+with workflow.unsafe.imports_passed_through():
+    from everstep.incident import NOT_CONFIRMED, Confirmation, IncidentReport
+    from workflows import page
+
+if TYPE_CHECKING:
+    from workflows.incident import IncidentWorkflow
+
+
+def recovered_report(incident: IncidentWorkflow, confirmation: Confirmation) -> IncidentReport:
+    """Of one that brought its job back."""
+    parked_ns = sum(end - begin for begin, end in incident.story.parked)
+    seconds = max(confirmation.stepped_ns - incident.given.anomaly.seen_ns - parked_ns, 0) / 1e9
+    lost_steps = incident.case.lost_steps
+    lost = "" if lost_steps is None else f", lost {page.count(lost_steps, 'step')}"
+    resolution = "resumed by operator" if incident.resumed_by else "reattempt"
+    how = "after an operator's resume" if incident.resumed_by else "by reattempt"
+    if incident.case.accepted:
+        how = "after an operator accepted a loss"
+    headline = f"Recovered in {seconds:.2f} s {how}{lost}: {incident.story.headline}"
+    if not confirmation.confirmed:
+        resolution = NOT_CONFIRMED
+        headline = f"{NOT_CONFIRMED.capitalize()}, {how}{lost}: {incident.story.headline} ({confirmation.reason})"
+    return _report(
+        incident,
+        headline=headline,
+        resolution=resolution,
+        seconds=round(seconds, 4) if confirmation.confirmed else None,
+        confirmation=confirmation,
+    )
+
+
+def abandoned_report(incident: IncidentWorkflow) -> IncidentReport:
+    """Of one that was given up."""
+    return _report(
+        incident,
+        headline=f"Abandoned by {incident.abandoned_by}: {incident.story.headline}",
+        resolution="abandoned",
+        seconds=None,
+    )
+
+
+def _report(
+    incident: IncidentWorkflow,
+    *,
+    headline: str,
+    resolution: str,
+    seconds: float | None,
+    confirmation: Confirmation | None = None,
+) -> IncidentReport:
+    first = incident.failures[0] if incident.failures else None
+    stages = incident.story.stages
+    return IncidentReport(
+        headline=headline,
+        resolution=resolution,
+        cause=first.cause if first else str(incident.given.anomaly.symptom),
+        step=first.step if first else -1,
+        lost_steps=incident.case.lost_steps,
+        evicted=[],
+        stages=[f"{stage.name}, {stage.seconds:.2f} s: {stage.found}" for stage in stages],
+        generation=incident.case.generation,
+        resume_step=incident.case.resume_step,
+        recovered=confirmation is not None,
+        seconds=seconds,
+        failures=incident.failures,
+        confirmation=confirmation,
+        timings=stages,
+        lineage=incident.case.launches,
+        accepted_loss=incident.case.accepted,
+        confirmed=confirmation is None or confirmation.confirmed,
+        showing=confirmation.showing if confirmation and confirmation.showing.kind else incident.case.showing,
+        first_step_s=round(incident.first_step_s, 3),
+    )
