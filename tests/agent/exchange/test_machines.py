@@ -164,7 +164,7 @@ async def test_a_placement_that_changed_and_a_step_back(agents: list[RunningAgen
         stale = [job.shm(1) / "backup-0", job.shm(2) / "backup-1", job.shm(0) / "backup-2"]
         async with asyncio.timeout(20):
             while any(path.exists() for path in stale):  # noqa: ASYNC110 - nobody tells us
-                await asyncio.sleep(0.5)
+                await asyncio.sleep(0.05)
 
 
 async def held(client: object, job: str) -> list[pb.HeldCheckpoint]:

@@ -1,0 +1,257 @@
+"""What a worker needs for thousands of machines: watching them, one rank killed, all ranks gone, agents that refuse.
+
+A real Temporal server, a real worker with its watcher, and simulated agents (real gRPC, no ranks;
+``benchmarks/scale_agents.py``) on one computer. With ``--against`` the same worker of another checkout is measured too.
+
+    python -P benchmarks/scale.py --machines 500
+    python -P benchmarks/scale.py --machines 1000 --against ../everstep-before --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import mmap
+import os
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psutil
+from temporalio.client import Client
+from temporalio.testing import WorkflowEnvironment
+
+from activities.payloads import DATA_CONVERTER
+from benchmarks.common import Row, finish, say, show, show_json
+from console.local import temporal_binary
+from console.local.temporal_server import DYNAMIC_CONFIG
+from everstep.incident import IncidentReport
+from everstep.job import JobSpec
+from everstep.job_state import TASK_QUEUE, JobState, job_workflow_id
+from everstep.machine import Machine
+from workflows import attributes
+from workflows.job import JobWorkflow
+
+HERE = Path(__file__).resolve().parent
+JOB, RANKS = "large", 8
+WATCH_S, PHASE_S = 15.0, 180.0
+"""How long is watched, and how long an incident may take before it counts as failed, seconds (ours)."""
+
+
+class DidNotEnd(Exception):
+    """Something took too long."""
+
+
+@dataclass(slots=True)
+class Side:
+    """One checkout's worker."""
+
+    code: Path
+    found: dict[str, float] = field(default_factory=dict)
+    """Name of a figure → value."""
+    failed: list[str] = field(default_factory=list)
+
+
+class Worker:
+    """The worker's process, and what it costs."""
+
+    def __init__(self, side: Side, folder: Path, address: str) -> None:
+        held = folder / "held"
+        held.write_bytes(bytes(8))
+        environment = os.environ | {"PYTHONPATH": str(side.code), "TEMPORAL_ADDRESS": address}
+        command = [sys.executable, "-P", str(HERE / "scale_worker.py"), str(held), f"sqlite:///{folder}/ledger.db"]
+        with (folder / "worker.log").open("wb") as log:
+            self._process = psutil.Popen(command, env=environment, stderr=log, stdout=log, cwd=folder)
+        with held.open("r+b") as file:
+            self._held = mmap.mmap(file.fileno(), 8)
+
+    def begin(self) -> tuple[float, float]:
+        """A phase begins; give what is returned to :meth:`cost`."""
+        self._held[:8] = bytes(8)
+        return time.monotonic(), self._cpu_s()
+
+    def cost(self, began: tuple[float, float]) -> tuple[float, float, float]:
+        """Seconds of CPU since then, the same as a part of a core, and how long the loop was held at most, seconds."""
+        cpu_s = self._cpu_s() - began[1]
+        return cpu_s, cpu_s / (time.monotonic() - began[0]), struct.unpack("d", self._held[:8])[0]
+
+    def rss_mb(self) -> float:
+        """Memory."""
+        return float(self._process.memory_info().rss / 1e6)
+
+    def close(self) -> None:
+        """End it."""
+        self._process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(psutil.TimeoutExpired):
+            self._process.wait(20)
+        if self._process.is_running():
+            self._process.kill()
+
+    def _cpu_s(self) -> float:
+        times = self._process.cpu_times()
+        return float(times.user + times.system)
+
+
+class Agents:
+    """The simulator's process."""
+
+    def __init__(self, machines: int) -> None:
+        command = [sys.executable, "-P", str(HERE / "scale_agents.py"), "--machines", str(machines), "--job", JOB]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.machines = [Machine.model_validate(one) for one in json.loads(self._line())]
+
+    def do(self, what: str) -> int:
+        """Let something go wrong; returns when, ns of the wall clock."""
+        assert self._process.stdin
+        self._process.stdin.write(f"{what}\n")
+        self._process.stdin.flush()
+        return int(self._line())
+
+    def close(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.wait()
+
+    def _line(self) -> str:
+        assert self._process.stdout
+        return self._process.stdout.readline()
+
+
+@contextlib.asynccontextmanager
+async def temporal() -> AsyncIterator[tuple[Client, str]]:
+    """A server of its own, and its address."""
+    found = temporal_binary.installed(say) or temporal_binary.obtain(say)
+    settings = [part for pair in DYNAMIC_CONFIG.items() for part in ("--dynamic-config-value", "=".join(pair))]
+    async with await WorkflowEnvironment.start_local(
+        dev_server_existing_path=str(found[0]),
+        dev_server_startup_timeout=timedelta(seconds=60),
+        dev_server_extra_args=settings,
+        dev_server_log_level="error",
+        search_attributes=attributes.ALL,
+        data_converter=DATA_CONVERTER,
+    ) as environment:
+        yield environment.client, environment.client.service_client.config.target_host
+
+
+class Measuring:
+    """One side, from the start of a job to its end."""
+
+    def __init__(self, side: Side, client: Client, worker: Worker, agents: Agents) -> None:
+        self._side, self._client, self._worker, self._agents = side, client, worker, agents
+        self._handle: Any = client.get_workflow_handle(job_workflow_id(JOB))
+
+    async def run(self) -> None:
+        """All phases; one that fails ends it, and what was found stays."""
+        try:
+            await self._start()
+            await self._watch("watching")
+            await self._incident("one rank killed", "kill 5", 1)
+            await self._incident("all ranks exit", "exit", 2)
+            self._agents.do("refuse 0.33")
+            await self._watch("a third refuses")
+        except DidNotEnd as error:
+            self._side.failed.append(str(error))
+
+    async def _start(self) -> None:
+        began, cost = time.monotonic(), self._worker.begin()
+        machines = self._agents.machines
+        spec = JobSpec(name=JOB, script="/job.py", machines=len(machines), ranks_per_machine=RANKS, tp=RANKS)
+        state = JobState(spec=spec, machines=machines)
+        await self._client.start_workflow(
+            JobWorkflow.run, state, id=self._handle.id, task_queue=TASK_QUEUE, task_timeout=timedelta(seconds=3)
+        )
+        await self._until("the job runs", lambda state: state.status == "running")
+        self._note("start", time.monotonic() - began, "s")
+        self._costs("start", cost)
+
+    async def _watch(self, phase: str) -> None:
+        await asyncio.sleep(5.0)  # what came before settles
+        cost = self._worker.begin()
+        await asyncio.sleep(WATCH_S)
+        _, core, held_s = self._worker.cost(cost)
+        self._note(f"{phase}: core of the worker", core, "")
+        self._note(f"{phase}: loop held at most", held_s, "s")
+        self._note(f"{phase}: memory", self._worker.rss_mb(), "MB")
+
+    async def _incident(self, phase: str, fault: str, number: int) -> None:
+        cost = self._worker.begin()
+        fault_ns = self._agents.do(fault)
+        state = await self._until(phase, lambda state: len(state.incidents) >= number and state.status == "running")
+        self._costs(phase, cost)
+        one = state.incidents[number - 1]
+        handle: Any = self._client.get_workflow_handle(one.id, result_type=IncidentReport)
+        opened = (await handle.describe()).start_time
+        self._note(f"{phase}: detected", opened.timestamp() - fault_ns / 1e9, "s")
+        report: IncidentReport = await handle.result()
+        for stage in ("stop", "decide", "reattempt", "confirm"):
+            self._note(f"{phase}: {stage}", sum(one.seconds for one in report.timings if one.name == stage), "s")
+        self._note(f"{phase}: recovered", report.seconds or 0.0, "s")
+
+    async def _until(self, what: str, ready: Any) -> JobState:
+        deadline = time.monotonic() + PHASE_S
+        while time.monotonic() < deadline:
+            with contextlib.suppress(Exception):  # the worker is busy, or not up yet
+                state: JobState = await self._handle.query(
+                    "state", result_type=JobState, rpc_timeout=timedelta(seconds=10)
+                )
+                if ready(state):
+                    return state
+            await asyncio.sleep(0.25)
+        raise DidNotEnd(f"{self._side.code}: {what}: not within {PHASE_S:.0f} s")
+
+    def _costs(self, phase: str, cost: tuple[float, float]) -> None:
+        cpu_s, _, held_s = self._worker.cost(cost)
+        self._note(f"{phase}: CPU of the worker", cpu_s, "s")
+        self._note(f"{phase}: loop held at most", held_s, "s")
+
+    def _note(self, name: str, value: float, unit: str) -> None:
+        self._side.found[f"{name}, {unit}" if unit else name] = value
+        say(f"  {name}: {value:.3f} {unit}")
+
+
+async def measure(side: Side, machines: int) -> None:
+    """One side in a session of its own."""
+    say(f"{side.code}, {machines} machines:")
+    with tempfile.TemporaryDirectory(prefix="everstep-scale-") as folder:
+        async with temporal() as (client, address):
+            agents = await asyncio.to_thread(Agents, machines)
+            worker = Worker(side, Path(folder), address)
+            try:
+                await Measuring(side, client, worker, agents).run()
+            finally:
+                worker.close()
+                agents.close()
+                if side.failed:
+                    say((Path(folder) / "worker.log").read_text()[-3000:])
+
+
+async def main() -> None:
+    """Measure, and print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--machines", type=int, default=500, help="simulated machines, of 8 ranks each")
+    parser.add_argument("--against", type=Path, help="another checkout, whose worker is measured too")
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    sides = [Side(HERE.parent)] + ([Side(given.against.resolve())] if given.against else [])
+    for side in sides:
+        await measure(side, given.machines)
+    names = dict.fromkeys(name for side in sides for name in side.found)
+    other = sides[1].found if len(sides) > 1 else {}
+    rows = [Row(name, name.rpartition(", ")[2], sides[0].found.get(name), other.get(name)) for name in names]
+    title = f"{given.machines} machines x {RANKS} ranks"
+    show_json(title, rows) if given.json else show(title, rows)
+    finish([text for side in sides for text in side.failed])
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

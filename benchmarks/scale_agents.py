@@ -1,0 +1,297 @@
+"""Agents of many machines in one process, that answer as real ones would: gRPC as it is, and no ranks behind it.
+
+Lines on stdin say what goes wrong, and each is answered by a line with the time in ns of the wall clock: ``kill RANK``,
+``exit`` (all ranks), ``refuse SHARE`` (of the machines: their agents are gone), ``serve`` (they are back). The first
+line on stdout is the machines, as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc.aio
+
+from agent.v1 import agent_pb2 as pb
+from agent.v1 import agent_pb2_grpc
+
+HOST = "127.0.0.32"
+OPTIONS = [("grpc.so_reuseport", 0)]
+
+
+@dataclass(slots=True)
+class Training:
+    """What all machines run together."""
+
+    ranks: int
+    """Of each machine."""
+    step_s: float
+    restart_s: float
+    """From a launch to the first step."""
+    generation: int = 0
+    begun_with: int = 0
+    stepping_at: float = 0.0
+    """When the first step is complete, ``time.monotonic``."""
+    stands_at: float | None = None
+    """When it broke."""
+
+    def launch(self, generation: int, resume_step: int) -> None:
+        """The next generation begins, with whoever says so first."""
+        if generation > self.generation:
+            self.generation, self.begun_with, self.stands_at = generation, max(resume_step, 0), None
+            self.stepping_at = time.monotonic() + self.restart_s
+
+    def steps(self) -> int:
+        """Completed steps of all ranks."""
+        now = time.monotonic() if self.stands_at is None else self.stands_at
+        done = (now - self.stepping_at) // self.step_s + 1 if now >= self.stepping_at else 0
+        return self.begun_with + int(done)
+
+    def wait_s(self) -> float:
+        """Until something changes, a second at most."""
+        left = self.stepping_at - time.monotonic()
+        return min(1.0, left if left > 0 else self.step_s - -left % self.step_s) + 0.001
+
+
+@dataclass(slots=True)
+class SimulatedAgent(agent_pb2_grpc.AgentServicer):
+    """One machine."""
+
+    index: int
+    machines: int
+    training: Training
+    launched: int = 0
+    stopped: int = 0
+    ended: dict[int, pb.Exit] = field(default_factory=dict)
+    """Rank → end, in the generation at hand."""
+    said: list[pb.Observation] = field(default_factory=list)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def name(self) -> str:
+        """Of the machine."""
+        return f"machine-{self.index:04d}"
+
+    def ranks(self, machine: int | None = None) -> range:
+        """Of this machine, or another."""
+        first = self.training.ranks * (self.index if machine is None else machine)
+        return range(first, first + self.training.ranks)
+
+    def end(self, rank: int, end: pb.Exit, job: str) -> None:
+        """A rank ends."""
+        self.ended[rank] = end
+        number = len(self.said) + 1
+        self.said.append(
+            pb.Observation(
+                sequence=number,
+                id=f"{self.name}-{number}",
+                machine=self.name,
+                job=job,
+                generation=self.launched,
+                time_ns=end.time_ns,
+                rank_exited=pb.RankExited(rank=rank, exit=end, attached=True, completed_steps=self.training.steps()),
+            )
+        )
+        self.news.set()
+
+    async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:  # noqa: N802
+        """Who it is."""
+        return pb.DescribeReply(machine=self.name)
+
+    async def Prepare(self, request: pb.PrepareRequest, context: Any) -> pb.PrepareReply:  # noqa: N802
+        """A fork server is there."""
+        return pb.PrepareReply(fork_server_pid=1)
+
+    async def StartStore(self, request: pb.StartStoreRequest, context: Any) -> pb.StartStoreReply:  # noqa: N802
+        """A store is there."""
+        return pb.StartStoreReply(host=HOST, port=1)
+
+    async def Launch(self, request: pb.LaunchRequest, context: Any) -> pb.LaunchReply:  # noqa: N802
+        """The ranks begin."""
+        self.training.launch(request.generation, request.resume_step)
+        self.launched = request.generation
+        self.ended.clear()
+        self.news.set()
+        now = time.time_ns()
+        ranks = [pb.RankProcess(rank=one.rank, pid=1000 + one.rank, forked_ns=now) for one in request.ranks]
+        return pb.LaunchReply(generation=request.generation, resume_step=request.resume_step, ranks=ranks)
+
+    async def Stop(self, request: pb.StopRequest, context: Any) -> pb.StopReply:  # noqa: N802
+        """How the ranks ended, and their own copies and a neighbour's of two steps."""
+        self.stopped, now, steps = request.generation, time.time_ns(), self.training.steps()
+        killed = pb.Exit(kind=pb.Exit.SIGNAL, value=9, time_ns=now)
+        neighbour = self.ranks((self.index + 1) % self.machines)
+        kinds = [(pb.HeldCheckpoint.OWN, self.ranks()), (pb.HeldCheckpoint.BACKUP, neighbour)]
+        return pb.StopReply(
+            ranks=[
+                pb.RankEvidence(
+                    rank=rank,
+                    generation=self.launched,
+                    pid=1000 + rank,
+                    exit=self.ended.get(rank, killed),
+                    stopped_by_us=rank not in self.ended,
+                    completed_steps=steps,
+                    log_tail="a line of output\n" * 30,
+                )
+                for rank in self.ranks()
+            ],
+            checkpoints=[
+                pb.HeldCheckpoint(
+                    rank=rank,
+                    completed_steps=step,
+                    valid=True,
+                    tier=tier,
+                    bytes=10**7,
+                    saved_ns=10**18 + step,
+                    generation=self.launched,
+                    run=request.run,
+                )
+                for tier, ranks in kinds
+                for rank in ranks
+                for step in (steps - 1, steps)
+                if step > 0
+            ],
+        )
+
+    async def Restore(self, request: pb.RestoreRequest, context: Any) -> pb.RestoreReply:  # noqa: N802
+        """All is there."""
+        return pb.RestoreReply(shards=[pb.ShardRestored(rank=one.rank, ok=True) for one in request.shards])
+
+    async def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseReply:  # noqa: N802
+        """It is over."""
+        return pb.ReleaseReply()
+
+    async def Acknowledge(self, request: pb.AcknowledgeRequest, context: Any) -> pb.AcknowledgeReply:  # noqa: N802
+        """Taken."""
+        return pb.AcknowledgeReply()
+
+    async def Persist(self, request: pb.PersistRequest, context: Any) -> pb.PersistReply:  # noqa: N802
+        """Taken."""
+        return pb.PersistReply()
+
+    async def Align(self, request: pb.AlignRequest, context: Any) -> pb.AlignReply:  # noqa: N802
+        """Taken."""
+        return pb.AlignReply()
+
+    async def Observe(self, request: pb.ObserveRequest, context: Any) -> AsyncIterator[pb.Observation]:  # noqa: N802
+        """What was said, and live."""
+        after = request.after_sequence
+        while True:
+            for one in self.said[after:]:
+                after = one.sequence
+                yield one
+            await self._wait(60.0)
+
+    async def Progress(  # noqa: N802
+        self, request: pb.ProgressRequest, context: Any
+    ) -> AsyncIterator[pb.ProgressReply]:
+        """Where the ranks stand, at each change and once a second."""
+        while True:
+            yield self._progress()
+            await self._wait(self.training.wait_s())
+
+    async def _wait(self, seconds: float) -> None:
+        news = self.news
+        try:
+            async with asyncio.timeout(seconds):
+                await news.wait()
+        except TimeoutError:
+            return
+        if self.news is news:
+            self.news = asyncio.Event()
+
+    def _progress(self) -> pb.ProgressReply:
+        now, steps, training = time.time_ns(), self.training.steps(), self.training
+        if not self.launched:
+            return pb.ProgressReply(time_ns=now)
+        first = now if steps > training.begun_with else 0
+        ranks = [
+            pb.RankProgress(
+                rank=rank,
+                generation=self.launched,
+                pid=1000 + rank,
+                alive=rank not in self.ended and self.stopped < self.launched,
+                attached=True,
+                completed_steps=steps,
+                milestones=pb.Milestones(forked=1, script_entered=1, joined=1, loop_entered=1, first_step=first),
+                exit=self.ended.get(rank),
+                saved=pb.SavedState(
+                    own_step=steps, own_ns=now, backup_step=steps, disk_step=-1, disk_wanted=-1, remote_step=-1
+                ),
+            )
+            for rank in self.ranks()
+        ]
+        return pb.ProgressReply(time_ns=now, generation=self.launched, ranks=ranks)
+
+
+class Place:
+    """All agents, each with a server of its own."""
+
+    def __init__(self, machines: int, training: Training, job: str) -> None:
+        self.job, self.training = job, training
+        self.agents = [SimulatedAgent(index, machines, training) for index in range(machines)]  # type: ignore[abstract]
+        self._servers: dict[int, grpc.aio.Server] = {}
+        self._ports = [0] * machines
+
+    async def serve(self) -> None:
+        """Start the servers that are not there."""
+        for agent in self.agents:
+            if agent.index not in self._servers:
+                server = grpc.aio.server(options=OPTIONS)
+                agent_pb2_grpc.add_AgentServicer_to_server(agent, server)
+                self._ports[agent.index] = server.add_insecure_port(f"{HOST}:{self._ports[agent.index]}")
+                await server.start()
+                self._servers[agent.index] = server
+
+    def machines(self) -> list[dict[str, str]]:
+        """Names and addresses."""
+        return [{"name": one.name, "address": f"{HOST}:{self._ports[one.index]}"} for one in self.agents]
+
+    async def carry_out(self, line: str) -> None:
+        """One line of stdin."""
+        what, *more = line.split()
+        now = time.time_ns()
+        match what:
+            case "kill":
+                self.training.stands_at = time.monotonic()
+                rank = int(more[0])
+                agent = self.agents[rank // self.training.ranks]
+                agent.end(rank, pb.Exit(kind=pb.Exit.SIGNAL, value=9, time_ns=now), self.job)
+            case "exit":
+                self.training.stands_at = time.monotonic()
+                for agent in self.agents:
+                    for rank in agent.ranks():
+                        agent.end(rank, pb.Exit(kind=pb.Exit.CODE, value=1, time_ns=now + rank), self.job)
+            case "refuse":
+                every = round(1 / float(more[0]))
+                gone = [index for index in self._servers if index % every == 0]
+                await asyncio.gather(*(self._servers.pop(index).stop(None) for index in gone))
+            case "serve":
+                await self.serve()
+        print(now, flush=True)
+
+
+async def main() -> None:
+    """Serve until stdin ends."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--machines", type=int, default=100)
+    parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--step-s", type=float, default=5.0)
+    parser.add_argument("--restart-s", type=float, default=2.0)
+    parser.add_argument("--job", default="large")
+    given = parser.parse_args()
+    place = Place(given.machines, Training(given.ranks, given.step_s, given.restart_s), given.job)
+    await place.serve()
+    print(json.dumps(place.machines()), flush=True)
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        await place.carry_out(line)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

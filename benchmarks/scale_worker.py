@@ -1,0 +1,41 @@
+"""A worker as ``everstep worker`` runs it, that writes down the longest time for which its event loop was held.
+
+``scale_worker.py FILE LEDGER``: FILE has 8 bytes, a double in seconds; whoever sets it to 0 begins anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import struct
+import sys
+import time
+from pathlib import Path
+
+from console.log_setup import configure
+from console.worker import run_worker
+
+LOOK_S = 0.005
+
+
+async def watch(path: Path) -> None:
+    """Look at the clock again and again."""
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 8) as longest:
+        while True:
+            began = time.perf_counter()
+            await asyncio.sleep(LOOK_S)
+            held_s = time.perf_counter() - began - LOOK_S
+            if held_s > struct.unpack("d", longest[:8])[0]:
+                longest[:8] = struct.pack("d", held_s)
+
+
+async def main() -> None:
+    """Work until SIGTERM."""
+    configure("worker")
+    watching = asyncio.create_task(watch(Path(sys.argv[1])))
+    await run_worker(ledger_url=sys.argv[2])
+    watching.cancel()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
