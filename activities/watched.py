@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from activities.convert import seen_of
@@ -42,6 +42,8 @@ class Shown:
     heard_ns: int
     """Clock of the watcher."""
     rank: pb.RankProgress
+    stored: Stored
+    """What it has on disk; one object for all ranks of a machine that have the same."""
 
     @property
     def steps(self) -> int:
@@ -80,6 +82,8 @@ class Watched:
     _ends: dict[int, dict[int, Seen]] = field(default_factory=dict)
     """Generation → rank → end."""
     _shown: dict[int, Shown] = field(default_factory=dict)
+    _newest: int = 0
+    """Generation of a rank that was shown; 0: none was."""
     _heard: dict[str, int] = field(default_factory=dict)
     """Machine → when its agent said anything."""
     _launched: dict[str, int] = field(default_factory=dict)
@@ -119,8 +123,12 @@ class Watched:
         elif machine in self._launched and machine not in self._emptied:
             self._emptied[machine] = self._launched[machine]
             self.woken.set()
+        disk = Stored(frozenset(), 0, 0, 0)
         for rank in reply.ranks:
-            self._shown[rank.rank] = Shown(machine, reply.time_ns, now_ns, rank)
+            found = stored(rank.saved)
+            disk = disk if found == disk else found
+            self._newest = max(self._newest, rank.generation)
+            self._shown[rank.rank] = Shown(machine, reply.time_ns, now_ns, rank, disk)
             self._begun.setdefault((rank.generation, rank.rank), rank.completed_steps)
             if rank.saved.own_step >= 0 and rank.HasField("saved"):
                 self._saves.add(rank.rank)
@@ -169,14 +177,17 @@ class Watched:
         shown = [one for one in self._of(generation) if one.rank.alive and one.rank.HasField("saved")]
         if len(shown) < self.spec.topology().world_size:
             return None  # of the others nobody knows what they have
-        whole = newest_of_all([stored(one.rank.saved) for one in shown])
+        whole = newest_of_all(distinct(shown))
         return rule.observe([on_disk(one, now_ns) for one in shown], whole, now_ns)
 
     def on_disks(self) -> tuple[int, Agreed]:
         """What all machines should be told of each other's disks, and in which generation."""
         generation = self._generation()
-        ranks = [stored(one.rank.saved) for one in self._of(generation)] if generation else []
-        return generation or 0, agree(ranks, self.spec.topology().world_size)
+        shown = self._of(generation) if generation else []
+        if len(shown) < self.spec.topology().world_size:
+            return generation or 0, Agreed()
+        ranks = distinct(shown)
+        return generation or 0, agree(ranks, len(ranks))
 
     def align(self, now_ns: int) -> tuple[int, Aligned] | None:
         """What all machines should be told of each other's backups, and in which generation; None: nothing."""
@@ -202,8 +213,7 @@ class Watched:
 
     def _generation(self) -> int | None:
         """The newest one that was seen, unless it is dealt with."""
-        found = [one.rank.generation for one in self._shown.values()]
-        newest = max(found, default=self.known[0] if self.known else None)
+        newest = self._newest or (self.known[0] if self.known else None)
         return None if newest in self.reported else newest
 
     def _of(self, generation: int) -> list[Shown]:
@@ -283,6 +293,11 @@ class Watched:
         if rank.saved.own_step < 0 and rank.rank in self._saves:
             return self._begun[rank.generation, rank.rank]
         return rank.saved.own_step
+
+
+def distinct(shown: Iterable[Shown]) -> list[Stored]:
+    """What ranks have on disk, each object once: a few for thousands of ranks."""
+    return list({id(one.stored): one.stored for one in shown}.values())
 
 
 def stored(saved: pb.SavedState) -> Stored:

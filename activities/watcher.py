@@ -240,11 +240,13 @@ class Watcher:
     async def _persist(self, job: Watched) -> None:
         """Ask all machines to write a step to disk when it is time, and tell which of those on disk all ranks have."""
         told: tuple[int, Agreed] | None = None
-        told_at = -math.inf
+        told_at, pace = -math.inf, Pace()
         async with _asking(self._agents, job) as ask:
             await asyncio.sleep(TICK_S / 3)  # not in one turn of the loop with the judge
             while True:
+                pace.begin()
                 step, found = job.persist(steady_ns()), job.on_disks()
+                pace.end()
                 generation, agreed = found
                 news = agreed != Agreed() and (found != told or time.monotonic() - told_at > TELL_WHOLE_S)
                 if step is not None or news:
@@ -258,15 +260,19 @@ class Watcher:
                         gone=agreed.gone,
                     )
                     ask(partial(AgentClient.persist, request=request, timeout_s=ASK_S))
+                await pace.rest()
                 await asyncio.sleep(TICK_S)
 
     async def _align(self, job: Watched) -> None:
         """Let machines back up the same steps, once one of them is too slow to back up every step."""
-        told = None
+        told, pace = None, Pace()
         async with _asking(self._agents, job) as ask:
             await asyncio.sleep(2 * TICK_S / 3)
             while True:
-                if found := job.align(steady_ns()):
+                pace.begin()
+                aligning = job.align(steady_ns())
+                pace.end()
+                if found := aligning:
                     generation, aligned = found
                     if told is None or aligned.named != told.named:
                         log.info("aligning backups", generation=generation, whole=aligned.whole, named=aligned.named)
@@ -279,6 +285,7 @@ class Watcher:
                         named=aligned.named,
                     )
                     ask(partial(AgentClient.align, request=request, timeout_s=ASK_S))
+                await pace.rest()
                 await asyncio.sleep(TICK_S)
 
     async def _report(self, job: Watched, verdict: Anomaly | Finished) -> bool:
