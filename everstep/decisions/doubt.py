@@ -130,7 +130,10 @@ class _Looking:
 
     def __post_init__(self) -> None:
         stuck = {_key(one) for one in self.known.unreached}
+        ranks = range(self.known.topology.world_size)
         for one in self.known.held:
+            if one.rank not in ranks:
+                continue  # of a run of the name that had more of them
             if one.valid or _key(one) in stuck:
                 self._copies[one.rank].add(one.completed_steps)
             if not one.valid and _key(one) in stuck:
@@ -139,7 +142,6 @@ class _Looking:
                 self._own[one.rank].append(one)
         completed = {one.rank: one.completed_steps for one in self.known.evidence.exits}
         saves = any(one.tier in MEMORY for one in self.known.held)
-        ranks = range(self.known.topology.world_size)
         self._bounds = [self._bound(rank, completed.get(rank, -1), saves) for rank in ranks]
 
     def beyond(self, step: int) -> Doubt | None:

@@ -47,6 +47,11 @@ OTHERS_HAVE_20 = [*M1_LOST, *copies(Tier.DISK, (20,), (0, 2, 3))]
         pytest.param(25, known(ALL_OWN, unlisted=[SILENT]), id="all own memory is there"),
         pytest.param(25, known(ALL_OWN, REMOTE), id="and remote storage need not be asked"),
         pytest.param(
+            25,
+            known([*ALL_OWN, *copies(Tier.OWN, (30,), (7,)), *copies(Tier.DISK, (30,), (9,))], unlisted=[SILENT]),
+            id="copies of ranks that the job does not have, of a larger run of its name",
+        ),
+        pytest.param(
             24,
             known([one for one in ALL_OWN if (one.rank, one.completed_steps) != (2, 25)], unlisted=[SILENT]),
             id="a rank had not saved the newest yet",
