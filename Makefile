@@ -68,7 +68,7 @@ s3: setup ## remote storage against a server that speaks S3 (moto), in an enviro
 
 lock: setup ## resolve the dependencies of pyproject.toml anew into requirements.lock
 	@$(UV) pip compile --quiet --universal --upgrade --no-header --no-emit-index-url --generate-hashes \
-	  --extra dev --extra postgresql pyproject.toml -o requirements.lock
+	  --extra dev --extra postgresql --extra encryption pyproject.toml -o requirements.lock
 
 clean: ## remove the environment and all caches of this checkout (not the Temporal binary, not clusters)
 	rm -rf .venv .tools .mypy_cache .ruff_cache .pytest_cache .hypothesis dist

@@ -1,21 +1,26 @@
-"""How inputs and results cross Temporal: as JSON, and squeezed where they are large.
+"""How inputs and results cross Temporal: as JSON, squeezed where they are large, encrypted where there is a key.
 
 A payload of Temporal may have 2 MB. What the machines of 10,240 ranks answer to
 a stop is 9 MB of JSON, mostly the same words again and again, and 1 MB of
 zlib. All clients and workers of a namespace need this converter; what is small
-stays readable in the Web UI.
+stays readable in the Web UI, unless ``EVERSTEP_PAYLOAD_KEY_FILE`` names keys:
+then all is encrypted, errors too (:mod:`activities.payload_keys`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
 import zlib
 from collections.abc import Sequence
+from pathlib import Path
 
 from temporalio.api.common.v1 import Payload
 from temporalio.contrib.pydantic import pydantic_data_converter
-from temporalio.converter import PayloadCodec
+from temporalio.converter import DataConverter, DefaultFailureConverterWithEncodedAttributes, PayloadCodec
+
+from activities.payload_keys import KEY_FILE, Keys, decrypted, encrypted
 
 SQUEEZED_FROM = 512 * 1024
 """Bytes from which a payload is squeezed (ours): evidence of several hundred ranks."""
@@ -24,18 +29,32 @@ LEVEL = 1
 ENCODING = b"binary/zlib"
 
 
-class Squeezing(PayloadCodec):
-    """Squeezes large payloads, in a thread, so that nothing waits for it; takes both kinds."""
+class Codec(PayloadCodec):
+    """Squeezes large payloads, in a thread, so that nothing waits for it, then encrypts; takes all kinds.
+
+    Args:
+        keys: None: nothing is encrypted, and what is encrypted cannot be read.
+    """
+
+    def __init__(self, keys: Keys | None = None) -> None:
+        self._keys = keys
 
     async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
-        """Squeeze what is large."""
-        return [await asyncio.to_thread(_squeezed, one) if len(one.data) >= SQUEEZED_FROM else one for one in payloads]
+        """Squeeze what is large, encrypt all if there is a key."""
+        squeezed = [
+            await asyncio.to_thread(_squeezed, one) if len(one.data) >= SQUEEZED_FROM else one for one in payloads
+        ]
+        return await encrypted(self._keys, squeezed)
 
     async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
-        """Give back what was squeezed."""
+        """Give back what was encrypted and squeezed.
+
+        Raises:
+            ConfigError: something is encrypted, and its key is not here.
+        """
         return [
             await asyncio.to_thread(_plain, one) if one.metadata.get("encoding") == ENCODING else one
-            for one in payloads
+            for one in await decrypted(self._keys, payloads)
         ]
 
 
@@ -52,5 +71,27 @@ def packed_bytes(text: str) -> int:
     return len(text) if len(text) < SQUEEZED_FROM else len(zlib.compress(text.encode(), LEVEL))
 
 
-DATA_CONVERTER = dataclasses.replace(pydantic_data_converter, payload_codec=Squeezing())
-"""For every client and worker."""
+DATA_CONVERTER = dataclasses.replace(pydantic_data_converter, payload_codec=Codec())
+"""For clients and workers without a key."""
+
+
+def key_file() -> Path | None:
+    """The key file that the user configured."""
+    named = os.environ.get(KEY_FILE)
+    return Path(named) if named else None
+
+
+def data_converter() -> DataConverter:
+    """For every client and worker, with the keys that the user configured.
+
+    Raises:
+        ConfigError: the key file is wrong.
+    """
+    path = key_file()
+    if path is None:
+        return DATA_CONVERTER
+    return dataclasses.replace(
+        DATA_CONVERTER,
+        payload_codec=Codec(Keys.load(path)),
+        failure_converter_class=DefaultFailureConverterWithEncodedAttributes,
+    )

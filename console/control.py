@@ -24,7 +24,7 @@ from temporalio.runtime import LoggingConfig, Runtime, TelemetryConfig, Telemetr
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.ledger import Ledger
-from activities.payloads import DATA_CONVERTER
+from activities.payloads import data_converter
 from agent.client import AgentPool
 from agent.security import ClientSecurity
 from console.cluster_file import ClusterFile
@@ -95,13 +95,13 @@ class Control:
             if choice is not None and address == choice.address:  # with its TLS and keys
                 client = await Client.connect(
                     **ClientConfig.load_client_connect_config(),
-                    data_converter=DATA_CONVERTER,
+                    data_converter=data_converter(),
                     runtime=quiet_runtime(),
                 )
             else:
                 namespace = cluster.namespace if cluster else "default"
                 client = await Client.connect(
-                    address, namespace=namespace, data_converter=DATA_CONVERTER, runtime=quiet_runtime()
+                    address, namespace=namespace, data_converter=data_converter(), runtime=quiet_runtime()
                 )
         except RuntimeError as error:
             hint = f"'everstep up{option_of(cluster.name)}' starts it" if cluster else "check TEMPORAL_ADDRESS"

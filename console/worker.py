@@ -22,7 +22,7 @@ from activities.checkpoints import CheckpointActivities
 from activities.cleanup import Cleanup
 from activities.incidents import IncidentActivities
 from activities.ledger import Ledger, MachineEventRecord
-from activities.payloads import DATA_CONVERTER
+from activities.payloads import data_converter
 from activities.ranks import RankActivities
 from activities.records import RecordActivities
 from activities.watcher import Watcher
@@ -53,7 +53,7 @@ async def connect() -> Client:
     address = config.get("target_host") or DEFAULT_ADDRESS
     config["target_host"] = address
     try:
-        return await Client.connect(**config, data_converter=DATA_CONVERTER)
+        return await Client.connect(**config, data_converter=data_converter())
     except RuntimeError as error:
         raise ClusterError(
             f"Temporal does not answer at {address} ({error}): start one with 'everstep up', or set TEMPORAL_ADDRESS"

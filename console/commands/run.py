@@ -175,6 +175,7 @@ def split_arguments(words: list[str]) -> tuple[Path | None, list[str]]:
 
 
 async def _run(spec: JobSpec, start: Start, cluster: str, *, no_up: bool, detach: bool, as_json: bool) -> int:
+    from activities.payloads import key_file
     from console.follow.display import Ending, display_for
     from console.follow.follower import Follower, detached
     from console.job_checks import env_warnings
@@ -190,7 +191,7 @@ async def _run(spec: JobSpec, start: Start, cluster: str, *, no_up: bool, detach
         if start.step is not None:
             resume_from, why = await check_step(control, spec, chosen, start.step, earlier)
             display.note(why)
-        for warning in env_warnings(spec):
+        for warning in [] if key_file() else env_warnings(spec):
             display.note(f"warning: {warning}")
         await check_storage(control, spec, chosen)
         await control.start_job(spec, chosen, resume_from=resume_from, resume_path=start.folder, earlier=earlier)
