@@ -16,6 +16,8 @@ import structlog
 from agent.terms import Place, Terms
 from agent.tiers.kept import Kept, steps_to_keep, told, told_by_an_older_worker, went_back
 from agent.v1 import agent_pb2 as pb
+from everstep import private
+from everstep.errors import ConfigError
 
 NAME = "disk"
 """File in a job's shared memory."""
@@ -142,13 +144,9 @@ class Keeper:
         if self._terms is None:
             return False
         fields = {"generation": self._terms.generation, **{name: getattr(kept, name) for name in NOTED}}
-        path = self._place.shm / NAME
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = path.with_name(f"{NAME}.new")
-            temporary.write_text(json.dumps(fields))
-            temporary.rename(path)
-        except OSError as error:
+            private.replace(private.make_folder(self._place.shm) / NAME, json.dumps(fields))
+        except (OSError, ConfigError) as error:
             logger.error("what is kept on disk cannot be noted", job=self._place.job, reason=str(error))
             return False
         return True
