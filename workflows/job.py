@@ -26,7 +26,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.beginning import Beginning, Refused
     from workflows.confirming import Confirming, suspect
     from workflows.messages import JobResult, lost_incident
-    from workflows.opening import Child, open_incident
+    from workflows.opening import Child, end_of, open_incident
     from workflows.operator import read_request
     from workflows.options import TASK_TIMEOUT, on_ledger
     from workflows.reopening import Reopening
@@ -253,7 +253,7 @@ class JobWorkflow:
                 state.incidents = [one for one in state.incidents if one.number != number]
         stopper = asyncio.create_task(self._abandon_on_stop(child))
         try:
-            report = await child
+            report = await end_of(child, cancelled=self._next_event)
         except ChildWorkflowError as error:
             if self._next_event() != "stop" and workflow.patched("incident closed from outside"):
                 found = await self.reopening.closed(number, anomaly, opened_ns)

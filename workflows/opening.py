@@ -1,6 +1,9 @@
-"""Start the workflow of an incident, as a child of its job's."""
+"""Start the workflow of an incident, as a child of its job's, and wait for its end."""
 
 from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
 
 from temporalio import workflow
 
@@ -56,3 +59,19 @@ async def open_incident(state: JobState, number: int, anomaly: Anomaly) -> Child
             }
         ),
     )
+
+
+async def end_of(child: Child, *, cancelled: Callable[[], object]) -> IncidentReport:
+    """Wait for an incident's report.
+
+    Temporal's own way to pass a cancellation on, to cancel the child, fails the
+    job's task for ever where the child has ended at that moment. So the job calls
+    ``cancelled``, which lets the incident hear of it as of any other end.
+    """
+    if not workflow.patched("incident is told of a cancellation"):
+        return await child
+    try:
+        return await asyncio.shield(child)
+    except asyncio.CancelledError:
+        cancelled()
+        return await child

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from temporalio.client import WorkflowExecutionStatus, WorkflowHandle
+from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle
+from temporalio.worker import Worker
 
 from activities.incidents import read_closed
 from everstep.incident import CLOSED_OUTSIDE, Confirmation, Evidence
 from everstep.job_state import JobState, incident_workflow_id
-from tests.workflows.conftest import anomaly, exits, held
+from tests.workflows.conftest import Jobs, ScriptedCluster, anomaly, exits, held
 from workflows.job import JobWorkflow
+from workflows.registry import WORKFLOWS, sandbox
 
 Close = Callable[[WorkflowHandle[Any, Any]], Awaitable[None]]
 
@@ -158,6 +161,32 @@ async def test_a_job_that_is_cancelled_after_its_incident_was_closed_ends_in_ord
 
     assert (await job.result()).outcome == "stopped"
     assert jobs.cluster.calls[-1] == "release"
+
+
+@pytest.mark.parametrize("close", [terminate, cancel])
+async def test_a_job_that_is_cancelled_at_the_moment_in_which_its_incident_ends_is_stopped(
+    temporal: Client, close: Close
+) -> None:
+    """Both come with one workflow task, as after a batch operation of the Web UI while no worker is up."""
+    cluster, queue = ScriptedCluster(), f"q-{uuid.uuid4().hex[:8]}"
+
+    def worker() -> Worker:
+        return Worker(
+            temporal,
+            task_queue=queue,
+            workflows=list(WORKFLOWS),
+            activities=cluster.activities,
+            workflow_runner=sandbox(),
+            max_cached_workflows=0,
+        )
+
+    async with worker():
+        job, incident = await reach(Jobs(temporal, cluster, queue), "parked")
+    await (incident.terminate() if close is terminate else incident.cancel())
+    await job.cancel()
+    async with worker():
+        assert (await job.result()).outcome == "stopped"
+    assert cluster.calls[-1] == "release"
 
 
 async def test_what_a_closed_incident_heard_once_is_not_forgotten(jobs: Any) -> None:

@@ -82,7 +82,7 @@ async def test_a_job_cancelled_while_its_incident_is_open_leaves_nothing_running
 
     assert (await handle.result()).outcome == "stopped"
     incident = jobs.client.get_workflow_handle(incident_workflow_id(state.spec.name, 1))
-    assert (await incident.describe()).status.name == "CANCELED"
+    assert (await incident.result())["resolution"] == "abandoned"
     assert jobs.cluster.calls[-1] == "release"
 
 
