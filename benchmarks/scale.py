@@ -67,27 +67,30 @@ class Worker:
 
     def __init__(self, side: Side, folder: Path, address: str) -> None:
         held = folder / "held"
-        held.write_bytes(bytes(8))
+        held.write_bytes(bytes(16))
         environment = os.environ | {"PYTHONPATH": str(side.code), "TEMPORAL_ADDRESS": address}
         command = [sys.executable, "-P", str(HERE / "scale_worker.py"), str(held), f"sqlite:///{folder}/ledger.db"]
         with (folder / "worker.log").open("wb") as log:
             self._process = psutil.Popen(command, env=environment, stderr=log, stdout=log, cwd=folder)
         with held.open("r+b") as file:
-            self._held = mmap.mmap(file.fileno(), 8)
+            self._held = mmap.mmap(file.fileno(), 16)
 
     def begin(self) -> tuple[float, float]:
         """A phase begins; give what is returned to :meth:`cost`."""
-        self._held[:8] = bytes(8)
+        self._held[:16] = bytes(16)
         return time.monotonic(), self._cpu_s()
 
-    def cost(self, began: tuple[float, float]) -> tuple[float, float, float]:
-        """Seconds of CPU since then, the same as a part of a core, and how long the loop was held at most, seconds."""
+    def cost(self, began: tuple[float, float]) -> dict[str, float]:
+        """What was needed since then, by the names of the figures."""
         cpu_s = self._cpu_s() - began[1]
-        return cpu_s, cpu_s / (time.monotonic() - began[0]), struct.unpack("d", self._held[:8])[0]
-
-    def rss_mb(self) -> float:
-        """Memory."""
-        return float(self._process.memory_info().rss / 1e6)
+        held_s, held_cpu_s = struct.unpack("dd", self._held[:16])
+        return {
+            "CPU of the worker, s": cpu_s,
+            "cores of the worker": cpu_s / (time.monotonic() - began[0]),
+            "loop held at most, s": held_s,
+            "loop held at most, s of its CPU": held_cpu_s,
+            "memory, MB": float(self._process.memory_info().rss / 1e6),
+        }
 
     def close(self) -> None:
         """End it."""
@@ -171,17 +174,14 @@ class Measuring:
             JobWorkflow.run, state, id=self._handle.id, task_queue=TASK_QUEUE, task_timeout=timedelta(seconds=3)
         )
         await self._until("the job runs", lambda state: state.status == "running")
-        self._note("start", time.monotonic() - began, "s")
+        self._note("start: job runs, s", time.monotonic() - began)
         self._costs("start", cost)
 
     async def _watch(self, phase: str) -> None:
         await asyncio.sleep(5.0)  # what came before settles
         cost = self._worker.begin()
         await asyncio.sleep(WATCH_S)
-        _, core, held_s = self._worker.cost(cost)
-        self._note(f"{phase}: core of the worker", core, "")
-        self._note(f"{phase}: loop held at most", held_s, "s")
-        self._note(f"{phase}: memory", self._worker.rss_mb(), "MB")
+        self._costs(phase, cost)
 
     async def _incident(self, phase: str, fault: str, number: int) -> None:
         cost = self._worker.begin()
@@ -191,11 +191,12 @@ class Measuring:
         one = state.incidents[number - 1]
         handle: Any = self._client.get_workflow_handle(one.id, result_type=IncidentReport)
         opened = (await handle.describe()).start_time
-        self._note(f"{phase}: detected", opened.timestamp() - fault_ns / 1e9, "s")
+        self._note(f"{phase}: incident begun, s", opened.timestamp() - fault_ns / 1e9)
         report: IncidentReport = await handle.result()
         for stage in ("stop", "decide", "reattempt", "confirm"):
-            self._note(f"{phase}: {stage}", sum(one.seconds for one in report.timings if one.name == stage), "s")
-        self._note(f"{phase}: recovered", report.seconds or 0.0, "s")
+            took_s = sum(one.seconds for one in report.timings if one.name == stage)
+            self._note(f"{phase}: {stage} took, s", took_s)
+        self._note(f"{phase}: recovered, s", report.seconds or 0.0)
 
     async def _until(self, what: str, ready: Any) -> JobState:
         deadline = time.monotonic() + PHASE_S
@@ -210,13 +211,12 @@ class Measuring:
         raise DidNotEnd(f"{self._side.code}: {what}: not within {PHASE_S:.0f} s")
 
     def _costs(self, phase: str, cost: tuple[float, float]) -> None:
-        cpu_s, _, held_s = self._worker.cost(cost)
-        self._note(f"{phase}: CPU of the worker", cpu_s, "s")
-        self._note(f"{phase}: loop held at most", held_s, "s")
+        for name, value in self._worker.cost(cost).items():
+            self._note(f"{phase}: {name}", value)
 
-    def _note(self, name: str, value: float, unit: str) -> None:
-        self._side.found[f"{name}, {unit}" if unit else name] = value
-        say(f"  {name}: {value:.3f} {unit}")
+    def _note(self, name: str, value: float) -> None:
+        self._side.found[name] = value
+        say(f"  {name}: {value:.3f}")
 
 
 async def measure(side: Side, machines: int) -> None:

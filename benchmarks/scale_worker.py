@@ -1,6 +1,7 @@
 """A worker as ``everstep worker`` runs it, that writes down the longest time for which its event loop was held.
 
-``scale_worker.py FILE LEDGER``: FILE has 8 bytes, a double in seconds; whoever sets it to 0 begins anew.
+``scale_worker.py FILE LEDGER``: FILE has two doubles, seconds by the clock and of the loop's own CPU, which others on
+the computer do not lengthen; whoever sets them to 0 begins anew.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ LOOK_S = 0.005
 
 async def watch(path: Path) -> None:
     """Look at the clock again and again."""
-    with path.open("r+b") as file, mmap.mmap(file.fileno(), 8) as longest:
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 16) as longest:
         while True:
-            began = time.perf_counter()
+            began, busy = time.perf_counter(), time.thread_time()
             await asyncio.sleep(LOOK_S)
-            held_s = time.perf_counter() - began - LOOK_S
-            if held_s > struct.unpack("d", longest[:8])[0]:
-                longest[:8] = struct.pack("d", held_s)
+            held = (time.perf_counter() - began - LOOK_S, time.thread_time() - busy)
+            known = struct.unpack("dd", longest[:16])
+            longest[:16] = struct.pack("dd", *map(max, held, known))
 
 
 async def main() -> None:

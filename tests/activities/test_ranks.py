@@ -67,6 +67,39 @@ async def test_others_have_their_turns_while_evidence_of_thousands_of_ranks_is_m
     assert within[0] >= 3
 
 
+class Launching(agent_pb2_grpc.AgentServicer):
+    """Launches whatever it is told."""
+
+    def __init__(self) -> None:
+        self.asked: list[pb.LaunchRequest] = []
+
+    async def StartStore(self, request: pb.StartStoreRequest, context: Any) -> pb.StartStoreReply:  # noqa: N802
+        return pb.StartStoreReply(host="m0", port=1)
+
+    async def Launch(self, request: pb.LaunchRequest, context: Any) -> pb.LaunchReply:  # noqa: N802
+        self.asked.append(request)
+        return pb.LaunchReply(generation=request.generation)
+
+
+async def test_a_launch_compares_no_machine_with_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To look each of them up among all would take a second for 2,000."""
+    agents, pool = [Launching() for _ in range(12)], AgentPool()  # type: ignore[abstract]
+    spec = JobSpec(name="large", script="/job.py", machines=12, ranks_per_machine=2)
+    compared: list[object] = []
+
+    def compare(one: Machine, other: object) -> bool:
+        compared.append(other)
+        return one is other
+
+    monkeypatch.setattr(Machine, "__eq__", compare)
+    async with serving(agents) as machines:
+        given = LaunchInput(spec=spec, machines=machines, generation=1, resume_step=-1)
+        await asyncio.wait_for(ActivityEnvironment().run(RankActivities(pool).launch, given), 60)
+        await pool.close()
+    assert [[rank.rank for rank in agent.asked[0].ranks] for agent in agents] == [[2 * n, 2 * n + 1] for n in range(12)]
+    assert not compared
+
+
 async def test_a_machine_that_was_never_prepared_takes_part_in_a_reattempt(tmp_path: Path) -> None:
     script = tmp_path / "job.py"
     script.write_text("import time\ntime.sleep(600)\n")
