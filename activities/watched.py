@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 
 from activities.convert import seen_of
 from agent.v1 import agent_pb2 as pb
+from everstep.decisions.align import FREE as EACH_ALONE
 from everstep.decisions.align import Aligned, AlignRule, Backed
 from everstep.decisions.confirm import FREE, has_stepped
 from everstep.decisions.disks import Agreed, Stored, agree, newest_of_all
+from everstep.decisions.drift import DriftRule, Standing
 from everstep.decisions.persist import OnDisk, PersistRule
 from everstep.decisions.unsaved import Saves, judge_saves
 from everstep.decisions.watch import Finished, Seen, StallRule, judge_exits, loss_anomaly, stall_anomaly
@@ -101,6 +103,7 @@ class Watched:
     _stall: dict[int, StallRule] = field(default_factory=dict)
     _persist: dict[int, PersistRule] = field(default_factory=dict)
     _align: dict[int, AlignRule] = field(default_factory=dict)
+    _drift: dict[int, DriftRule] = field(default_factory=dict)
 
     def ended(self, machine: str, observation: pb.Observation, now_ns: int) -> None:
         """A rank ended."""
@@ -192,24 +195,42 @@ class Watched:
     def align(self, now_ns: int) -> tuple[int, Aligned] | None:
         """What all machines should be told of each other's backups, and in which generation; None: nothing."""
         generation, policy = self._generation(), self.spec.checkpoint
-        if generation is None or not policy.backup or self.spec.machines == 1:
+        if generation is None:
             return None
+        shown = [one for one in self._of(generation) if one.rank.alive and one.rank.HasField("saved")]
+        alone = not policy.backup or self.spec.machines == 1
+        if alone and not all(one.rank.saved.backup_none for one in shown):
+            return None  # an agent of an earlier release: without peers it aligns nothing
+        apart = self._apart(generation, shown, now_ns)
         rule = self._align.setdefault(generation, AlignRule(self.spec.topology().world_size, policy.backup_every_steps))
         ranks = [
             Backed(
                 rank=one.rank.rank,
                 own_step=one.rank.saved.own_step,
-                backup_step=one.rank.saved.backup_step,
+                backup_step=_kept_elsewhere(one.rank.saved),
                 named=one.rank.saved.backup_named,
                 whole=one.rank.saved.backup_whole,
                 calm=one.rank.saved.backup_calm,
                 failing=one.rank.saved.backup_problem != "",
+                apart=one.rank.saved.apart,
             )
-            for one in self._of(generation)
-            if one.rank.alive and one.rank.HasField("saved")
+            for one in shown
         ]
-        aligned = rule.observe(ranks, now_ns)
+        aligned = rule.observe(ranks, now_ns, apart=apart)
         return (generation, aligned) if aligned else None
+
+    def _apart(self, generation: int, shown: list[Shown], now_ns: int) -> int:
+        """How many steps ranks drift apart; 0: no more than their slots allow."""
+        standing = [
+            Standing(
+                rank=one.rank.rank,
+                own_step=one.rank.saved.own_step,
+                completed_steps=one.rank.completed_steps,
+                heard_ns=one.heard_ns,
+            )
+            for one in shown
+        ]
+        return self._drift.setdefault(generation, DriftRule(self.spec.checkpoint.slots)).observe(standing, now_ns)
 
     def _generation(self) -> int | None:
         """The newest one that was seen, unless it is dealt with."""
@@ -319,3 +340,8 @@ def on_disk(shown: Shown, now_ns: int) -> OnDisk:
         lived_s=max((shown.now_ns - shown.rank.milestones.forked) / 1e9, 0.0) + since_s,
         wanted=saved.disk_wanted,
     )
+
+
+def _kept_elsewhere(saved: pb.SavedState) -> int:
+    """The newest step that a rank's peer has; a rank without one is never behind with it, unless a step is named."""
+    return saved.own_step if saved.backup_none and saved.backup_named == EACH_ALONE else saved.backup_step

@@ -264,7 +264,7 @@ class Watcher:
                 await asyncio.sleep(TICK_S)
 
     async def _align(self, job: Watched) -> None:
-        """Let machines back up the same steps, once one of them is too slow to back up every step."""
+        """Let machines back up the same steps, once one is too slow to back up every step, or ranks drift apart."""
         told, pace = None, Pace()
         async with _asking(self._agents, job) as ask:
             await asyncio.sleep(2 * TICK_S / 3)
@@ -276,6 +276,8 @@ class Watcher:
                     generation, aligned = found
                     if told is None or aligned.named != told.named:
                         log.info("aligning backups", generation=generation, whole=aligned.whole, named=aligned.named)
+                    if aligned.apart and not (told and told.apart):
+                        log.warning("ranks drift apart", generation=generation, steps=aligned.apart)
                     told = aligned
                     request = pb.AlignRequest(
                         job=job.spec.name,
@@ -283,6 +285,7 @@ class Watcher:
                         whole=aligned.whole,
                         settled=aligned.settled,
                         named=aligned.named,
+                        apart=aligned.apart,
                     )
                     ask(partial(AgentClient.align, request=request, timeout_s=ASK_S))
                 await pace.rest()

@@ -42,11 +42,15 @@ class Bell:
     Args:
         shm: The job's folder in shared memory.
         subscribers: Called as ``on_saved(rank, header)``.
+        on_held: Told of all steps that a rank's slots hold, before of a new one among them.
     """
 
-    def __init__(self, shm: Path, subscribers: Iterable[Saved]) -> None:
+    def __init__(
+        self, shm: Path, subscribers: Iterable[Saved], *, on_held: Callable[[int, list[int]], None] | None = None
+    ) -> None:
         self.shm = shm
         self._subscribers = list(subscribers)
+        self._on_held = on_held
         self._readers: dict[int, SlotReader] = {}
         self._seen: dict[int, set[SlotHeader]] = {}
         self._fifo = _open_fifo(shm / NAME)
@@ -92,6 +96,8 @@ class Bell:
                 continue
             known = self._seen.get(rank, set())
             self._seen[rank] = set(headers)
+            if self._on_held and not known.issuperset(headers):
+                self._on_held(rank, [header.completed_steps for header in headers])
             for header in headers:
                 if header not in known:
                     self._tell(rank, header)

@@ -84,7 +84,8 @@ class Custody:
         make_fifo(self.place.shm)
         self._patient.open(terms)
         self._sender = Sender(self.place, terms, self._connect)
-        self._bell = Bell(self.place.shm, [self._saved, self._patient.on_saved, self._sender.on_saved])
+        subscribers = [self._saved, self._patient.on_saved, self._sender.on_saved]
+        self._bell = Bell(self.place.shm, subscribers, on_held=self.place.saved.held)
         self._sender.start()
         self._bell.start()
 
@@ -115,6 +116,8 @@ class Custody:
         """Back up what all machines back up; returns at once."""
         terms, sender = self.terms, self._sender
         if terms and sender and terms.generation == request.generation:
+            for rank in terms.ranks:
+                self.place.saved.update(rank, apart=request.apart)
             sender.align(request)
 
     def persist(self, request: pb.PersistRequest) -> None:

@@ -62,6 +62,11 @@ class SavedStates:
                 if rank.rank in self._disk_since:
                     rank.saved.disk_age_s = now - self._disk_since[rank.rank]
 
+    def held(self, rank: int, steps: list[int]) -> None:
+        """All that a rank's own slots hold."""
+        with self._lock:
+            self._states.setdefault(rank, pb.SavedState(**NONE)).own_steps[:] = steps
+
     def change(self, rank: int, how: Callable[[pb.SavedState], None]) -> None:
         """Decide on what is known of a rank, and note it, before anything else changes; ``how`` returns at once."""
         with self._lock:

@@ -19,6 +19,7 @@ from agent.exchange.align import kept, lost, pending, pins, remember, told
 from agent.exchange.choose import choose_step, next_stride
 from agent.exchange.limiter import Limiter
 from agent.exchange.offers import Header, Offer, as_message
+from agent.exchange.own_file import on_own_file
 from agent.exchange.put import Fate, Outcome, put
 from agent.exchange.wire import Wire
 from agent.terms import Place, Terms
@@ -263,7 +264,7 @@ class Lane:
 
         with self._lock:
             if not self._closing.is_set():
-                self._on_file(rank, pin)
+                on_own_file(self._place, rank, pin)
 
     def _remember(self, rank: int) -> None:
         """After a restart of the agent: what was named, and what all ranks have, is still pinned."""
@@ -272,15 +273,7 @@ class Lane:
             self._place.saved.change(rank, partial(remember, pinned={why: reader.pinned(why) for why in Pin}))
             self._sent[rank] = self._state(rank).backup_step
 
-        self._on_file(rank, look)
-
-    def _on_file(self, rank: int, act: Callable[[SlotReader], None]) -> None:
-        try:
-            reader = SlotReader(self._place.shm / f"checkpoint-{rank}")
-        except (OSError, CorruptCheckpoint):  # nothing is saved yet, or the file is replaced
-            return
-        with contextlib.closing(reader), contextlib.suppress(OSError):
-            act(reader)
+        on_own_file(self._place, rank, look)
 
     def _state(self, rank: int) -> pb.SavedState:
         return self._place.saved.of(rank)

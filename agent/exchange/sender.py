@@ -7,6 +7,7 @@ that is slow or silent costs steps that are not backed up, and a line that says 
 
 from __future__ import annotations
 
+from agent.exchange.keeper import Keeper
 from agent.exchange.lane import ConnectTo, Lane
 from agent.exchange.limiter import Limiter
 from agent.terms import Place, Terms
@@ -27,7 +28,8 @@ class Sender:
             Lane(place, terms, machine=machine, address=address, ranks=ranks, connect=connect, limiter=limiter)
             for (machine, address), ranks in peers.items()
         ]
-        self._by_rank = {rank: lane for lane in self._lanes for rank in lane.ranks}
+        self._by_rank: dict[int, Lane] = {rank: lane for lane in self._lanes for rank in lane.ranks}
+        self._keeper = Keeper(place, [rank for rank in terms.ranks if rank not in self._by_rank])
 
     def start(self) -> None:
         """Begin."""
@@ -38,14 +40,19 @@ class Sender:
         """A rank saved something."""
         if lane := self._by_rank.get(rank):
             lane.wake()
+        else:
+            self._keeper.on_saved(rank, header)
 
     def align(self, request: pb.AlignRequest) -> None:
         """Back up the same steps as all other machines, or again on our own; returns at once."""
         for rank, lane in self._by_rank.items():
             lane.align(rank, request)
+        for rank in self._keeper.ranks:
+            self._keeper.align(rank, request)
 
     def close(self) -> None:
         """End; what is under way is broken off."""
+        self._keeper.close()
         for lane in self._lanes:
             lane.end()
         for lane in self._lanes:

@@ -1142,6 +1142,7 @@ class AlignRequest(_message.Message):
     WHOLE_FIELD_NUMBER: _builtins.int
     SETTLED_FIELD_NUMBER: _builtins.int
     NAMED_FIELD_NUMBER: _builtins.int
+    APART_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     generation: _builtins.int
     """it means nothing in any other"""
@@ -1151,6 +1152,8 @@ class AlignRequest(_message.Message):
     """every step up to this one is whole, or never will be"""
     named: _builtins.int
     """the step to back up next, and no other; 0: each machine backs up on its own"""
+    apart: _builtins.int
+    """so many steps ranks were seen apart, more than own slots hold; 0: they do not drift"""
     def __init__(
         self,
         *,
@@ -1159,10 +1162,11 @@ class AlignRequest(_message.Message):
         whole: _builtins.int = ...,
         settled: _builtins.int = ...,
         named: _builtins.int = ...,
+        apart: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "job", b"job", "named", b"named", "settled", b"settled", "whole", b"whole"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["apart", b"apart", "generation", b"generation", "job", b"job", "named", b"named", "settled", b"settled", "whole", b"whole"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1613,6 +1617,9 @@ class SavedState(_message.Message):
     DISK_KEPT_FIELD_NUMBER: _builtins.int
     DISK_SETTLED_FIELD_NUMBER: _builtins.int
     DISK_AGE_S_FIELD_NUMBER: _builtins.int
+    OWN_STEPS_FIELD_NUMBER: _builtins.int
+    APART_FIELD_NUMBER: _builtins.int
+    BACKUP_NONE_FIELD_NUMBER: _builtins.int
     own_step: _builtins.int
     own_ns: _builtins.int
     """when it was committed"""
@@ -1643,9 +1650,17 @@ class SavedState(_message.Message):
     """the newest that it was told to be settled; 0: none"""
     disk_age_s: _builtins.float
     """how old the state in disk_step was when this was said"""
+    apart: _builtins.int
+    """from an Align: so many steps ranks drift apart, more than slots hold; 0: they do not"""
+    backup_none: _builtins.bool
+    """it has no peer: backup_step is what it keeps in its own slots while machines are aligned"""
     @_builtins.property
     def disk_steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """that all ranks of this machine have on disk; none but a disk_step: an older agent"""
+
+    @_builtins.property
+    def own_steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """all that its own slots hold, when the newest was committed"""
 
     def __init__(
         self,
@@ -1668,10 +1683,13 @@ class SavedState(_message.Message):
         disk_kept: _builtins.int = ...,
         disk_settled: _builtins.int = ...,
         disk_age_s: _builtins.float = ...,
+        own_steps: _abc.Iterable[_builtins.int] | None = ...,
+        apart: _builtins.int = ...,
+        backup_none: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backup_calm", b"backup_calm", "backup_named", b"backup_named", "backup_ns", b"backup_ns", "backup_problem", b"backup_problem", "backup_step", b"backup_step", "backup_whole", b"backup_whole", "disk_age_s", b"disk_age_s", "disk_kept", b"disk_kept", "disk_ns", b"disk_ns", "disk_passed", b"disk_passed", "disk_problem", b"disk_problem", "disk_settled", b"disk_settled", "disk_step", b"disk_step", "disk_steps", b"disk_steps", "disk_wanted", b"disk_wanted", "own_ns", b"own_ns", "own_step", b"own_step", "remote_step", b"remote_step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["apart", b"apart", "backup_calm", b"backup_calm", "backup_named", b"backup_named", "backup_none", b"backup_none", "backup_ns", b"backup_ns", "backup_problem", b"backup_problem", "backup_step", b"backup_step", "backup_whole", b"backup_whole", "disk_age_s", b"disk_age_s", "disk_kept", b"disk_kept", "disk_ns", b"disk_ns", "disk_passed", b"disk_passed", "disk_problem", b"disk_problem", "disk_settled", b"disk_settled", "disk_step", b"disk_step", "disk_steps", b"disk_steps", "disk_wanted", b"disk_wanted", "own_ns", b"own_ns", "own_step", b"own_step", "own_steps", b"own_steps", "remote_step", b"remote_step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -14,13 +14,16 @@ from typing import Literal
 
 from agent.tiers.remote import REMOTE
 from agent.v1 import agent_pb2 as pb
+from everstep.decisions.drift import HELD_BACK
 
 SETTLE_S = 2.0
 """What passes sooner is not told: a peer that is launched later, a connection that is made anew (ours)."""
 NAMED = 4
 """Machines that are named; the others are counted."""
 
-BACKUP, DISK = "backup", "disk"
+MOST_SLOTS = 8
+"""``CheckpointPolicy.slots`` takes no more."""
+STEPS, BACKUP, DISK = "steps", "backup", "disk"
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 _Key = tuple[str, str]
 """What is copied where to, and from which machine."""
@@ -60,7 +63,22 @@ class ProblemEvent:
 def problems_of(one: pb.RankProgress) -> dict[str, str]:
     """Why a rank's copies of each kind fail; empty texts where they do not."""
     disk, _, remote = one.saved.disk_problem.partition(f"{REMOTE} ")  # the agent says both in one text
-    return {BACKUP: one.saved.backup_problem, DISK: disk.removesuffix("; "), REMOTE: remote}
+    return {
+        STEPS: apart_text(one.saved.apart) if one.saved.apart else "",
+        BACKUP: one.saved.backup_problem,
+        DISK: disk.removesuffix("; "),
+        REMOTE: remote,
+    }
+
+
+def apart_text(steps: int) -> str:
+    """What it means that ranks drift apart, and what helps."""
+    enough = f", or slots = {steps + HELD_BACK}" if steps + HELD_BACK <= MOST_SLOTS else ""
+    return (
+        f"ranks drift up to {steps} steps apart, and their slots have no step in common by themselves. All of them "
+        "keep named steps meanwhile, and a fault costs what came after the last one. What helps: ranks that meet more "
+        f"often{enough}"
+    )
 
 
 def copying_of(ranks: Mapping[str, Iterable[pb.RankProgress]]) -> list[Copying]:
@@ -68,6 +86,7 @@ def copying_of(ranks: Mapping[str, Iterable[pb.RankProgress]]) -> list[Copying]:
     everyone = {machine: list(found) for machine, found in ranks.items()}
     newest = max((one.generation for found in everyone.values() for one in found), default=0)
     step_of: dict[str, Callable[[pb.SavedState], int]] = {
+        STEPS: lambda saved: saved.own_step,
         BACKUP: lambda saved: saved.backup_step,
         DISK: lambda saved: saved.disk_step,
         REMOTE: lambda saved: saved.remote_step,

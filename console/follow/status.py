@@ -16,7 +16,7 @@ from console.control import Control, JobRun
 from console.follow.kept import kept
 from console.follow.last_step import last_step
 from console.follow.progress import JobProgress, RankView, merge, views_of
-from console.follow.saved import SavedReport, saved_report
+from console.follow.saved import SavedReport, saved_report, unsteady
 from everstep.errors import AgentError, ClusterError, EverstepError
 from everstep.job_state import IncidentSummary, JobState
 from everstep.machine import Machine
@@ -157,7 +157,7 @@ async def _line(control: Control, run: JobRun) -> JobLine:
         outcome=state.outcome,
         step=progress.step,
         loss=progress.loss,
-        saved=_saved(run.name, described),
+        saved=await _saved(control, state, described),
         generation=state.generation if state.launched else None,
         machines=state.spec.machines,
         ranks=state.spec.topology().world_size,
@@ -207,7 +207,7 @@ async def job_report(control: Control, job: str) -> JobReport:
         machines=[_machine(job, machine, described[machine.name]) for machine in state.machines],
         silent=list(progress.silent),
         backups=state.backups if run.running else "",
-        saved=_saved(job, described),
+        saved=await _saved(control, state, described),
         kept=await kept(control, state) if state.launched and not run.running else "",
         incident_count=state.incident_count,
         open_incident=still_open[-1] if still_open else None,
@@ -231,7 +231,7 @@ async def describe_all(control: Control, machines: list[Machine]) -> dict[str, p
 
 async def saved_of(control: Control, state: JobState) -> SavedReport | None:
     """How far the copies of a job's state are; None when nothing is saved, or no agent says so."""
-    return _saved(state.spec.name, await describe_all(control, state.machines))
+    return await _saved(control, state, await describe_all(control, state.machines))
 
 
 def _progress(job: str, described: dict[str, pb.DescribeReply | None]) -> JobProgress:
@@ -240,14 +240,22 @@ def _progress(job: str, described: dict[str, pb.DescribeReply | None]) -> JobPro
     return merge(views, time_ns=time.time_ns(), silent=silent)
 
 
-def _saved(job: str, described: dict[str, pb.DescribeReply | None]) -> SavedReport | None:
-    return saved_report(
-        {
-            name: [rank for found in reply.jobs if found.job == job for rank in found.ranks]
-            for name, reply in described.items()
-            if reply is not None
-        }
-    )
+async def _saved(
+    control: Control, state: JobState, described: dict[str, pb.DescribeReply | None]
+) -> SavedReport | None:
+    said = _said(state.spec.name, described)
+    if not unsteady(said):
+        return saved_report(said)
+    again = await describe_all(control, state.machines)
+    return saved_report(_said(state.spec.name, again), before=said)
+
+
+def _said(job: str, described: dict[str, pb.DescribeReply | None]) -> dict[str, list[pb.RankProgress]]:
+    return {
+        name: [rank for found in reply.jobs if found.job == job for rank in found.ranks]
+        for name, reply in described.items()
+        if reply is not None
+    }
 
 
 def _ranks(job: str, machine: str, reply: pb.DescribeReply | None) -> list[RankView]:

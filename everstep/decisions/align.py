@@ -8,6 +8,9 @@ its ranks reach it, sends that step and no other, and keeps the one before, in
 its own memory and at its peer, until it is told that the new one is *whole*:
 backed up by every rank. Only then the next one is named.
 
+The same is done where ranks drift apart by more steps than their slots hold (``everstep/decisions/drift.py``), for as
+long as they do.
+
 So there may be several watchers, messages may be late, lost or repeated, and
 agents and workers may be restarted: what a conclusion rests on are facts that
 stay true. A rank that adopted a name sends nothing older any more, and adopts
@@ -57,6 +60,8 @@ class Backed:
     """Named steps in a row that it backed up before the next one was due."""
     failing: bool
     """Its backups do not go through at the moment."""
+    apart: int = 0
+    """So many steps apart ranks are, as its machine was told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +74,8 @@ class Aligned:
     """Every step up to this one is whole, or never will be."""
     named: int
     """The step to back up next; ``FREE``: each for itself."""
+    apart: int = 0
+    """So many steps ranks drift apart, more than their slots hold; 0: they do not."""
 
 
 @dataclass(slots=True)
@@ -88,31 +95,32 @@ class AlignRule:
     _failing: dict[int, int] = field(default_factory=dict)
     """Rank → since when its backups fail."""
 
-    def observe(self, ranks: Sequence[Backed], now_ns: int) -> Aligned | None:
+    def observe(self, ranks: Sequence[Backed], now_ns: int, *, apart: int = 0) -> Aligned | None:
         """What to tell every machine; None: nothing, they know. Call it often.
 
         Args:
             ranks: Of one generation, as their machines showed them last.
             now_ns: Time now.
+            apart: So many steps ranks drift apart (``everstep/decisions/drift.py``); 0: no more than their slots hold.
         """
         newest = max((one.own_step for one in ranks), default=-1)
         self._pace.look(now_ns, newest)
         if len(ranks) < self.world_size or any(one.own_step < 0 for one in ranks):
             return None
-        behind, given_up = self._is_behind(ranks, now_ns), self._given_up(ranks, now_ns)
+        behind, given_up = self._is_behind(ranks, now_ns) or apart > 0, self._given_up(ranks, now_ns)
         adopted = max(one.named for one in ranks)
         before, self._whole = self._whole, self._conclude(ranks, adopted, given_up)
         if self._whole > before:
             self._lead_s = max(EASE * self._lead_s, LEAD_S)
         calm = all(one.calm >= CALM for one in ranks if one.named != FREE and one.rank not in given_up)
         if adopted > self._whole and not _missed(ranks, adopted):
-            found = Aligned(self._whole, adopted - 1, adopted)
+            found = Aligned(self._whole, adopted - 1, adopted, apart)
         elif behind or (adopted and not calm):
             if (named := self._next(ranks, newest, adopted)) is None:
                 return None
-            found = Aligned(self._whole, adopted, named)
+            found = Aligned(self._whole, adopted, named, apart)
         else:
-            found = Aligned(0, adopted, FREE)
+            found = Aligned(0, adopted, FREE, apart)
         return None if all(_knows(one, found) for one in ranks) else found
 
     def _conclude(self, ranks: Sequence[Backed], adopted: int, given_up: set[int]) -> int:
@@ -166,4 +174,4 @@ def _missed(ranks: Sequence[Backed], step: int) -> bool:
 
 
 def _knows(one: Backed, aligned: Aligned) -> bool:
-    return one.named == aligned.named and one.whole >= aligned.whole
+    return one.named == aligned.named and one.whole >= aligned.whole and one.apart == aligned.apart

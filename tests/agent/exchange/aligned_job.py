@@ -18,6 +18,7 @@ from agent.exchange.choose import choose_step, next_stride
 from agent.saved import NONE
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.align import FREE, AlignRule, Backed
+from everstep.decisions.drift import DriftRule, Standing
 from everstep.slot_format import Pin
 
 UNIT_NS = 10**8
@@ -68,6 +69,7 @@ class Machine:
         self.own.pins = dict(pins(self.state, self.sending, self.state.backup_step))
 
     def align(self, request: pb.AlignRequest) -> None:
+        self.state.apart = request.apart
         told(self.state, request)
         self.spare()
 
@@ -124,18 +126,30 @@ class Job:
     Args:
         takes: For each machine, how many units a backup takes; asked before each.
         pace: Units of a step.
+        slower: For each machine, units that each of its steps takes beyond that; the ranks meet every ``meets`` steps.
+        meets: After so many steps the fast ranks wait for the slow ones.
         watchers: Worker processes that live, each with a watcher.
         seed: Of delays, losses and skews.
     """
 
     def __init__(
-        self, takes: Sequence[Callable[[], int]], *, pace: int, watchers: int = 1, slots: int = 4, seed: int = 0
+        self,
+        takes: Sequence[Callable[[], int]],
+        *,
+        pace: int,
+        slower: Sequence[int] = (),
+        meets: int = 1,
+        watchers: int = 1,
+        slots: int = 4,
+        seed: int = 0,
     ) -> None:
         self.random = random.Random(seed)
-        self.pace = pace
+        self.paces = [pace + more for more in slower] or [pace] * len(takes)
+        self.meets, self.slots = meets, slots
         self.now = 0
         self.machines = [
-            Machine(rank, take, slots=slots, skew=self.random.randrange(pace)) for rank, take in enumerate(takes)
+            Machine(rank, take, slots=slots, skew=self.random.randrange(min(self.paces)))
+            for rank, take in enumerate(takes)
         ]
         self.delay, self.loss = 5, 0.0
         """Most units that a message takes, and the part of them that never arrives."""
@@ -148,9 +162,14 @@ class Job:
         self._due: list[tuple[int, int, Callable[[], None]]] = []
         self._order = itertools.count()
 
-    def watcher(self) -> tuple[AlignRule, dict[int, Backed]]:
+    def watcher(self) -> tuple[AlignRule, DriftRule, dict[int, Backed], dict[int, Standing]]:
         """A new one, which knows nothing yet."""
-        return AlignRule(len(self.machines)), {}
+        return AlignRule(len(self.machines)), DriftRule(self.slots), {}, {}
+
+    def completed(self, machine: Machine) -> int:
+        """Steps that a rank has completed."""
+        cycle, within = divmod(self.now - machine.skew, self.meets * max(self.paces))
+        return cycle * self.meets + min(within // self.paces[machine.rank], self.meets)
 
     def run(self, units: int) -> None:
         """Let time go by, and look at every moment whether any machine may be lost."""
@@ -159,8 +178,8 @@ class Job:
             while self._due and self._due[0][0] <= self.now:
                 heapq.heappop(self._due)[2]()
             for machine in self.machines:
-                step, phase = divmod(self.now - machine.skew, self.pace)
-                if phase == 0 and step > 0:
+                step = self.completed(machine)
+                if step > 0 and step == machine.own.coming:
                     machine.saved()
                     machine.own.begin(step + 1)
                 machine.work(self.now)
@@ -189,7 +208,7 @@ class Job:
         return own or (peer is not gone and step in machine.backup.held)
 
     def _show(self) -> None:
-        for machine, (_, shown) in itertools.product(self.machines, self.watchers):
+        for machine, (_, _, shown, standing) in itertools.product(self.machines, self.watchers):
             state = machine.state
             backed = Backed(
                 rank=machine.rank,
@@ -199,22 +218,27 @@ class Job:
                 whole=state.backup_whole,
                 calm=state.backup_calm,
                 failing=False,
+                apart=state.apart,
             )
+            heard = (self.now + TICK) * UNIT_NS
+            stands = Standing(machine.rank, state.own_step, self.completed(machine), heard)
             # What a stream shows comes late, but in order.
             self._later(TICK, partial(shown.__setitem__, backed.rank, backed))
+            self._later(TICK, partial(standing.__setitem__, backed.rank, stands))
 
     def _watch(self) -> None:
-        for number, (rule, shown) in enumerate(self.watchers):
+        for number, (rule, drift, shown, standing) in enumerate(self.watchers):
             if self.now % TICK != number % TICK or self.now < self.silent_until:
                 continue
-            found = rule.observe(list(shown.values()), self.now * UNIT_NS)
+            apart = drift.observe(standing.values(), self.now * UNIT_NS)
+            found = rule.observe(list(shown.values()), self.now * UNIT_NS, apart=apart)
             if found is None:
                 continue
             if found.named == FREE:
                 self.whole, self.freed = 0, max(self.freed, found.settled)
             elif found.whole > self.freed:
                 self.whole = max(self.whole, found.whole)
-            request = pb.AlignRequest(whole=found.whole, settled=found.settled, named=found.named)
+            request = pb.AlignRequest(whole=found.whole, settled=found.settled, named=found.named, apart=found.apart)
             for machine in self.machines:
                 for _ in range(1 + (self.random.random() < self.loss)):  # some come twice
                     if self.random.random() >= self.loss:

@@ -173,3 +173,47 @@ def test_names_lie_further_ahead_where_messages_take_long(delay: int) -> None:
         job.run(600)
     assert first > 100
     assert job.whole > first + 200
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    slow=SLOWNESS,
+    slower=st.lists(st.integers(0, 6), min_size=4, max_size=4),
+    pace=st.integers(1, 8),
+    meets=st.sampled_from([1, 5, 25, 60]),
+    watchers=st.integers(1, 2),
+    loss=st.sampled_from([0.0, 0.2]),
+    seed=st.integers(0, 2**32),
+)
+def test_the_law_holds_where_ranks_drift_apart(
+    slow: list[int], slower: list[int], pace: int, meets: int, watchers: int, loss: float, seed: int
+) -> None:
+    chance = random.Random(seed)
+    takes = [partial(chance.randint, 1 + most // 2, 1 + most) for most in slow]
+    job = Job(takes, pace=pace, slower=slower[: len(slow)], meets=meets, watchers=watchers, seed=seed)
+    job.loss = loss
+    for _ in range(6):
+        job.run(chance.randint(1, 300))
+        if chance.random() < 0.5:
+            chance.choice(job.machines).restart()
+        else:
+            job.watchers[0] = job.watcher()
+
+
+def test_ranks_that_drift_apart_keep_a_step_that_all_of_them_have() -> None:
+    """They meet every 25 steps, and one takes half as long as the others: backups keep up, and no step is common."""
+    takes = [lambda: 1, lambda: 1, lambda: 1]
+    job = Job(takes, pace=2, slower=[0, 2, 2], meets=25)
+    job.run(400)
+    first = job.whole
+    job.run(600)
+    assert 0 < first < job.whole
+    assert all(machine.state.apart > 2 for machine in job.machines)
+
+    alone = Job(takes, pace=2, slower=[0, 2, 2], meets=25, watchers=0)
+    empty = 0
+    for _ in range(400):
+        alone.run(1)
+        held = [set(machine.own.held) for machine in alone.machines]
+        empty += alone.now > 50 and not set.intersection(*held)
+    assert empty > 100, "without names own memory alone has no common step for much of the time"

@@ -94,6 +94,7 @@ def test_disk_and_remote_storage_are_told_apart_in_what_an_agent_says() -> None:
 
     both = "/x is full; remote storage s3://b fails: no; it is tried again in 2 s"
     assert problems_of(rank(0, 1, disk_problem=both)) == {
+        "steps": "",
         "backup": "",
         "disk": "/x is full",
         "remote storage": "s3://b fails: no; it is tried again in 2 s",
@@ -105,7 +106,17 @@ def test_disk_and_remote_storage_are_told_apart_in_what_an_agent_says() -> None:
         }
     )
     assert seen == [
+        Copying("steps", "m0", 0, ""),
         Copying("backup", "m0", 8, ""),
         Copying("disk", "m0", 4, "/x is full"),
         Copying("remote storage", "m0", 0, "s3://b fails: no; it is tried again in 2 s"),
     ]
+
+
+def test_ranks_that_drift_apart_are_told_with_what_helps() -> None:
+    def said(steps: int) -> str:
+        return problems_of(pb.RankProgress(saved=pb.SavedState(apart=steps)))["steps"]
+
+    assert said(12).startswith("ranks drift up to 12 steps apart, and their slots have no step in common by themselves")
+    assert "slots =" not in said(12), "a file has no more than 8"
+    assert said(5).endswith("ranks that meet more often, or slots = 7")

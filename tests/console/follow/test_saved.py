@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agent.v1 import agent_pb2 as pb
-from console.follow.saved import saved_lines, saved_report, saved_short
+from console.follow.saved import saved_lines, saved_report, saved_short, unsteady
 
 
 def rank(number: int, generation: int = 2, **saved: object) -> pb.RankProgress:
@@ -88,3 +88,42 @@ def test_nothing_saved_is_nothing_to_say() -> None:
     assert saved_report({}) is None
     assert saved_report({"m0": [rank(0)]}) is None
     assert saved_short(None) == "-"
+
+
+def drifting(apart: int = 0) -> dict[str, list[pb.RankProgress]]:
+    return {
+        "m0": [rank(0, own_step=25, own_steps=[22, 23, 24, 25], backup_step=25, apart=apart)],
+        "m1": [rank(1, own_step=13, own_steps=[10, 11, 12, 13], backup_step=13, apart=apart)],
+    }
+
+
+def test_what_counts_is_a_step_that_all_ranks_hold_at_once() -> None:
+    again = drifting(apart=12)
+    again["m1"] = [rank(1, own_step=14, own_steps=[11, 12, 13, 14], backup_step=14, apart=12)]
+    assert unsteady(drifting())
+    report = saved_report(again, before=drifting())
+
+    assert report is not None
+    assert (report.own_step, report.own_newest, report.apart) == (None, 14, 12)
+    assert saved_short(report) == "-/14/-"
+    (_, said), (_, problem) = saved_lines(report)[:2]
+    assert said.startswith("no step of all ranks (the slowest rank is at 14) in own memory; ")
+    assert problem.startswith("ranks drift up to 12 steps apart")
+
+    aligned = drifting()
+    for found in aligned.values():
+        found[0].saved.own_steps.append(8)
+    assert not unsteady(aligned)
+    kept = saved_report(aligned)
+    assert kept is not None and (kept.own_step, kept.own_newest) == (8, 13)
+
+
+def test_agents_that_answer_at_different_moments_do_not_make_a_drift() -> None:
+    """m1 was asked a little earlier; when it is asked again it is where m0 was."""
+    again = {
+        "m0": [rank(0, own_step=29, own_steps=[26, 27, 28, 29])],
+        "m1": [rank(1, own_step=28, own_steps=[25, 26, 27, 28])],
+    }
+    report = saved_report(again, before=drifting())
+
+    assert report is not None and report.own_step == 28

@@ -1,0 +1,100 @@
+"""Ranks that meet every 25 steps only, one of them three times as fast: a step that all of them can restore remains."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from console.drill import DrillCluster
+from console.follow.saved import SavedReport, saved_lines
+from console.follow.status import saved_of
+from everstep.checkpoint_policy import CheckpointPolicy
+from everstep.incident import IncidentReport
+from everstep.job import JobSpec
+from everstep.job_state import incident_workflow_id
+
+pytestmark = [pytest.mark.drill, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
+
+SCRIPT = """
+import os, pathlib, signal, sys, time
+import everstep
+
+class Count:
+    value = 0
+    def state_dict(self): return {"value": self.value}
+    def load_state_dict(self, state): self.value = state["value"]
+
+run, count, folder = everstep.join(), Count(), pathlib.Path(sys.argv[1])
+generation = os.environ["EVERSTEP_GENERATION"]
+
+def at(rank, step):
+    return folder / f"at-{generation}-{rank}-{step}"
+
+for step in run.steps(1_000_000, run.checkpoint(count=count)):
+    if count.value != step:
+        raise SystemExit(f"{count.value} steps were restored, and this is step {step}")
+    time.sleep((0.05, 0.15)[run.rank])
+    if step % 25 == 0:
+        at(run.rank, step).touch()
+        while not at(1 - run.rank, step).exists():
+            time.sleep(0.01)
+    # Here the other rank waits at the next meeting already, and has thrown away what this one holds.
+    if run.rank == 1 and generation == "1" and step % 25 == 12 and (folder / "die").exists():
+        os.kill(os.getpid(), signal.SIGKILL)
+    count.value += 1
+    run.report(step, loss=1.0)
+"""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster() -> AsyncIterator[DrillCluster]:
+    opened = DrillCluster(machines=2, standbys=0, workers=1)
+    async with opened:
+        yield opened
+    assert opened.leaked == []
+
+
+async def saved(cluster: DrillCluster, job: str) -> SavedReport | None:
+    return await saved_of(cluster.control, await cluster.control.state(job))
+
+
+@pytest.mark.parametrize("backup", [True, False], ids=["backed-up", "own-memory-only"])
+async def test_it_is_told_and_a_fault_in_the_middle_costs_some_steps_and_not_all(
+    cluster: DrillCluster, tmp_path: Path, backup: bool
+) -> None:
+    job = cluster.next_name("drifts")
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    spec = JobSpec(
+        name=job,
+        script=str(script),
+        args=[str(tmp_path)],
+        machines=2,
+        checkpoint=CheckpointPolicy(backup=backup),
+    )
+    await cluster.control.start_job(spec, cluster.machines[:2])
+    while True:  # the test's time-out bounds it
+        report = await saved(cluster, job)
+        # So far behind the slowest rank that it must be a step which machines keep together.
+        if report and report.apart and report.own_step and report.own_step < (report.own_newest or 0) - 4:
+            break
+        await asyncio.sleep(0.2)
+    assert any(line.startswith("ranks drift up to") for what, line in saved_lines(report) if what == "problem")
+    (tmp_path / "die").touch()
+
+    handle = cluster.control.client.get_workflow_handle(incident_workflow_id(job, 1), result_type=IncidentReport)
+    while True:
+        state = await cluster.control.state(job)
+        if state.incidents:
+            break
+        await asyncio.sleep(0.1)
+    result: IncidentReport = await handle.result()
+
+    assert result.recovered
+    assert result.resume_step >= report.own_step, "what status called saved, or a later one"
+    await cluster.control.stop(job)
+    await cluster.control.result(job)
