@@ -88,8 +88,8 @@ class Work:
         each = int(megabytes * 1e6) // (3 * PARAMETERS * 4)
         shape = (each // 64, 64)
         self.model = nn.ParameterList(nn.Parameter(torch.randn(shape, device=device)) for _ in range(PARAMETERS))
-        for one in self.model:
-            one.grad = torch.full_like(one, 1e-3)
+        self._gradients = [torch.full_like(one, 1e-3) for one in self.model]
+        self._differentiate()
         self.optimizer = Timed(self.model.parameters(), lr=1e-6, fused=True)
         self.calls = calls
         self.bytes = 3 * sum(one.numel() * 4 for one in self.model)
@@ -102,12 +102,18 @@ class Work:
         """What stands for forward and backward; returns when it is done."""
         for _ in range(self.calls):
             torch.mm(self._left, self._right, out=self._result)
+        self._differentiate()
         self.finish()
 
     def update(self) -> None:
         """The optimizer's step, done when it returns."""
         self.optimizer.step()
         self.finish()
+
+    def _differentiate(self) -> None:
+        """Gradients in place of those of the step before: other tensors, as a backward pass makes them."""
+        for one, gradient in zip(self.model, self._gradients, strict=True):
+            one.grad = gradient.data
 
     def finish(self) -> None:
         """Wait for the device: what is measured is then neither hidden in nor blamed on what it still has to do."""
