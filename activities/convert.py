@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from agent.v1 import agent_pb2 as pb
 from everstep import environment
 from everstep.decisions.watch import Seen
+from everstep.import_variables import read_at_import
 from everstep.incident import RankExit
 from everstep.job import JobSpec
 from everstep.machine import Machine
@@ -115,10 +116,6 @@ def backup_peers(spec: JobSpec, machines: Sequence[Machine], placement: Placemen
     return found
 
 
-READ_AT_IMPORT = ("PYTHON", "LD_", "GLIBC_", "MALLOC_", "ATEN_", "MKL_", "TORCH_LOGS", "TORCH_DEVICE_BACKEND")
-"""Beginnings of the variables that an interpreter or torch reads only once, when it starts."""
-
-
 def import_environment(spec: JobSpec) -> dict[str, str]:
     """What the fork server itself must have been started with; all else is given to each rank at its fork."""
-    return {name: value for name, value in spec.env.items() if name.startswith(READ_AT_IMPORT)}
+    return {name: value for name, value in spec.env.items() if read_at_import(name)}

@@ -51,7 +51,7 @@ import types
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 Message = dict[str, Any]
 
@@ -89,15 +89,41 @@ PEER = struct.Struct("3i")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def preload() -> None:
+class _Noted(type(os.environ)):  # type: ignore[misc]
+    """Notes which variables are asked for by name."""
+
+    names: ClassVar[set[str]] = set()
+
+    def __getitem__(self, key: str) -> str:
+        self.names.add(key)
+        value: str = super().__getitem__(key)
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What the imports of the server leave for its ranks."""
+
+    read: dict[str, str | None]
+    """Variables that were read meanwhile and what they were: another value in a rank comes too late."""
+    files: frozenset[int]
+    """Descriptors that were opened meanwhile, such as torch's logs; a rank keeps them."""
+
+
+def preload() -> Imported:
     """Import what a training script will import; a rank then pays milliseconds instead of seconds.
 
     Nothing here may start a thread, run a parallel operation or touch CUDA: a
     child would hang in OpenMP or be refused CUDA. Hence no optimizer step, no
     ``torch.cuda.is_available()``.
     """
-    for name in PRELOADED:
-        importlib.import_module(name)
+    before, kind, files = dict(os.environ), type(os.environ), _descriptors()
+    os.environ.__class__ = _Noted
+    try:
+        for name in PRELOADED:
+            importlib.import_module(name)
+    finally:
+        os.environ.__class__ = kind
     for name in PRELOADED_IF_THERE:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
@@ -108,6 +134,7 @@ def preload() -> None:
         raise RuntimeError(f"the fork server has {threads} threads after its imports; forking would not be safe")
     gc.collect()
     gc.freeze()
+    return Imported({name: before.get(name) for name in _Noted.names}, frozenset(_descriptors() - files))
 
 
 def _load_rank_process() -> types.ModuleType:
@@ -198,7 +225,8 @@ class Refused(Exception):
 class ForkServer:
     """The single-threaded loop: requests in, forks, exits out."""
 
-    def __init__(self, listener: socket.socket, path: Path, label: str) -> None:
+    def __init__(self, listener: socket.socket, path: Path, label: str, imported: Imported) -> None:
+        self.imported = imported
         self.listener = listener
         self.path = path
         self.label = label
@@ -390,7 +418,7 @@ class ForkServer:
         pid = _fork()
         if pid == 0:
             self._become_child()
-            rank_process.run_rank(server, rank, generation, row, request, code=code)
+            rank_process.run_rank(server, rank, generation, row, request, code=code, read=self.imported.read)
         return Child(pid, generation, rank, forked_ns, start_ticks(pid), report=row["report"])
 
     def _fork_store(self, request: Message) -> Message:
@@ -414,7 +442,7 @@ class ForkServer:
         self.listener.detach()
         for connection in self.connections.values():
             connection.socket.detach()
-        for number in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
+        for number in _descriptors() - self.imported.files:
             if number > 2 and number != keep:
                 with contextlib.suppress(OSError):
                     os.close(number)
@@ -554,6 +582,15 @@ def user_of(connection: socket.socket) -> int:
     return int(uid)
 
 
+def _descriptors() -> set[int]:
+    found = set()
+    for number in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
+        with contextlib.suppress(OSError):  # the one through which they were listed
+            os.fstat(number)
+            found.add(number)
+    return found
+
+
 def start_ticks(pid: int) -> int:
     """Start time of a process in clock ticks since boot: with the pid it names a process for good."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
@@ -586,9 +623,9 @@ def main() -> NoReturn:
         os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
         if options.everstep and importlib.util.find_spec("everstep") is None:
             sys.path.append(options.everstep)
-        preload()
+        imported = preload()
         listener = socket.socket(fileno=options.socket_fd)
-        ForkServer(listener, options.socket_path, options.label).run()
+        ForkServer(listener, options.socket_path, options.label, imported).run()
         code = 0
     except BaseException as error:
         sys.excepthook(type(error), error, error.__traceback__)

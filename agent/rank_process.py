@@ -22,6 +22,7 @@ import sys
 import threading
 import time
 import types
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -30,16 +31,26 @@ Message = dict[str, Any]
 PR_SET_PDEATHSIG = 1
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG}
 """What a disk says that takes nothing more."""
+_OWN = {"TORCH_CUDA_SANITIZER"}
+"""Variables that torch reads at import and ``_fit_torch`` takes over."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def run_rank(
-    server: int, rank: int, generation: int, row: Message, request: Message, *, code: types.CodeType | None = None
+    server: int,
+    rank: int,
+    generation: int,
+    row: Message,
+    request: Message,
+    *,
+    code: types.CodeType | None = None,
+    read: Mapping[str, str | None],
 ) -> NoReturn:
     """Become one rank: torchrun's environment, a session of its own, then the user's script.
 
-    ``code`` is the script, compiled; None: this rank compiles it, and says what is wrong with it.
+    ``code`` is the script, compiled; None: this rank compiles it, and says what is wrong with it. ``read`` are the
+    variables that the server's imports read.
     """
     status = 1
     report = None
@@ -60,6 +71,7 @@ def run_rank(
         os.chdir(request["cwd"])
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         print(generation_marker(rank, generation), f"pid {os.getpid()}, {stamp}", file=sys.stderr)
+        _tell_of_ignored(read)
         _fit_torch()
         _watch_optimizer(rank, report)
         _fit_path(request["script"])
@@ -168,6 +180,17 @@ def _open_report(path: str) -> Any:
     return report
 
 
+def _tell_of_ignored(read: Mapping[str, str | None]) -> None:
+    """Say which variables of this rank come too late: its fork server imported torch without them."""
+    late = sorted(name for name, value in read.items() if os.environ.get(name) != value and name not in _OWN)
+    if late:
+        print(
+            f"everstep: {', '.join(late)}: torch was imported before this rank was forked, and reads this only then. "
+            "Set it in the environment of the agents",
+            file=sys.stderr,
+        )
+
+
 def _fit_torch() -> None:
     """What torch and numpy read at import or share with the server, taken from this rank's own environment."""
     import numpy.random
@@ -179,6 +202,10 @@ def _fit_torch() -> None:
     torch.distributed.set_debug_level_from_env()  # type: ignore[attr-defined]
     if os.environ.get("TORCH_LOGS"):
         torch._logging._internal._init_logs()
+    if "TORCH_CUDA_SANITIZER" in os.environ:
+        from torch.cuda._sanitizer import enable_cuda_sanitizer
+
+        enable_cuda_sanitizer()  # type: ignore[no-untyped-call]
     # Unlike Python's own generator these do not notice a fork: all ranks would draw the same numbers.
     torch.default_generator.seed()
     numpy.random.seed()
