@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -38,6 +39,7 @@ from activities.ledger.tables import (
     LedgerTable,
     MachineEvents,
 )
+from everstep import private
 from everstep.decisions.ettr import Ettr, Interval, Kind, ettr
 from everstep.errors import LedgerError
 from everstep.incident import Anomaly, Evidence, IncidentReport
@@ -78,9 +80,10 @@ class Ledger:
             if not create:
                 raise LedgerError(f"there is no ledger at {where.file}: run a job first, or name another with --ledger")
             try:
-                where.file.parent.mkdir(parents=True, exist_ok=True)
+                where.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                os.close(private.open_file(where.file, os.O_RDWR | os.O_CREAT))  # what SQLite puts beside it is like it
             except OSError as error:
-                raise LedgerError(f"the folder of the ledger {where.file} cannot be made: {error}") from error
+                raise LedgerError(f"the ledger {where.file} cannot be made: {error}") from error
         engine = connect(where)
         try:
             migrate(engine, where)

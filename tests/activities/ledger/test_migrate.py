@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sqlite3
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -230,3 +231,16 @@ def test_a_folder_that_cannot_be_made_is_explained(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(LedgerError, match="cannot be made"):
         Ledger.open(f"sqlite:///{tmp_path}/file/ledger.db")
+
+
+def test_a_sqlite_ledger_is_its_users_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        with Ledger.open(f"sqlite:///{tmp_path / 'new' / 'l.db'}") as ledger:
+            assert ledger.jobs() == []
+            found = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "new").iterdir()}
+    finally:
+        os.umask(before)
+    assert found["l.db"] == 0o600
+    assert set(found.values()) == {0o600}
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
