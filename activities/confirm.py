@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
+from activities.clocks import fit_milestones
 from activities.convert import code_of
 from activities.heartbeat import now_ns
 from activities.messages import ConfirmInput
@@ -49,6 +50,7 @@ async def confirm_steps(agents: AgentPool, given: ConfirmInput) -> Confirmation:
                     # It answered the launch; one that knows of an older generation only has lost it since.
                     if reply.generation < generation:
                         emptied.add(machine.name)
+                    fit_milestones(reply, heard_ns=now_ns())
                     for rank in states_of(reply.ranks, generation):
                         shown[rank.rank] = rank
                         if rank.code == 0:

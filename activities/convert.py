@@ -14,8 +14,11 @@ from everstep.machine import Machine
 from everstep.placement import Placement
 
 
-def seen_of(observation: pb.Observation, heard_ns: int) -> Seen:
-    """A rank's end as a watcher judges it, which heard of it at ``heard_ns`` of its own clock."""
+def seen_of(observation: pb.Observation, heard_ns: int, *, shift_ns: int = 0) -> Seen:
+    """A rank's end as a watcher judges it, which heard of it at ``heard_ns`` of its own clock.
+
+    ``shift_ns`` is added to the machine's time, for it to be the watcher's.
+    """
     exited = observation.rank_exited
     end = RankExit(
         rank=exited.rank,
@@ -23,7 +26,7 @@ def seen_of(observation: pb.Observation, heard_ns: int) -> Seen:
         pid=exited.pid,
         code=code_of(exited.exit),
         signal=signal_of(exited.exit),
-        time_ns=exited.exit.time_ns or observation.time_ns,
+        time_ns=(exited.exit.time_ns or observation.time_ns) + shift_ns,
         completed_steps=exited.completed_steps,
         exception=exited.exception,
     )

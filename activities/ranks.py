@@ -13,6 +13,7 @@ from typing import Protocol
 from temporalio import activity
 
 from activities import messages
+from activities.clocks import fit_stop
 from activities.confirm import confirm_steps
 from activities.convert import backup_peers, checkpoint_options, rank_launches, shared_environment
 from activities.evidence import evidence_of, homes_of
@@ -69,7 +70,10 @@ class RankActivities:
         )
 
         async def one(machine: Machine, client: AgentClient) -> pb.StopReply:
-            return await client.stop(request, timeout_s=given.grace_s + 20)
+            asked_ns = now_ns()
+            reply = await client.stop(request, timeout_s=given.grace_s + 20)
+            fit_stop(reply, asked_ns=asked_ns, heard_ns=now_ns())
+            return reply
 
         dying: dict[str, str] = {}
         async with heartbeating() as say:

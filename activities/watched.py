@@ -15,6 +15,7 @@ from activities.convert import seen_of
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.align import FREE as EACH_ALONE
 from everstep.decisions.align import Aligned, AlignRule, Backed
+from everstep.decisions.clocks import stream_shift_ns
 from everstep.decisions.confirm import FREE, has_stepped
 from everstep.decisions.disks import Agreed, Stored, agree, newest_of_all
 from everstep.decisions.drift import DriftRule, Standing
@@ -46,6 +47,16 @@ class Shown:
     rank: pb.RankProgress
     stored: Stored
     """What it has on disk; one object for all ranks of a machine that have the same."""
+
+    def ago_ns(self, age_s: float, at_ns: int) -> int:
+        """When something was, by the clock of the watcher.
+
+        Args:
+            age_s: How long ago that is, as the agent says; 0: it does not.
+            at_ns: When it was, by the machine's clock; 0: never.
+        """
+        told_ns = round(age_s * 1e9) or max(self.now_ns - at_ns, 0)
+        return self.heard_ns - told_ns if at_ns else 0
 
     @property
     def steps(self) -> int:
@@ -100,6 +111,10 @@ class Watched:
     """(Generation, rank) → steps when it was seen to step first, while others did not."""
     _stepping: set[int] = field(default_factory=set)
     """Generations of which every rank has completed a step."""
+    _stepped: dict[tuple[int, int], int] = field(default_factory=dict)
+    """(Generation, rank) → when it was first seen to have completed a step."""
+    _shift: dict[str, int] = field(default_factory=dict)
+    """Machine → what makes its times the watcher's."""
     _stall: dict[int, StallRule] = field(default_factory=dict)
     _persist: dict[int, PersistRule] = field(default_factory=dict)
     _align: dict[int, AlignRule] = field(default_factory=dict)
@@ -109,7 +124,9 @@ class Watched:
         """A rank ended."""
         generation, rank = observation.generation, observation.rank_exited.rank
         known = self._ends.setdefault(generation, {}).get(rank)
-        self._ends[generation][rank] = seen_of(observation, known.heard_ns if known else now_ns)
+        self._ends[generation][rank] = seen_of(
+            observation, known.heard_ns if known else now_ns, shift_ns=self._shift.get(machine, 0)
+        )
         self.newest.setdefault(machine, {})[generation] = observation.sequence
         self.woken.set()
 
@@ -120,6 +137,7 @@ class Watched:
     def showed(self, machine: str, reply: pb.ProgressReply, now_ns: int) -> None:
         """A machine showed where its ranks stand."""
         self._heard[machine] = now_ns
+        self._shift[machine] = stream_shift_ns(reply.time_ns, now_ns)
         if reply.generation:
             self._launched[machine] = reply.generation
             self._emptied.pop(machine, None)
@@ -300,14 +318,23 @@ class Watched:
                 generation=generation,
                 completed_steps=one.rank.completed_steps,
                 own_step=self._own_step(one.rank),
-                own_ns=one.rank.saved.own_ns,
-                first_step_ns=one.rank.milestones.first_step,
-                now_ns=one.now_ns,
+                own_ns=one.ago_ns(one.rank.saved.own_age_s, one.rank.saved.own_ns),
+                first_step_ns=self._first_step_ns(one),
+                now_ns=one.heard_ns,
             )
             for one in self._of(generation)
             if one.rank.alive and one.rank.HasField("saved")
         ]
         return judge_saves(ranks, job=self.spec.name, generation=generation, policy=self.spec.checkpoint)
+
+    def _first_step_ns(self, shown: Shown) -> int:
+        """When a process completed its first step, by the watcher's clock: before it was seen to have, whatever the
+        machine's clock says; 0: not yet."""
+        rank = shown.rank
+        if not rank.milestones.first_step:
+            return 0
+        seen_ns = self._stepped.setdefault((rank.generation, rank.rank), shown.heard_ns)
+        return min(seen_ns, shown.ago_ns(0.0, rank.milestones.first_step))
 
     def _own_step(self, rank: pb.RankProgress) -> int:
         """Newest own save; where a rank that saved in an earlier generation has none yet, the step it began with."""

@@ -202,7 +202,7 @@ class Watcher:
 
     def _take(self, job: Watched, machine: Machine, observation: pb.Observation) -> None:
         if observation.HasField("rank_exited"):
-            job.ended(machine.name, observation, time.time_ns())
+            job.ended(machine.name, observation, steady_ns())
             rank, generation = observation.rank_exited.rank, observation.generation
             known = job.ends(generation)
             say = log.info if known <= ENDS_TOLD else log.debug  # thousands of lines hold the loop for seconds

@@ -23,6 +23,8 @@ class SavedStates:
         self._states: dict[int, pb.SavedState] = {}
         self._disk_since: dict[int, float] = {}
         """Rank → when the state in ``disk_step`` was saved, on the clock that is never set."""
+        self._own_since: dict[int, float] = {}
+        """The same of ``own_step``."""
 
     def update(self, rank: int, **fields: Any) -> None:
         """Set fields of ``pb.SavedState``, e.g. ``update(3, disk_step=120, disk_ns=now, disk_problem="")``."""
@@ -40,6 +42,7 @@ class SavedStates:
             state = self._states.setdefault(rank, pb.SavedState(**NONE))
             if saved_ns >= state.own_ns or step > state.own_step:
                 state.own_step, state.own_ns = step, saved_ns
+                self._own_since[rank] = time.monotonic() - max(time.time_ns() - saved_ns, 0) / 1e9
 
     def on_disk(self, rank: int, step: int, saved_ns: int, age_s: float) -> None:
         """A rank's state is on disk.
@@ -61,6 +64,8 @@ class SavedStates:
             for rank in ranks:
                 if rank.rank in self._disk_since:
                     rank.saved.disk_age_s = now - self._disk_since[rank.rank]
+                if rank.rank in self._own_since:
+                    rank.saved.own_age_s = now - self._own_since[rank.rank]
 
     def held(self, rank: int, steps: list[int]) -> None:
         """All that a rank's own slots hold."""
@@ -85,3 +90,4 @@ class SavedStates:
         with self._lock:
             self._states.clear()
             self._disk_since.clear()
+            self._own_since.clear()

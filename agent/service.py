@@ -224,7 +224,9 @@ class AgentService(CheckpointsService):
                 ranks=evidence, checkpoints=checkpoints, unknown=unknown, disk_asked=runner.custody.disk_asked
             )
 
-        return await self.command("Stop", request, pb.StopReply, context, carry_out)
+        reply = await self.command("Stop", request, pb.StopReply, context, carry_out)
+        reply.now_ns = time.time_ns()  # not when it was carried out first
+        return reply
 
     async def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.ReleaseReply:  # noqa: N802
         """End the job on this machine."""

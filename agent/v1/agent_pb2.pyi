@@ -630,10 +630,13 @@ class StopReply(_message.Message):
     CHECKPOINTS_FIELD_NUMBER: _builtins.int
     UNKNOWN_FIELD_NUMBER: _builtins.int
     DISK_ASKED_FIELD_NUMBER: _builtins.int
+    NOW_NS_FIELD_NUMBER: _builtins.int
     unknown: _builtins.bool
     """the job was not known here: the machine, or its agent's memory, is new"""
     disk_asked: _builtins.int
     """newest step that a Persist asked for since the launch, 0: none; unset: the agent cannot say"""
+    now_ns: _builtins.int
+    """when it was answered, a repeated one too; 0: an older agent"""
     @_builtins.property
     def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankEvidence]:
         """of the newest generation <= the given one"""
@@ -647,10 +650,11 @@ class StopReply(_message.Message):
         checkpoints: _abc.Iterable[Global___HeldCheckpoint] | None = ...,
         unknown: _builtins.bool = ...,
         disk_asked: _builtins.int | None = ...,
+        now_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_disk_asked", b"_disk_asked", "disk_asked", b"disk_asked"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_disk_asked", b"_disk_asked", "checkpoints", b"checkpoints", "disk_asked", b"disk_asked", "ranks", b"ranks", "unknown", b"unknown"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_disk_asked", b"_disk_asked", "checkpoints", b"checkpoints", "disk_asked", b"disk_asked", "now_ns", b"now_ns", "ranks", b"ranks", "unknown", b"unknown"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__disk_asked: _TypeAlias = _typing.Literal["disk_asked"]  # noqa: Y015
     _WhichOneofArgType__disk_asked: _TypeAlias = _typing.Literal["_disk_asked", b"_disk_asked"]  # noqa: Y015
@@ -1620,6 +1624,7 @@ class SavedState(_message.Message):
     OWN_STEPS_FIELD_NUMBER: _builtins.int
     APART_FIELD_NUMBER: _builtins.int
     BACKUP_NONE_FIELD_NUMBER: _builtins.int
+    OWN_AGE_S_FIELD_NUMBER: _builtins.int
     own_step: _builtins.int
     own_ns: _builtins.int
     """when it was committed"""
@@ -1654,6 +1659,8 @@ class SavedState(_message.Message):
     """from an Align: so many steps ranks drift apart, more than slots hold; 0: they do not"""
     backup_none: _builtins.bool
     """it has no peer: backup_step is what it keeps in its own slots while machines are aligned"""
+    own_age_s: _builtins.float
+    """the same of own_step; 0: an older agent"""
     @_builtins.property
     def disk_steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """that all ranks of this machine have on disk; none but a disk_step: an older agent"""
@@ -1686,10 +1693,11 @@ class SavedState(_message.Message):
         own_steps: _abc.Iterable[_builtins.int] | None = ...,
         apart: _builtins.int = ...,
         backup_none: _builtins.bool = ...,
+        own_age_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["apart", b"apart", "backup_calm", b"backup_calm", "backup_named", b"backup_named", "backup_none", b"backup_none", "backup_ns", b"backup_ns", "backup_problem", b"backup_problem", "backup_step", b"backup_step", "backup_whole", b"backup_whole", "disk_age_s", b"disk_age_s", "disk_kept", b"disk_kept", "disk_ns", b"disk_ns", "disk_passed", b"disk_passed", "disk_problem", b"disk_problem", "disk_settled", b"disk_settled", "disk_step", b"disk_step", "disk_steps", b"disk_steps", "disk_wanted", b"disk_wanted", "own_ns", b"own_ns", "own_step", b"own_step", "own_steps", b"own_steps", "remote_step", b"remote_step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["apart", b"apart", "backup_calm", b"backup_calm", "backup_named", b"backup_named", "backup_none", b"backup_none", "backup_ns", b"backup_ns", "backup_problem", b"backup_problem", "backup_step", b"backup_step", "backup_whole", b"backup_whole", "disk_age_s", b"disk_age_s", "disk_kept", b"disk_kept", "disk_ns", b"disk_ns", "disk_passed", b"disk_passed", "disk_problem", b"disk_problem", "disk_settled", b"disk_settled", "disk_step", b"disk_step", "disk_steps", b"disk_steps", "disk_wanted", b"disk_wanted", "own_age_s", b"own_age_s", "own_ns", b"own_ns", "own_step", b"own_step", "own_steps", b"own_steps", "remote_step", b"remote_step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

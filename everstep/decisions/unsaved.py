@@ -11,7 +11,7 @@ from everstep.incident import Anomaly, Symptom
 
 @dataclass(frozen=True, slots=True)
 class Saves:
-    """What one machine says of the steps and the saves of one of its ranks; times in ns of that machine's clock."""
+    """What one machine says of the steps and the saves of one of its ranks; times in ns of the watcher's clock."""
 
     rank: int
     machine: str
