@@ -20,7 +20,7 @@ from typing import Any
 import structlog
 
 import everstep
-from agent.processes import is_alive, kill_session, start_ticks
+from agent.processes import is_alive, kill_family, start_ticks
 from everstep import environment, private
 from everstep.errors import AgentError, Fenced
 
@@ -87,11 +87,11 @@ class ForkServer:
         try:
             await server.connect(START_TIMEOUT_S)
         except asyncio.CancelledError:
-            kill_session(server.pid)
+            kill_family(server.pid, server.start_ticks)
             server.forget()
             raise
         except (OSError, AgentError) as error:
-            kill_session(server.pid)
+            kill_family(server.pid, server.start_ticks)
             said = log.read_text(errors="replace").strip().splitlines()[-1:] or [str(error)]
             server.forget()
             interpreter = python or sys.executable
@@ -184,7 +184,7 @@ class ForkServer:
         if is_alive(self.pid, self.start_ticks):
             await asyncio.sleep(0.05)
         if is_alive(self.pid, self.start_ticks):
-            kill_session(self.pid)
+            kill_family(self.pid, self.start_ticks)
         await self.disconnect()
         self.forget()
 

@@ -12,13 +12,13 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import structlog
 from google.protobuf import json_format
 
 from agent.live import LiveLines
+from agent.processes import boot_id
 from agent.v1 import agent_pb2 as pb
 
 REBOOT_LEAP = 1000
@@ -42,7 +42,7 @@ class ObservationLog:
         """The newest number that an earlier agent's log has."""
         self._changed = asyncio.Event()
         self._lines = 0
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot = boot_id()
         self._boot = boot
         self._load(boot)
         self._rewrite()

@@ -17,6 +17,7 @@ from google.protobuf.message import Message
 from agent.client import UnknownJob
 from agent.exchange.server import Shelf
 from agent.host import Host
+from agent.processes import boot_id
 from agent.records import FILE as RECORD
 from agent.records import JobRecord
 from agent.requests import Command, RequestMemory
@@ -136,7 +137,7 @@ class ServiceParts(agent_pb2_grpc.AgentServicer):
         folder = self.host.state_dir / "jobs" / job
         self.host.disk.forget(folder / RECORD)  # of the earlier job of this name
         self.host.disk.run(("new", job), lambda: _make_way(folder))
-        record = JobRecord(job=job, run=run, revision=runner.record.revision if runner else 0)
+        record = JobRecord(job=job, run=run, boot=boot_id(), revision=runner.record.revision if runner else 0)
         runner = self.runners[job] = JobRunner(self.host, record)
         self.host.records.begin(record)
         runner.save()

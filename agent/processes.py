@@ -16,6 +16,7 @@ from typing import Literal
 
 PR_SET_CHILD_SUBREAPER = 36
 REMEMBERED_ENDS = 1024
+NO_SESSION = -1
 STATUS_PATIENCE_S = 0.2
 """How long to wait for the exit status of a process that is seen to be gone (ours)."""
 
@@ -27,6 +28,11 @@ class End:
     kind: Literal["code", "signal", "unknown"]
     value: int
     time_ns: int
+
+
+def boot_id() -> str:
+    """Of this start of the machine's kernel: start times and process ids of another one mean nothing."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def start_ticks(pid: int) -> int:
@@ -86,6 +92,21 @@ def kill_session(leader: int, variable: str = "") -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
+def kill_family(pid: int, ticks: int, variable: str = "") -> None:
+    """The same of a leader that may be gone, and never of another process that has its number by now.
+
+    The kernel gives no number away while a session has it: where the number is
+    another's, nobody of the session is left.
+
+    Args:
+        pid: the leader's.
+        ticks: when it started.
+        variable: as for ``kill_session``.
+    """
+    taken = start_ticks(pid) not in (0, ticks)
+    kill_session(NO_SESSION if taken else pid, variable)
+
+
 def maps(pid: int, path: Path) -> bool:
     """Whether a process has a file mapped."""
     try:
@@ -119,6 +140,10 @@ class Reaper:
             if len(self._ends) > REMEMBERED_ENDS:
                 self._ends.popitem(last=False)
 
+    def forget(self, pid: int) -> None:
+        """A process lives: what is remembered is of an earlier one, which had its number."""
+        self._ends.pop(pid, None)
+
     async def end_of(self, pid: int) -> End:
         """How a process that is gone ended, if it was our child."""
         deadline = time.monotonic() + STATUS_PATIENCE_S
@@ -131,15 +156,23 @@ class Reaper:
 
 
 class Watch:
-    """Calls back once, within milliseconds, when a process ends."""
+    """Calls back once, within milliseconds, when a process ends, or soon when it is gone already.
 
-    def __init__(self, pid: int, ended: Callable[[], None]) -> None:
+    Args:
+        pid: Of the process.
+        ticks: When it started: another process may have its number by now.
+        ended: Called in the loop.
+    """
+
+    def __init__(self, pid: int, ticks: int, ended: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._ended = ended
-        try:
+        self._descriptor = -1
+        with contextlib.suppress(ProcessLookupError):
             self._descriptor = os.pidfd_open(pid)
-        except ProcessLookupError:
-            self._descriptor = -1
+        # Looked at after the descriptor was had, which stays with the process that it was opened for.
+        if self._descriptor < 0 or start_ticks(pid) != ticks:
+            self.close()
             self._loop.call_soon(ended)
             return
         self._loop.add_reader(self._descriptor, self._ready)

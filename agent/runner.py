@@ -24,7 +24,7 @@ from agent.custody import Custody
 from agent.fork_client import ForkServer, ForkServerLost
 from agent.host import Host
 from agent.launching import check_launch, fork_arguments
-from agent.processes import End, Watch, is_alive, kill_session, maps, start_ticks, state, wait_gone
+from agent.processes import End, Watch, is_alive, kill_family, maps, start_ticks, state, wait_gone
 from agent.records import EndRecord, JobRecord, RankRecord, StoreRecord
 from agent.steps import Reports, StepArchive
 from agent.terms import Terms
@@ -66,7 +66,8 @@ class JobRunner:
         self.custody = Custody(host.place(record.job, record.run), host.exchange, record.fenced)
         self.server: ForkServer | None = None
         self._starting: asyncio.Task[ForkServer] | None = None
-        self._watches: dict[int, Watch] = {}
+        self._watches: dict[tuple[int, int], Watch] = {}
+        """Generation and rank → who notices its end."""
         self._killed: dict[int, float] = {}
         """Since when each process dies that was killed, monotonic seconds."""
         self._keeps_output = True
@@ -164,6 +165,17 @@ class JobRunner:
                 self._recorded(row)
         self.save()
 
+    def forget_other_boots(self, boot: str) -> None:
+        """Tell that ranks ended which ran before the machine was started anew, and never look for their numbers."""
+        before, self.record.boot = self.record.boot, boot
+        if before in {"", boot}:
+            return
+        self._log.warning("the machine was started anew: nothing of the job runs", before=before)
+        self.record.fork_server_pid = self.record.fork_server_ticks = 0
+        self.record.stores = []
+        for rank in self.record.living():
+            self._ended(rank, End("unknown", 0, time.time_ns()))
+
     # Ranks.
 
     def _recorded(self, row: Mapping[str, Any]) -> RankRecord:
@@ -172,7 +184,7 @@ class JobRunner:
             fields = ("rank", "generation", "pid", "start_ticks", "forked_ns")
             found = RankRecord(**{name: row[name] for name in fields})
             self.record.ranks.append(found)
-        if found.end is None and found.pid not in self._watches and not row.get("exit"):
+        if found.end is None and _key(found) not in self._watches and not row.get("exit"):
             self.watch(found)
         return found
 
@@ -180,10 +192,12 @@ class JobRunner:
         """Notice the end of a rank whatever becomes of its fork server."""
 
         def ended() -> None:
-            self._watches.pop(rank.pid, None)
+            self._watches.pop(_key(rank), None)
             self.host.spawn(self._gone(rank))
 
-        self._watches[rank.pid] = Watch(rank.pid, ended)
+        if is_alive(rank.pid, rank.start_ticks):
+            self.host.reaper.forget(rank.pid)
+        self._watches[_key(rank)] = Watch(rank.pid, rank.start_ticks, ended)
 
     async def _gone(self, rank: RankRecord) -> None:
         deadline = time.monotonic() + PUSH_PATIENCE_S
@@ -194,7 +208,7 @@ class JobRunner:
         if rank.end:
             return
         end = await self.host.reaper.end_of(rank.pid)
-        kill_session(rank.pid, self._mark(rank))
+        kill_family(rank.pid, rank.start_ticks, self._mark(rank))
         self._ended(rank, end)
 
     def _exit_pushed(self, row: Mapping[str, Any]) -> None:
@@ -208,7 +222,7 @@ class JobRunner:
         """Note the end of a rank, once, and tell it unless it was ours."""
         if rank.end:
             return
-        if watch := self._watches.pop(rank.pid, None):
+        if watch := self._watches.pop(_key(rank), None):
             watch.close()
         self._killed.pop(rank.pid, None)
         rank.end = EndRecord(kind=end.kind, value=end.value, time_ns=end.time_ns)
@@ -416,8 +430,7 @@ class JobRunner:
         if grace_s > 0 and is_alive(pid, ticks):
             signal_process(pid, signal.SIGTERM)
             await wait_gone(pid, ticks, grace_s)
-        if is_alive(pid, ticks) or start_ticks(pid) in (0, ticks):  # never another process of the same number
-            kill_session(pid, mark)
+        kill_family(pid, ticks, mark)
         if not await wait_gone(pid, ticks, KILL_PATIENCE_S):
             raise self._still_dying([pid])
 
@@ -511,6 +524,10 @@ def to_exit(end: End | EndRecord) -> pb.Exit:
     """An end as the schema says it."""
     kinds = {"code": pb.Exit.CODE, "signal": pb.Exit.SIGNAL, "unknown": pb.Exit.UNKNOWN}
     return pb.Exit(kind=kinds[end.kind], value=end.value, time_ns=end.time_ns)
+
+
+def _key(rank: RankRecord) -> tuple[int, int]:
+    return rank.generation, rank.rank
 
 
 def signal_process(pid: int, number: int) -> None:

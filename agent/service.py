@@ -19,7 +19,7 @@ from agent.checkpoints_service import CheckpointsService
 from agent.fork_client import ForkServer
 from agent.live import FOLDER as LIVE
 from agent.parts import Context
-from agent.processes import is_alive
+from agent.processes import boot_id, is_alive
 from agent.records import JobRecord
 from agent.runner import RUN, JobRunner
 from agent.v1 import agent_pb2 as pb
@@ -60,6 +60,7 @@ class AgentService(CheckpointsService):
             runner.retell(last_told)
             if runner.record.released:
                 continue
+            runner.forget_other_boots(boot_id())
             if job in servers:
                 runner.attach(servers.pop(job))
             runner.find_orphans()
@@ -81,7 +82,7 @@ class AgentService(CheckpointsService):
         run = ""
         with contextlib.suppress(OSError):
             run = (self.host.shm_dir / server.job / RUN).read_text()
-        record = JobRecord(job=server.job, run=run, prepared=True, fenced=server.table["fenced"])
+        record = JobRecord(job=server.job, run=run, boot=boot_id(), prepared=True, fenced=server.table["fenced"])
         runner = self.runners[server.job] = JobRunner(self.host, record)
         return runner
 

@@ -95,13 +95,16 @@ class State:
 
     def save(self, home: Path) -> None:
         """Write ``state.json`` atomically."""
-        private.replace(home / "state.json", json.dumps(asdict(self), indent=1))
+        state = asdict(self) | {"boot": procfs.boot_id()}
+        private.replace(home / "state.json", json.dumps(state, indent=1))
 
     @classmethod
     def load(cls, home: Path) -> State:
-        """Read ``state.json``; empty when there is none or it is damaged."""
+        """Read ``state.json``; empty when there is none, it is damaged, or the machine was started anew since."""
         try:
             data = json.loads((home / "state.json").read_text())
+            if data.pop("boot", "") not in {"", procfs.boot_id()}:
+                return cls()
             data["processes"] = {name: Running(**entry) for name, entry in data["processes"].items()}
             return cls(**data)
         except (OSError, ValueError, TypeError, KeyError):

@@ -37,6 +37,11 @@ def _stat(pid: int) -> list[str] | None:
     return text.rpartition(")")[2].split()
 
 
+def boot_id() -> str:
+    """Of this start of the machine's kernel: processes of another one are gone, whatever their numbers."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
 def identify(pid: int) -> Process | None:
     """The process with this id now, or None when there is none or only a zombie."""
     fields = _stat(pid)

@@ -131,14 +131,18 @@ class Supervisor:
                 known.add(found.pid)
                 running = Running(*found, plan.kind, running.restarts + 1 if running else 0)
                 self.state.processes[plan.name] = running
-            self._watch(plan.name, running.pid)
+            self._watch(plan.name, running.pid, running.process)
             self._log(f"{plan.name} (pid {running.pid}) runs already: adopted")
         self.state.save(self.home)
 
-    def _watch(self, name: str, pid: int) -> None:
+    def _watch(self, name: str, pid: int, adopted: procfs.Process | None = None) -> None:
         self._began[name] = time.monotonic()
         with suppress(ProcessLookupError):  # gone already: _start_missing sees it
-            self._selector.register(os.pidfd_open(pid), selectors.EVENT_READ, name)
+            descriptor = os.pidfd_open(pid)
+            if adopted and not procfs.alive(adopted):
+                os.close(descriptor)  # its number is another's by now
+                return
+            self._selector.register(descriptor, selectors.EVENT_READ, name)
             self._watched.add(name)
 
     def _start_missing(self) -> None:

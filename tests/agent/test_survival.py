@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
-from collections.abc import AsyncIterator
+import subprocess
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
+from agent.processes import start_ticks
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import AgentError, AgentUnreachable
 from everstep.reports import ReportFile
@@ -296,3 +300,66 @@ async def test_a_fork_server_that_nobody_can_find_ends(tmp_path_factory: pytest.
         await until(lambda: not alive(server) and not alive(rank), "the server and its rank end")
         for path in sorted(agent.shm.rglob("*"), reverse=True):
             path.rmdir() if path.is_dir() else path.unlink()
+
+
+async def test_the_end_of_a_rank_is_told_though_its_number_was_given_away(agent: RunningAgent, job: Job) -> None:
+    server = await fork_server(agent, job)
+    launched = await job.launch()
+    await job.entered()
+    agent.kill()
+    os.kill(server, signal.SIGKILL)
+    os.kill(launched.ranks[1].pid, signal.SIGKILL)
+    with a_stranger() as stranger:
+        change_record(agent, job, lambda record: record["ranks"][1].update(pid=stranger.pid))
+        await agent.start()
+        exited = (await job.exits(1))[0].rank_exited
+        assert (exited.rank, exited.exit.kind) == (1, pb.Exit.UNKNOWN)
+        assert all(alive(launched.ranks[rank].pid) for rank in (0, 2))
+        await job.stop()
+        assert stranger.poll() is None, "it has nothing to do with the job"
+
+
+async def test_nothing_is_looked_for_that_ran_before_the_machine_was_started_anew(
+    agent: RunningAgent, job: Job
+) -> None:
+    launched = await job.launch()
+    await job.entered()
+    server = await fork_server(agent, job)
+    agent.kill()
+    for pid in (server, *(rank.pid for rank in launched.ranks)):
+        os.kill(pid, signal.SIGKILL)
+    with a_stranger() as stranger:
+
+        def another_boot(record: dict[str, Any]) -> None:
+            """Numbers and start times may be the same again."""
+            pid, ticks = stranger.pid, start_ticks(stranger.pid)
+            record["boot"] = "another"
+            record["fork_server_pid"], record["fork_server_ticks"] = pid, ticks
+            for rank in record["ranks"]:
+                rank["pid"], rank["start_ticks"] = pid, ticks
+
+        change_record(agent, job, another_boot)
+        await agent.start()
+        exits = [one.rank_exited for one in await job.exits(3)]
+        assert {(one.rank, one.exit.kind) for one in exits} == {(rank, pb.Exit.UNKNOWN) for rank in range(3)}
+        await job.stop()
+        assert stranger.poll() is None
+
+
+@contextlib.contextmanager
+def a_stranger() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that has nothing to do with any job."""
+    process = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def change_record(agent: RunningAgent, job: Job, change: Callable[[dict[str, Any]], None]) -> None:
+    path = agent.shm / "_agent" / "jobs" / f"{job.name}.json"
+    record = json.loads(path.read_text())
+    record["revision"] += 1000  # of this copy and the one on disk the later one counts
+    change(record)
+    path.write_text(json.dumps(record))
