@@ -294,6 +294,12 @@ class DiskWriter:
         self._unpin(rank)
         step.left.discard(rank)
         step.bytes += header.payload_bytes
+        if not step.left:
+            # Before the last rank's file is told of: who hears of that may believe the rest.
+            self._done = max(self._done, step.number)
+            self._keeper.wrote(step.number)
+            self._asked.discard(step.number)
+            self._wanted()
         self._place.saved.on_disk(rank, step.number, header.saved_ns, time.monotonic() - step.began)
         if step.left:
             return False
@@ -302,10 +308,6 @@ class DiskWriter:
         newest = max((max(steps, default=-1) for steps in self._held.values()), default=-1)
         self._say(self._keep_up(self._terms.options.disk_every_steps, step, newest - step.number, seconds))
         logger.info("a step is on disk", job=self._place.job, step=step.number, seconds=round(seconds, 2))
-        self._done = max(self._done, step.number)
-        self._keeper.wrote(step.number)
-        self._asked.discard(step.number)
-        self._wanted()
         self._drop()
         self._advance()
         return True
