@@ -20,6 +20,7 @@ from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.service import RPCError
 
 from activities.once import Once
+from activities.turns import gathered
 from agent.client import AgentPool
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import EverstepError
@@ -148,7 +149,7 @@ class Cleanup:
             async with room:
                 return await self._clear_machine(state.spec.name, state.run, machine)
 
-        answered = await asyncio.gather(*map(one, asked))
+        answered = await gathered(map(one, asked))
         remains.missing = [machine for machine, ok in zip(asked, answered, strict=True) if not ok]
         if remains.missing:
             log.debug("machines did not answer", job=state.spec.name, machines=len(remains.missing))
