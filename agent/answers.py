@@ -48,10 +48,10 @@ def shown_steps(now: Snapshot) -> int:
     return max(now.published, now.optimizer_steps, int(now.milestones["first_step"] > 0))
 
 
-def evidence_of(runner: JobRunner, rank: RankRecord) -> pb.RankEvidence:
-    """How a rank ended, and what it said last."""
+async def evidence_of(runner: JobRunner, rank: RankRecord) -> pb.RankEvidence:
+    """How a rank ended, and what it said last; nothing, where the disk does not say it in time."""
+    said = await runner.said(rank)
     now = runner.snapshot(rank)
-    said = logs.of_generation(logs.tail(runner.log_path(rank.rank, "err"), logs.SEARCHED_BYTES), rank.generation)
     return pb.RankEvidence(
         rank=rank.rank,
         generation=rank.generation,
@@ -59,7 +59,6 @@ def evidence_of(runner: JobRunner, rank: RankRecord) -> pb.RankEvidence:
         exit=to_exit(rank.end) if rank.end else None,
         stopped_by_us=rank.stopped,
         completed_steps=now.completed_steps if now else -1,
-        shown_steps=shown_steps(now) if now else None,
-        exception=rank.exception,
+        exception=rank.exception or logs.exception_in(said),
         log_tail=said[-logs.TAIL_BYTES :].decode(errors="replace"),
     )

@@ -13,6 +13,7 @@ from agent.held import in_memory
 from agent.parts import Context, ServiceParts, check_job, status_of
 from agent.runner import JobRunner
 from agent.tiers import storage
+from agent.tiers.listing import root_of, unlisted_disk
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import AgentError, ConfigError, CorruptCheckpoint, EverstepError
 
@@ -36,7 +37,7 @@ class CheckpointsService(ServiceParts):
             verify = request.verify
             memory, below = await asyncio.gather(
                 asyncio.to_thread(in_memory, custody.place, verify_own=verify, verify_backups=verify),
-                asyncio.to_thread(custody.tiers.held, request),
+                self.host.reads.do(lambda: custody.tiers.held(request)),
             )
         except (EverstepError, OSError) as error:
             await context.abort(status_of(error), str(error))
@@ -127,9 +128,13 @@ class CheckpointsService(ServiceParts):
         """
         place, tiers = runner.custody.place, runner.custody.tiers
         request = pb.CheckpointsRequest(job=place.job, disk_path=runner.disk_path(), patience_s=DISK_PATIENCE_S)
-        below = asyncio.create_task(asyncio.to_thread(tiers.held, request))
+        # It asks each folder with patience, and reads the state folder before: hence twice.
+        below = asyncio.create_task(self.host.reads.do(lambda: tiers.held(request), 2 * DISK_PATIENCE_S))
         found = await asyncio.to_thread(in_memory, place, verify_own=verify_bytes is None, own_bytes=verify_bytes or 0)
-        return [*found, *await below]
+        try:
+            return [*found, *await below]
+        except (TimeoutError, AgentError) as error:
+            return [*found, unlisted_disk(place, root_of(place, request.disk_path), error)]
 
 
 def check_restore(request: pb.RestoreRequest) -> None:

@@ -15,6 +15,7 @@ from agent.fork_client import ForkServers
 from agent.live import LiveRecords
 from agent.observations import ObservationLog
 from agent.processes import Reaper
+from agent.reads import Reads
 from agent.saved import SavedStates
 from agent.state_disk import StateDisk
 from agent.terms import Place
@@ -33,6 +34,8 @@ class Host:
     shm_dir: Path
     disk: StateDisk
     """Writes to the state folder."""
+    reads: Reads
+    """Reads what may hang."""
     records: LiveRecords
     log: ObservationLog
     reaper: Reaper

@@ -8,9 +8,11 @@ import os
 import re
 import shutil
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
+from agent.reads import Reads
 from agent.v1 import agent_pb2 as pb
 from everstep import private
 
@@ -99,24 +101,28 @@ def exception_in(text: bytes) -> str:
 
 
 async def read_log(
-    files: dict[pb.ReadLogRequest.Stream.ValueType, Path], tail_bytes: int, follow: bool
+    files: dict[pb.ReadLogRequest.Stream.ValueType, Path], tail_bytes: int, follow: bool, reads: Reads
 ) -> AsyncIterator[pb.LogChunk]:
     """The logs by stream, from the beginning or the tail; then, with ``follow``, what is added."""
     places: dict[Stream, tuple[int, int]] = {}
     for stream, path in files.items():
-        size = path.stat().st_size if path.exists() else 0
-        places[stream] = (size, _rotation(path))
-        older = sum(p.stat().st_size for p in kept_files(path) if p != path)
-        wanted = min(tail_bytes or older + size, older + size)
-        data = await asyncio.to_thread(tail, path, wanted)
+        data, places[stream] = await reads.do(partial(_first, path, tail_bytes))
         for at in range(0, len(data), CHUNK):
             yield pb.LogChunk(data=data[at : at + CHUNK], stream=stream)
     while follow:
         await asyncio.sleep(POLL_S)
         for stream, path in files.items():
-            added, places[stream] = _added(path, *places[stream])
+            added, places[stream] = await reads.do(partial(_added, path, *places[stream]))
             for at in range(0, len(added), CHUNK):
                 yield pb.LogChunk(data=added[at : at + CHUNK], stream=stream)
+
+
+def _first(path: Path, tail_bytes: int) -> tuple[bytes, tuple[int, int]]:
+    """The end of a log, or all of it, and the place after it."""
+    size = path.stat().st_size if path.exists() else 0
+    place = (size, _rotation(path))
+    older = sum(p.stat().st_size for p in kept_files(path) if p != path)
+    return tail(path, min(tail_bytes or older + size, older + size)), place
 
 
 def _rotation(path: Path) -> int:

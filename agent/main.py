@@ -9,6 +9,7 @@ import os
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import grpc.aio
@@ -23,13 +24,14 @@ from agent.live import FOLDER as LIVE
 from agent.live import LiveLines, LiveRecords
 from agent.observations import ObservationLog
 from agent.processes import Reaper
+from agent.reads import Reads
 from agent.requests import RequestMemory
 from agent.security import ClientSecurity, ServerSecurity
 from agent.service import AgentService
 from agent.state_disk import StateDisk
 from agent.v1 import agent_pb2_grpc
 from everstep import private
-from everstep.errors import ConfigError
+from everstep.errors import AgentError, ConfigError
 
 SERVICE = "everstep.agent.v1.Agent"
 SPARED = ("checkpoints",)
@@ -130,6 +132,7 @@ async def _run(options: AgentOptions, server: grpc.aio.Server) -> None:
         state_dir=options.state_dir,
         shm_dir=options.shm_dir,
         disk=disk,
+        reads=Reads(),
         records=records,
         log=ObservationLog(_lines(live, options, "observations.jsonl", disk), options.machine),
         reaper=reaper,
@@ -182,9 +185,15 @@ async def _rotate(service: AgentService, options: AgentOptions) -> None:
         await asyncio.sleep(ROTATE_S)
         for runner in list(service.runners.values()):
             for suffix in ("out", "err"):
-                for path in (runner.folder / "logs").glob(f"rank-*.{suffix}"):
-                    if await asyncio.to_thread(logs.rotate, path, options.log_bytes, options.log_backups):
+                with contextlib.suppress(OSError, AgentError):
+                    rotated = await service.host.reads.do(partial(_rotated, runner.folder / "logs", suffix, options))
+                    for path in rotated:
                         logger.info("rotated a log", path=str(path))
+
+
+def _rotated(folder: Path, suffix: str, options: AgentOptions) -> list[Path]:
+    paths = folder.glob(f"rank-*.{suffix}")
+    return [path for path in paths if logs.rotate(path, options.log_bytes, options.log_backups)]
 
 
 @contextlib.contextmanager

@@ -33,7 +33,7 @@ class RankRecord(BaseModel):
     """It lived until a Stop killed it."""
     exception: str = ""
     sequence: int = 0
-    """Number of the observation of its end; 0: none was due."""
+    """Number of the observation of its end; 0: none was due; -1: it is still to come."""
 
 
 class StoreRecord(BaseModel):

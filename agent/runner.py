@@ -39,6 +39,10 @@ PUSH_PATIENCE_S = 2.0
 """A rank that is gone is reported by its fork server within this time, or without it (ours)."""
 KILL_PATIENCE_S = 10.0
 """Ranks that are killed have this long to be gone before a command says that they are not yet (ours)."""
+UNTOLD = -1
+"""``sequence`` of a rank whose end is to be told, and has no number yet."""
+SAID_PATIENCE_S = 2.0
+"""An end is told without the rank's last words where reading them takes longer (ours)."""
 NAMED = 4
 """Processes that a message names; the others are counted."""
 OUTPUT_PATIENCE_S = 0.5
@@ -226,16 +230,22 @@ class JobRunner:
             watch.close()
         self._killed.pop(rank.pid, None)
         rank.end = EndRecord(kind=end.kind, value=end.value, time_ns=end.time_ns)
-        rank.exception = logs.exception_in(self._stderr(rank))
-        now = self.snapshot(rank)
-        told = not rank.stopped
-        # First the record, with the number that the observation is going to have: an agent that is
-        # killed between the two lines below tells it again from the record, and never twice.
-        rank.sequence = self.host.log.last + 1 if told else 0
+        rank.sequence = 0 if rank.stopped else UNTOLD
         self.save()
         self.drain()
-        if told:
-            self._tell(rank, now)
+        if rank.sequence == UNTOLD:
+            self.host.spawn(self._explain(rank))
+
+    async def _explain(self, rank: RankRecord) -> None:
+        """Tell of an end, with the exception that the rank's output names."""
+        rank.exception = logs.exception_in(await self.said(rank))
+        if self.record.released or rank.sequence != UNTOLD:
+            return
+        # First the record, with the number that the observation is going to have: an agent that is
+        # killed between the two lines below tells it again from the record, and never twice.
+        rank.sequence = self.host.log.last + 1
+        self.save()
+        self._tell(rank, self.snapshot(rank))
 
     def _tell(self, rank: RankRecord, now: Snapshot | None) -> None:
         assert rank.end
@@ -253,7 +263,9 @@ class JobRunner:
     def retell(self, last_told: int) -> None:
         """Tell what a killed agent had recorded but not told; ``last_told`` is the newest number in the log."""
         for rank in self.record.ranks:
-            if rank.end and rank.sequence > last_told:
+            if rank.end and rank.sequence == UNTOLD:
+                self.host.spawn(self._explain(rank))
+            elif rank.end and rank.sequence > last_told:
                 rank.sequence = self.host.log.last + 1
                 self._tell(rank, self.snapshot(rank))
         self.save()
@@ -263,8 +275,15 @@ class JobRunner:
         report = self.reports.get(rank.rank, rank.generation)
         return report.snapshot() if report else None
 
-    def _stderr(self, rank: RankRecord) -> bytes:
-        return logs.of_generation(logs.tail(self.log_path(rank.rank, "err"), logs.SEARCHED_BYTES), rank.generation)
+    async def said(self, rank: RankRecord) -> bytes:
+        """The end of what a rank wrote to stderr; nothing where the disk does not answer in time."""
+        path = self.log_path(rank.rank, "err")
+        try:
+            text = await self.host.reads.do(lambda: logs.tail(path, logs.SEARCHED_BYTES), SAID_PATIENCE_S)
+        except (TimeoutError, OSError, AgentError) as error:
+            self._log.error("the output of a rank cannot be read", rank=rank.rank, reason=str(error) or "no answer")
+            return b""
+        return logs.of_generation(text, rank.generation)
 
     def log_path(self, rank: int, suffix: str) -> Path:
         """Where the output of a rank is captured; suffix ``out`` or ``err``."""

@@ -220,7 +220,7 @@ class AgentService(CheckpointsService):
                 ranks = await runner.stop(request.generation, request.grace_s)
                 verify_bytes = request.verify_bytes if request.HasField("verify_bytes") else None
                 checkpoints = await self.held_after_stop(runner, verify_bytes)
-            evidence = [evidence_of(runner, rank) for rank in ranks]
+            evidence = await asyncio.gather(*(evidence_of(runner, rank) for rank in ranks))
             return pb.StopReply(
                 ranks=evidence, checkpoints=checkpoints, unknown=unknown, disk_asked=runner.custody.disk_asked
             )
@@ -291,11 +291,12 @@ class AgentService(CheckpointsService):
             for stream, suffix in names.items()
             if request.stream in (pb.ReadLogRequest.BOTH, stream)
         }
-        if not any(logs.kept_files(path) for path in wanted.values()) and not request.follow:
+        there = await self.host.reads.do(lambda: any(logs.kept_files(path) for path in wanted.values()))
+        if not there and not request.follow:
             await context.abort(
                 grpc.StatusCode.NOT_FOUND, f"rank {request.rank} of {request.job} has no log on {self.host.machine}"
             )
-        async for chunk in logs.read_log(wanted, request.tail_bytes, request.follow):
+        async for chunk in logs.read_log(wanted, request.tail_bytes, request.follow, self.host.reads):
             yield chunk
 
     async def _end_server(self, runner: JobRunner) -> None:

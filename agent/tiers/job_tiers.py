@@ -55,6 +55,7 @@ class JobTiers:
         """Whether a later agent will know it: not where the disk was full."""
         self._looked = False
         """Whether it was looked for on disk, which a thread may wait for and nobody else."""
+        self._closed = False
         self._problems = _Problems(place.saved)
         self._keeper = Keeper(place)
         self._disk = DiskWriter(place, lambda text: self._problems.say("disk", text), self._whole, self._keeper)
@@ -76,6 +77,8 @@ class JobTiers:
             opened.save(self._place)
             self._remembers = True
         mine = [one for one in held_on_disk(root, self._place.job, ranks=terms.ranks) if one.valid]
+        if self._closed:
+            return  # the job ended while the disk hung: nothing of it comes back into shared memory
         there = self._there(mine, opened)
         done = max([*there, self._keeper.open(terms, there) or -1])
         if terms.options.disk:
@@ -141,6 +144,7 @@ class JobTiers:
 
     def close(self) -> None:
         """The job or the agent ends: threads end; what is on disk stays."""
+        self._closed = True
         self._disk.close()
         self._remote.close()
 

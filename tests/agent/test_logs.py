@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent import logs
+from agent.reads import Reads
 from agent.v1 import agent_pb2 as pb
 from tests.agent.agents import Job, running_agent, until
 
@@ -72,7 +73,7 @@ def test_rotation_loses_nothing_and_keeps_what_it_should(tmp_path: Path) -> None
 async def test_following_through_a_rotation(tmp_path: Path) -> None:
     path = tmp_path / "rank-0.out"
     path.write_bytes(b"old|")
-    stream = logs.read_log({pb.ReadLogRequest.STDOUT: path}, tail_bytes=2, follow=True)
+    stream = logs.read_log({pb.ReadLogRequest.STDOUT: path}, tail_bytes=2, follow=True, reads=Reads())
     assert (await anext(stream)).data == b"d|"
     with path.open("ab", buffering=0) as writer:
         writer.write(b"before|")

@@ -241,3 +241,26 @@ async def test_what_a_full_disk_refused_is_written_once_there_is_room(tmp_path: 
     assert ((folder / "log").read_bytes(), (folder / "record").read_bytes()) == (b"123", b"newer")
     await until(lambda: disk.problem == "", "and it is over")
     disk.close(20.0)
+
+
+async def test_a_log_that_cannot_be_read_holds_up_neither_a_stop_nor_the_news_of_an_end(tmp_path: Path) -> None:
+    async with running_agent(tmp_path) as agent:
+        job = Job(agent, SLEEP)
+        await job.prepare()
+        launched = await job.launch()
+        await job.entered()
+        for rank in (0, 1):
+            log = agent.state / "jobs" / job.name / "logs" / f"rank-{rank}.err"
+            log.unlink()
+            os.mkfifo(log)  # opening it waits for a writer that never comes: a disk that hangs
+        os.kill(launched.ranks[0].pid, 9)
+        [seen] = await job.exits(1)
+        assert (seen.rank_exited.rank, seen.rank_exited.exit.value) == (0, 9)
+        assert (await agent.client.describe(timeout_s=ANSWER_S)).machine == "m1"
+
+        async with asyncio.timeout(ANSWER_S):
+            reply = await job.stop()
+
+        assert [(one.rank, one.stopped_by_us, one.log_tail) for one in reply.ranks] == [(0, False, ""), (1, True, "")]
+        assert not any(alive(rank.pid) for rank in launched.ranks)
+        await job.release()

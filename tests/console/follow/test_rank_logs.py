@@ -12,6 +12,7 @@ import pytest
 
 from agent import logs
 from agent.client import AgentPool
+from agent.reads import Reads
 from agent.v1 import agent_pb2 as pb
 from agent.v1 import agent_pb2_grpc
 from console.follow.rank_logs import LineCutter, RankLogs, Source, after, last_lines, sources_of
@@ -31,7 +32,7 @@ class LogAgent(agent_pb2_grpc.AgentServicer):
         path = self.folder / f"{request.rank}.{suffix}"
         if not path.exists() and not request.follow:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no log")
-        async for chunk in logs.read_log({request.stream: path}, request.tail_bytes, request.follow):
+        async for chunk in logs.read_log({request.stream: path}, request.tail_bytes, request.follow, Reads()):
             yield chunk
 
 

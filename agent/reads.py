@@ -1,0 +1,61 @@
+"""Reads of files on disks that may hang, in threads that nobody has to wait for."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from everstep.errors import AgentError
+
+MOST = 64
+"""Reads that may hang at once; further ones are refused (ours)."""
+
+T = TypeVar("T")
+
+
+class Reads:
+    """One for each agent. The event loop's own threads are left to what must not wait for such reads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._under_way = 0
+
+    async def do(self, work: Callable[[], T], timeout_s: float | None = None) -> T:
+        """The result of ``work``, which runs in a thread of its own.
+
+        Raises:
+            TimeoutError: it takes longer; it is left to itself.
+            AgentError: too many reads hang already.
+            Exception: whatever it raises.
+        """
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[T] = loop.create_future()
+
+        def finish(result: T | None, error: BaseException | None) -> None:
+            if done.cancelled():
+                return
+            if error is not None:
+                done.set_exception(error)
+            else:
+                done.set_result(result)  # type: ignore[arg-type]
+
+        def run() -> None:
+            result, error = None, None
+            try:
+                result = work()
+            except Exception as raised:
+                error = raised
+            with self._lock:
+                self._under_way -= 1
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(finish, result, error)
+
+        with self._lock:
+            if self._under_way >= MOST:
+                raise AgentError(f"{self._under_way} reads of this machine's disks do not end: nothing more is asked")
+            self._under_way += 1
+        threading.Thread(target=run, name="read", daemon=True).start()
+        async with asyncio.timeout(timeout_s):
+            return await done
