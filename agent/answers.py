@@ -59,6 +59,7 @@ async def evidence_of(runner: JobRunner, rank: RankRecord) -> pb.RankEvidence:
         exit=to_exit(rank.end) if rank.end else None,
         stopped_by_us=rank.stopped,
         completed_steps=now.completed_steps if now else -1,
+        shown_steps=shown_steps(now) if now else None,
         exception=rank.exception or logs.exception_in(said),
         log_tail=said[-logs.TAIL_BYTES :].decode(errors="replace"),
     )
