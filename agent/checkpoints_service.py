@@ -15,6 +15,7 @@ from agent.runner import JobRunner
 from agent.tiers import storage
 from agent.tiers.listing import root_of, unlisted_disk
 from agent.v1 import agent_pb2 as pb
+from agent.variables import taken
 from everstep.errors import AgentError, ConfigError, CorruptCheckpoint, EverstepError
 
 MOST_RESTORES = 8
@@ -52,7 +53,12 @@ class CheckpointsService(ServiceParts):
             await context.abort(status_of(error), str(error))
             raise
         looks = storage.checks(request.job, request.disk_path, request.remote_url)
-        return pb.CheckStorageReply(problems=await storage.problems(looks))
+        missing = ""
+        try:
+            await asyncio.to_thread(taken, request.env_from, request.env_file, self.host.machine)
+        except ConfigError as error:
+            missing = str(error)
+        return pb.CheckStorageReply(problems=await storage.problems(looks), missing=missing)
 
     async def Restore(self, request: pb.RestoreRequest, context: Context) -> pb.RestoreReply:  # noqa: N802
         """Bring copies into own slots, verified."""

@@ -1,4 +1,4 @@
-"""Whether a job's checkpoints can be written where it wants them: asked of its machines before it starts."""
+"""Whether machines have what a job needs of them, asked before it starts: storage for checkpoints, and variables."""
 
 from __future__ import annotations
 
@@ -21,24 +21,34 @@ ASKING_S = 15.0
 
 
 async def check_storage(control: Control, spec: JobSpec, machines: Sequence[Machine]) -> None:
-    """Let every machine of a job try ``disk_path`` and ``remote_url``.
+    """Let every machine of a job try ``disk_path`` and ``remote_url``, and look for the variables of ``env_from``.
 
     Raises:
-        ConfigError: some machine cannot write there, and waiting would not help; says which and why.
+        ConfigError: some machine cannot write there or lacks one, and waiting would not help; says which and why.
     """
     policy = spec.checkpoint
-    request = pb.CheckStorageRequest(job=spec.name, disk_path=policy.disk_path, remote_url=policy.remote_url)
-    if not policy.disk or not (policy.disk_path or policy.remote_url):
+    asked = policy.disk and bool(policy.disk_path or policy.remote_url)
+    if not (asked or spec.env_from):
         return
+    request = pb.CheckStorageRequest(
+        job=spec.name,
+        disk_path=policy.disk_path if asked else "",
+        remote_url=policy.remote_url if asked else "",
+        env_from=spec.env_from,
+        env_file=spec.env_file,
+    )
 
-    async def one(machine: Machine) -> Sequence[str]:
+    async def one(machine: Machine) -> pb.CheckStorageReply:
         try:
-            reply = await control.agents.get(machine.address).check_storage(request, timeout_s=ASKING_S)
+            return await control.agents.get(machine.address).check_storage(request, timeout_s=ASKING_S)
         except AgentError:
-            return ()
-        return reply.problems
+            return pb.CheckStorageReply()
 
-    found = dict(zip([one.name for one in machines], await asyncio.gather(*map(one, machines)), strict=True))
+    replies = await asyncio.gather(*map(one, machines))
+    if missing := sorted(reply.missing for reply in replies if reply.missing):
+        rest = f"; and {len(missing) - 1} more machines lack some" if len(missing) > 1 else ""
+        raise ConfigError(f"job {spec.name} is not started: {missing[0]}{rest}")
+    found = {machine.name: reply.problems for machine, reply in zip(machines, replies, strict=True)}
     if any(found.values()):
         raise ConfigError(refusal(spec.name, found))
 

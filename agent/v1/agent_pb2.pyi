@@ -897,21 +897,30 @@ class CheckStorageRequest(_message.Message):
     JOB_FIELD_NUMBER: _builtins.int
     DISK_PATH_FIELD_NUMBER: _builtins.int
     REMOTE_URL_FIELD_NUMBER: _builtins.int
+    ENV_FROM_FIELD_NUMBER: _builtins.int
+    ENV_FILE_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     disk_path: _builtins.str
     """empty: not asked"""
     remote_url: _builtins.str
     """empty: not asked"""
+    env_file: _builtins.str
+    @_builtins.property
+    def env_from(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """as in Launch"""
+
     def __init__(
         self,
         *,
         job: _builtins.str = ...,
         disk_path: _builtins.str = ...,
         remote_url: _builtins.str = ...,
+        env_from: _abc.Iterable[_builtins.str] | None = ...,
+        env_file: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["disk_path", b"disk_path", "job", b"job", "remote_url", b"remote_url"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["disk_path", b"disk_path", "env_file", b"env_file", "env_from", b"env_from", "job", b"job", "remote_url", b"remote_url"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -922,16 +931,22 @@ class CheckStorageReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PROBLEMS_FIELD_NUMBER: _builtins.int
+    MISSING_FIELD_NUMBER: _builtins.int
+    missing: _builtins.str
+    """what of env_from is not here; empty: nothing"""
     @_builtins.property
-    def problems(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def problems(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """what will not get better by itself; none: all is well"""
+
     def __init__(
         self,
         *,
         problems: _abc.Iterable[_builtins.str] | None = ...,
+        missing: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["problems", b"problems"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["missing", b"missing", "problems", b"problems"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from agent.client import AgentPool
 from agent.v1 import agent_pb2 as pb
 from agent.variables import taken
+from console.storage import check_storage
 from everstep.errors import ConfigError
+from everstep.job import JobSpec
+from everstep.machine import Machine
 from tests.agent.agents import Job, running_agent
 
 SCRIPT = (
@@ -71,3 +78,17 @@ async def test_ranks_get_them_and_nobody_keeps_them(tmp_path: Path, monkeypatch:
         with pytest.raises(ConfigError, match="TWO, which the job takes with env_from, is neither"):
             await agent.client.launch(request, timeout_s=60)
         await job.release()
+
+
+async def test_a_job_whose_variables_are_missing_is_not_started(tmp_path: Path) -> None:
+    pool: Any = AgentPool()
+    pool.aclose = pool.close
+    async with running_agent(tmp_path / "agent") as agent, contextlib.aclosing(pool):
+        spec = JobSpec(name="lacks", script="/job.py", env_from=["EVEN_MORE_SECRET"])
+        control: Any = SimpleNamespace(agents=pool)
+        machines = [Machine(name="m1", address=agent.address)]
+        with pytest.raises(ConfigError, match=r"lacks is not started: EVEN_MORE_SECRET, .* environment on m1"):
+            await check_storage(control, spec, machines)
+        file = tmp_path / "env"
+        file.write_text("EVEN_MORE_SECRET=1\n")
+        await check_storage(control, spec.model_copy(update={"env_file": str(file)}), machines)
