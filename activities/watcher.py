@@ -151,8 +151,6 @@ class Watcher:
         while True:
             try:
                 state = await handle.query("state", result_type=JobState, rpc_timeout=ANSWER_LIMIT)
-                if state.outcome == "":
-                    self.ensure(state.spec, state.machines, state)
                 break
             except Exception as error:
                 # Its agents keep what they saw.
@@ -161,7 +159,9 @@ class Watcher:
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, ADOPT_AGAIN_S)
         self._troubles.well(workflow_id)
-        del self._adopting[workflow_id]
+        self._adopting.pop(workflow_id, None)  # before a watch by another spec is left, which would end this task too
+        if state.outcome == "":
+            self.ensure(state.spec, state.machines, state)
 
     async def _watch(self, job: Watched) -> None:
         with structlog.contextvars.bound_contextvars(job=job.spec.name):
