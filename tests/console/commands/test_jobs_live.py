@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from console.control import Control
 from console.local import cluster as local
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(240)]
@@ -62,6 +64,33 @@ disk_path = "disk"
 disk_every_steps = 10
 disk_keep = 5
 """
+MENDABLE = """
+import pathlib
+import everstep
+
+class Count:
+    value = 0
+    def state_dict(self): return {"value": self.value}
+    def load_state_dict(self, state): self.value = state["value"]
+
+run, count = everstep.join(), Count()
+for step in run.steps(20, run.checkpoint(count=count)):
+    if step == count.value and step in (0, 12):
+        print(f"begins with step {step}", flush=True)
+    if step == 12 and not pathlib.Path("mended").exists():
+        raise ValueError("not mended yet")
+    count.value += 1
+    run.report(step, loss=1.0)
+"""
+MENDABLE_JOB = """
+name = "mendable"
+script = "mendable.py"
+machines = 2
+[policy]
+max_attempts = 1
+[checkpoint]
+disk = false
+"""
 Everstep = Callable[..., subprocess.Popen[str]]
 
 
@@ -72,6 +101,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (home / "train.py").write_text(SCRIPT)
     (home / "saving.py").write_text(SAVING)
     (home / "saving.toml").write_text(SAVING_JOB)
+    (home / "mendable.py").write_text(MENDABLE)
+    (home / "mendable.toml").write_text(MENDABLE_JOB)
     (home / "disk").mkdir()
     (home / "broken.py").write_text("import everstep\nimport no_such_module\n")
     patch = pytest.MonkeyPatch()
@@ -198,6 +229,35 @@ def test_a_parked_job_can_be_given_up(everstep: Everstep, home: Path) -> None:
     assert found["status"] == "failed"
     assert found["open_incident"] is None
     assert [rank["alive"] for machine in found["machines"] for rank in machine["ranks"]].count(True) == 0
+
+
+def test_a_job_whose_incident_is_terminated_keeps_its_memory_and_goes_on_from_it(
+    everstep: Everstep, home: Path
+) -> None:
+    """There are no copies on disk: had the memory been given back, the job would begin with step 0."""
+    code, _, err = outcome(everstep("run", str(home / "mendable.toml")))
+    assert code == 4, err
+
+    async def terminate() -> None:
+        async with await Control.connect() as control:
+            await control.client.get_workflow_handle("incident/mendable/0001").terminate(reason="out of the way")
+
+    asyncio.run(terminate())
+    while (found := job(everstep, "mendable"))["incident_count"] < 2 or found["status"] != "parked":
+        time.sleep(0.2)
+    assert "out of the way" in found["incidents"][0]["headline"]
+    listed = json.loads(outcome(everstep("incidents", "mendable", "--json"))[1])
+    assert [one["resolution"] for one in listed] == [None, "closed from outside"]
+    assert "incident/mendable/0001 was terminated" in outcome(everstep("status", "mendable"))[1]
+    (home / "mended").touch()
+    code, _, err = outcome(everstep("resume", "mendable"))
+    assert code == 0, err
+    while job(everstep, "mendable")["status"] != "finished":
+        time.sleep(0.2)
+    _, out, _ = outcome(everstep("logs", "mendable", "--rank", "1", "--stream", "stdout"))
+    begun = out.splitlines()
+    assert (begun[0], begun[-1]) == ("begins with step 0", "begins with step 12")
+    assert begun.count("begins with step 0") == 1
 
 
 def test_checkpoints_are_listed_and_a_job_that_has_ended_goes_on_from_one(everstep: Everstep, home: Path) -> None:
