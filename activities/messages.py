@@ -117,6 +117,8 @@ class LaunchInput(Model):
     """Folder of a disk checkpoint that the ranks start from, saved with any parallel sizes; empty: none."""
     run: str = ""
     """Id of the job's run; see ``everstep.run_id``."""
+    begins_run: bool = False
+    """It is the first generation of its run, whatever its number: a job's name counts on from run to run."""
 
 
 class ConfirmInput(Model):

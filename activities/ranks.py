@@ -125,6 +125,7 @@ class RankActivities:
                     run=given.run,
                     env_from=spec.env_from,
                     env_file=spec.env_file,
+                    begins_run=given.begins_run,
                 )
                 return await prepared(client, spec, given.run, lambda: client.launch(request, timeout_s=60))
 
@@ -146,6 +147,7 @@ class RankActivities:
             generation=given.generation,
             world_size=given.spec.topology().world_size,
             run=given.run,
+            begins_run=given.begins_run,
         )
 
         async def one(machine: Machine, client: AgentClient) -> pb.StartStoreReply:

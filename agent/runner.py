@@ -295,9 +295,9 @@ class JobRunner:
 
     # Commands.
 
-    async def start_store(self, generation: int) -> StoreRecord:
+    async def start_store(self, generation: int, *, begins_run: bool = False) -> StoreRecord:
         """Start the rendezvous store of a generation, or return it."""
-        self._check_fence(generation)
+        self._check_fence(generation, begins_run=begins_run)
         for _ in range(3):
             server = await self.ensure_server()
             try:
@@ -321,7 +321,7 @@ class JobRunner:
         """Start the ranks of a generation that do not run yet; returns all of them."""
         check_launch(request)
         generation = request.generation
-        self._check_fence(generation)
+        self._check_fence(generation, begins_run=request.begins_run)
         if generation < self.record.generation:
             raise Fenced(f"generation {generation} is older than {self.record.generation}, which was launched already")
         for _ in range(3):
@@ -522,7 +522,7 @@ class JobRunner:
         if self.record.released:
             raise AgentError(f"{self.record.job} is over on {self.host.machine}: its memory was given back")
 
-    def _check_fence(self, generation: int) -> None:
+    def _check_fence(self, generation: int, *, begins_run: bool) -> None:
         self.check_present()
         if generation < 1:
             raise ConfigError(f"generation is {generation}; generations start at 1")
@@ -531,8 +531,10 @@ class JobRunner:
                 f"generation {generation} of {self.record.job} was stopped: "
                 f"everything up to {self.record.fenced} is fenced"
             )
-        if (self.record.emptied or self.record.generation == 0) and generation - 1 > self.record.heard:
-            # What was fenced here may be lost with the rest. Whoever means it has stopped the one before it.
+        lost = self.record.emptied or self.record.generation == 0
+        if lost and not begins_run and generation - 1 > self.record.heard:
+            # What was fenced here may be lost with the rest. Whoever means it has stopped the one before it, unless
+            # that was another run's, which gave everything back.
             raise Fenced(
                 f"{self.host.machine} lost what it knew of {self.record.job}, and generation {generation - 1} was not "
                 "stopped here since: this may be a late launch of one that was. Stop it first"

@@ -189,7 +189,7 @@ class AgentService(CheckpointsService):
         async def carry_out() -> pb.StartStoreReply:
             runner = self.runner(request.job)
             async with runner.lock:
-                store = await runner.start_store(request.generation)
+                store = await runner.start_store(request.generation, begins_run=request.begins_run)
             return pb.StartStoreReply(host=self.host.address, port=store.port, pid=store.pid)
 
         return await self.command("StartStore", request, pb.StartStoreReply, context, carry_out)

@@ -81,6 +81,7 @@ class Beginning:
             resume_step=state.resume_step,
             reshard_from=state.resume_path,
             run=state.run,
+            begins_run=True,
         )
         where = "from the beginning" if state.resume_step == NOTHING_HELD else origin.origin
         return await actions.launch(given, where)

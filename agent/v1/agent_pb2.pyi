@@ -253,11 +253,14 @@ class StartStoreRequest(_message.Message):
     GENERATION_FIELD_NUMBER: _builtins.int
     WORLD_SIZE_FIELD_NUMBER: _builtins.int
     RUN_FIELD_NUMBER: _builtins.int
+    BEGINS_RUN_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     job: _builtins.str
     generation: _builtins.int
     world_size: _builtins.int
     run: _builtins.str
+    begins_run: _builtins.bool
+    """as in LaunchRequest"""
     def __init__(
         self,
         *,
@@ -266,10 +269,11 @@ class StartStoreRequest(_message.Message):
         generation: _builtins.int = ...,
         world_size: _builtins.int = ...,
         run: _builtins.str = ...,
+        begins_run: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "job", b"job", "request_id", b"request_id", "run", b"run", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begins_run", b"begins_run", "generation", b"generation", "job", b"job", "request_id", b"request_id", "run", b"run", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -338,6 +342,7 @@ class LaunchRequest(_message.Message):
     RUN_FIELD_NUMBER: _builtins.int
     ENV_FROM_FIELD_NUMBER: _builtins.int
     ENV_FILE_FIELD_NUMBER: _builtins.int
+    BEGINS_RUN_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     job: _builtins.str
     generation: _builtins.int
@@ -349,6 +354,8 @@ class LaunchRequest(_message.Message):
     run: _builtins.str
     env_file: _builtins.str
     """absolute path on the machine; lines NAME=value"""
+    begins_run: _builtins.bool
+    """the first generation of its run: none before it had to be stopped"""
     @_builtins.property
     def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankLaunch]: ...
     @_builtins.property
@@ -384,10 +391,11 @@ class LaunchRequest(_message.Message):
         run: _builtins.str = ...,
         env_from: _abc.Iterable[_builtins.str] | None = ...,
         env_file: _builtins.str = ...,
+        begins_run: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "checkpoint", b"checkpoint", "cwd", b"cwd", "env", b"env", "env_file", b"env_file", "env_from", b"env_from", "generation", b"generation", "job", b"job", "peers", b"peers", "ranks", b"ranks", "request_id", b"request_id", "resume_step", b"resume_step", "run", b"run", "script", b"script"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "begins_run", b"begins_run", "checkpoint", b"checkpoint", "cwd", b"cwd", "env", b"env", "env_file", b"env_file", "env_from", b"env_from", "generation", b"generation", "job", b"job", "peers", b"peers", "ranks", b"ranks", "request_id", b"request_id", "resume_step", b"resume_step", "run", b"run", "script", b"script"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

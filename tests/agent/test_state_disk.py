@@ -202,6 +202,19 @@ async def test_a_machine_that_never_heard_of_a_job_starts_no_later_generation_un
         await job.release()
 
 
+async def test_the_first_launch_of_a_run_is_asked_for_whatever_its_number(tmp_path: Path) -> None:
+    async with running_agent(tmp_path) as agent:
+        job = Job(agent, SLEEP)
+        await job.prepare()
+        request = job.launch_request(7)
+        request.begins_run = True
+        store = pb.StartStoreRequest(request_id="store", job=job.name, generation=7, world_size=1, begins_run=True)
+        await agent.client.start_store(store, timeout_s=60)
+        reply = await agent.client.launch(request, timeout_s=60)
+        assert reply.generation == 7 and len(reply.ranks) == job.ranks
+        await job.release()
+
+
 async def test_writes_are_kept_in_order_until_the_disk_takes_them(tmp_path: Path) -> None:
     disk, fifo, done = StateDisk(), tmp_path / "fifo", tmp_path / "done"
     os.mkfifo(fifo)
