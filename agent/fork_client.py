@@ -92,10 +92,10 @@ class ForkServer:
             raise
         except (OSError, AgentError) as error:
             kill_family(server.pid, server.start_ticks)
-            said = log.read_text(errors="replace").strip().splitlines()[-1:] or [str(error)]
+            said = _last_line(log) or str(error)
             server.forget()
             interpreter = python or sys.executable
-            raise AgentError(f"the fork server with {interpreter} did not start: {said[0]}") from error
+            raise AgentError(f"the fork server with {interpreter} did not start: {said}") from error
         server.seconds = time.monotonic() - began
         return server
 
@@ -404,6 +404,13 @@ def _imports(path: Path) -> bool:
 
 async def _done(server: ForkServer) -> ForkServer:
     return server
+
+
+def _last_line(log: Path) -> str:
+    """What a fork server wrote last; empty: nothing, or its folder is gone."""
+    with contextlib.suppress(OSError):
+        return next(iter(log.read_text(errors="replace").strip().splitlines()[-1:]), "")
+    return ""
 
 
 @contextlib.contextmanager
