@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from console.drill.scene import SETTLE_LIMIT_S, Scene
-from console.local import mounts, power, procfs
+from console.local import mounts, power, procfs, readiness
 from everstep.errors import ClusterError
 
 AMPLE = 4 << 30
@@ -31,7 +31,7 @@ def small_room(scene: Scene) -> Iterator[None]:
             size = AMPLE
             if scene.request.parks:
                 size = SPARE + REPORTS * GENERATIONS * scene.spec.ranks_per_machine
-            with mounts.small(memory_of(scene), size):
+            with _small_memory(scene, size):
                 if scene.request.parks:
                     scene.mark("shm-full", bytes=size)
                 yield
@@ -40,6 +40,22 @@ def small_room(scene: Scene) -> Iterator[None]:
                 yield
         case _:
             yield
+
+
+@contextmanager
+def _small_memory(scene: Scene, size: int) -> Iterator[None]:
+    """A machine with another shared memory: its agent and fork servers keep files there, and start anew on it."""
+    struck, cluster = scene.struck, scene.cluster.file
+    with ExitStack() as mounted:
+        with power.powered_off(cluster, [struck.name]):
+            mounted.enter_context(mounts.small(memory_of(scene), size))
+        try:
+            readiness.agent_serves(cluster, struck.name, struck.address)
+            yield
+        finally:
+            with power.powered_off(cluster, [struck.name]):
+                mounted.close()
+            readiness.agent_serves(cluster, struck.name, struck.address)
 
 
 def memory_of(scene: Scene) -> Path:
