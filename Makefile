@@ -40,9 +40,9 @@ check-stubs: setup ## are the gRPC stubs in agent/v1 those of proto/?
 	@out=$$(mktemp -d) && sh deploy/stubs.sh $$out && for f in $$out/agent/v1/*; do \
 	  cmp -s $$f agent/v1/$${f##*/} || { echo "agent/v1/$${f##*/} is stale: run make stubs"; exit 1; }; done; rm -rf $$out
 
-# Tests wait more than they compute, so more of them run side by side than there are cores. A file stays together: its
-# tests share a cluster. SIDE_BY_SIDE=0 runs one after the other.
-SIDE_BY_SIDE ?= 5
+# Tests wait as well as compute, so more of them run side by side than there are cores. A file stays together: its tests
+# share a cluster. SIDE_BY_SIDE=0 runs one after the other.
+SIDE_BY_SIDE ?= 3
 test: lint types check-stubs temporal ## everything that CI runs
 	@$(BIN)/python -P -m pytest --numprocesses $(SIDE_BY_SIDE) --dist loadfile --no-loadscope-reorder
 

@@ -7,6 +7,7 @@ import errno
 import os
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -99,7 +100,8 @@ async def test_storage_that_hangs_is_not_judged(monkeypatch: pytest.MonkeyPatch)
     looks = [lambda: str(hanging.wait(30)), lambda: "full", broken]
     monkeypatch.setattr(storage, "PATIENCE_S", 0.1)
     monkeypatch.setattr(storage, "checks", lambda *_: looks)
-    asked: Any = CheckpointsService.CheckStorage(object(), pb.CheckStorageRequest(job="gpt"), object())  # type: ignore[arg-type]
+    service: Any = SimpleNamespace(host=SimpleNamespace(machine="m1"))
+    asked: Any = CheckpointsService.CheckStorage(service, pb.CheckStorageRequest(job="gpt"), object())  # type: ignore[arg-type]
     reply = await asked
     assert list(reply.problems) == ["full"]
     hanging.set()
