@@ -28,6 +28,9 @@ from everstep.machine import Machine
 
 SILENT_S = 10.0
 """An agent that said nothing for this long, although it speaks every second, is named in a stall (ours)."""
+BARE_S = 5.0
+"""While a machine says that it knows nothing of the job, the job's workflow is asked this often whether it runs there
+(ours)."""
 
 
 def has_left_loop(rank: pb.RankProgress) -> bool:
@@ -84,8 +87,10 @@ class Watched:
     spec: JobSpec
     machines: list[Machine]
     known: tuple[int, int] | None = None
-    """Generation and step that the job's workflow knew of when the watch began: should no agent ever answer, the
-    silence is noticed all the same."""
+    """Generation and step that the job's workflow knew to run when it was asked last: should no agent ever answer, or
+    one know nothing of the job, that is noticed all the same."""
+    known_ns: int = 0
+    """When it was asked."""
     woken: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when there is something new to judge at once."""
     reported: set[int] = field(default_factory=set)
@@ -103,6 +108,8 @@ class Watched:
     """Machine → newest generation that it showed."""
     _emptied: dict[str, int] = field(default_factory=dict)
     """Machine → the generation that it had shown before it knew the job no more."""
+    _bare: set[str] = field(default_factory=set)
+    """Machines that know nothing of the job."""
     _saves: set[int] = field(default_factory=set)
     """Ranks that were seen to save."""
     _begun: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -141,9 +148,12 @@ class Watched:
         if reply.generation:
             self._launched[machine] = reply.generation
             self._emptied.pop(machine, None)
-        elif machine in self._launched and machine not in self._emptied:
-            self._emptied[machine] = self._launched[machine]
-            self.woken.set()
+            self._bare.discard(machine)
+        elif not reply.ranks:
+            self._bare.add(machine)
+            if machine in self._launched and machine not in self._emptied:
+                self._emptied[machine] = self._launched[machine]
+                self.woken.set()
         disk = Stored(frozenset(), 0, 0, 0)
         for rank in reply.ranks:
             found = stored(rank.saved)
@@ -153,6 +163,21 @@ class Watched:
             self._begun.setdefault((rank.generation, rank.rank), rank.completed_steps)
             if rank.saved.own_step >= 0 and rank.HasField("saved"):
                 self._saves.add(rank.rank)
+
+    def runs(self, generation: int, step: int, now_ns: int) -> None:
+        """The job's workflow knows a generation to run: all machines were launched, and a step was seen or waited for.
+
+        Args:
+            generation: the one that runs.
+            step: where it began, or later.
+            now_ns: when the workflow was asked.
+        """
+        self.known, self.known_ns = (generation, step), now_ns
+
+    @property
+    def has_bare(self) -> bool:
+        """Whether a machine knows nothing of the job: not launched yet, or lost before it was seen to run."""
+        return bool(self._bare)
 
     def dealt_with(self, machine: str) -> int:
         """Newest observation of a machine that the workflow need not be told of any more; 0: none."""
@@ -261,13 +286,20 @@ class Watched:
     def _lost(self, now_ns: int) -> Anomaly | None:
         """Machines that came back empty, without the ranks that they ran."""
         generation = self._generation()
+        if not generation:
+            return None
         topology = self.spec.topology()
         lost = {
             machine.name: topology.ranks(index)
             for index, machine in enumerate(self.machines)
-            if generation is not None and self._emptied.get(machine.name) == generation
+            if self._emptied.get(machine.name) == generation or self._bare_in(generation, machine.name)
         }
-        return loss_anomaly(generation, lost, job=self.spec.name, now_ns=now_ns) if generation and lost else None
+        return loss_anomaly(generation, lost, job=self.spec.name, now_ns=now_ns) if lost else None
+
+    def _bare_in(self, generation: int, machine: str) -> bool:
+        """Whether a machine knows nothing of the job after its workflow said that this generation runs there."""
+        told = self.known is not None and self.known[0] == generation
+        return told and machine in self._bare and self._heard[machine] > self.known_ns
 
     def _stalled(self, now_ns: int) -> Anomaly | None:
         generation = self._generation()

@@ -30,7 +30,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from activities.heartbeat import steady_ns
 from activities.once import Once
 from activities.turns import Pace, in_turns
-from activities.watched import Watched
+from activities.watched import BARE_S, Watched
 from agent.client import AgentClient, AgentPool
 from agent.v1 import agent_pb2 as pb
 from everstep.backoff import Backoff
@@ -132,8 +132,8 @@ class Watcher:
         running = self._tasks.get(workflow_id)
         if running is None or running.done():
             watched = self._watched[workflow_id] = Watched(spec, machines)
-            if known and known.status == "running":
-                watched.known = (known.generation, max(known.resume_step, 1))
+            if known:
+                _learn(watched, known)
             self._tasks[workflow_id] = asyncio.create_task(self._watch(watched), name=workflow_id)
 
     def _leave(self, workflow_id: str) -> None:
@@ -167,7 +167,8 @@ class Watcher:
         with structlog.contextvars.bound_contextvars(job=job.spec.name):
             log.info("watching", machines=len(job.machines))
             tasks = [
-                asyncio.create_task(loop(job)) for loop in (self._judge, self._acknowledge, self._persist, self._align)
+                asyncio.create_task(loop(job))
+                for loop in (self._judge, self._acknowledge, self._persist, self._align, self._ask_what_runs)
             ]
             try:
                 async for machine in in_turns(job.machines):
@@ -236,6 +237,15 @@ class Watcher:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(TICK_S):
                     await job.woken.wait()
+
+    async def _ask_what_runs(self, job: Watched) -> None:
+        """Ask the workflow what runs while a machine knows nothing of it: that machine may be lost."""
+        handle = self._client.get_workflow_handle(job_workflow_id(job.spec.name))
+        while True:
+            await asyncio.sleep(BARE_S)
+            if job.has_bare:
+                with contextlib.suppress(Exception):  # asked again; what else it means, others say
+                    _learn(job, await handle.query("state", result_type=JobState, rpc_timeout=ANSWER_LIMIT))
 
     async def _persist(self, job: Watched) -> None:
         """Ask all machines to write a step to disk when it is time, and tell which of those on disk all ranks have."""
@@ -344,6 +354,11 @@ class Watcher:
                 log.debug("an acknowledgement was not taken yet", machine=machine.name, error=str(error))
                 await asyncio.sleep(wait_s)
                 wait_s = min(2 * wait_s, ACKNOWLEDGE_S)
+
+
+def _learn(job: Watched, state: JobState) -> None:
+    if state.status == "running":
+        job.runs(state.generation, max(state.resume_step, 1), steady_ns())
 
 
 @contextlib.asynccontextmanager

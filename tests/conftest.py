@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import AsyncIterator
 from datetime import timedelta
@@ -21,6 +22,12 @@ from workflows import attributes
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Drills first: they take longest, and side by side nothing else should be left to wait for at the end."""
     items.sort(key=lambda item: item.get_closest_marker("drill") is None)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: a collection that walks over all of torch stops a workflow task, or a loop, for long."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

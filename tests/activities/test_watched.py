@@ -245,6 +245,36 @@ def test_a_machine_that_is_still_behind_with_a_launch_is_not_lost() -> None:
     assert anomalies(job, 110 * S) == []
 
 
+def test_a_machine_lost_before_it_was_seen_to_run_is_reported_once_the_workflow_says_that_it_ran_there() -> None:
+    job = watched()
+    show(job, 100 * S, 20, ranks=(0,))
+    empty = pb.ProgressReply(time_ns=101 * S)
+    job.showed("m1", empty, 101 * S)
+    assert job.has_bare
+    assert anomalies(job, 101 * S) == [], "it may not have been launched yet"
+
+    job.runs(1, 1, 102 * S)
+    assert anomalies(job, 102 * S) == [], "what it said is older than what the workflow says"
+    job.showed("m1", empty, 103 * S)
+    [found] = anomalies(job, 103 * S)
+    assert (found.symptom, found.generation, found.machines, found.ranks) == (Symptom.CRASH, 1, ["m1"], [1])
+
+    show(job, 104 * S, 21, ranks=(1,))
+    assert not job.has_bare
+    assert anomalies(job, 104 * S) == []
+
+
+def test_a_machine_on_its_way_into_the_next_generation_is_not_lost_by_what_the_workflow_said_before() -> None:
+    job = watched()
+    show(job, 100 * S, 20)
+    job.runs(1, 1, 101 * S)
+    job.reported.add(1)
+    show(job, 110 * S, 20, generation=2, ranks=(0,))
+    job.showed("m1", pb.ProgressReply(), 110 * S)
+
+    assert anomalies(job, 110 * S) == []
+
+
 def shown(job: Watched, second: int, *ranks: dict[str, Any]) -> None:
     """Every machine shows its rank of generation 2, as given."""
     for rank, given in enumerate(ranks):

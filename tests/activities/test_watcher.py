@@ -45,6 +45,8 @@ class SpokenAgent(agent_pb2_grpc.AgentServicer):
         self.listeners = 0
         self.shown: dict[str, pb.RankProgress] = {}
         """Job → its rank on this machine."""
+        self.empty = False
+        """Says that it knows nothing of any job."""
         self.asked_to_persist: list[int] = []
         self.told_whole: list[int] = []
         self.aligned: list[pb.AlignRequest] = []
@@ -90,6 +92,8 @@ class SpokenAgent(agent_pb2_grpc.AgentServicer):
         while True:
             if request.job in self.shown:
                 yield pb.ProgressReply(time_ns=time.time_ns(), ranks=[self.shown[request.job]])
+            elif self.empty:
+                yield pb.ProgressReply(time_ns=time.time_ns())
             await asyncio.sleep(0.1)
 
     async def Persist(self, request: pb.PersistRequest, context: Any) -> pb.PersistReply:  # noqa: N802
@@ -211,6 +215,20 @@ async def test_a_job_that_steps_and_does_not_save_gets_an_incident(place: Place)
 
     assert place.cluster.notes[0].anomaly.symptom is Symptom.UNSAVED
     assert "480 steps" in place.cluster.notes[0].anomaly.headline
+    await job.signal(JobWorkflow.stop, {"operator": "test"})
+    await job.result()
+
+
+async def test_a_machine_that_no_watcher_ever_saw_run_its_ranks_is_found_to_be_lost(place: Place) -> None:
+    place.agents[0].shown["gone"] = stepping(0, 20)
+    place.agents[1].empty = True
+    job = await place.start("gone", 2)
+
+    while not place.cluster.notes:  # noqa: ASYNC110 - nobody tells us
+        await asyncio.sleep(0.05)
+
+    found = place.cluster.notes[0].anomaly
+    assert (found.symptom, found.headline) == (Symptom.CRASH, "m1 came back empty and lost rank 1")
     await job.signal(JobWorkflow.stop, {"operator": "test"})
     await job.result()
 

@@ -239,7 +239,8 @@ async def test_what_the_script_showed_and_how_long_its_start_took_is_known_to_la
     jobs.cluster.confirmation = shown
     jobs.cluster.evidence = lambda given: Evidence(generation=given.generation, emptied=["m1"])
     handle = await jobs.start(confirm_timeout_s=0.05, confirm_factor=1000.0)
-    state = await jobs.until(handle, lambda state: state.status == "running")
+    # It runs as soon as it is launched; how long its first step took is known once that is confirmed.
+    state = await jobs.until(handle, lambda state: state.status == "running" and state.first_step_s > 0)
     await handle.execute_update(JobWorkflow.report, anomaly(1))
     await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
 
