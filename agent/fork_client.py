@@ -13,19 +13,19 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import structlog
 
-import everstep
+from agent.from_template import fork_from
 from agent.processes import is_alive, kill_family, start_ticks
 from everstep import environment, private
 from everstep.errors import AgentError, Fenced
 
 Message = dict[str, Any]
-PROGRAM = Path(__file__).with_name("fork_server.py")
+PROGRAM = Path(__file__).resolve().with_name("fork_server.py")
 START_TIMEOUT_S = 120.0
 """A fork server that cannot fork after this long is given up (ours; imports take 1-4 s)."""
 REQUEST_TIMEOUT_S = 30.0
@@ -55,6 +55,21 @@ def label_of(python: str, env: Mapping[str, str]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def _start_process(python: str, arguments: list[str], env: Mapping[str, str], listener: int, output: int) -> int:
+    process = subprocess.Popen(
+        [python, "-P", str(PROGRAM), *arguments, "--socket-fd", str(listener)],
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        pass_fds=[listener],
+        start_new_session=True,
+        cwd="/",
+    )
+    process.returncode = 0  # the reaper collects it; Popen need not ask again
+    return process.pid
+
+
 class ForkServer:
     """One fork server process and the connection to it."""
 
@@ -75,14 +90,20 @@ class ForkServer:
         self._reading: asyncio.Task[None] | None = None
 
     @classmethod
-    async def start(cls, folder: Path, python: str, env: Mapping[str, str]) -> ForkServer:
+    async def start(cls, folder: Path, python: str, env: Mapping[str, str], template: Path | None = None) -> ForkServer:
         """Start a fork server and wait until it can fork.
+
+        Args:
+            folder: for its socket and its log.
+            python: interpreter of the job; empty: the agent's own.
+            env: variables of the job that are set before anything is imported.
+            template: socket of a template to fork it from, where that has imported the same.
 
         Raises:
             AgentError: the interpreter does not start, or its imports fail.
         """
         began = time.monotonic()
-        server = cls._spawn(folder, python or sys.executable, env)
+        server = await cls._spawn(folder, python or sys.executable, env, template)
         log = server.path.with_suffix(".log")
         try:
             await server.connect(START_TIMEOUT_S)
@@ -100,39 +121,39 @@ class ForkServer:
         return server
 
     @classmethod
-    def _spawn(cls, folder: Path, python: str, env: Mapping[str, str]) -> ForkServer:
-        private.make_folder(folder)
-        server = cls(folder / f"{uuid.uuid4().hex[:12]}.sock")
-        listener = socket.socket(socket.AF_UNIX)
-        with _short_name(server.path) as name:
-            listener.bind(name)
-            Path(name).chmod(0o600)  # before it listens
-        listener.listen(16)
+    async def _spawn(cls, folder: Path, python: str, env: Mapping[str, str], template: Path | None) -> ForkServer:
+        server = cls(private.make_folder(folder) / f"{uuid.uuid4().hex[:12]}.sock")
         arguments = [
-            *(python, "-P", str(PROGRAM), "--socket-fd", str(listener.fileno())),
             *("--socket-path", str(server.path), "--label", label_of(python, env)),
-            *("--everstep", str(Path(everstep.__file__).resolve().parent.parent)),
+            *("--everstep", str(PROGRAM.parent.parent)),
         ]
+        environment = inherited_environment() | dict(env)
         try:
-            with open(server.path.with_suffix(".log"), "ab", opener=private.open_file) as output:
-                process = subprocess.Popen(
-                    arguments,
-                    env=inherited_environment() | dict(env),
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    pass_fds=[listener.fileno()],
-                    start_new_session=True,
-                    cwd="/",
-                )
+            with server.files() as files:
+                if template and python == sys.executable:
+                    server.pid = await fork_from(template, arguments, environment, files)
+                server.pid = server.pid or _start_process(python, arguments, environment, *files)
         except OSError as error:
             server.forget()
             raise AgentError(f"the interpreter {python} cannot be started: {error}") from error
-        finally:
-            listener.close()
-        process.returncode = 0  # the reaper collects it; Popen need not ask again
-        server.pid, server.start_ticks = process.pid, start_ticks(process.pid)
+        except asyncio.CancelledError:
+            server.forget()  # by that it ends, should it be forked yet
+            raise
+        server.start_ticks = start_ticks(server.pid)
         return server
+
+    @contextlib.contextmanager
+    def files(self) -> Iterator[tuple[int, int]]:
+        """What a new server inherits: its listening socket, and the file for what it prints."""
+        with (
+            socket.socket(socket.AF_UNIX) as listener,
+            open(self.path.with_suffix(".log"), "ab", opener=private.open_file) as log,
+        ):
+            with _short_name(self.path) as name:
+                listener.bind(name)
+                Path(name).chmod(0o600)  # before it listens
+            listener.listen(16)
+            yield listener.fileno(), log.fileno()
 
     async def connect(self, timeout_s: float | None = REQUEST_TIMEOUT_S) -> None:
         """Connect and learn the table; exits are told from then on."""
@@ -233,8 +254,12 @@ class ForkServer:
 class ForkServers:
     """All fork servers of this machine: one per job, and a warm one for the next job."""
 
-    def __init__(self, folder: Path, *, prewarm: bool, earlier: Path | None = None) -> None:
+    def __init__(
+        self, folder: Path, *, prewarm: bool, earlier: Path | None = None, template: Path | None = None
+    ) -> None:
         self.folder = folder
+        self.template = template
+        """Socket of the process from which fork servers are forked, where there is one."""
         self.earlier = earlier
         """Where agents of earlier releases had the sockets."""
         self.prewarm = prewarm
@@ -312,6 +337,9 @@ class ForkServers:
         self._silent[greeting] = server
         greeting.add_done_callback(answered)
 
+    async def _start(self, python: str, env: Mapping[str, str]) -> ForkServer:
+        return await ForkServer.start(self.folder, python, env, self.template)
+
     async def keep_or_end(self, server: ForkServer) -> None:
         """A server that serves no job: keep it as the warm one, or end it."""
         if not server.job and self.prewarm and self._warm is None and server.label == self._warm_label:
@@ -327,12 +355,12 @@ class ForkServers:
             if server.label == self._warm_label and not server.job:
                 return server
         server.forget()
-        return await ForkServer.start(self.folder, "", {})
+        return await self._start("", {})
 
     def warm_up(self) -> None:
         """Start the fork server that the next job takes over, in the background."""
         if self.prewarm and self._warm is None:
-            self._warm = asyncio.create_task(ForkServer.start(self.folder, "", {}))
+            self._warm = asyncio.create_task(self._start("", {}))
             self._warm.add_done_callback(self._warmed)
 
     def _warmed(self, task: asyncio.Task[ForkServer]) -> None:
@@ -351,7 +379,7 @@ class ForkServers:
                 server.forget()
                 server = None
         if server is None:
-            server = await ForkServer.start(self.folder, python, env)
+            server = await self._start(python, env)
         server.table = await server.request("assign", job=job)
         server.job = job
         return server

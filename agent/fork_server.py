@@ -49,6 +49,7 @@ import sys
 import time
 import types
 import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
@@ -62,6 +63,9 @@ KILL_PATIENCE_S = 10.0
 """A kill is answered after this long even if something cannot be reaped (ours)."""
 KEPT_GENERATIONS = 8
 """Exited ranks of older generations are forgotten (ours)."""
+
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""numpy and OpenMP read these when they are imported; a second thread would make forks unsafe."""
 
 PRELOADED = (
     "multiprocessing.popen_fork",
@@ -117,7 +121,7 @@ def preload() -> Imported:
     child would hang in OpenMP or be refused CUDA. Hence no optimizer step, no
     ``torch.cuda.is_available()``.
     """
-    before, kind, files = dict(os.environ), type(os.environ), _descriptors()
+    before, kind, files = dict(os.environ), type(os.environ), descriptors()
     os.environ.__class__ = _Noted
     try:
         for name in PRELOADED:
@@ -134,7 +138,7 @@ def preload() -> Imported:
         raise RuntimeError(f"the fork server has {threads} threads after its imports; forking would not be safe")
     gc.collect()
     gc.freeze()
-    return Imported({name: before.get(name) for name in _Noted.names}, frozenset(_descriptors() - files))
+    return Imported({name: before.get(name) for name in _Noted.names}, frozenset(descriptors() - files))
 
 
 def _load_rank_process() -> types.ModuleType:
@@ -415,7 +419,7 @@ class ForkServer:
         sys.stdout.flush()
         sys.stderr.flush()
         server, forked_ns = os.getpid(), time.time_ns()
-        pid = _fork()
+        pid = fork()
         if pid == 0:
             self._become_child()
             rank_process.run_rank(server, rank, generation, row, request, code=code, read=self.imported.read)
@@ -427,7 +431,7 @@ class ForkServer:
         if store is None or store.exit:
             listener = _listen(request["host"])
             port = listener.getsockname()[1]
-            pid = _fork()
+            pid = fork()
             if pid == 0:
                 self._become_child(keep=listener.fileno())
                 rank_process.run_store(listener, request["host"], port, generation)
@@ -442,7 +446,7 @@ class ForkServer:
         self.listener.detach()
         for connection in self.connections.values():
             connection.socket.detach()
-        for number in _descriptors() - self.imported.files:
+        for number in descriptors() - self.imported.files:
             if number > 2 and number != keep:
                 with contextlib.suppress(OSError):
                     os.close(number)
@@ -554,7 +558,12 @@ class ForkServer:
 # The system.
 
 
-def _fork() -> int:
+def fork() -> int:
+    """``os.fork``, tried again while the system is short of something.
+
+    Raises:
+        Refused: it stays short.
+    """
     for attempt in range(5):
         try:
             return os.fork()
@@ -582,7 +591,8 @@ def user_of(connection: socket.socket) -> int:
     return int(uid)
 
 
-def _descriptors() -> set[int]:
+def descriptors() -> set[int]:
+    """Numbers of this process's open files."""
     found = set()
     for number in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
         with contextlib.suppress(OSError):  # the one through which they were listed
@@ -609,21 +619,25 @@ def processes() -> list[tuple[int, int, int, str]]:
     return found
 
 
-def main() -> NoReturn:
-    """Take the listening socket from the agent, import, serve."""
+def imports(everstep: str = "") -> Imported:
+    """Import what ranks need; ``everstep``: the folder that holds everstep, if it is not installed."""
+    os.environ.update(ONE_THREAD)
+    if everstep and importlib.util.find_spec("everstep") is None:
+        sys.path.append(everstep)
+    return preload()
+
+
+def serve(arguments: Sequence[str], import_all: Callable[[str], Imported]) -> NoReturn:
+    """Take the listening socket, import, fork ranks."""
     parser = argparse.ArgumentParser(description="Fork server of an everstep agent; started by the agent.")
     parser.add_argument("--socket-fd", type=int, required=True, help="inherited listening unix socket")
     parser.add_argument("--socket-path", type=Path, required=True, help="its name; the server ends when it is removed")
     parser.add_argument("--label", default="", help="what the server was started for")
     parser.add_argument("--everstep", default="", help="folder that holds everstep, if it is not installed")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     try:
         _libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
-        # numpy and OpenMP read these when they are imported; a second thread would make forks unsafe.
-        os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
-        if options.everstep and importlib.util.find_spec("everstep") is None:
-            sys.path.append(options.everstep)
-        imported = preload()
+        imported = import_all(options.everstep)
         listener = socket.socket(fileno=options.socket_fd)
         ForkServer(listener, options.socket_path, options.label, imported).run()
         code = 0
@@ -635,4 +649,4 @@ def main() -> NoReturn:
 
 
 if __name__ == "__main__":
-    main()
+    serve(sys.argv[1:], imports)

@@ -64,6 +64,8 @@ class AgentOptions:
     shm_dir: Path
     prewarm: bool = False
     """Have a fork server ready before the first job asks."""
+    template: Path | None = None
+    """Socket of a template to fork it from; None: the agent starts it."""
     security: ServerSecurity = field(default_factory=ServerSecurity)
     """What callers must show …"""
     peers: ClientSecurity = field(default_factory=ClientSecurity)
@@ -137,7 +139,10 @@ async def _run(options: AgentOptions, server: grpc.aio.Server) -> None:
         log=ObservationLog(_lines(live, options, "observations.jsonl", disk), options.machine),
         reaper=reaper,
         fork_servers=ForkServers(
-            live / FORK_SERVERS, prewarm=options.prewarm, earlier=options.state_dir / FORK_SERVERS
+            live / FORK_SERVERS,
+            prewarm=options.prewarm,
+            earlier=options.state_dir / FORK_SERVERS,
+            template=options.template,
         ),
         exchange=exchange,
     )

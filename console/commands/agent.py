@@ -16,6 +16,10 @@ def agent(  # noqa: PLR0917
     state_dir: Annotated[Path, typer.Option(help="Folder for observations, job records, step records and logs.")],
     shm_dir: Annotated[Path, typer.Option(help="Folder in /dev/shm for reports and checkpoints, this machine's own.")],
     prewarm: Annotated[bool, typer.Option("--prewarm", help="Have a fork server ready for the first job.")] = False,
+    template: Annotated[
+        Path | None,
+        typer.Option(envvar="EVERSTEP_TEMPLATE", help="Socket of a template to fork fork servers from: 'everstep up'."),
+    ] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate (PEM); turns TLS on.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Private key of the certificate (PEM).")] = None,
     tls_client_ca: Annotated[Path | None, typer.Option(help="Ask callers for certificates of this authority.")] = None,
@@ -67,6 +71,7 @@ def agent(  # noqa: PLR0917
         state_dir=state_dir.absolute(),
         shm_dir=shm_dir.absolute(),
         prewarm=prewarm,
+        template=template,
         security=security,
         peers=security.as_client(ca_file),
         log_bytes=log_mib << 20,

@@ -22,6 +22,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import agent
 from console.cluster_file import ClusterFile, everstep_home
 from console.local import mounts, ports, procfs, readiness, stopping
 from console.local.plan import Plan, ProcessPlan, State
@@ -40,6 +41,8 @@ BASE_ADDRESS = "127.0.0.11"
 """Loopback address of the first machine; the next machines have the next ones."""
 TEMPORAL_PORT, UI_PORT = 7233, 8233
 """Taken when free: Temporal's own."""
+TEMPLATE_ROOM = 4096
+"""Bytes for the command lines of the fork servers that are forked from the template (ours)."""
 STOP_LIMIT_S = 60.0
 
 
@@ -54,12 +57,20 @@ def agent_command(machine: Machine, state: Path, shm: Path) -> list[str]:
     return [*command, "--listen", machine.address, "--state-dir", str(state), "--shm-dir", str(shm), "--prewarm"]
 
 
+def template_command(socket: Path) -> list[str]:
+    """How the template is started from which the agents' fork servers are forked."""
+    folder = Path(agent.__file__).resolve().parent
+    command = [sys.executable, "-P", str(folder / "template.py"), "--listen", str(socket)]
+    return [*command, "--everstep", str(folder.parent), "--room", " " * TEMPLATE_ROOM]
+
+
 @dataclass(frozen=True)
 class Commands:
     """The programs that a cluster runs; tests put others in their place."""
 
     worker: Callable[[], list[str]] = worker_command
     agent: Callable[[Machine, Path, Path], list[str]] = agent_command
+    template: Callable[[Path], list[str]] = template_command
 
 
 def up(
@@ -210,12 +221,16 @@ def _plan(cluster: ClusterFile, choice: TemporalChoice, commands: Commands) -> P
             namespace=cluster.namespace,
         )
         processes.append(ProcessPlan("temporal", "temporal", command))
+    # All ranks are on this computer: gloo needs no look-up of the host's name.
+    agent_env = env | {"GLOO_SOCKET_IFNAME": "lo", environment.TEMPLATE: str(cluster.shm / "template.sock")}
+    processes.append(
+        ProcessPlan("template", "template", commands.template(Path(agent_env[environment.TEMPLATE])), agent_env)
+    )
     for machine in cluster.machines:
         state, shm = cluster.home / "machines" / machine.name, cluster.shm / machine.name
         private.make_folder(state)
         argv = commands.agent(machine, state, shm)
-        # All ranks are on this computer: gloo needs no look-up of the host's name.
-        processes.append(ProcessPlan(f"agent-{machine.name}", "agent", argv, env | {"GLOO_SOCKET_IFNAME": "lo"}))
+        processes.append(ProcessPlan(f"agent-{machine.name}", "agent", argv, agent_env))
     processes += [ProcessPlan(f"worker-{n}", "worker", commands.worker(), env) for n in range(cluster.workers)]
     return Plan(cluster.id, str(cluster.shm), processes, list(_addresses(cluster, choice).values()))
 

@@ -18,9 +18,9 @@ from console.local import procfs
 from console.local.procfs import Process
 from everstep import private
 
-Kind = Literal["temporal", "worker", "agent"]
+Kind = Literal["temporal", "worker", "agent", "template"]
 
-STOP_ORDER: tuple[Kind, ...] = ("worker", "agent", "temporal")
+STOP_ORDER: tuple[Kind, ...] = ("worker", "agent", "template", "temporal")
 """Workers first, so that nothing is decided about the agents that go away."""
 
 

@@ -12,8 +12,14 @@ from console.local import mounts, procfs
 from console.local.plan import STOP_ORDER, Kind, State
 from everstep import private
 
-GRACE_S: dict[Kind, float] = {"worker": 3.0, "agent": 3.0, "temporal": 5.0}
+GRACE_S: dict[Kind, float] = {"worker": 3.0, "agent": 3.0, "template": 3.0, "temporal": 5.0}
 """How long a process may take after SIGTERM before SIGKILL (ours)."""
+NAMES: dict[Kind, str] = {
+    "worker": "stopping workers",
+    "agent": "stopping agents",
+    "template": "stopping the template of fork servers",
+    "temporal": "stopping Temporal",
+}
 ROUNDS = 20
 """A process that forks while we kill is found in the next round."""
 
@@ -34,7 +40,7 @@ def stop_all(state: State, cluster_id: str, say: Callable[[str], None]) -> None:
             kill_all(cluster_id, spared)
         processes = [entry.process for entry in state.processes.values() if entry.kind == kind]
         if any(map(procfs.alive, processes)):
-            say(f"stopping {kind}s" if kind != "temporal" else "stopping Temporal")
+            say(NAMES[kind])
         for process in processes:
             procfs.send(process, signal.SIGTERM)
         for process in procfs.wait_gone(processes, GRACE_S[kind]):

@@ -63,7 +63,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def commands() -> local.Commands:
     """Stand-ins that do what readiness looks at: poll the task queue, answer the health check."""
     return local.Commands(
-        worker=lambda: [*PYTHON, WORKER], agent=lambda machine, state, shm: [*PYTHON, AGENT, machine.address]
+        worker=lambda: [*PYTHON, WORKER],
+        agent=lambda machine, state, shm: [*PYTHON, AGENT, machine.address],
+        template=lambda socket: [*PYTHON, "import time; time.sleep(600)", str(socket)],
     )
 
 

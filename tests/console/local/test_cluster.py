@@ -28,7 +28,7 @@ def test_up_is_idempotent_grows_and_down_leaves_nothing(home: Path, commands: lo
     said: list[str] = []
     cluster = local.up(NAME, machines=1, standbys=1, workers=1, progress=said.append, commands=commands)
     first = local.processes(cluster)
-    assert set(first) == {"temporal", "agent-m0", "agent-m1", "worker-0"}
+    assert set(first) == {"temporal", "template", "agent-m0", "agent-m1", "worker-0"}
     assert said[0].startswith("Temporal: ")
     assert ClusterFile.load(NAME) == cluster
 
