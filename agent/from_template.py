@@ -1,4 +1,4 @@
-"""The agent's side of the template: ask it for a fork server."""
+"""The agent's side of the template: ask it for a fork server, and how what it was the parent of ended."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from pathlib import Path
 
 import structlog
 
+from agent.processes import End
+
 BEGIN_LIMIT_S = 5.0
 """A template that does not listen this long after it was asked for first is not waited for (ours)."""
 IMPORT_LIMIT_S = 120.0
 """One that listens may still import, which takes 1-4 s; it is given up after this long (ours)."""
+ANSWER_LIMIT_S = 0.2
+"""A template that does not say within this time how a process ended does not say so (ours)."""
 LOOK_S = 0.05
 
 logger = structlog.get_logger()
@@ -41,12 +45,33 @@ async def fork_from(template: Path, arguments: Sequence[str], env: Mapping[str, 
     return 0
 
 
-async def _ask(template: Path, request: bytes, files: Sequence[int]) -> dict[str, object]:
+async def end_of(template: Path, pid: int) -> End | None:
+    """How a process ended whose parent the template is: a fork server, or a rank whose fork server died before it.
+
+    Args:
+        template: its socket.
+        pid: of the process.
+
+    Returns:
+        None when the template does not know, or does not answer.
+    """
+    try:
+        reply = await _ask(template, json.dumps({"ended": pid}).encode(), [], limit_s=ANSWER_LIMIT_S)
+    except (OSError, ValueError):
+        return None
+    return End.of(int(str(reply["status"])), int(str(reply["time_ns"]))) if reply["ok"] else None
+
+
+async def _ask(
+    template: Path, request: bytes, files: Sequence[int], limit_s: float = IMPORT_LIMIT_S
+) -> dict[str, object]:
     loop = asyncio.get_running_loop()
-    with await _connected(template) as connection:
-        async with asyncio.timeout(IMPORT_LIMIT_S):
-            socket.send_fds(connection, [request[:1]], list(files))
-            await loop.sock_sendall(connection, request[1:] + b"\n")
+    with await _connected(template, min(limit_s, BEGIN_LIMIT_S)) as connection:
+        async with asyncio.timeout(limit_s):
+            if files:
+                socket.send_fds(connection, [request[:1]], list(files))
+                request = request[1:]
+            await loop.sock_sendall(connection, request + b"\n")
             data = b""
             while not data.endswith(b"\n"):
                 more = await loop.sock_recv(connection, 1 << 16)
@@ -57,12 +82,12 @@ async def _ask(template: Path, request: bytes, files: Sequence[int]) -> dict[str
     return reply
 
 
-async def _connected(template: Path) -> socket.socket:
+async def _connected(template: Path, limit_s: float) -> socket.socket:
     """A connection; the template may have been started in the moment before."""
     loop, connection = asyncio.get_running_loop(), socket.socket(socket.AF_UNIX)
     connection.setblocking(False)
     try:
-        async with asyncio.timeout(BEGIN_LIMIT_S):
+        async with asyncio.timeout(limit_s):
             while True:
                 try:
                     await loop.sock_connect(connection, str(template))

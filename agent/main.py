@@ -19,6 +19,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from agent import logs
 from agent.exchange.hub import Exchange
 from agent.fork_client import ForkServers
+from agent.from_template import end_of
 from agent.host import Host
 from agent.live import FOLDER as LIVE
 from agent.live import LiveLines, LiveRecords
@@ -119,7 +120,7 @@ async def _run(options: AgentOptions, server: grpc.aio.Server) -> None:
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
-    reaper = Reaper()
+    reaper = Reaper(partial(end_of, options.template) if options.template else None)
     reaper.install()
     try:
         exchange = Exchange(options.machine, options.host, options.peers)

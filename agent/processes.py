@@ -9,7 +9,7 @@ import os
 import signal
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -28,6 +28,12 @@ class End:
     kind: Literal["code", "signal", "unknown"]
     value: int
     time_ns: int
+
+    @classmethod
+    def of(cls, status: int, time_ns: int = 0) -> End:
+        """What a wait status says; ``time_ns``: when the process ended, 0: now."""
+        code = os.waitstatus_to_exitcode(status)
+        return cls("signal" if code < 0 else "code", abs(code), time_ns or time.time_ns())
 
 
 def boot_id() -> str:
@@ -116,10 +122,15 @@ def maps(pid: int, path: Path) -> bool:
 
 
 class Reaper:
-    """Makes this process the parent of last resort, and remembers how its children ended."""
+    """Makes this process the parent of last resort, and remembers how its children ended.
 
-    def __init__(self) -> None:
+    Args:
+        others: Says how a process ended that was not our child; None: nobody else knows.
+    """
+
+    def __init__(self, others: Callable[[int], Awaitable[End | None]] | None = None) -> None:
         self._ends: OrderedDict[int, End] = OrderedDict()
+        self._others = others
 
     def install(self) -> None:
         """Become a subreaper and reap on SIGCHLD; needs the running loop."""
@@ -135,8 +146,7 @@ class Reaper:
                 return
             if pid == 0:
                 return
-            code = os.waitstatus_to_exitcode(status)
-            self._ends[pid] = End("signal" if code < 0 else "code", abs(code), time.time_ns())
+            self._ends[pid] = End.of(status)
             if len(self._ends) > REMEMBERED_ENDS:
                 self._ends.popitem(last=False)
 
@@ -145,12 +155,14 @@ class Reaper:
         self._ends.pop(pid, None)
 
     async def end_of(self, pid: int) -> End:
-        """How a process that is gone ended, if it was our child."""
+        """How a process that is gone ended, if it was our child or others know."""
         deadline = time.monotonic() + STATUS_PATIENCE_S
         while time.monotonic() < deadline:
             self.reap()
             if end := self._ends.pop(pid, None):
                 return end
+            if self._others and (told := await self._others(pid)):
+                return told
             await asyncio.sleep(0.01)
         return End("unknown", 0, time.time_ns())
 

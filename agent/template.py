@@ -14,7 +14,9 @@ themselves meanwhile.
 One request for each connection to its unix socket: a line of JSON with
 ``arguments`` and ``env``, and two descriptors, the fork server's listening
 socket and its log. The reply is a line of JSON, ``ok`` with ``pid`` or
-``message``: why the agent has to start this one itself.
+``message``: why the agent has to start this one itself. Or it is a line with
+``ended``, a pid: the template is the parent of what it forked, and of a rank
+whose fork server died, so it is asked how such a process ended.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ import select
 import signal
 import socket
 import sys
+import time
 import types
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -37,6 +40,7 @@ ABANDONED_CHECK_MS = 2000
 """How often the template looks whether its socket still has a name (ours)."""
 ASKING_LIMIT_S = 5.0
 """An agent that connects and does not say what it wants within this time is left (ours)."""
+REMEMBERED_ENDS = 1024
 _ARGUMENTS = slice(45, 47)
 """Begin and end of a process's arguments in memory, in /proc/self/stat after the name."""
 _OWN_SIGNALS = (signal.SIGCHLD, signal.SIGTERM)
@@ -66,6 +70,8 @@ class Template:
         self.listener = listener
         self.path = path
         self.imported = imported
+        self._ends: dict[int, tuple[int, int]] = {}
+        """Process → wait status, and when it was collected."""
         self._inode = path.stat().st_ino
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
@@ -82,11 +88,19 @@ class Template:
             poll.poll(ABANDONED_CHECK_MS)
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake_read, 4096)
-            _reap()
+            self._reap()
             with contextlib.suppress(BlockingIOError):
                 connection, _ = self.listener.accept()
                 with connection:
                     self._serve(connection)
+
+    def _reap(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                self._ends.pop(ended[0], None)
+                self._ends[ended[0]] = (ended[1], time.time_ns())
+        while len(self._ends) > REMEMBERED_ENDS:
+            del self._ends[next(iter(self._ends))]
 
     def _has_its_name(self) -> bool:
         with contextlib.suppress(OSError):
@@ -100,14 +114,24 @@ class Template:
             if fork_server.user_of(connection) not in {0, os.geteuid()}:
                 return
             request = _receive(connection, descriptors)
-            why = self._refuse(request)
-            reply = {"ok": False, "message": why} if why else {"ok": True, "pid": self._fork(request, *descriptors)}
+            reply = self._ended(int(request["ended"])) if "ended" in request else self._forked(request, descriptors)
             connection.sendall(json.dumps(reply).encode() + b"\n")
         except (OSError, ValueError, KeyError, TypeError, fork_server.Refused) as error:
             print(f"a request for a fork server failed: {error}", file=sys.stderr, flush=True)
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
+
+    def _ended(self, pid: int) -> dict[str, Any]:
+        self._reap()
+        status, time_ns = self._ends.get(pid, (None, 0))
+        return {"ok": status is not None, "status": status, "time_ns": time_ns}
+
+    def _forked(self, request: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+        if why := self._refuse(request):
+            return {"ok": False, "message": why}
+        listener, log = descriptors
+        return {"ok": True, "pid": self._fork(request, listener, log)}
 
     def _refuse(self, request: dict[str, Any]) -> str:
         """Why the fork server that is asked for cannot be forked from here; empty: it can."""
@@ -126,10 +150,10 @@ class Template:
             _become(_command(request["arguments"]), request["env"], log)
             for number in fork_server.descriptors() - self.imported.files - {0, 1, 2, listener}:
                 os.close(number)
-        except BaseException as error:
+            fork_server.serve([*request["arguments"], "--socket-fd", str(listener)], lambda _: self.imported)
+        except BaseException as error:  # nothing of the template's may run here
             sys.excepthook(type(error), error, error.__traceback__)
-            os._exit(1)
-        return fork_server.serve([*request["arguments"], "--socket-fd", str(listener)], lambda _: self.imported)
+        os._exit(1)
 
 
 def _become(command: list[str], env: dict[str, str], log: int) -> None:
@@ -182,15 +206,7 @@ def _receive(connection: socket.socket, descriptors: list[int]) -> dict[str, Any
             raise ValueError("the connection ended before the request did")
         data += more
     request: dict[str, Any] = json.loads(data)
-    if len(descriptors) != 2:
-        raise ValueError(f"{len(descriptors)} descriptors came with it instead of 2")
     return request
-
-
-def _reap() -> None:
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
 
 
 def _listen(path: Path) -> socket.socket:
@@ -210,6 +226,7 @@ def main() -> NoReturn:
     parser.add_argument("--room", default="", help="a long blank argument: here the forked show their command lines")
     options = parser.parse_args()
     try:
+        ctypes.CDLL(None).prctl(fork_server.PR_SET_CHILD_SUBREAPER, 1)
         listener = _listen(options.listen)  # before the imports: agents wait for them
         Template(listener, options.listen, fork_server.imports(options.everstep)).run()
         code = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from activities.payloads import DATA_CONVERTER
 from console.local import temporal_binary
 from console.local.temporal_server import DYNAMIC_CONFIG
 from everstep import environment, private
+from tests import templates
 from workflows import attributes
 
 
@@ -37,6 +38,13 @@ def token_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     private.replace(path, "the token of the tests\n")
     os.environ[environment.AGENT_TOKEN_FILE] = str(path)
     return path
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_template_left() -> Iterator[None]:
+    """The template that tests may have started is ended with them."""
+    yield
+    templates.close_shared()
 
 
 @pytest.fixture

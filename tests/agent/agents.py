@@ -20,6 +20,7 @@ from agent.live import FOLDER
 from agent.security import ClientSecurity
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import AgentUnreachable
+from tests import templates
 from tests.hosts import own_host
 
 HOST = own_host(21)
@@ -37,10 +38,23 @@ def agent_command(address: str, state: Path, shm: Path, *options: str, machine: 
 
 
 class RunningAgent:
-    """One agent process; it can be killed and started again on the same folders."""
+    """One agent process; it can be killed and started again on the same folders.
+
+    Args:
+        folder: for its files.
+        options: of its command line.
+        security: what callers show it.
+        machine: its name.
+        alone: it starts its fork servers itself, as on a machine of its own; else a template forks them.
+    """
 
     def __init__(
-        self, folder: Path, *options: str, security: ClientSecurity | None = None, machine: str = "m1"
+        self,
+        folder: Path,
+        *options: str,
+        security: ClientSecurity | None = None,
+        machine: str = "m1",
+        alone: bool = False,
     ) -> None:
         self.machine = machine
         self.folder = folder
@@ -50,7 +64,7 @@ class RunningAgent:
         """What the agent knows."""
         self.fork_servers = self.live / "fork-servers"
         self.address = f"{HOST}:{free_port(HOST)}"
-        self.options = options
+        self.options = options if alone else (*options, "--template", str(templates.shared().socket))
         self.security = security or ClientSecurity.from_environment()
         self.process: subprocess.Popen[bytes] | None = None
         self.client = AgentClient(self.address, self.security)
@@ -173,9 +187,13 @@ class Job:
 
 @contextlib.asynccontextmanager
 async def running_agent(
-    folder: Path, *options: str, security: ClientSecurity | None = None, machine: str = "m1"
+    folder: Path,
+    *options: str,
+    security: ClientSecurity | None = None,
+    machine: str = "m1",
+    alone: bool = False,
 ) -> AsyncIterator[RunningAgent]:
-    agent = RunningAgent(folder, *options, security=security, machine=machine)
+    agent = RunningAgent(folder, *options, security=security, machine=machine, alone=alone)
     try:
         await agent.start()
         yield agent
