@@ -21,8 +21,8 @@ from workflows import attributes
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Drills first: they take longest, and side by side nothing else should be left to wait for at the end."""
-    items.sort(key=lambda item: item.get_closest_marker("drill") is None)
+    """Drills first, and what starts no process last: side by side, nothing long should be waited for at the end."""
+    items.sort(key=lambda item: (item.get_closest_marker("drill") is None, "tests/everstep/" in item.nodeid))
 
 
 def pytest_collection_finish() -> None:

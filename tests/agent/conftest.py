@@ -14,7 +14,7 @@ from tests.agent.agents import HOST, RunningAgent, running_agent
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def agent(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningAgent]:
-    async with running_agent(tmp_path_factory.mktemp("agent"), "--prewarm") as running:
+    async with running_agent(tmp_path_factory.mktemp("agent"), "--prewarm", alone=True) as running:
         yield running
 
 

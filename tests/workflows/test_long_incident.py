@@ -17,7 +17,7 @@ from workflows.registry import WORKFLOWS, sandbox
 
 SUGGESTED = 100
 """Events after which the server of the tests suggests to continue as new."""
-RESUMES = 24
+RESUMES = 14
 
 
 def failing(given: Any) -> Confirmation:
