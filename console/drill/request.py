@@ -19,6 +19,8 @@ DEFAULTS: dict[str, Any] = {"machines": 4, "ranks_per_machine": 2, "tp": 2, "pp"
 """Sizes of the job of a drill."""
 PACE = "--step-seconds"
 """The example's option for the length of its steps."""
+LIGHT = ["--seq", "16"]
+"""Little to compute in a step of the example, and a state as large as ever: that is what a drill is about (ours)."""
 THEN_AFTER = 10
 """Steps between the first and the second fault of a drill that has two (ours)."""
 
@@ -118,7 +120,10 @@ class DrillRequest(BaseModel):
         if self.script:
             given |= {"script": str(Path(self.script[0]).resolve()), "args": self.script[1:]}
         elif self.config is None:
-            given |= {"script": str(example("gpt.py")), "args": ["--steps", str(self.total_steps), *self._pace()]}
+            given |= {
+                "script": str(example("gpt.py")),
+                "args": ["--steps", str(self.total_steps), *LIGHT, *self._pace()],
+            }
         spec = load_job(self.config, given)
         if self.steps is not None and "--steps" not in spec.args:  # a script of the user's: handed on
             spec = spec.model_copy(update={"args": [*spec.args, "--steps", str(self.steps)]})
