@@ -156,13 +156,13 @@ class Lane:
         try:
             for rank in due:
                 self.spare(rank)
-            fine = self._send_all(due)
+            fine, newest = self._send_all(due)
         finally:
             sending, self._sending = self._sending, {}
             for rank in due:
                 self.spare(rank)
         if all(self._sent[rank] >= step for rank, step in sending.items()):
-            self._stride = next_stride(self._stride, self._every, _newest(self._held()) - _newest(held))
+            self._stride = next_stride(self._stride, self._every, newest - _newest(held))
         return fine
 
     def _choose(self, held: Mapping[int, Mapping[int, SlotHeader]]) -> dict[int, SlotHeader]:
@@ -180,30 +180,34 @@ class Lane:
             due |= {rank: held[rank][step] for rank in steps if step in held[rank] and self._sent[rank] < step}
         return due
 
-    def _send_all(self, due: Mapping[int, SlotHeader]) -> bool:
-        fine = True
+    def _send_all(self, due: Mapping[int, SlotHeader]) -> tuple[bool, int]:
+        """Whether there is no reason to wait before the next try, and the newest step that was saved meanwhile."""
+        fine, newest = True, -1
         for rank, header in due.items():
             if self._closing.is_set():
-                return True
+                return True, newest
             try:
-                fine = self._settle(rank, header, self._send(rank, header)) and fine
+                outcome = self._send(rank, header)
+                newest = max([newest, *self._slots(rank)])
+                fine = self._settle(rank, header, outcome) and fine
             except (OSError, AgentError) as error:
                 self._disconnect()
                 self._problem(self.ranks, f"no backup to {self._machine} at {self._address}: {error}")
-                return False
-        return fine
+                return False, newest
+        return fine, newest
 
     def _held(self) -> dict[int, dict[int, SlotHeader]]:
         """Rank → step → header of what is in the own slots."""
-        found: dict[int, dict[int, SlotHeader]] = {rank: {} for rank in self.ranks}
-        for rank in self.ranks:
-            with contextlib.suppress(OSError, CorruptCheckpoint):  # nothing is saved yet, or the file is replaced
-                reader = self._readers.get(rank)
-                if reader is None:
-                    reader = self._readers[rank] = SlotReader(self._place.shm / f"checkpoint-{rank}")
-                headers = [header for header in reader.headers() if (rank, header) not in self._spoiled]
-                found[rank] = {header.completed_steps: header for header in headers}
-        return found
+        return {rank: self._slots(rank) for rank in self.ranks}
+
+    def _slots(self, rank: int) -> dict[int, SlotHeader]:
+        with contextlib.suppress(OSError, CorruptCheckpoint):  # nothing is saved yet, or the file is replaced
+            reader = self._readers.get(rank)
+            if reader is None:
+                reader = self._readers[rank] = SlotReader(self._place.shm / f"checkpoint-{rank}")
+            headers = [header for header in reader.headers() if (rank, header) not in self._spoiled]
+            return {header.completed_steps: header for header in headers}
+        return {}
 
     def _send(self, rank: int, header: SlotHeader) -> Outcome:
         reader = self._readers[rank]

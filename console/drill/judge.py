@@ -18,6 +18,8 @@ MAX_LOST = 1
 """A fault may cost at most the step that was under way, by design of the every-step checkpoint."""
 MAX_PACE = 1.5
 """Step time while a peer's agent hangs, in step times before: far above what a busy machine does to a median (ours)."""
+AWAY_STEPS = 2
+"""A part that was back within so many steps' time was not away for long enough to show anything (ours)."""
 LAG = 2
 """Backups that are so many steps behind show that their peer takes none (ours)."""
 MUST_SAY = ("disk-full", "shm-full")
@@ -128,13 +130,17 @@ def _not_absorbed(facts: Facts, result: DrillResult) -> list[str]:
         found.append(f"the job was launched {facts.generations} times")
     if facts.seen.absorbed is None or facts.seen.absorbed.back_ns is None:
         found.append("the killed part did not come back in time")
-    elif facts.records.of and not facts.records.stepped_between(
-        facts.seen.absorbed.killed_ns, facts.seen.absorbed.back_ns
-    ):
+    elif facts.records.of and _stood(facts, facts.seen.absorbed.killed_ns, facts.seen.absorbed.back_ns):
         found.append("the job did not step while the part was away")
     if result.steps_redone:
         found.append(f"{result.steps_redone} steps were done twice")
     return found
+
+
+def _stood(facts: Facts, begin_ns: int, end_ns: int) -> bool:
+    """Whether the job did not step in a time in which it should have."""
+    step_s = facts.records.step_s(0, begin_ns) or 0.0
+    return (end_ns - begin_ns) / 1e9 > AWAY_STEPS * step_s and not facts.records.stepped_between(begin_ns, end_ns)
 
 
 def _not_recovered(

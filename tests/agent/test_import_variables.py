@@ -43,13 +43,18 @@ def simple(value):
         return all(map(simple, value))
     return isinstance(value, (bool, int, float, str, type(None)))
 
+def shown(value):
+    # torch makes some lists from sets of functions: their order is chance.
+    unordered = isinstance(value, list) and all(isinstance(one, str) for one in value)
+    return repr(sorted(value) if unordered else value)
+
 found = {{"allocator": torch._C._cuda_getAllocatorBackend() if hasattr(torch._C, "_cuda_getAllocatorBackend") else ""}}
 for name, module in sorted(sys.modules.items()):
     if name.partition(".")[0] == "torch" and not name.startswith("torch._C") and module is not None:
         values = dict(vars(module))
         if "_config" in values and hasattr(module, "get_config_copy"):
             values |= {{f"config.{{key}}": value for key, value in module.get_config_copy().items()}}
-        found |= {{f"{{name}}.{{key}}": repr(value) for key, value in values.items() if simple(value)}}
+        found |= {{f"{{name}}.{{key}}": shown(value) for key, value in values.items() if simple(value)}}
 import tempfile
 found["temporary"] = tempfile.gettempdir()
 with open(sys.argv[1], "w") as file:

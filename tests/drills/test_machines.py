@@ -36,7 +36,8 @@ async def test_all_machines_are_lost_and_the_disk_is_what_is_left(drill: DrillOf
     assert result.emptied == ["m0", "m1"]
     assert result.restored_from == {"disk": 2}
     assert result.losses_match is True
-    assert result.steps_redone is not None and result.steps_redone <= 3  # step 10 was on disk
+    assert result.steps_redone is not None and result.steps_promised is not None
+    assert result.steps_redone <= result.steps_promised
 
 
 @pytest.mark.parametrize("part", ["kill-worker", "kill-temporal"])
