@@ -1,4 +1,8 @@
-"""One running agent for a whole module: its fork server takes seconds to import torch. And keys for TLS."""
+"""One running agent for a whole module, and keys for TLS.
+
+The fork servers of the agent are forked from the template of all tests; a module with ``ALONE = True`` has an agent
+that starts them itself.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +17,11 @@ from tests.agent.agents import HOST, RunningAgent, running_agent
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def agent(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningAgent]:
-    async with running_agent(tmp_path_factory.mktemp("agent"), "--prewarm", alone=True) as running:
+async def agent(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[RunningAgent]:
+    alone = getattr(request.module, "ALONE", False)
+    async with running_agent(tmp_path_factory.mktemp("agent"), "--prewarm", alone=alone) as running:
         yield running
 
 

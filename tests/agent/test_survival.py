@@ -21,6 +21,8 @@ from everstep.reports import ReportFile
 from tests.agent.agents import Job, RunningAgent, alive, running_agent, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+ALONE = True
+"""The agent starts its fork servers itself, as on a machine of its own."""
 
 COUNTED = """
 import os, sys, time

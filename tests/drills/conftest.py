@@ -25,7 +25,7 @@ DrillOf = Callable[..., Awaitable[DrillResult]]
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster() -> AsyncIterator[DrillCluster]:
     """One cluster for all drills of a module; nothing of it may be left at the end."""
-    opened = DrillCluster(machines=4, standbys=1, workers=2)
+    opened = DrillCluster(machines=4, standbys=0, workers=2)
     async with opened:
         yield opened
     assert opened.leaked == []
