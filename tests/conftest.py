@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from temporalio.client import Client
 from temporalio.testing import WorkflowEnvironment
 
@@ -50,17 +51,35 @@ def no_template_left() -> Iterator[None]:
 @pytest.fixture
 async def temporal() -> AsyncIterator[Client]:
     """A client of a fresh in-memory server with the settings of the embedded one."""
+    async with await _server() as environment:
+        yield environment.client
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def shared_server() -> AsyncIterator[WorkflowEnvironment]:
+    """Such a server for all tests that do not mind what others left on it."""
+    async with await _server() as environment:
+        yield environment
+
+
+@pytest.fixture
+async def shared_temporal(shared_server: WorkflowEnvironment) -> Client:
+    """A client of it."""
+    config = shared_server.client.service_client.config
+    return await Client.connect(config.target_host, data_converter=DATA_CONVERTER)
+
+
+async def _server() -> WorkflowEnvironment:
     found = temporal_binary.installed(print) or temporal_binary.obtain(print)
     # A low limit lets a test see continue-as-new after a few incidents instead of thousands.
     limits = {"limit.historyCount.suggestContinueAsNew": "100"}
     settings = [
         part for pair in (DYNAMIC_CONFIG | limits).items() for part in ("--dynamic-config-value", "=".join(pair))
     ]
-    async with await WorkflowEnvironment.start_local(
+    return await WorkflowEnvironment.start_local(
         dev_server_existing_path=str(found[0]),
         dev_server_startup_timeout=timedelta(seconds=60),
         dev_server_extra_args=settings,
         search_attributes=attributes.ALL,
         data_converter=DATA_CONVERTER,
-    ) as environment:
-        yield environment.client
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -43,6 +44,8 @@ from workflows.job import JobWorkflow
 from workflows.messages import JobResult
 from workflows.registry import WORKFLOWS, sandbox
 
+ASK_S = 0.1
+"""Between two looks at a job: each replays its history from the start."""
 MACHINES = [Machine(name="m0", address="127.0.0.11:1"), Machine(name="m1", address="127.0.0.12:1")]
 
 
@@ -210,7 +213,7 @@ class Jobs:
             state = await handle.query(JobWorkflow.current_state)
             if ok(state):
                 return state
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(ASK_S)
 
     async def page(self, handle: WorkflowHandle[JobWorkflow, JobResult]) -> str:
         """What the Web UI shows as the job's current details."""
@@ -232,8 +235,15 @@ def anomaly(generation: int = 1, *, symptom: Symptom = Symptom.CRASH) -> Anomaly
 
 
 @pytest.fixture
-async def jobs(temporal: Client) -> AsyncIterator[Jobs]:
+async def jobs(shared_temporal: Client) -> AsyncIterator[Jobs]:
     """Jobs on a real server and a worker that caches nothing: every workflow task replays from the start."""
+    async with jobs_on(shared_temporal) as found:
+        yield found
+
+
+@contextlib.asynccontextmanager
+async def jobs_on(temporal: Client) -> AsyncIterator[Jobs]:
+    """The same on another server."""
     cluster = ScriptedCluster()
     queue = f"q-{uuid.uuid4().hex[:8]}"
     async with Worker(

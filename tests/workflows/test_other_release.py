@@ -16,6 +16,7 @@ from console.follow.status_text import problem_lines
 from everstep.errors import ClusterError
 from everstep.incident import Anomaly, Symptom
 from everstep.job_state import job_workflow_id
+from tests.workflows.conftest import jobs_on
 from tests.workflows.other_release import UNREADABLE, OtherJob
 from workflows.job import JobWorkflow
 
@@ -33,11 +34,11 @@ LATER: dict[str, Any] = {
 """The state of a job as a later release may keep it."""
 
 
-async def test_a_job_that_cannot_be_read_is_named_and_all_others_are_shown(temporal: Client, jobs: Any) -> None:
+async def test_a_job_that_cannot_be_read_is_named_and_all_others_are_shown(temporal: Client) -> None:
     queue = f"q-{uuid.uuid4().hex[:8]}"
-    good = await jobs.start()
-    await jobs.until(good, lambda state: state.status == "running")
-    async with Worker(temporal, task_queue=queue, workflows=[OtherJob]):
+    async with jobs_on(temporal) as jobs, Worker(temporal, task_queue=queue, workflows=[OtherJob]):
+        good = await jobs.start()
+        await jobs.until(good, lambda state: state.status == "running")
         for name, state in (("bad", UNREADABLE), ("later", LATER)):
             await temporal.start_workflow("Job", state, id=job_workflow_id(name), task_queue=queue)
         async with Control(temporal, None) as control:
