@@ -20,7 +20,20 @@ from everstep.structure import TensorSpec, pack_table
 generation, resume = int(os.environ["EVERSTEP_GENERATION"]), max(int(os.environ["EVERSTEP_RESUME_STEP"]), 0)
 file = SlotFile(Path(os.environ["EVERSTEP_CHECKPOINT_FILE"]), slots=3, generation=generation)
 file.discard_after(resume or -1)
+
+def at(rank):
+    return Path(f"{__file__}.{generation}.{rank}")
+
+def reached(rank, step):
+    try:
+        return int(at(rank).read_text() or 0) >= step
+    except FileNotFoundError:
+        return False
+
 for step in range(resume + 1, 100_000):
+    at(os.environ["RANK"]).write_text(str(step))
+    while Path(f"{__file__}.hold").exists() or not all(reached(rank, step) for rank in range(2)):  # as a collective
+        time.sleep(0.001)
     file.begin(pack_table([TensorSpec("model.w", "uint8", (20_000,), 0, 20_000, "cpu")]) + b"tree", 20_000)
     with file.tensors() as view:
         view[:] = bytes([step % 251]) * 20_000
@@ -29,6 +42,9 @@ for step in range(resume + 1, 100_000):
         bell.write(b".")
     time.sleep(0.02)
 """
+
+LEAD = 100
+"""Steps, two seconds of them: the wanted step must still be ahead when the agent hears of it."""
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -85,13 +101,13 @@ async def test_steps_on_disk_survive_the_agent_the_memory_and_the_job(agent: Run
     await agent.start()
     later = await common_beyond(job, first)
 
-    await agent.client.persist(pb.PersistRequest(job=job.name, step=later + 25))
-    reply = await job.progress(lambda reply: all(rank.saved.disk_step >= later + 25 for rank in reply.ranks))
+    await agent.client.persist(pb.PersistRequest(job=job.name, step=later + LEAD))
+    reply = await job.progress(lambda reply: all(rank.saved.disk_step >= later + LEAD for rank in reply.ranks))
     assert all(rank.saved.disk_wanted == -1 and not rank.saved.disk_problem for rank in reply.ranks)
 
     stopped = steps_of(list((await job.stop()).checkpoints))
     whole = max(set(stopped[0]) & set(stopped[1]))
-    assert whole >= later + 25
+    assert whole >= later + LEAD
     assert await on_disk(job, verify=True) == stopped
 
     for path in (agent.shm / job.name).glob("checkpoint-*"):
@@ -117,6 +133,7 @@ async def test_later_steps_are_set_aside_when_a_job_goes_back(agent: RunningAgen
     step = await common_beyond(job, 0)
     await common_beyond(job, step)
     await job.stop()
+    job.path.with_name(f"{job.path.name}.hold").touch()  # it saves nothing of its own
     await launch(job, generation=2, resume_step=5)
     await job.stop(2)
     assert all(later <= 5 for later in (await on_disk(job))[0])
