@@ -42,6 +42,8 @@ from workflows.page import summary
 
 ANSWER_LIMIT = timedelta(seconds=5)
 """A query that no worker answers within this is given up (ours)."""
+ASK_AGAIN_S = 1.0
+"""Before Temporal is asked again that was away, seconds (ours)."""
 JOBS_LISTED = 50
 
 
@@ -213,14 +215,22 @@ class Control:
             return state
 
     async def result(self, job: str) -> JobResult:
-        """Wait for a job's end; see also ``run_of`` for one that was terminated.
+        """Wait for a job's end, however often Temporal goes away meanwhile; see also ``run_of`` for one that was
+        terminated.
 
         Raises:
             temporalio.client.WorkflowFailureError: it was terminated, or its workflow failed.
+            temporalio.service.RPCError: Temporal knows of no such job.
         """
         handle = self.client.get_workflow_handle(job_workflow_id(job), result_type=JobResult)
-        result: JobResult = await handle.result()
-        return result
+        while True:
+            try:
+                result: JobResult = await handle.result()
+                return result
+            except RPCError as error:
+                if error.status is RPCStatusCode.NOT_FOUND:
+                    raise
+                await asyncio.sleep(ASK_AGAIN_S)
 
     async def run_of(self, job: str) -> JobRun:
         """The newest run of a job.

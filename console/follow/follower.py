@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from temporalio.client import WorkflowFailureError
-from temporalio.service import RPCError, RPCStatusCode
+from temporalio.service import RPCError
 
 from activities.ledger import Ledger
 from console.cluster_file import ClusterFile
@@ -135,21 +135,14 @@ class Follower:
                 self._ettr = found.ratio
 
     async def _result(self) -> JobResult:
-        """The job's result, however often Temporal goes away meanwhile."""
-        while True:
-            try:
-                return await self._control.result(self._job)
-            except WorkflowFailureError as error:
-                return JobResult(
-                    headline=f"{self._job} was ended from outside: {error.cause or error}",
-                    outcome="failed",
-                    generations=self._state.generation,
-                    incidents=[],
-                )
-            except RPCError as error:
-                if error.status is RPCStatusCode.NOT_FOUND:
-                    return JobResult(headline=f"{self._job} is gone", outcome="failed", generations=0, incidents=[])
-                await asyncio.sleep(CALM_S)
+        """The job's result, or what became of the job."""
+        try:
+            return await self._control.result(self._job)
+        except WorkflowFailureError as error:
+            headline = f"{self._job} was ended from outside: {error.cause or error}"
+            return JobResult(headline=headline, outcome="failed", generations=self._state.generation, incidents=[])
+        except RPCError:
+            return JobResult(headline=f"{self._job} is gone", outcome="failed", generations=0, incidents=[])
 
     # What is shown.
 
