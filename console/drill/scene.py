@@ -217,6 +217,8 @@ class Scene:
     def _take_power(self, strike: Strike, exact: bool) -> None:
         names = [self.stored.machine(index) for index in strike.machines]
         cluster, job = self.cluster.file, self.spec.name
+        if not exact and promise_of(self.spec, strike).steps is not None:
+            self._wait_for_backups(strike)
         with power.powered_off(cluster, names) as killed_ns:
             self.mark(STRIKE, time_ns=killed_ns)
             self.seen.promise = self._promise(strike, exact=exact)
@@ -227,6 +229,13 @@ class Scene:
                     power.empty_disk(cluster, name)
                     self.seen.emptied.append(name)
                     self.seen.records.join(records)
+
+    def _wait_for_backups(self, strike: Strike) -> None:
+        """Strike when backups keep up with the steps: the placement promises nothing else, and a busy machine may be
+        late with one. Those that never keep up are struck all the same, and cost what they cost."""
+        deadline = time.monotonic() + SETTLE_LIMIT_S
+        while best_step(self.stored.left(strike)) < self.stored.newest() and time.monotonic() < deadline:
+            time.sleep(LOOK_S)
 
     def _promise(self, strike: Strike, *, exact: bool) -> Promise:
         """What a strike may cost at most: by the placement where it promises something, else by what is left."""
