@@ -43,6 +43,8 @@ TEMPORAL_PORT, UI_PORT = 7233, 8233
 """Taken when free: Temporal's own."""
 TEMPLATE_ROOM = 4096
 """Bytes for the command lines of the fork servers that are forked from the template (ours)."""
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
+"""All ranks are on this computer: gloo needs no look-up of the host's name."""
 STOP_LIMIT_S = 60.0
 
 
@@ -221,10 +223,9 @@ def _plan(cluster: ClusterFile, choice: TemporalChoice, commands: Commands) -> P
             namespace=cluster.namespace,
         )
         processes.append(ProcessPlan("temporal", "temporal", command))
-    # All ranks are on this computer: gloo needs no look-up of the host's name.
-    agent_env = env | {"GLOO_SOCKET_IFNAME": "lo", environment.TEMPLATE: str(cluster.shm / "template.sock")}
+    agent_env = env | LOOPBACK | {environment.TEMPLATE: str(cluster.shm / "template.sock")}
     processes.append(
-        ProcessPlan("template", "template", commands.template(Path(agent_env[environment.TEMPLATE])), agent_env)
+        ProcessPlan("template", "template", commands.template(Path(agent_env[environment.TEMPLATE])), LOOPBACK)
     )
     for machine in cluster.machines:
         state, shm = cluster.home / "machines" / machine.name, cluster.shm / machine.name

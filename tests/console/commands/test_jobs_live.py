@@ -175,9 +175,12 @@ def test_a_job_outlives_its_followers_and_recovers_before_their_eyes(everstep: E
     first.kill()
     first.wait()
     second = everstep("attach", "long", "--json")
+    assert second.stdout is not None
+    for line in second.stdout:
+        if json.loads(line)["event"] == "progress":
+            break  # it follows
     victim = job(everstep, "long")["machines"][1]["ranks"][0]["pid"]
     os.kill(victim, signal.SIGKILL)
-    assert second.stdout is not None
     kinds = []
     for line in second.stdout:
         row = json.loads(line)
