@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from agent.v1 import agent_pb2 as pb
-from tests.agent.agents import Job, RunningAgent
+from tests.agent.agents import Job, RunningAgent, until
 from tests.agent.test_tiers_agent import SAVING
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -102,7 +102,9 @@ async def test_a_disk_path_that_is_not_there_is_unknown_to_a_stop(job: Job, tmp_
     gone.mkdir()
     await launch(job, gone)
     await saved(job)
-    (gone / job.name / "machines" / "m1").unlink()
+    mark = gone / job.name / "machines" / "m1"
+    await until(mark.exists, "the agent's thread for the disk has left its mark")
+    mark.unlink()
     (gone / job.name / "machines").rmdir()
     (gone / job.name).rmdir()
     gone.rmdir()
