@@ -132,13 +132,18 @@ class ForkServer:
             with server.files() as files:
                 if template and python == sys.executable:
                     server.pid = await fork_from(template, arguments, environment, files)
-                server.pid = server.pid or _start_process(python, arguments, environment, *files)
+                else:
+                    server.pid = _start_process(python, arguments, environment, *files)
         except OSError as error:
             server.forget()
             raise AgentError(f"the interpreter {python} cannot be started: {error}") from error
         except asyncio.CancelledError:
             server.forget()  # by that it ends, should it be forked yet
             raise
+        if not server.pid:
+            # It may have forked one and died before it said so: that one ends with its socket, and shares it with no other.
+            server.forget()
+            return await cls._spawn(folder, python, env, None)
         server.start_ticks = start_ticks(server.pid)
         return server
 

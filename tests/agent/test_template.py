@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from agent.fork_client import ForkServer
 from agent.from_template import fork_from
 from agent.v1 import agent_pb2 as pb
 from tests import templates
@@ -204,6 +206,23 @@ async def test_a_request_that_makes_no_sense_harms_no_other_one(template: Templa
         await until(lambda: not alive(pid), "an argument that it does not know ends it")
     assert "--socket-path" in (tmp_path / "other").read_text()
     assert template.process.poll() is None
+
+
+async def test_one_that_dies_before_it_answers_leaves_no_second_server_on_a_socket(tmp_path: Path) -> None:
+    """It may have forked one: what the agent then starts has a socket of its own, and the other one's is gone."""
+    asked: list[list[str]] = []
+
+    async def die(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(json.loads(await reader.readline())["arguments"])
+        writer.close()
+
+    async with await asyncio.start_unix_server(die, tmp_path / "dying.sock"):
+        server = await ForkServer.start(tmp_path / "servers", "", {}, tmp_path / "dying.sock")
+        try:
+            wanted = Path(asked[0][asked[0].index("--socket-path") + 1])
+            assert (server.path != wanted, server.path.exists(), wanted.exists()) == (True, True, False)  # noqa: ASYNC240
+        finally:
+            await server.end()
 
 
 async def test_without_a_template_an_agent_waits_for_a_moment_and_starts_its_own(tmp_path: Path) -> None:
