@@ -141,7 +141,7 @@ class ForkServer:
             server.forget()  # by that it ends, should it be forked yet
             raise
         if not server.pid:
-            # It may have forked one and died before it said so: that one ends with its socket, and shares it with no other.
+            # It may have forked one and died before it said so: that one ends with its socket, which is no other one's.
             server.forget()
             return await cls._spawn(folder, python, env, None)
         server.start_ticks = start_ticks(server.pid)
