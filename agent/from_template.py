@@ -45,18 +45,20 @@ async def fork_from(template: Path, arguments: Sequence[str], env: Mapping[str, 
     return 0
 
 
-async def end_of(template: Path, pid: int) -> End | None:
+async def end_of(template: Path, pid: int, ticks: int) -> End | None:
     """How a process ended whose parent the template is: a fork server, or a rank whose fork server died before it.
 
     Args:
         template: its socket.
         pid: of the process.
+        ticks: when it started: its number may be another's by now.
 
     Returns:
         None when the template does not know, or does not answer.
     """
+    request = json.dumps({"ended": pid, "start_ticks": ticks}).encode()
     try:
-        reply = await _ask(template, json.dumps({"ended": pid}).encode(), [], limit_s=ANSWER_LIMIT_S)
+        reply = await _ask(template, request, [], limit_s=ANSWER_LIMIT_S)
     except (OSError, ValueError):
         return None
     return End.of(int(str(reply["status"])), int(str(reply["time_ns"]))) if reply["ok"] else None

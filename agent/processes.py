@@ -125,10 +125,10 @@ class Reaper:
     """Makes this process the parent of last resort, and remembers how its children ended.
 
     Args:
-        others: Says how a process ended that was not our child; None: nobody else knows.
+        others: Says how a process that started at some ticks ended, if it was not our child; None: nobody else knows.
     """
 
-    def __init__(self, others: Callable[[int], Awaitable[End | None]] | None = None) -> None:
+    def __init__(self, others: Callable[[int, int], Awaitable[End | None]] | None = None) -> None:
         self._ends: OrderedDict[int, End] = OrderedDict()
         self._others = others
 
@@ -154,14 +154,14 @@ class Reaper:
         """A process lives: what is remembered is of an earlier one, which had its number."""
         self._ends.pop(pid, None)
 
-    async def end_of(self, pid: int) -> End:
+    async def end_of(self, pid: int, ticks: int) -> End:
         """How a process that is gone ended, if it was our child or others know."""
         deadline = time.monotonic() + STATUS_PATIENCE_S
         while time.monotonic() < deadline:
             self.reap()
             if end := self._ends.pop(pid, None):
                 return end
-            if self._others and (told := await self._others(pid)):
+            if self._others and (told := await self._others(pid, ticks)):
                 return told
             await asyncio.sleep(0.01)
         return End("unknown", 0, time.time_ns())

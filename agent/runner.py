@@ -137,7 +137,7 @@ class JobRunner:
 
     async def _server_lost(self, server: ForkServer) -> None:
         """The fork server died; its ranks live on, and we are their parent if it was our child."""
-        end = await self.host.reaper.end_of(server.pid)
+        end = await self.host.reaper.end_of(server.pid, server.start_ticks)
         server.forget()
         self._log.warning("the fork server died; ranks live on", pid=server.pid, how=end.kind, value=end.value)
         died = pb.ForkServerDied(pid=server.pid, exit=to_exit(end))
@@ -211,7 +211,7 @@ class JobRunner:
             await asyncio.sleep(0.01)
         if rank.end:
             return
-        end = await self.host.reaper.end_of(rank.pid)
+        end = await self.host.reaper.end_of(rank.pid, rank.start_ticks)
         kill_family(rank.pid, rank.start_ticks, self._mark(rank))
         self._ended(rank, end)
 
@@ -437,7 +437,7 @@ class JobRunner:
             rank.stopped = is_alive(rank.pid, rank.start_ticks)
         await asyncio.gather(*(self._kill(r.pid, r.start_ticks, grace_s, self._mark(r)) for r in ranks))
         for rank in ranks:
-            self._ended(rank, await self.host.reaper.end_of(rank.pid))
+            self._ended(rank, await self.host.reaper.end_of(rank.pid, rank.start_ticks))
         for store in [store for store in self.record.stores if store.generation <= generation]:
             await self._kill(store.pid, store.start_ticks, 0.0)
             self.record.stores.remove(store)

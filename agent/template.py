@@ -15,7 +15,7 @@ One request for each connection to its unix socket: a line of JSON with
 ``arguments`` and ``env``, and two descriptors, the fork server's listening
 socket and its log. The reply is a line of JSON, ``ok`` with ``pid`` or
 ``message``: why the agent has to start this one itself. Or it is a line with
-``ended``, a pid: the template is the parent of what it forked, and of a rank
+``ended``, a pid, and ``start_ticks``: the template is the parent of what it forked, and of a rank
 whose fork server died, so it is asked how such a process ended.
 """
 
@@ -70,8 +70,8 @@ class Template:
         self.listener = listener
         self.path = path
         self.imported = imported
-        self._ends: dict[int, tuple[int, int]] = {}
-        """Process → wait status, and when it was collected."""
+        self._ends: dict[tuple[int, int], tuple[int, int]] = {}
+        """Process and its start → wait status, and when it was collected."""
         self._inode = path.stat().st_ino
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
@@ -96,9 +96,9 @@ class Template:
 
     def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):
-            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                self._ends.pop(ended[0], None)
-                self._ends[ended[0]] = (ended[1], time.time_ns())
+            while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                process = ended.si_pid, fork_server.start_ticks(ended.si_pid)
+                self._ends[process] = (os.waitpid(ended.si_pid, 0)[1], time.time_ns())
         while len(self._ends) > REMEMBERED_ENDS:
             del self._ends[next(iter(self._ends))]
 
@@ -114,7 +114,7 @@ class Template:
             if fork_server.user_of(connection) not in {0, os.geteuid()}:
                 return
             request = _receive(connection, descriptors)
-            reply = self._ended(int(request["ended"])) if "ended" in request else self._forked(request, descriptors)
+            reply = self._ended(request) if "ended" in request else self._forked(request, descriptors)
             connection.sendall(json.dumps(reply).encode() + b"\n")
         except (OSError, ValueError, KeyError, TypeError, fork_server.Refused) as error:
             print(f"a request for a fork server failed: {error}", file=sys.stderr, flush=True)
@@ -122,9 +122,9 @@ class Template:
             for descriptor in descriptors:
                 os.close(descriptor)
 
-    def _ended(self, pid: int) -> dict[str, Any]:
+    def _ended(self, request: dict[str, Any]) -> dict[str, Any]:
         self._reap()
-        status, time_ns = self._ends.get(pid, (None, 0))
+        status, time_ns = self._ends.get((request["ended"], request["start_ticks"]), (None, 0))
         return {"ok": status is not None, "status": status, "time_ns": time_ns}
 
     def _forked(self, request: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:

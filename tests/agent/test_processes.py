@@ -106,4 +106,4 @@ def test_how_an_earlier_process_of_the_number_ended_is_forgotten() -> None:
             reaper.reap()
             time.sleep(0.01)
     reaper.forget(pid)
-    assert asyncio.run(reaper.end_of(pid)).kind == "unknown"
+    assert asyncio.run(reaper.end_of(pid, start_ticks(pid))).kind == "unknown"

@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from agent.fork_client import ForkServer
-from agent.from_template import fork_from
+from agent.from_template import end_of, fork_from
 from agent.v1 import agent_pb2 as pb
 from tests import templates
 from tests.agent.agents import Job, RunningAgent, alive, running_agent, until
@@ -116,6 +116,7 @@ async def test_one_that_is_killed_is_replaced_and_its_ranks_live_on(agent: Runni
     while (second := (await agent.client.describe()).jobs[0].fork_server_pid) in (0, first):  # noqa: ASYNC110 - nobody tells us
         await asyncio.sleep(0.02)
     assert parent(second) == template.process.pid
+    assert await end_of(template.socket, first, 1) is None, "that number was another process's"
     assert [parent(rank) for rank in ranks] == [template.process.pid] * 2
     os.kill(ranks[1], signal.SIGTERM)
     [ended] = await job.exits(1)
