@@ -167,6 +167,8 @@ def _become(command: list[str], env: dict[str, str], log: int) -> None:
     signal.set_wakeup_fd(-1)
     for number in _OWN_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
+    # Who was started in a script's background ignores it, which an agent's children do not: the agent handles it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
     os.environ.update(_single_threaded(env))
 

@@ -10,6 +10,10 @@ from pathlib import Path
 from console.local.cluster import template_command
 
 
+IN_BACKGROUND = ["sh", "-c", 'trap "" INT; exec "$@"', "sh"]
+"""Starts a command as a script's background does, with SIGINT ignored."""
+
+
 class Template:
     """A template process; its socket lies in a folder of its own."""
 
@@ -18,7 +22,7 @@ class Template:
         self.socket = self.folder / "template.sock"
         self.log = self.folder / "log"
         with self.log.open("wb") as log:
-            command = template_command(self.socket)
+            command = [*IN_BACKGROUND, *template_command(self.socket)]
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )

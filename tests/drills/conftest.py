@@ -22,16 +22,16 @@ SPREAD: dict[str, Any] = {"machines": 4, "ranks_per_machine": 1, "tp": 2, "pp": 
 DrillOf = Callable[..., Awaitable[DrillResult]]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="package", loop_scope="package")
 async def cluster() -> AsyncIterator[DrillCluster]:
-    """One cluster for all drills of a module; nothing of it may be left at the end."""
+    """One cluster for all drills that a process of pytest runs; nothing of it may be left at the end."""
     opened = DrillCluster(machines=4, standbys=0, workers=2)
     async with opened:
         yield opened
     assert opened.leaked == []
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="package", loop_scope="package")
 async def drill(cluster: DrillCluster) -> DrillOf:
     """Run a drill of a small job."""
     references = References()
@@ -67,7 +67,7 @@ def recovered() -> Callable[..., None]:
     return check
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="package", loop_scope="package")
 async def spread(drill: DrillOf) -> DrillOf:
     """Run a drill of a job over four machines."""
 

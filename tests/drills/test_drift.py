@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from console.drill import DrillCluster
 from console.follow.saved import SavedReport, saved_lines
@@ -17,7 +15,7 @@ from everstep.incident import IncidentReport
 from everstep.job import JobSpec
 from everstep.job_state import incident_workflow_id
 
-pytestmark = [pytest.mark.drill, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.drill, pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(240)]
 
 SCRIPT = """
 import os, pathlib, signal, sys, time
@@ -48,14 +46,6 @@ for step in run.steps(1_000_000, run.checkpoint(count=count)):
     count.value += 1
     run.report(step, loss=1.0)
 """
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def cluster() -> AsyncIterator[DrillCluster]:
-    opened = DrillCluster(machines=2, standbys=0, workers=1)
-    async with opened:
-        yield opened
-    assert opened.leaked == []
 
 
 async def saved(cluster: DrillCluster, job: str) -> SavedReport | None:

@@ -16,7 +16,7 @@ from everstep.job import JobSpec
 from everstep.job_state import JobState
 from everstep.policy import RecoveryPolicy
 
-pytestmark = [pytest.mark.drill, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.drill, pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(240)]
 
 LIMIT_S = 120.0
 Run = Callable[..., Awaitable[JobState]]

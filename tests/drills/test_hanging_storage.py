@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from console.drill import DrillCluster
 from console.local import power
@@ -21,7 +20,7 @@ from everstep.job import JobSpec
 from everstep.job_state import JobState, incident_workflow_id
 from everstep.policy import RecoveryPolicy
 
-pytestmark = [pytest.mark.drill, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.drill, pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(240)]
 
 SCRIPT = """
 import pathlib, sys, time
@@ -46,14 +45,6 @@ for step in run.steps(30, run.checkpoint(count=count)):
     count.value += 1
     run.report(step, loss=1.0)
 """
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def cluster() -> AsyncIterator[DrillCluster]:
-    opened = DrillCluster(machines=2, standbys=0, workers=1)
-    async with opened:
-        yield opened
-    assert opened.leaked == []
 
 
 class Share:

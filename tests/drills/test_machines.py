@@ -8,7 +8,7 @@ import pytest
 
 from console.drill import DrillResult
 
-pytestmark = [pytest.mark.drill, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.drill, pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(300)]
 
 DrillOf = Callable[..., Awaitable[DrillResult]]
 WentOn = Callable[..., None]

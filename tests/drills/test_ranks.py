@@ -16,7 +16,7 @@ from console.drill.inject import planned
 from console.drill.request import DrillRequest, example
 from everstep.job_state import JobState
 
-pytestmark = [pytest.mark.drill, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.drill, pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(300)]
 
 Recovered = Callable[..., None]
 DrillOf = Callable[..., Awaitable[DrillResult]]

@@ -10,7 +10,7 @@ import pytest
 from console.drill import DrillResult
 from console.drill.catalogue import WHERE
 
-pytestmark = [pytest.mark.drill, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.drill, pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(600)]
 
 DrillOf = Callable[..., Awaitable[DrillResult]]
 WHOLE: dict[str, Any] = {"machines": 4, "ranks_per_machine": 2, "tp": 2, "pp": 2, "at_step": 12, "steps": 36}
