@@ -19,8 +19,10 @@ DEFAULTS: dict[str, Any] = {"machines": 4, "ranks_per_machine": 2, "tp": 2, "pp"
 """Sizes of the job of a drill."""
 PACE = "--step-seconds"
 """The example's option for the length of its steps."""
-LIGHT = ["--seq", "16"]
+LIGHT = ["--seq", "16", "--dim", "88"]
 """Little to compute in a step of the example, and a state as large as ever: that is what a drill is about (ours)."""
+LAYERS = 2
+"""Few, for they exchange data, which on one machine costs more than all that is computed in between (ours)."""
 THEN_AFTER = 10
 """Steps between the first and the second fault of a drill that has two (ours)."""
 
@@ -122,7 +124,7 @@ class DrillRequest(BaseModel):
         elif self.config is None:
             given |= {
                 "script": str(example("gpt.py")),
-                "args": ["--steps", str(self.total_steps), *LIGHT, *self._pace()],
+                "args": ["--steps", str(self.total_steps), *LIGHT, *self._layers(), *self._pace()],
             }
         spec = load_job(self.config, given)
         if self.steps is not None and "--steps" not in spec.args:  # a script of the user's: handed on
@@ -144,6 +146,10 @@ class DrillRequest(BaseModel):
         if self.absorbed:
             return {}  # a job that is held up is no hang
         return settings.DRILL_POLICY if self.strike_hold is None else settings.PATIENT_POLICY
+
+    def _layers(self) -> list[str]:
+        """At least one for each stage of the pipeline."""
+        return ["--layers", str(max(LAYERS, DEFAULTS["pp"] if self.pp is None else self.pp))]
 
     def _pace(self) -> list[str]:
         """How long the example's steps are made to last."""
