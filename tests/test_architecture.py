@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
+import re
 import subprocess
 import sys
 import tomllib
@@ -114,8 +115,17 @@ def test_proto_holds_schemas_only() -> None:
     assert not list((ROOT / "proto").rglob("*.py"))
 
 
-def test_tests_are_no_packages() -> None:
-    assert not list((ROOT / "tests").rglob("__init__.py"))
+def test_tests_are_no_packages_but_for_the_drills_which_share_a_cluster() -> None:
+    assert list((ROOT / "tests").rglob("__init__.py")) == [ROOT / "tests/drills/__init__.py"]
+
+
+def test_the_tests_that_the_docs_name_exist() -> None:
+    texts = {path: path.read_text() for path in tracked() if path.suffix == ".md"}
+    named = {
+        (path, name) for path, text in texts.items() for name in re.findall(r"\b(?:tests|benchmarks)/[\w/]+\.py", text)
+    }
+    assert len(named) > 50
+    assert not [f"{path}: {name}" for path, name in sorted(named) if not (ROOT / name).exists()]
 
 
 def test_no_file_names_a_registry() -> None:

@@ -14,8 +14,6 @@ from everstep.errors import AgentError, ConfigError, Fenced
 from tests.agent.agents import Job, RunningAgent, alive, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-ALONE = True
-"""The agent starts its fork servers itself, as on a machine of its own."""
 
 SLEEP = "import time; time.sleep(1000)"
 REPORT = """
