@@ -9,7 +9,6 @@ from pathlib import Path
 
 from console.local.cluster import template_command
 
-
 IN_BACKGROUND = ["sh", "-c", 'trap "" INT; exec "$@"', "sh"]
 """Starts a command as a script's background does, with SIGINT ignored."""
 
