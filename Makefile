@@ -12,7 +12,7 @@ BIN := .venv/bin
 UV := $(shell command -v uv 2>/dev/null || echo .tools/uv/bin/uv)
 STAMP := .venv/.everstep-installed
 
-.PHONY: help setup temporal demo test lint types check-stubs stubs bench sweep drills s3 lock clean
+.PHONY: help setup temporal demo test lint types check-stubs stubs bench sweep drills mutants s3 lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -41,10 +41,11 @@ check-stubs: setup ## are the gRPC stubs in agent/v1 those of proto/?
 	  cmp -s $$f agent/v1/$${f##*/} || { echo "agent/v1/$${f##*/} is stale: run make stubs"; exit 1; }; done; rm -rf $$out
 
 # Tests wait as well as compute, so more of them run side by side than there are cores. A file stays together: its tests
-# share a cluster. SIDE_BY_SIDE=0 runs one after the other.
-SIDE_BY_SIDE ?= 3
+# share a cluster. SIDE_BY_SIDE=0 runs one after the other. Hundreds of processes import the same files, which are
+# compiled once, also where the environment says otherwise.
+SIDE_BY_SIDE ?= 4
 test: lint types check-stubs temporal ## everything that CI runs
-	@$(BIN)/python -P -m pytest --numprocesses $(SIDE_BY_SIDE) --dist loadfile --no-loadscope-reorder
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -P -m pytest --numprocesses $(SIDE_BY_SIDE) --dist loadfile --no-loadscope-reorder
 
 stubs: setup ## generate the gRPC stubs in agent/v1 from proto/
 	@sh deploy/stubs.sh
@@ -58,6 +59,9 @@ sweep: temporal ## kill the worker at every event of an incident's history in tu
 
 drills: temporal ## lose every machine, group and copy in turn (long; small file systems need root)
 	@$(BIN)/python -P -m pytest tests/drills/wide.py
+
+mutants: temporal ## break one line at a time; a test has to notice each (long; ONLY="words" picks some)
+	@$(BIN)/python -P -m tests.mutants $(ONLY)
 
 s3: setup ## remote storage against a server that speaks S3 (moto), in an environment beside .venv
 	@test -x .tools/s3/bin/moto_server || { $(BIN)/python -m venv .tools/s3 && \
