@@ -338,3 +338,15 @@ def test_a_rank_that_left_alone_is_told_from_one_that_left_first() -> None:
         left(job, 0, 200)
         if not symptoms:
             assert list(job.verdicts(200 * S)) == [Finished(2)]
+
+
+def test_what_an_agent_said_is_dealt_with_once_the_workflow_took_the_report() -> None:
+    job = watched()
+    for sequence, generation in ((7, 1), (9, 2)):
+        end = pb.RankExited(rank=0, exit=pb.Exit(kind=pb.Exit.SIGNAL, value=9, time_ns=S))
+        job.ended("m0", pb.Observation(sequence=sequence, generation=generation, rank_exited=end), 2 * S)
+    assert job.dealt_with("m0") == 0
+    job.reported.add(1)
+    assert (job.dealt_with("m0"), job.dealt_with("m1")) == (7, 0)
+    job.reported.add(2)
+    assert job.dealt_with("m0") == 9

@@ -146,6 +146,16 @@ async def test_a_stopped_generation_cannot_start(agent: RunningAgent) -> None:
     await job.release()
 
 
+async def test_a_late_stop_of_an_older_generation_lowers_no_fence(agent: RunningAgent) -> None:
+    job = await prepared(agent, SLEEP)
+    await job.stop(3)
+    await job.stop(1)
+    with pytest.raises(Fenced, match=r"generation 2 of .* was stopped"):
+        await job.launch(2)
+    assert len((await job.launch(4)).ranks) == 2
+    await job.release()
+
+
 async def test_a_fence_holds_before_the_first_prepare(agent: RunningAgent) -> None:
     job = Job(agent, SLEEP)
     with pytest.raises(AgentError, match="is not prepared on"):

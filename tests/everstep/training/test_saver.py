@@ -283,6 +283,9 @@ def test_a_change_outside_of_the_step_gives_the_save_up(
     with torch.no_grad():
         (training.entry.weight.data if by_data else training.entry.weight).mul_(2)
     pause.go.set()
+    if when == "in the copy":
+        checkpoint.drain()
+        assert steps_in(shm / "c") == [1], "a kill before the next step must not leave the mixture"
     training.backward()
     with pytest.warns(RuntimeWarning, match=r"'model\.0\.weight' was changed outside of optimizer\.step\(\) while"):
         training.first.step()
