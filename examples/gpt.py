@@ -48,6 +48,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--microbatches", type=int, help="parts of a batch in the pipeline (default: pp)")
     parser.add_argument("--seq", type=int, default=64, help="bytes per sequence (default: %(default)s)")
     parser.add_argument("--lr", type=float, default=3e-3, help="learning rate (default: %(default)s)")
+    parser.add_argument("--dropout", type=float, default=0.1, help="share of values left out (default: %(default)s)")
     parser.add_argument("--clip", type=float, default=1.0, help="limit of the gradient's norm (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of the weights and the batches (default: %(default)s)")
     parser.add_argument("--step-seconds", type=float, default=0.0, help="make a step last at least this long")
@@ -62,9 +63,9 @@ def options() -> argparse.Namespace:
 class Block(nn.Module):
     """One transformer block; ``heads`` and the hidden width become a rank's share under tensor parallelism."""
 
-    def __init__(self, dim: int, heads: int) -> None:
+    def __init__(self, dim: int, heads: int, dropout: float) -> None:
         super().__init__()
-        self.head_dim = dim // heads
+        self.head_dim, self.dropout = dim // heads, dropout
         self.attention_norm = nn.LayerNorm(dim)
         self.qkv = nn.Linear(dim, 3 * dim)  # rows ordered by head, so that a slice of rows is a set of heads
         self.out = nn.Linear(dim, dim, bias=False)
@@ -77,9 +78,11 @@ class Block(nn.Module):
         batch, sequence, _ = x.shape
         heads = self.qkv(self.attention_norm(x)).view(batch, sequence, -1, 3, self.head_dim).permute(3, 0, 2, 1, 4)
         attended = functional.scaled_dot_product_attention(heads[0], heads[1], heads[2], is_causal=True)
-        x = x + self.out(attended.transpose(1, 2).reshape(batch, sequence, -1))
-        out: Tensor = x + self.down(functional.gelu(self.up(self.mlp_norm(x))))
-        return out
+        x = x + self._some(self.out(attended.transpose(1, 2).reshape(batch, sequence, -1)))
+        return x + self._some(self.down(functional.gelu(self.up(self.mlp_norm(x)))))
+
+    def _some(self, x: Tensor) -> Tensor:
+        return functional.dropout(x, self.dropout, self.training)
 
 
 class Stage(nn.Module):
@@ -91,7 +94,7 @@ class Stage(nn.Module):
         per_stage = args.layers // count
         self.embed = nn.Embedding(VOCABULARY, args.dim) if first else None
         self.position = nn.Parameter(0.02 * torch.randn(args.seq, args.dim)) if first else None
-        self.blocks = nn.ModuleList(Block(args.dim, args.heads) for _ in range(per_stage))
+        self.blocks = nn.ModuleList(Block(args.dim, args.heads, args.dropout) for _ in range(per_stage))
         self.norm = nn.LayerNorm(args.dim) if last else None
         self.head = nn.Linear(args.dim, VOCABULARY) if last else None
 
@@ -129,6 +132,11 @@ class Trainer:
             )
         self.schedule = self._pipeline(mesh) if mesh is not None and run.topology.pp > 1 else None
         self.optimizer = torch.optim.AdamW(self.module.parameters(), lr=args.lr, fused=True)
+        # everstep: restores the generators, so that a resumed run leaves out what it would have left out. Ranks of a
+        # tensor-parallel group leave out the same, those of a data-parallel one what they like.
+        on_cuda = device.type == "cuda"
+        generator = torch.cuda.default_generators[device.index or 0] if on_cuda else torch.default_generator
+        generator.manual_seed((args.seed << 40) + (self.place.pp << 20) + self.place.dp)
 
     def step(self, step: int) -> tuple[float, float]:
         """One step; returns the loss and the gradient's norm, the same numbers on every rank."""

@@ -22,8 +22,16 @@ from workflows import attributes
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Drills first, and what starts no process last: side by side, nothing long should be waited for at the end."""
-    items.sort(key=lambda item: (item.get_closest_marker("drill") is None, "tests/everstep/" in item.nodeid))
+    """Static checks and drills first, what starts no process last: nothing long should be waited for at the end."""
+
+    def turn(item: pytest.Item) -> int:
+        if "tests/test_static.py" in item.nodeid:
+            return 0
+        if item.get_closest_marker("drill"):
+            return 1
+        return 3 if "tests/everstep/" in item.nodeid else 2
+
+    items.sort(key=turn)
 
 
 def pytest_collection() -> None:

@@ -28,7 +28,7 @@ BACK_LIMIT_S = 60.0
 """A killed part must be back within this long (ours)."""
 QUIET_S = 6.0
 """Backups that did not change for so long are what they are: a peer that failed is tried again every 5 s (ours)."""
-SETTLE_LIMIT_S = 20.0
+SETTLE_LIMIT_S = 60.0
 """Backups and disks of a job that stands still are complete within this long (ours)."""
 
 

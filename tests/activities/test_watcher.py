@@ -126,6 +126,7 @@ class Place:
     machines: list[Machine]
     agents: list[SpokenAgent]
     cluster: ScriptedCluster
+    worker: Worker
 
     async def start(self, name: str, machines: int, **checkpoint: float) -> WorkflowHandle[JobWorkflow, JobResult]:
         """Start a job of one rank on each machine."""
@@ -144,21 +145,22 @@ class Place:
             await asyncio.sleep(0.05)
 
 
+def worker_of(client: Client, queue: str, cluster: ScriptedCluster) -> Worker:
+    return Worker(
+        client,
+        task_queue=queue,
+        workflows=list(WORKFLOWS),
+        activities=cluster.activities,
+        workflow_runner=sandbox(),
+    )
+
+
 @pytest.fixture
 async def place(temporal: Client) -> AsyncIterator[Place]:
     agents = [SpokenAgent(f"m{number}") for number in range(2)]  # type: ignore[abstract]
     queue, cluster, pool = f"q-{uuid.uuid4().hex[:8]}", ScriptedCluster(), AgentPool()
-    async with (
-        serving(agents) as machines,
-        Worker(
-            temporal,
-            task_queue=queue,
-            workflows=list(WORKFLOWS),
-            activities=cluster.activities,
-            workflow_runner=sandbox(),
-        ),
-    ):
-        found = Place(temporal, queue, machines, agents, cluster)
+    async with serving(agents) as machines, worker_of(temporal, queue, cluster) as worker:
+        found = Place(temporal, queue, machines, agents, cluster, worker)
         watching = asyncio.create_task(Watcher(temporal, pool).run())
         yield found
         watching.cancel()
@@ -298,6 +300,23 @@ async def test_a_job_that_cannot_be_read_harms_no_other_one_and_is_said_once(pla
 
     assert len(said) == 1
     assert "order" in said[0]["error"]
+
+
+async def test_nothing_is_acknowledged_before_the_workflow_took_it(place: Place) -> None:
+    """Should the watcher die in between, the next one is told."""
+    job = await place.start("untaken", 1)
+    await place.until_watched(1)
+    await place.worker.shutdown()
+    place.agents[0].exited("untaken", 1, 0, KILLED, finished=False)
+    await asyncio.sleep(1.5)  # it is reported meanwhile, and nobody is there to take it
+    assert place.agents[0].acknowledged == 0
+
+    async with worker_of(place.client, place.queue, place.cluster):
+        while not place.agents[0].acknowledged:  # noqa: ASYNC110 - nobody tells us
+            await asyncio.sleep(0.02)
+        assert (await job.query(JobWorkflow.current_state)).incident_count == 1
+        await job.signal(JobWorkflow.stop, {"operator": "test"})
+        await job.result()
 
 
 async def test_a_machine_that_takes_no_acknowledgement_holds_up_no_report(place: Place) -> None:
