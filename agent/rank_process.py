@@ -10,8 +10,10 @@ the interpreter's finalisation.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import errno
+import fcntl
 import importlib
 import importlib.machinery
 import io
@@ -31,6 +33,8 @@ Message = dict[str, Any]
 PR_SET_PDEATHSIG = 1
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG}
 """What a disk says that takes nothing more."""
+BESIDE = "beside another copy of it, pid"
+"""In the line that begins a generation: what must never be."""
 _OWN = {"TORCH_CUDA_SANITIZER"}
 """Variables that torch reads at import and ``_fit_torch`` takes over."""
 
@@ -70,7 +74,12 @@ def run_rank(
         _libc.prctl(PR_SET_PDEATHSIG, 0)
         os.chdir(request["cwd"])
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        print(generation_marker(rank, generation), f"pid {os.getpid()}, {stamp}", file=sys.stderr)
+        other = _other_copy(Path(row["report"]).with_name(f"rank-{rank}.lock"))
+        print(
+            generation_marker(rank, generation),
+            f"pid {os.getpid()}, {stamp}" + (f", {BESIDE} {other}" if other else ""),
+            file=sys.stderr,
+        )
         _tell_of_ignored(read)
         _fit_torch()
         _watch_optimizer(rank, report)
@@ -89,6 +98,25 @@ def run_rank(
         sys.excepthook(type(error), error.with_traceback(trace), trace)
     finally:
         _leave(status)
+
+
+def _other_copy(lock: Path) -> str:
+    """Pid of another process that is this rank and lives; empty: there is none, as must always be.
+
+    The lock is this process's until it ends, and no child's.
+    """
+    try:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError:  # no room for a file: nobody can say
+        return ""
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return os.read(descriptor, 20).decode(errors="replace") or "unknown"
+    with contextlib.suppress(OSError):  # no room: who comes meanwhile cannot say which pid
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, str(os.getpid()).encode())
+    return ""
 
 
 def generation_marker(rank: int, generation: int) -> str:

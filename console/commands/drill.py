@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-EXIT_NOT_RECOVERED, EXIT_USAGE, EXIT_CANNOT = 1, 2, 3
+EXIT_NOT_RECOVERED, EXIT_USAGE, EXIT_CANNOT, EXIT_NOT_COMPARED = 1, 2, 3, 4
 
 
 def drill(  # noqa: PLR0917 - one parameter for each option
@@ -59,10 +59,12 @@ def drill(  # noqa: PLR0917 - one parameter for each option
     The job runs on a local cluster of its own, which is torn down afterwards,
     and its ledger with it: the incident can be read later only with --keep,
     which ends with the commands for it.
-    The same job then runs without the fault: the losses of all steps must be
-    equal bit for bit. Nothing may be left behind, and no rank may ever have two
-    copies. In a script's arguments `{run}` stands for a folder that each run has
-    of its own, for checkpoints that the script writes itself.
+    The same job then runs without the fault: the losses of all steps and the last
+    state of every rank must be equal bit for bit. Of a script that reports no losses
+    and has no checkpoint there is nothing to compare, and the result says so.
+    Nothing may be left behind, and no rank may ever have two copies. In a script's
+    arguments `{run}` stands for a folder that each run has of its own, for checkpoints
+    that the script writes itself.
 
     Where a drill takes copies of the training state away or damages them, it
     looks itself at what is left, and says how many steps that may cost: one where
@@ -83,7 +85,8 @@ def drill(  # noqa: PLR0917 - one parameter for each option
         everstep drill exit-rank --code 0 --json -- examples/ddp_plain.py --out '{run}'
 
     Exit codes: 0 fired and recovered as the fault deserves; 1 not; 2 wrong
-    usage; 3 this fault cannot be injected here.
+    usage; 3 this fault cannot be injected here; 4 as 0, but nothing could be
+    compared with the run without the fault.
     """
     from console.drill import narrate, signals
     from console.drill.catalogue import CannotInject
@@ -152,4 +155,7 @@ def drill(  # noqa: PLR0917 - one parameter for each option
         print(json.dumps(answer, indent=2))
     else:
         narrate.results(results)
-    raise typer.Exit(0 if all(one.ok for one in results) else EXIT_NOT_RECOVERED)
+    if not all(one.ok for one in results):
+        raise typer.Exit(EXIT_NOT_RECOVERED)
+    blind = [one for one in results if not one.compared and one.resolution != "parked"]
+    raise typer.Exit(EXIT_NOT_COMPARED if blind else 0)

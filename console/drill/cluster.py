@@ -9,13 +9,14 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from console.control import Control
 from console.drill.catalogue import CannotInject
-from console.drill.copies import Tree
+from console.drill.copies import Tree, TreeUnknown
 from console.local import cluster as local
 from console.local import mounts, procfs
 from everstep import environment
@@ -121,7 +122,7 @@ class DrillCluster:
         return local.processes(self.file)
 
     def tree(self) -> Tree:
-        """What may be looked at in /proc: everything below the cluster's supervisor."""
+        """What may be looked at in /proc: everything below the cluster's supervisor, if it is there."""
         supervisor = local.supervisor_of(self.home)
         return Tree(supervisor.pid if supervisor else 0)
 
@@ -131,7 +132,9 @@ class DrillCluster:
         return f"{what}-{self._named[what]:02d}"
 
     async def _down(self) -> None:
-        seen = {found for pid in self.tree().pids() if (found := procfs.identify(pid))}
+        seen = set()
+        with suppress(TreeUnknown):  # it never came up: what carries the cluster's id is looked for below
+            seen = {found for pid in self.tree().pids() if (found := procfs.identify(pid))}
         try:
             await asyncio.to_thread(local.down, self.name, progress=self.say)
         finally:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from console.local import procfs
+from everstep.errors import ClusterError
 
 SAMPLE_S = 0.05
 """Between two looks at /proc (ours)."""
@@ -34,15 +35,26 @@ class Seen:
         return int(found[1]) if found and self.pid == self.session else None
 
 
+class TreeUnknown(ClusterError):
+    """The supervisor is not there, so that nobody can say which processes are the cluster's."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tree:
     """All processes below a cluster's supervisor; it adopts their orphans, so nothing leaves the tree."""
 
     root: int
+    """Its pid; 0: not known."""
 
     def processes(self) -> list[Seen]:
-        """The living ones, zombies left out."""
+        """The living ones, zombies left out.
+
+        Raises:
+            TreeUnknown: there is no supervisor.
+        """
         found = {one.pid: one for one in _all()}
+        if self.root not in found:
+            raise TreeUnknown("the cluster's supervisor is not there: which processes are the cluster's is not known")
         below: dict[int, bool] = {self.root: True, 0: False, 1: False}
 
         def inside(pid: int) -> bool:
@@ -53,7 +65,7 @@ class Tree:
             below.update(dict.fromkeys(trail, below[pid]))
             return below[pid]
 
-        return [one for one in found.values() if self.root and inside(one.pid)]
+        return [one for one in found.values() if inside(one.pid)]
 
     def pids(self) -> list[int]:
         """Their ids."""
@@ -82,20 +94,35 @@ class CopyWatch(threading.Thread):
         self.copies: set[tuple[int, int, int]] = set()
         """(rank, pid, pid) of copies that lived at the same time."""
         self.looks = 0
+        self.blind_s = 0.0
+        """Longest time in which nobody looked, or nothing was seen, seconds."""
 
     def run(self) -> None:
         """Look until stopped."""
+        last = time.monotonic()
         while not self._ended.wait(SAMPLE_S):
-            by_rank: dict[int, list[Seen]] = {}
-            for one in self._tree.processes():
-                if one.rank is not None:
-                    by_rank.setdefault(one.rank, []).append(one)
-            for rank, ones in by_rank.items():
-                # One look takes milliseconds: count only those that still live after it.
-                still = [one.pid for one in ones if procfs.alive(procfs.Process(one.pid, one.start))]
-                if len(ones) > 1 and len(still) > 1:
-                    self.copies.add((rank, still[0], still[1]))
-            self.looks += 1
+            if self._look():
+                self.looks += 1
+                self.blind_s = max(self.blind_s, time.monotonic() - last)
+                last = time.monotonic()
+        self.blind_s = max(self.blind_s, time.monotonic() - last)
+
+    def _look(self) -> bool:
+        """Look once; False: nothing could be seen."""
+        try:
+            processes = self._tree.processes()
+        except TreeUnknown:
+            return False
+        by_rank: dict[int, list[Seen]] = {}
+        for one in processes:
+            if one.rank is not None:
+                by_rank.setdefault(one.rank, []).append(one)
+        for rank, ones in by_rank.items():
+            # One look takes milliseconds: count only those that still live after it.
+            still = [one.pid for one in ones if procfs.alive(procfs.Process(one.pid, one.start))]
+            if len(ones) > 1 and len(still) > 1:
+                self.copies.add((rank, still[0], still[1]))
+        return True
 
     def stop(self) -> None:
         """End it."""

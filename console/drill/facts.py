@@ -15,6 +15,8 @@ from temporalio.service import RPCError, RPCStatusCode
 from activities import messages
 from console.drill import losses
 from console.drill.cluster import DrillCluster
+from console.drill.compare import Comparison
+from console.drill.copies import TreeUnknown
 from console.drill.losses import Records
 from console.drill.seen import Seen
 from everstep.incident import Copy, IncidentReport, Restored, Tier
@@ -54,8 +56,13 @@ class Facts:
     """What the incidents said, whole lines: stages, conclusions, headlines."""
     restored_from: dict[str, int] = field(default_factory=dict)
     """Tier → ranks that went on from a copy there, in the last restart."""
-    differences: list[str] | None = None
+    comparison: Comparison | None = None
+    """With the run without a fault; None: the job did not finish."""
     duplicates: int = 0
+    looks: int = 0
+    """How often somebody looked for two copies of a rank …"""
+    blind_s: float = 0.0
+    """… and the longest time in which nobody did, seconds."""
     leaked: list[str] = field(default_factory=list)
     ettr: float | None = None
     launches_ns: list[tuple[int, int]] = field(default_factory=list)
@@ -134,7 +141,10 @@ async def left_behind(cluster: DrillCluster, spec: JobSpec, machines: Sequence[M
     """Processes and shared memory of a job that has ended, once what ends by itself had its time."""
     deadline = time.monotonic() + SETTLE_S
     while True:
-        left = await asyncio.to_thread(cluster.tree().left_of_jobs)
+        try:
+            left = await asyncio.to_thread(cluster.tree().left_of_jobs)
+        except TreeUnknown as error:
+            left = [f"unknown processes: {error}"]
         for machine in machines:
             folder = cluster.file.shm / machine.name / spec.name
             if folder.exists():
@@ -154,11 +164,9 @@ async def ettr(cluster: DrillCluster, job: str) -> float | None:
 async def records(
     cluster: DrillCluster, spec: JobSpec, machines: Sequence[Machine], known: Records | None = None
 ) -> tuple[Records, int]:
-    """The step records of a job, with those known already, and how many launches of a rank its logs show too many."""
+    """The step records of a job, with those known already, and how often its ranks' logs show a rank twice."""
     agents = cluster.control.agents
     topology = spec.topology()
     ranks = [topology.ranks(index) for index in range(spec.machines)]
-    return (
-        await losses.collect(agents, spec.name, machines, known),
-        await losses.launches(agents, spec.name, machines, ranks),
-    )
+    found = await losses.collect(agents, spec.name, machines, known)
+    return found, await losses.read_logs(agents, spec.name, machines, ranks, found)

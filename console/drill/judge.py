@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 from console.drill.catalogue import CONTROL_FAULTS
+from console.drill.compare import Comparison
 from console.drill.facts import Facts
 from console.drill.inject import STRIKE
-from console.drill.request import DrillRequest
+from console.drill.request import DrillRequest, example
 from console.drill.result import DrillResult
 from everstep.incident import IncidentReport
 from everstep.job import JobSpec
@@ -22,6 +24,11 @@ AWAY_STEPS = 2
 """A part that was back within so many steps' time was not away for long enough to show anything (ours)."""
 LAG = 2
 """Backups that are so many steps behind show that their peer takes none (ours)."""
+MAX_BLIND_S = 10.0
+"""Nobody looked for two copies of a rank for so long: they could have come and gone. Far above what a busy machine
+does to a look every 0.05 s (ours)."""
+SHOWN = 5
+"""Differences that are named (ours)."""
 MUST_SAY = ("disk-full", "shm-full")
 """Faults with which training goes on, so that somebody has to be told."""
 FOUND = ("checksum", "damaged", "truncated", "cut short", "bytes")
@@ -31,6 +38,7 @@ FOUND = ("checksum", "damaged", "truncated", "cut short", "bytes")
 def judge(request: DrillRequest, spec: JobSpec, facts: Facts) -> DrillResult:
     """What came of a drill."""
     reports = [one.report for one in facts.incidents if one.report]
+    comparison = facts.comparison or Comparison(not_compared=["anything: the job did not finish"])
     result = DrillResult(
         fault=request.fault,
         job=spec.name,
@@ -40,7 +48,10 @@ def judge(request: DrillRequest, spec: JobSpec, facts: Facts) -> DrillResult:
         stages=[(stage.name, stage.seconds) for report in reports for stage in report.timings],
         steps_redone=facts.records.redone(),
         steps=facts.records.steps or None,
-        losses_match=None if facts.differences is None else not facts.differences,
+        losses_match=_none(comparison.losses),
+        state_match=_none(comparison.state),
+        compared=comparison.compared,
+        not_compared=comparison.not_compared,
         ettr=None if facts.ettr is None else round(facts.ettr, 4),
         leaked=facts.leaked,
         duplicates=facts.duplicates,
@@ -60,11 +71,26 @@ def judge(request: DrillRequest, spec: JobSpec, facts: Facts) -> DrillResult:
         *_not_fired(facts),
         *(_not_absorbed(facts, result) if request.absorbed else _not_recovered(request, spec, facts, result, reports)),
         *_copies(request, facts, result),
-        *(facts.differences or [])[:5],
+        *_differences(spec, facts),
         *_not_clean(facts),
     ]
     result.ok = not result.problems
     return result
+
+
+def _none(differences: list[str] | None) -> bool | None:
+    """Whether there are none; None: nobody could look."""
+    return None if differences is None else not differences
+
+
+def _differences(spec: JobSpec, facts: Facts) -> list[str]:
+    """Where the run differs from the one without a fault; of the example all can be compared, so it has to be."""
+    if facts.comparison is None:
+        return []
+    found = (facts.comparison.losses or [])[:SHOWN] + (facts.comparison.state or [])[:SHOWN]
+    if Path(spec.script) == example("gpt.py"):
+        found += [f"not compared: {text}" for text in facts.comparison.not_compared]
+    return found
 
 
 def _time(request: DrillRequest, facts: Facts, result: DrillResult, reports: list[IncidentReport]) -> None:
@@ -163,6 +189,10 @@ def _not_recovered(
     found += [f"{one.id} is still open" for one in facts.incidents if one.report is None]
     found += [f"not recovered: {report.headline}" for report in reports if not report.recovered]
     found += _steps(facts, result, reports)
+    # The first launch, one for each fault, and one more where a launch itself is what the fault breaks.
+    most = 1 + request.times + (request.during == "launch")
+    if facts.generations > most:
+        found.append(f"the job was launched {facts.generations} times, {most} would have done")
     if request.during == "launch" and facts.seen.absorbed:
         killed_ns = facts.seen.absorbed.killed_ns
         if not any(begin <= killed_ns <= end for begin, end in facts.launches_ns):
@@ -214,6 +244,8 @@ def _not_clean(facts: Facts) -> list[str]:
     found = [f"left behind: {', '.join(facts.leaked[:5])}"] if facts.leaked else []
     if facts.duplicates:
         found.append(f"{facts.duplicates} ranks had two copies")
+    if not facts.looks or facts.blind_s > MAX_BLIND_S:
+        found.append(f"nobody looked for two copies of a rank for {facts.blind_s:.1f} s ({facts.looks} looks in all)")
     return found
 
 

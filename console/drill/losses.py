@@ -1,8 +1,7 @@
-"""The step records of a job, and whether two runs of it are equal bit for bit."""
+"""What a job leaves for a comparison: its step records, and what its ranks wrote to their logs."""
 
 from __future__ import annotations
 
-import math
 import re
 import statistics
 import struct
@@ -14,13 +13,15 @@ from itertools import pairwise
 from pathlib import Path
 
 from agent.client import AgentPool
+from agent.rank_process import BESIDE
 from agent.steps import StepArchive
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import AgentError, EverstepError
 from everstep.machine import Machine
 from everstep.reports import ReportFile
 
-_MARKER = re.compile(r"^--- everstep: rank (\d+), generation (\d+),", re.MULTILINE)
+_MARKER = re.compile(r"^--- everstep: rank (\d+), generation (\d+),(.*)$", re.MULTILINE)
+_FINAL = re.compile(r"^--- everstep: state after step \d+: (\w+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,10 @@ class Records:
     """All reports of a job, by rank, in the order in which they were made."""
 
     of: dict[int, list[Record]] = field(default_factory=dict)
+    final: dict[int, str] = field(default_factory=dict)
+    """Rank → digest of its state at the end of the loop."""
+    unknown: list[str] = field(default_factory=list)
+    """Who did not tell, with the reason: what they recorded is not known, which is not nothing."""
 
     @property
     def steps(self) -> int:
@@ -56,6 +61,8 @@ class Records:
         """Take what others know, after what is known already."""
         for rank, records in others.of.items():
             self.of.setdefault(rank, []).extend(records)
+        self.final |= others.final
+        self.unknown += others.unknown
 
     def redone(self) -> int | None:
         """Most steps that any rank reported more than once; None without reports."""
@@ -90,8 +97,10 @@ async def collect(agents: AgentPool, job: str, machines: Sequence[Machine], know
     if known:
         found.join(known)
     for machine in machines:
-        with suppress(AgentError):
+        try:
             found.add([one async for one in agents.get(machine.address).steps(pb.StepsRequest(job=job, rank=-1))])
+        except AgentError as error:
+            found.unknown.append(f"{machine.name} did not tell its step records: {error}")
     return found
 
 
@@ -118,42 +127,33 @@ def rescue(job: str, state: Path, shm: Path) -> Records:
     return found
 
 
-def differences(reference: Records, run: Records) -> list[str] | None:
-    """Where a run differs from the one without a fault; None when there are no losses to compare.
+async def read_logs(
+    agents: AgentPool, job: str, machines: Sequence[Machine], ranks: Sequence[Sequence[int]], records: Records
+) -> int:
+    """Read what the ranks wrote about themselves into ``records``; returns how often a rank was there twice.
 
-    Every rank that reports must have every step, with the same bits as the
-    reference, each time that it did the step.
+    A rank was there twice where a generation of it began twice, or began while an
+    older one of it lived.
     """
-    if not any(math.isfinite(struct.unpack("<d", r.bits)[0]) for rs in reference.of.values() for r in rs):
-        return None
-    found = []
-    for rank, expected in sorted(reference.of.items()):
-        right = {record.step: record.bits for record in expected}
-        seen = {record.step for record in run.of.get(rank, [])}
-        if missing := sorted(right.keys() - seen):
-            found.append(f"rank {rank} has no report of step {_some(missing)}")
-        if extra := sorted(seen - right.keys()):
-            found.append(f"rank {rank} reported step {_some(extra)}, which the run without a fault has not")
-        wrong = {r.step for r in run.of.get(rank, []) if r.step in right and r.bits != right[r.step]}
-        if wrong:
-            found.append(f"rank {rank} has another loss at step {_some(sorted(wrong))}")
-    return found
-
-
-async def launches(agents: AgentPool, job: str, machines: Sequence[Machine], ranks: Sequence[Sequence[int]]) -> int:
-    """How many launches of a rank were one too many: each generation of a rank begins its log once."""
-    too_many = 0
+    twice = 0
     for machine, here in zip(machines, ranks, strict=False):
         for rank in here:
             data = b""
-            with suppress(AgentError):
+            try:
                 request = pb.ReadLogRequest(job=job, rank=rank, stream=pb.ReadLogRequest.STDERR)
                 async for chunk in agents.get(machine.address).read_log(request):
                     data += chunk.data
-            begun = Counter(_MARKER.findall(data.decode(errors="replace")))
-            too_many += sum(count - 1 for count in begun.values())
-    return too_many
+            except AgentError as error:
+                records.unknown.append(f"{machine.name} did not tell the log of rank {rank}: {error}")
+            text = data.decode(errors="replace")
+            twice += copies_in(text)
+            if found := _FINAL.findall(text):
+                records.final[rank] = found[-1]
+    return twice
 
 
-def _some(steps: Sequence[int]) -> str:
-    return ", ".join(map(str, steps[:5])) + (" …" if len(steps) > 5 else "")
+def copies_in(log: str) -> int:
+    """How often a rank's log says that there were two of it."""
+    begun = _MARKER.findall(log)
+    again = sum(count - 1 for count in Counter((rank, generation) for rank, generation, _ in begun).values())
+    return again + sum(BESIDE in more for _, _, more in begun)

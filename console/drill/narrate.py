@@ -115,6 +115,9 @@ def _report(out: Console, run: DrillResult) -> None:
         pace = f"a step took {run.pace:.2f} times as long while the agent hung"
         table.add_row("pace", f"{pace}; backups were up to {_or(run.lag)} steps behind")
     table.add_row("losses", _losses(run) + (f", {run.steps} steps" if run.losses_match is not None else ""))
+    table.add_row("last state", _matches(run.state_match))
+    if run.not_compared:
+        table.add_row("not compared", escape("; ".join(run.not_compared)))
     table.add_row("copies", "never two of a rank" if not run.duplicates else f"[red]{run.duplicates}[/red]")
     table.add_row("left behind", "nothing" if not run.leaked else f"[red]{escape(', '.join(run.leaked[:10]))}[/red]")
     table.add_row("ETTR", "unknown" if run.ettr is None else f"{run.ettr:.1%} of the job's time was productive")
@@ -156,6 +159,10 @@ def _or(value: int | None) -> str:
 
 
 def _losses(run: DrillResult) -> str:
-    if run.losses_match is None:
+    return _matches(run.losses_match)
+
+
+def _matches(value: bool | None) -> str:
+    if value is None:
         return "not compared"
-    return "equal bit for bit to the job without a fault" if run.losses_match else "DIFFERENT"
+    return "equal bit for bit to the job without a fault" if value else "DIFFERENT"

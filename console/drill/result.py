@@ -38,7 +38,11 @@ class DrillResult(BaseModel):
     steps_redone: int | None = None
     """Steps that the step records show twice; a report that was cut short by the fault counts as well."""
     losses_match: bool | None = None
-    """None: the script reports no losses."""
+    """None: the script reports no losses, or the job did not finish."""
+    state_match: bool | None = None
+    """Whether every rank ended with the state that it has without a fault; None: nobody tells of it."""
+    compared: list[str] = Field(default_factory=list, description="What was held against the run without a fault …")
+    not_compared: list[str] = Field(default_factory=list, description="… and what could not be.")
     incidents: list[str] = Field(default_factory=list)
     links: list[str] = Field(default_factory=list, description="The incidents in Temporal's Web UI.")
     ettr: float | None = None

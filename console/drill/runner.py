@@ -11,12 +11,13 @@ from temporalio.client import WorkflowFailureError
 
 from console.drill import facts as gather
 from console.drill.cluster import DrillCluster, Say, silent
+from console.drill.compare import compare
 from console.drill.copies import CopyWatch
 from console.drill.describe import describe
 from console.drill.facts import Facts
 from console.drill.inject import planned
 from console.drill.judge import judge
-from console.drill.losses import Records, differences
+from console.drill.losses import Records
 from console.drill.outside import inject
 from console.drill.request import PACE, DrillRequest, example
 from console.drill.result import DrillResult
@@ -85,7 +86,8 @@ class Drill:
         self.request.check()
         cluster, name = self.cluster, self.cluster.next_name(self.request.fault)
         plan = cluster.home / "drills" / name / "faults.json"
-        spec = self.request.spec(name, {environment.FAULTS: str(plan)}, disk=cluster.home / "disk")
+        env = {environment.FAULTS: str(plan), environment.STATE_DIGEST: "1"}
+        spec = self.request.spec(name, env, disk=cluster.home / "disk")
         (cluster.home / "disk").mkdir(exist_ok=True)  # as a mount would be there
         machines = cluster.machines[: spec.machines]
         given = planned(self.request, spec, plan, cluster)
@@ -97,8 +99,9 @@ class Drill:
             facts.marks = given.fired()
             await self._gather(scene, facts)
         facts.leaked += [f"mount {path}" for path in mounts.below(cluster.file.shm) + mounts.below(cluster.home)]
-        if facts.records.of and facts.outcome == "finished":
-            facts.differences = differences(await self.references.of(cluster, spec), facts.records)
+        if facts.outcome == "finished":
+            reference = await self.references.of(cluster, spec)
+            facts.comparison = compare(reference, facts.records, spec.topology().world_size)
         return judge(self.request, spec, facts)
 
     async def _watched(self, scene: Scene) -> Facts:
@@ -121,7 +124,7 @@ class Drill:
                 injecting.cancel()
                 await asyncio.gather(injecting, return_exceptions=True)
             await asyncio.to_thread(watch.stop)
-        facts.duplicates = len(watch.copies)
+        facts.duplicates, facts.looks, facts.blind_s = len(watch.copies), watch.looks, watch.blind_s
         return facts
 
     async def _inject(self, scene: Scene) -> None:

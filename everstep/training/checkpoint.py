@@ -24,6 +24,7 @@ from everstep.training.arena import Arena
 from everstep.training.bell import Bell
 from everstep.training.codec import decode, encode
 from everstep.training.cuda import Cuda
+from everstep.training.digest import digest_of
 from everstep.training.gradients import WHAT_TO_DO, Gradients
 from everstep.training.layout import Layout, view_of
 from everstep.training.rng import RandomState
@@ -125,6 +126,13 @@ class Checkpoint:
         encoded = encode(tree, self._layouts.get(accumulated))
         self._layouts[accumulated] = encoded.layout
         self._saver.save(self._things, encoded, completed_steps)
+
+    def digest(self) -> str:
+        """A digest of the state of this rank as it is now: two runs that are equal bit for bit have the same.
+
+        Random generators are left out: one that a script never uses differs from run to run.
+        """
+        return digest_of({name: thing.state_dict() for name, thing in self._things.items()})
 
     def wait(self) -> None:
         """Return when the last save is committed.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -160,6 +161,8 @@ class Run:
                 self._complete(step, first)
             if self._reports is not None:
                 self._reports.mark("first_step")  # restored at the job's very end there was none to run
+            if state is not None and from_environment(environment.STATE_DIGEST, 0):
+                print(f"--- everstep: state after step {total}: {state.digest()}", file=sys.stderr, flush=True)
             self.finish()
         except GeneratorExit:  # broken out of; what follows is no step
             if self._reports is not None:

@@ -8,7 +8,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from console.drill.copies import CopyWatch, Tree, await_rank_of, children
+import pytest
+
+from console.drill.copies import CopyWatch, Tree, TreeUnknown, await_rank_of, children
 
 RANK = """
 import os, sys, time
@@ -49,7 +51,20 @@ def test_two_copies_of_a_rank_are_seen() -> None:
 def test_different_ranks_are_no_copies_and_strangers_do_not_count() -> None:
     with process("everstep r3"), process("everstep r31"), process("else r3"):
         assert watched(0.5).copies == set()
-        assert Tree(0).processes() == []
+
+
+def test_processes_that_cannot_be_known_are_not_none() -> None:
+    for tree in (Tree(0), Tree(1 << 30)):
+        with pytest.raises(TreeUnknown):
+            tree.processes()
+        with pytest.raises(TreeUnknown):
+            tree.left_of_jobs()
+        watch = CopyWatch(tree)
+        watch.start()
+        time.sleep(0.3)
+        watch.stop()
+        assert watch.looks == 0
+        assert watch.blind_s > 0.2
 
 
 def test_what_a_job_left_is_named() -> None:

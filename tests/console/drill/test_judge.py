@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from console.drill.compare import Comparison
 from console.drill.damage import Damaged
 from console.drill.facts import Facts, IncidentFacts, restored_from
 from console.drill.judge import judge, summary
-from console.drill.losses import Record, Records, differences
+from console.drill.losses import Record, Records
 from console.drill.request import DrillRequest
 from console.drill.result import DrillResult
 from console.drill.seen import Absorbed, Seen
@@ -55,8 +56,10 @@ def facts(**changed: Any) -> Facts:
         marks={"f0-7": {"time_ns": 10 * SECOND, "pid": 1}},
         incidents=[IncidentFacts("incident/job/0001", 10 * SECOND + SECOND // 4, report())],
         records=records(0, 1, 2, 3, 3, 4),
-        differences=[],
+        comparison=Comparison(losses=[], state=[], compared=["losses", "the last state"]),
         ettr=0.9,
+        looks=40,
+        blind_s=0.2,
     )
     return replace(found, **changed)
 
@@ -86,7 +89,12 @@ def test_a_recovery_as_it_should_be() -> None:
         ({"incidents": [IncidentFacts("i", 0, report(recovered=False))]}, "not recovered"),
         ({"incidents": [IncidentFacts("i", 0, report(lost_steps=2))]}, "2 steps lost, 1 would have done"),
         ({"records": records(0, 1, 2, 3, 4)}, "the step records show 0 done again"),
-        ({"differences": ["rank 0 has another loss at step 3"]}, "another loss"),
+        ({"comparison": Comparison(losses=["rank 0 has another loss at step 3"])}, "another loss"),
+        ({"comparison": Comparison(losses=[], state=["rank 1 ends with another state"])}, "another state"),
+        ({"comparison": Comparison(state=[], not_compared=["losses of all ranks"])}, "not compared: losses of all"),
+        ({"generations": 7}, "launched 7 times, 2 would have done"),
+        ({"looks": 0}, "nobody looked for two copies"),
+        ({"blind_s": 11.0}, "nobody looked for two copies of a rank for 11.0 s"),
         ({"leaked": ["/dev/shm/x"]}, "left behind: /dev/shm/x"),
         ({"duplicates": 1}, "two copies"),
     ],
@@ -203,21 +211,6 @@ def test_again_and_again_deserves_an_operator() -> None:
     request = DrillRequest(fault="kill-rank", times=3)
     assert judge(request, SPEC, facts(outcome="failed", parked=True)).ok
     assert not judge(request, SPEC, facts(parked=False)).ok
-
-
-def test_losses_are_compared_bit_for_bit() -> None:
-    reference = records(0, 1, 2)
-    assert differences(reference, records(0, 1, 1, 2)) == []
-    assert differences(Records(), records(0, 1)) is None
-    silent = records(0, loss=float("nan"))
-    assert differences(silent, silent) is None
-    [missing, _] = differences(reference, records(0, 2)) or []
-    assert missing == "rank 0 has no report of step 1"
-    assert "step 3" in (differences(reference, records(0, 1, 2, 3)) or [""])[0]
-    other = records(0, 1, 2)
-    # The first attempt at a step must have the right bits as well, not only the last.
-    other.of[1].insert(1, Record(1, 1, 0, struct.pack("<d", 1.5000000000000002)))
-    assert differences(reference, other) == ["rank 1 has another loss at step 1"]
 
 
 def test_tails_are_told() -> None:
