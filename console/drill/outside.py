@@ -19,6 +19,8 @@ from everstep.errors import ClusterError
 LAUNCH_LIMIT_S = 60.0
 TRANSFER_LIMIT_S = 60.0
 """A backup is on its way within this long (ours)."""
+REACH_LIMIT_S = 300.0
+"""A job has started and come to the step within this long (ours)."""
 
 
 async def inject(scene: Scene) -> None:
@@ -86,9 +88,10 @@ async def _kill_in_launch(scene: Scene) -> None:
 
 async def _kill_in_transfer(scene: Scene) -> None:
     """Kill the agent of the struck machine while a backup is on its way into it."""
-    await scene.reach(scene.request.at_step)
-    index = scene.machines.index(scene.struck)
+    index, step = scene.machines.index(scene.struck), scene.request.at_step
     before = scene.agent(scene.struck)
+    # Seen in the files: who hears of it from an agent, late, finds nothing on its way any more.
+    await scene.until(lambda: scene.stored.newest() >= step, REACH_LIMIT_S, f"step {step} was not reached")
 
     def caught() -> bool:
         deadline = time.monotonic() + TRANSFER_LIMIT_S

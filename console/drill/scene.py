@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from agent.v1 import agent_pb2 as pb
 from console.drill import losses
@@ -28,6 +29,8 @@ BACK_LIMIT_S = 60.0
 """A killed part must be back within this long (ours)."""
 QUIET_S = 6.0
 """Backups that did not change for so long are what they are: a peer that failed is tried again every 5 s (ours)."""
+CATCH_UP_S = 1.0
+"""A blow waits for backups for so long (ours): a job takes some five steps meanwhile."""
 SETTLE_LIMIT_S = 60.0
 """Backups and disks of a job that stands still are complete within this long (ours)."""
 
@@ -217,9 +220,9 @@ class Scene:
     def _take_power(self, strike: Strike, exact: bool) -> None:
         names = [self.stored.machine(index) for index in strike.machines]
         cluster, job = self.cluster.file, self.spec.name
-        if not exact and promise_of(self.spec, strike).steps is not None:
-            self._wait_for_backups(strike)
-        with power.powered_off(cluster, names) as killed_ns:
+        promised = not exact and promise_of(self.spec, strike).steps is not None
+        when = partial(self._wait_for_backups, strike) if promised else lambda: None
+        with power.powered_off(cluster, names, when=when) as killed_ns:
             self.mark(STRIKE, time_ns=killed_ns)
             self.seen.promise = self._promise(strike, exact=exact)
             for name in names:
@@ -231,18 +234,19 @@ class Scene:
                     self.seen.records.join(records)
 
     def _wait_for_backups(self, strike: Strike) -> None:
-        """Strike when backups keep up with the steps: the placement promises nothing else, and a busy machine may be
-        late with one. Those that never keep up are struck all the same, and cost what they cost."""
-        deadline = time.monotonic() + SETTLE_LIMIT_S
+        """Strike when backups have just caught up with the steps. Those that do not are struck all the same."""
+        deadline = time.monotonic() + CATCH_UP_S
         while best_step(self.stored.left(strike)) < self.stored.newest() and time.monotonic() < deadline:
-            time.sleep(LOOK_S)
+            pass
 
     def _promise(self, strike: Strike, *, exact: bool) -> Promise:
         """What a strike may cost at most: by the placement where it promises something, else by what is left."""
         placed = promise_of(self.spec, strike)
-        if placed.steps is not None and not exact:
-            return placed
         best = best_step(self.stored.left(strike, self.seen.damaged))
+        if placed.steps is not None and not exact:
+            # What was on its way is lost with the machine: docs/checkpoints.md calls it the lag.
+            lag = self.stored.newest() - best
+            return placed if lag < 1 else Promise(placed.steps + lag, f"{placed.reason}; backups were {lag} behind")
         # A step may have been completed and not saved yet, unless the job stands still.
         lost = max(self.stored.newest() - best, 0) + (not exact)
         if best == 0:

@@ -12,7 +12,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -26,12 +26,15 @@ ROUNDS = 20
 
 
 @contextmanager
-def powered_off(cluster: ClusterFile, machines: Sequence[str]) -> Iterator[int]:
+def powered_off(
+    cluster: ClusterFile, machines: Sequence[str], *, when: Callable[[], object] = lambda: None
+) -> Iterator[int]:
     """SIGKILL everything of some machines; their agents are started again after the block.
 
     Args:
         cluster: a running one.
         machines: names.
+        when: returns at the moment for it; called when it is known what has to be killed, which takes a while.
 
     Yields:
         When they were killed, nanoseconds of the wall clock.
@@ -46,7 +49,7 @@ def powered_off(cluster: ClusterFile, machines: Sequence[str]) -> Iterator[int]:
         for machine in machines:
             hold(cluster.home, f"agent-{machine}")
             held.callback(let_go, cluster.home, f"agent-{machine}")
-        yield _kill(cluster, machines)
+        yield _kill(cluster, machines, when)
 
 
 def empty_memory(cluster: ClusterFile, machine: str) -> None:
@@ -64,12 +67,14 @@ def state_folder(cluster: ClusterFile, machine: str) -> Path:
     return cluster.home / "machines" / machine
 
 
-def _kill(cluster: ClusterFile, machines: Sequence[str]) -> int:
+def _kill(cluster: ClusterFile, machines: Sequence[str], when: Callable[[], object]) -> int:
     """Kill until nothing is left; returns when the first round began."""
     killed_ns = 0
     for _ in range(ROUNDS):
         found = _processes(cluster, machines)
-        killed_ns = killed_ns or time.time_ns()
+        if not killed_ns:
+            when()
+            killed_ns = time.time_ns()
         if not found:
             return killed_ns
         for process in found:

@@ -84,8 +84,12 @@ def test_every_step_of_who_saves_slowly_is_backed_up(mine: Mine) -> None:
     state = mine.state()
     assert state.backup_ns > 0
     assert state.backup_problem == ""
-    pins = pins_of((mine.here.shm / "checkpoint-0").read_bytes()[:4096])
-    assert (pins[Pin.KEEP], pins[Pin.BACKUP]) == (5, -1)
+
+    def pins() -> tuple[int, int]:
+        found = pins_of((mine.here.shm / "checkpoint-0").read_bytes()[:4096])
+        return found[Pin.KEEP], found[Pin.BACKUP]
+
+    wait(lambda: pins() == (5, -1), "what is sent is pinned no longer, what the peer has is kept")
 
 
 def test_only_every_nth_step() -> None:
