@@ -122,19 +122,23 @@ def test_the_end_takes_orphans_and_the_stubborn_and_nobody_else(trial: Trial, tm
     )
     stubborn = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); {SLEEP}"
     trial.plan(ProcessPlan("agent-m0", "agent", [*PYTHON, agent]), worker(program=stubborn))
-    with subprocess.Popen([*PYTHON, SLEEP], env=os.environ | {"EVERSTEP_CLUSTER": "another"}) as stranger:
+    stranger = subprocess.Popen([*PYTHON, SLEEP], env=os.environ | {"EVERSTEP_CLUSTER": "another"})
+    try:
         assert trial.start() == 0
         (trial.shm / "m0").mkdir()
         assert holds(lambda: orphan.exists() and orphan.read_text() != "", PATIENCE_S)
         assert holds(lambda: "deaf" in (tmp_path / "logs" / "worker-0.log").read_text(), PATIENCE_S)
         os.kill(trial.pid("agent-m0"), signal.SIGKILL)
+        # For a moment after its exec a process shows no environment.
+        assert holds(lambda: int(orphan.read_text()) in procfs.of_cluster(trial.cluster_id), PATIENCE_S)
         mine = procfs.of_cluster(trial.cluster_id)
-        assert int(orphan.read_text()) in mine
         trial.stop()
         assert not procfs.of_cluster(trial.cluster_id)
         assert not any(procfs.identify(pid) for pid in mine)
         assert stranger.poll() is None
+    finally:
         stranger.kill()
+        stranger.wait()
     assert not trial.shm.exists()
 
 
