@@ -294,7 +294,11 @@ class Watched:
             for index, machine in enumerate(self.machines)
             if self._emptied.get(machine.name) == generation or self._bare_in(generation, machine.name)
         }
-        return loss_anomaly(generation, lost, job=self.spec.name, now_ns=now_ns) if lost else None
+        if not lost:
+            return None
+        rule = self._stall.get(generation)
+        quiet_s = rule.quiet_s if rule else 0.0
+        return loss_anomaly(generation, lost, job=self.spec.name, now_ns=now_ns, quiet_s=quiet_s)
 
     def _bare_in(self, generation: int, machine: str) -> bool:
         """Whether a machine knows nothing of the job after its workflow said that this generation runs there."""

@@ -52,6 +52,8 @@ class Anomaly(Model):
     machines: list[str] = Field(default_factory=list)
     seen_ns: int = 0
     """When the machine saw it, nanoseconds of the wall clock."""
+    quiet_s: float = 0.0
+    """How long no step had been seen by then, seconds: the job had stopped earlier than it was seen."""
 
 
 class RankExit(Model):

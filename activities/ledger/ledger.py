@@ -40,7 +40,7 @@ from activities.ledger.tables import (
     MachineEvents,
 )
 from everstep import private
-from everstep.decisions.ettr import Ettr, Interval, Kind, ettr
+from everstep.decisions.ettr import Ettr, Interval, Kind, Launch, Outage, ettr, unproductive
 from everstep.errors import LedgerError
 from everstep.incident import Anomaly, Evidence, IncidentReport
 from everstep.job import JobSpec
@@ -296,19 +296,14 @@ class Ledger:
         """Effective training time ratio of the newest run, up to its end or now; None: no such job, or no start."""
         with self._reading() as connection:
             found = connection.execute(
-                select(Jobs.started_ns, Jobs.ended_ns).where(Jobs.run == _newest_run(job))
+                select(Jobs.started_ns, Jobs.ended_ns, Jobs.outcome).where(Jobs.run == _newest_run(job))
             ).first()
             if found is None or not found.started_ns:
                 return None
             end_ns = now_ns if found.ended_ns is None else min(now_ns, found.ended_ns)
             spans = _intervals(connection, _newest_run(job))
-            stepped_ns = connection.scalar(
-                select(func.min(Generations.stepped_ns)).where(Generations.run == _newest_run(job))
-            )
-        if stepped_ns or found.ended_ns is None:
-            # Before its first step a job is not productive: that includes what precedes the launch, e.g. fork servers.
-            spans.append(Interval(found.started_ns, stepped_ns, "launch", "start"))
-        return ettr(spans, start_ns=found.started_ns, now_ns=end_ns, window_s=window_s)
+            unknown = _unknown(connection, _newest_run(job), finished=(found.outcome or "").startswith("finished"))
+        return ettr(spans, start_ns=found.started_ns, now_ns=end_ns, window_s=window_s, unknown=unknown)
 
     def _reading(self) -> AbstractContextManager[Connection]:
         return reading(self._engine, self.url)
@@ -379,21 +374,39 @@ def _incident_record(row: RowMapping, events: Iterable[IncidentEventRecord] = ()
 
 
 def _intervals(connection: Connection, run: ScalarSelect[int]) -> list[Interval]:
-    noted = connection.execute(select(Intervals.__table__).where(Intervals.run == run).order_by(Intervals.start_ns))
+    noted = connection.execute(select(Intervals.__table__).where(Intervals.run == run))
     found = [Interval(row.start_ns, row.end_ns, row.kind, row.cause or "") for row in noted]
-    launches = connection.execute(select(Generations.__table__).where(Generations.run == run))
-    found += [
-        Interval(row.launched_ns, row.stepped_ns, "launch", f"generation {row.generation}")
-        for row in launches
-        if row.launched_ns is not None and row.stepped_ns is not None
-    ]
+    generations = connection.execute(select(Generations.__table__).where(Generations.run == run))
+    launches = [Launch(row.launched_ns, row.stepped_ns) for row in generations if row.launched_ns is not None]
     incidents = connection.execute(select(Incidents.__table__).where(Incidents.run == run))
-    found += [
-        Interval(start, row.closed_ns, "recovery", row.id)
+    outages = [
+        Outage(row.id, seen_ns - _quiet_ns(row.anomaly), row.closed_ns)
         for row in incidents
-        if (start := row.seen_ns or row.opened_ns) is not None
+        if (seen_ns := row.seen_ns or row.opened_ns) is not None
     ]
+    if started_ns := connection.scalar(select(Jobs.started_ns).where(Jobs.run == run)):
+        found += unproductive(started_ns, launches, outages)
     return sorted(found, key=lambda interval: interval.start_ns)
+
+
+def _quiet_ns(anomaly: Mapping[str, Any] | None) -> int:
+    """How long before it was seen an anomaly had stopped the job; 0: nobody knows better."""
+    quiet_s = (anomaly or {}).get("quiet_s") or 0.0
+    return int(quiet_s * 1e9) if isinstance(quiet_s, int | float) else 0
+
+
+def _unknown(connection: Connection, run: ScalarSelect[int], *, finished: bool) -> list[str]:
+    """What may have cost a run productive time and was never noted."""
+    stepped = connection.scalar(select(func.count(Generations.stepped_ns)).where(Generations.run == run))
+    redone = connection.scalar(
+        select(func.count()).where(
+            Incidents.run == run, Incidents.closed_ns.is_not(None), Incidents.lost_steps.is_(None)
+        )
+    )
+    return [
+        *(["no step of it was seen"] if finished and not stepped else []),
+        *(["how many steps were done again"] if redone else []),
+    ]
 
 
 def _json(model: BaseModel) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from datetime import datetime
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from activities.ledger import Ledger
 from agent.v1 import agent_pb2 as pb
@@ -17,6 +17,7 @@ from console.follow.kept import kept
 from console.follow.last_step import last_step
 from console.follow.progress import JobProgress, RankView, merge, views_of
 from console.follow.saved import SavedReport, saved_report, unsteady
+from everstep.decisions.ettr import Ettr
 from everstep.errors import AgentError, ClusterError, EverstepError
 from everstep.job_state import IncidentSummary, JobState
 from everstep.machine import Machine
@@ -73,6 +74,8 @@ class JobReport(BaseModel):
     machines: list[MachineStatus]
     silent: list[str]
     """Machines whose agent does not answer."""
+    ettr_unknown: list[str] = Field(default_factory=list)
+    """What may have cost productive time and is not known: the ratio is that much at most."""
     backups: str
     """Where the backups lie and what may be lost with their owners; empty: it does not run."""
     saved: SavedReport | None
@@ -148,7 +151,7 @@ async def _line(control: Control, run: JobRun) -> JobLine:
         state = await control.state(run.name)
     except ClusterError as error:
         line = _bare(run, str(error))
-        return line.model_copy(update={"ettr": await _ettr(control, run.name, None)})
+        return line.model_copy(update={"ettr": _ratio(await _ettr(control, run.name, None))})
     described = await describe_all(control, state.machines)
     progress = _progress(run.name, described)
     return JobLine(
@@ -162,7 +165,7 @@ async def _line(control: Control, run: JobRun) -> JobLine:
         machines=state.spec.machines,
         ranks=state.spec.topology().world_size,
         incidents=state.incident_count,
-        ettr=await _ettr(control, run.name, None) if state.launched else None,
+        ettr=_ratio(await _ettr(control, run.name, None)) if state.launched else None,
         started=run.started,
         ended=run.closed,
     )
@@ -183,6 +186,7 @@ async def job_report(control: Control, job: str) -> JobReport:
     if step is None and not run.running and state.launched:
         step, loss = await last_step(control.agents, job, state.machines)
     topology = state.spec.topology()
+    ettr = await _ettr(control, job, None) if state.launched else None
     still_open = [one for one in state.incidents if not one.resolution] if run.running else []
     ended = run.status not in ("running", "completed")
     return JobReport(
@@ -202,8 +206,9 @@ async def job_report(control: Control, job: str) -> JobReport:
         generation=state.generation if state.launched else 0,
         step=step,
         loss=loss,
-        ettr=await _ettr(control, job, None) if state.launched else None,
-        ettr_last_hour=await _ettr(control, job, 3600.0) if run.running else None,
+        ettr=_ratio(ettr),
+        ettr_unknown=list(ettr.unknown) if ettr else [],
+        ettr_last_hour=_ratio(await _ettr(control, job, 3600.0)) if run.running else None,
         machines=[_machine(job, machine, described[machine.name]) for machine in state.machines],
         silent=list(progress.silent),
         backups=state.backups if run.running else "",
@@ -279,11 +284,14 @@ def _machine(job: str, machine: Machine, reply: pb.DescribeReply | None) -> Mach
     return MachineStatus(name=machine.name, address=machine.address, answers=reply is not None, ranks=ranks)
 
 
-async def _ettr(control: Control, job: str, window_s: float | None) -> float | None:
+def _ratio(found: Ettr | None) -> float | None:
+    return found.ratio if found else None
+
+
+async def _ettr(control: Control, job: str, window_s: float | None) -> Ettr | None:
     ledger = await control.ledger()
     if ledger is None:
         return None
     with suppress(EverstepError):
-        found = await ledger.call(Ledger.ettr, job, now_ns=time.time_ns(), window_s=window_s)
-        return found.ratio if found else None
+        return await ledger.call(Ledger.ettr, job, now_ns=time.time_ns(), window_s=window_s)
     return None

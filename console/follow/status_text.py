@@ -52,6 +52,13 @@ def problem_lines(lines: Sequence[JobLine]) -> list[str]:
     return [*troubled[:PROBLEMS_SHOWN], *more]
 
 
+def _at_most(report: JobReport) -> str:
+    if not report.ettr_unknown:
+        return text.ratio(report.ettr)
+    why = f"not known: {', '.join(report.ettr_unknown)}"
+    return f"unknown ({why})" if report.ettr is None else f"at most {text.ratio(report.ettr)} ({why})"
+
+
 def job_facts(report: JobReport) -> list[tuple[str, str]]:
     """The facts about one job, in reading order."""
     hour = f" ({text.ratio(report.ettr_last_hour)} in the last hour)" if report.ettr_last_hour is not None else ""
@@ -64,7 +71,7 @@ def job_facts(report: JobReport) -> list[tuple[str, str]]:
     if report.launched:
         facts += [
             ("step", f"{_number(report.step)}, loss {text.loss(report.loss)}, generation {report.generation}"),
-            ("ETTR", f"{text.ratio(report.ettr)}{hour}"),
+            ("ETTR", f"{_at_most(report)}{hour}"),
         ]
     took = f", ran {text.duration(_ran(report.started, report.ended))}" if report.launched else ""
     facts.append(("started", f"{text.moment(report.started)}{took}"))

@@ -3,15 +3,15 @@
 ByteRobust section 4.2 reports it cumulatively and over a sliding window of one
 hour; MegaScale calls the same ratio the effective training time rate.
 
-A job that runs is taken to step, so time that no interval covers counts as
-productive; whoever records intervals must record what was *not* productive.
+A job that has stepped is taken to go on stepping until the last step before an incident;
+what was *not* productive is what ``unproductive`` says, and what was noted besides.
 Where intervals overlap each moment counts once, for the gravest kind. A kind that a
 newer release noted counts as a recovery.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -35,19 +35,76 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True)
+class Launch:
+    """A generation that was launched."""
+
+    launched_ns: int
+    stepped_ns: int | None = None
+    """When all its ranks had stepped, or counted as alive where steps do not show; None: that was never seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """An incident, as far as it is known."""
+
+    cause: str
+    start_ns: int
+    """The last step that was seen before it, or when it was seen."""
+    closed_ns: int | None = None
+    """None: it is open, or its end was never noted."""
+
+
+@dataclass(frozen=True, slots=True)
 class Ettr:
     """Where the wall time of a job went; ``seconds`` has every kind and sums up to ``wall_s``."""
 
     wall_s: float
     seconds: dict[Kind, float]
+    unknown: tuple[str, ...] = ()
+    """What may have cost productive time and is not known: the ratio is that much at most."""
 
     @property
     def ratio(self) -> float | None:
-        """Productive over wall time, 0 to 1; None when no time has passed."""
-        return self.seconds["productive"] / self.wall_s if self.wall_s > 0 else None
+        """Productive over wall time, 0 to 1; None: no time has passed, or whether any was productive is not known."""
+        if self.wall_s <= 0 or (self.unknown and not self.seconds["productive"]):
+            return None
+        return self.seconds["productive"] / self.wall_s
 
 
-def ettr(intervals: Iterable[Interval], *, start_ns: int, now_ns: int, window_s: float | None = None) -> Ettr:
+def unproductive(started_ns: int, launches: Iterable[Launch], outages: Iterable[Outage]) -> list[Interval]:
+    """When a job did not step: before its first step, from each launch and from each incident to the next step.
+
+    No interval outlives a step that was seen after its begin: who forgot to note the end of one
+    does not make the time after it unproductive. Without any step nothing was productive.
+
+    Args:
+        started_ns: Start of the job.
+        launches: All generations.
+        outages: All incidents.
+    """
+    found = list(launches)
+
+    def stepped_after(begin_ns: int, *ends_ns: int | None) -> int | None:
+        """When a generation that was launched since had stepped, or one of the given ends, whichever is first."""
+        steps = [one.stepped_ns for one in found if one.launched_ns >= begin_ns]
+        return min((one for one in (*steps, *ends_ns) if one and one >= begin_ns), default=None)
+
+    first = min((one.stepped_ns for one in found if one.stepped_ns), default=None)
+    return [
+        Interval(started_ns, first, "launch", "start"),
+        *(Interval(one.launched_ns, stepped_after(one.launched_ns), "launch", "a launch") for one in found),
+        *(Interval(o.start_ns, stepped_after(o.start_ns, o.closed_ns), "recovery", o.cause) for o in outages),
+    ]
+
+
+def ettr(
+    intervals: Iterable[Interval],
+    *,
+    start_ns: int,
+    now_ns: int,
+    window_s: float | None = None,
+    unknown: Sequence[str] = (),
+) -> Ettr:
     """Split the wall time of a job by kind.
 
     Args:
@@ -55,6 +112,7 @@ def ettr(intervals: Iterable[Interval], *, start_ns: int, now_ns: int, window_s:
         start_ns: start of the job.
         now_ns: the present, or the end of the job.
         window_s: length of a sliding window that ends at ``now_ns``; None: since the start.
+        unknown: what may have cost productive time beside the intervals, in words.
     """
     begin = start_ns if window_s is None else max(start_ns, now_ns - round(window_s * 1e9))
     end = max(begin, now_ns)
@@ -72,7 +130,8 @@ def ettr(intervals: Iterable[Interval], *, start_ns: int, now_ns: int, window_s:
         spent[_gravest(open_now)] += time_ns - at
         open_now[kind] += change
         at = time_ns
-    return Ettr(wall_s=(end - begin) / 1e9, seconds={kind: ns / 1e9 for kind, ns in spent.items()})
+    seconds = {kind: ns / 1e9 for kind, ns in spent.items()}
+    return Ettr(wall_s=(end - begin) / 1e9, seconds=seconds, unknown=tuple(unknown))
 
 
 def _gravest(open_now: dict[Kind, int]) -> Kind:

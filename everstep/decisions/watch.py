@@ -122,6 +122,11 @@ class StallRule:
     _quiet_s: float = 0.0
     _step_times_s: deque[float] = field(default_factory=lambda: deque(maxlen=32))
 
+    @property
+    def quiet_s(self) -> float:
+        """How long no rank advanced, as far as it was watched, seconds."""
+        return self._quiet_s
+
     def observe(self, total_steps: int, now_ns: int) -> float | None:
         """Take the sum of all ranks' steps; returns the stall in seconds when it is too long. Call it often."""
         self._quiet_s += min(max((now_ns - self._looked_ns) / 1e9, 0.0), LOOK_LIMIT_S)
@@ -138,7 +143,9 @@ class StallRule:
         return self._quiet_s if self._quiet_s > limit_s else None
 
 
-def loss_anomaly(generation: int, lost: Mapping[str, Sequence[int]], *, job: str, now_ns: int) -> Anomaly:
+def loss_anomaly(
+    generation: int, lost: Mapping[str, Sequence[int]], *, job: str, now_ns: int, quiet_s: float = 0.0
+) -> Anomaly:
     """The anomaly of machines that answer again and know nothing of the job; ``lost`` has the ranks that they ran.
 
     Ranks elsewhere need not notice: collectives can wait for ten minutes, and when all machines are lost nobody is
@@ -152,6 +159,7 @@ def loss_anomaly(generation: int, lost: Mapping[str, Sequence[int]], *, job: str
         ranks=sorted(rank for ranks in lost.values() for rank in ranks),
         machines=sorted(lost),
         seen_ns=now_ns,
+        quiet_s=quiet_s,
     )
 
 
@@ -169,4 +177,5 @@ def stall_anomaly(
         headline=headline,
         machines=list(silent),
         seen_ns=now_ns,
+        quiet_s=quiet_s,
     )

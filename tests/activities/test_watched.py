@@ -212,6 +212,17 @@ def test_the_end_of_all_ranks_is_told_until_it_was_reported() -> None:
     assert list(job.verdicts(9)) == []
 
 
+def test_a_machine_that_came_back_empty_says_how_long_no_step_was_seen() -> None:
+    job = watched()
+    for second in range(100, 111):  # the last step is that of the first look
+        show(job, second * S, 20, own_step=20, own_ns=100 * S)
+        assert anomalies(job, second * S) == []
+    job.showed("m1", pb.ProgressReply(time_ns=111 * S), 111 * S)
+
+    [found] = anomalies(job, 111 * S)
+    assert found.quiet_s == pytest.approx(10)
+
+
 def test_a_machine_that_came_back_empty_is_reported_though_nobody_else_noticed() -> None:
     job = watched()
     empty = pb.ProgressReply(time_ns=90 * S)

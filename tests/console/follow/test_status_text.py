@@ -57,6 +57,18 @@ def report(**changes: Any) -> JobReport:
     return JobReport(**(given | changes))
 
 
+@pytest.mark.parametrize(
+    ("ratio", "unknown", "said"),
+    [
+        (0.8, [], "80.0 %"),
+        (0.8, ["how many steps were done again"], "at most 80.0 % (not known: how many steps were done again)"),
+        (None, ["no step of it was seen"], "unknown (not known: no step of it was seen)"),
+    ],
+)
+def test_an_ettr_that_may_be_lower_says_so(ratio: float | None, unknown: list[str], said: str) -> None:
+    assert dict(job_facts(report(ettr=ratio, ettr_unknown=unknown)))["ETTR"] == said
+
+
 def test_a_job_that_was_not_seen_to_step_is_not_said_to_run_well() -> None:
     known = dict(job_facts(report(status=NOT_CONFIRMED, unconfirmed="all 2 ranks live for 10 s; no step was shown")))
 

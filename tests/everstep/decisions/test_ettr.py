@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.decisions.ettr import KINDS, Interval, ettr
+from everstep.decisions.ettr import KINDS, Interval, Launch, Outage, ettr, unproductive
 
 S = 10**9
 TIMES = st.integers(-5, 45)
@@ -65,3 +65,42 @@ def test_the_window_forgets() -> None:
 def test_no_time_no_ratio() -> None:
     assert ettr([], start_ns=5, now_ns=5).ratio is None
     assert ettr([Interval(0, None, "launch")], start_ns=5, now_ns=3).wall_s == 0
+
+
+@st.composite
+def lives(draw: st.DrawFn) -> tuple[list[Launch], list[Outage]]:
+    """A job that starts at 0: launches and incidents of which any time may never have been noted."""
+    launches = [
+        Launch(begin * S, draw(st.none() | st.integers(begin, 60).map(lambda one: one * S)))
+        for begin in sorted(draw(st.sets(st.integers(1, 50), max_size=4)))
+    ]
+    outages = [
+        Outage(f"{begin}", begin * S, draw(st.none() | st.integers(begin, 60).map(lambda one: one * S)))
+        for begin in sorted(draw(st.sets(st.integers(1, 50), max_size=4)))
+    ]
+    return launches, outages
+
+
+@given(lives(), st.integers(1, 60))
+def test_the_parts_sum_up_and_no_interval_outlives_the_step_that_disproves_it(
+    life: tuple[list[Launch], list[Outage]], now: int
+) -> None:
+    launches, outages = life
+    spans = unproductive(0, launches, outages)
+    found = ettr(spans, start_ns=0, now_ns=now * S)
+    assert sum(found.seconds.values()) == found.wall_s == now
+
+    for span in spans:
+        later = [one.stepped_ns for one in launches if one.stepped_ns and one.launched_ns >= span.start_ns]
+        assert span.end_ns is not None or not later, f"{span} goes on although a later generation stepped"
+        assert all(span.end_ns is not None and span.end_ns <= step for step in later), span
+    if not any(one.stepped_ns for one in launches):
+        assert found.seconds["productive"] == 0, "without a step nothing was productive"
+
+
+@given(lives())
+def test_an_end_that_is_noted_never_makes_it_worse(life: tuple[list[Launch], list[Outage]]) -> None:
+    launches, outages = life
+    open_ones = [Outage(one.cause, one.start_ns) for one in outages]
+    noted, missed = (ettr(unproductive(0, launches, some), start_ns=0, now_ns=60 * S) for some in (outages, open_ones))
+    assert noted.seconds["productive"] >= missed.seconds["productive"]

@@ -131,3 +131,4 @@ def test_a_stall_that_nobody_could_see_says_so() -> None:
 
     assert "the agent of m1 does not answer" in found.headline
     assert found.machines == ["m1"]
+    assert found.quiet_s == 600, "so long ago the last step was seen"
