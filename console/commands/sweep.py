@@ -50,7 +50,7 @@ def sweep(
         print(result.model_dump_json(indent=2))
         raise typer.Exit(0 if result.ok else 1)
     table = Table(box=None, pad_edge=False)
-    for name in ("n", "event", "worker hit", "newest", "recovered", "decision and outcome"):
+    for name in ("n", "event", "worker hit", "killed after", "recovered", "decision and outcome"):
         table.add_column(name)
     for row in result.rows:
         seconds = "" if row.recovered_s is None else f"{row.recovered_s:.2f} s"
@@ -60,7 +60,9 @@ def sweep(
     out.print(table)
     out.print(f"without a kill: {result.decision}; {result.outcome}")
     same = sum(row.ok for row in result.rows)
-    out.print(f"the same at {same} of {len(result.rows)} events; the history has {result.events} events")
+    late = sum(row.newest is not None and row.newest > row.event for row in result.rows)
+    out.print(f"the same in {same} of {len(result.rows)} runs, {late} of which were hit after a later event than meant")
+    out.print(f"a worker was killed after {len(result.hit)} different events of the history's {result.events}")
     if result.leaked:
         out.print(f"[red]left behind: {', '.join(result.leaked)}[/red]")
     raise typer.Exit(0 if result.ok else 1)

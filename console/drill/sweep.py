@@ -10,7 +10,7 @@ twice, nothing left behind.
 
 What is swept: all events that the incident's history has when nobody dies. For
 each, the row tells where the worker was hit and which event was the newest
-durable one at that moment, by the history's own times.
+durable one at that moment, as the worker itself saw it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class SweepRow(BaseModel):
     place: str = ""
     """Where the worker was hit."""
     newest: int | None = None
-    """Newest durable event at that moment."""
+    """Newest durable event at that moment: what the kill counts for, perhaps a later one; None: not known."""
     decision: str = ""
     outcome: str = ""
     recovered_s: float | None = None
@@ -59,6 +59,11 @@ class SweepResult(BaseModel):
     outcome: str
     rows: list[SweepRow]
     leaked: list[str] = Field(default_factory=list)
+
+    @property
+    def hit(self) -> list[int]:
+        """The events after which a worker was killed: fewer than rows, where kills came late."""
+        return sorted({row.newest for row in self.rows if row.newest is not None})
 
     @property
     def ok(self) -> bool:
@@ -116,8 +121,10 @@ async def _row(cluster: DrillCluster, run: DrillResult, event: int) -> SweepRow:
         problems=run.problems,
     )
     if mark:
-        row.place = mark["place"]
-        row.newest = sum(at_ns <= mark["time_ns"] for _, at_ns in times)
+        row.place, row.newest = mark.get("place", ""), mark.get("newest")
+    if not row.place or row.newest is None:
+        row.ok = False
+        row.problems.append("nobody knows where the worker was hit")
     return row
 
 
