@@ -19,6 +19,8 @@ SMALL: dict[str, Any] = {"machines": 2, "ranks_per_machine": 2, "tp": 2, "pp": 1
 SPREAD: dict[str, Any] = {"machines": 4, "ranks_per_machine": 1, "tp": 2, "pp": 1, "at_step": 10, "steps": 22}
 """Four machines with tp and dp groups across them, so that each has a peer outside its groups: m0 and m3, m1 and m2."""
 
+LINES = 30
+"""Last lines of each log of the cluster that are shown of a drill that did not go as it should."""
 DrillOf = Callable[..., Awaitable[DrillResult]]
 
 
@@ -38,7 +40,11 @@ async def drill(cluster: DrillCluster) -> DrillOf:
 
     async def run(fault: str, **options: Any) -> DrillResult:
         request = DrillRequest(fault=fault, **(SMALL | options))
-        return await Drill(cluster, request, references).run()
+        result = await Drill(cluster, request, references).run()
+        if result.problems:  # the cluster will be gone when somebody reads this
+            for log in sorted((cluster.home / "logs").glob("*.log")):
+                print(f"--- {log.name}", *log.read_text(errors="replace").splitlines()[-LINES:], sep="\n")
+        return result
 
     return run
 
