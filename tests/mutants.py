@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,8 +22,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LIST = Path(__file__).with_suffix(".toml")
-LIMIT_S = 900.0
-"""For the tests of one mutant; one that makes them hang for so long is noticed, too."""
+LIMIT_S = 300.0
+"""For the tests of one mutant; one that makes them hang, or their end, is noticed too."""
 NOTICED, GREEN = 1, 0
 """Exit codes of pytest; any other one says that nothing was tested."""
 
@@ -76,22 +77,25 @@ def copied(folder: Path) -> Path:
     return folder
 
 
-def tested(root: Path, tests: Sequence[str]) -> tuple[int, list[str]]:
+def tested(root: Path, tests: Sequence[str], limit_s: float = LIMIT_S) -> tuple[int, list[str]]:
     """Exit code of pytest in a copy, and the last lines that it printed."""
     command = [sys.executable, "-P", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    process = subprocess.Popen(
+        command,
+        cwd=root,
+        env=os.environ | {"PYTHONPATH": str(root)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
     try:
-        done = subprocess.run(
-            command,
-            cwd=root,
-            env=os.environ | {"PYTHONPATH": str(root)},
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
-        )
+        said, _ = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
-        return NOTICED, [f"FAILED by taking over {LIMIT_S:.0f} s"]
-    return done.returncode, done.stdout.splitlines()[-40:]
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        return NOTICED, [f"FAILED by taking over {limit_s:.0f} s"]
+    return process.returncode, said.splitlines()[-40:]
 
 
 def tried(root: Path, mutants: Sequence[Mutant]) -> Iterator[tuple[Mutant, str, float]]:
@@ -131,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         root = copied(Path(folder))
         tests = sorted({test for one in chosen for test in one.tests})
         print(f"without a mutant: {len(tests)} files and tests …", flush=True)
-        code, said = tested(root, tests)
+        code, said = tested(root, tests, len(tests) * LIMIT_S)
         if code != GREEN:
             print("\n".join(["the tests fail without a mutant, so that they say nothing:", *said]), file=sys.stderr)
             return 1
