@@ -169,3 +169,20 @@ async def test_what_is_hollow_is_found_out_before_a_rank_restores_it(agent: Runn
     [found] = await restore(job, own(0, 21))
 
     assert (found.ok, found.damaged) == (False, True)
+
+
+async def test_own_slots_beyond_where_a_launch_begins_are_forgotten_whatever_its_ranks_do(
+    agent: RunningAgent, job: Job
+) -> None:
+    """These ranks run a script that knows nothing of the library, as do those that are killed before they can."""
+    await job.stop()
+    paths = [agent.shm / job.name / f"checkpoint-{rank}" for rank in (0, 1)]
+    for path in paths:
+        hollow(path, 200_000, range(20, 20 + SLOTS))
+    request = job.launch_request(2)
+    request.resume_step = 21
+    await agent.client.launch(request, timeout_s=60)
+
+    for path in paths:
+        assert {one.completed_steps for one in held(path, verify=False) if one.valid} == {20, 21}
+    await job.stop(2)

@@ -10,9 +10,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import given, settings
@@ -20,9 +21,11 @@ from hypothesis import strategies as st
 
 from everstep import slot_format, slot_reader
 from everstep.errors import CheckpointError, CorruptCheckpoint
-from everstep.slot_format import PAGE
+from everstep.slot_format import CUT_SHORT, NEVER_USED, PAGE
 from everstep.slot_reader import held
 from everstep.slots import SlotFile
+
+T = TypeVar("T")
 
 
 @pytest.fixture
@@ -67,6 +70,43 @@ def test_a_slot_that_a_living_rank_saves_into_while_it_is_read_is_no_damage(
     monkeypatch.setattr(slot_reader, "inspect_slot", save_meanwhile)
 
     assert {(slot.completed_steps, slot.valid) for slot in held(folder / "c")} == {(2, True), (3, True)}
+
+
+def at_each_line(function: Callable[..., object], act: Callable[[], object], look: Callable[[], T]) -> list[T]:
+    """What ``look`` finds before each line of a function: what a kill there would leave."""
+    found: list[T] = []
+    code = function.__code__
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        if frame.f_code is not code:
+            return None
+        if event == "line":
+            found.append(look())
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        act()
+    finally:
+        sys.settrace(before)
+    return found
+
+
+def test_a_kill_between_two_writes_of_a_header_leaves_the_slot_empty_or_whole(folder: Path) -> None:
+    file = SlotFile(folder / "c", slots=2)
+    save(file, 1, 10_000)
+    save(file, 2, 10_000)
+    file.generation = 7
+    ctypes.memmove(file.begin(b"structure of 3", 9_000), contents(3, 9_000), 9_000)
+    assert valid_steps(folder / "c") == {2}, "what is written over counts no more, before a byte of it is written"
+
+    seen = at_each_line(SlotFile._write_header, lambda: file.commit(3), lambda: held(folder / "c"))
+
+    assert len(seen) > 5
+    assert {one.completed_steps for slots in seen for one in slots if one.valid} == {2, 3}
+    assert {one.reason for slots in seen for one in slots if not one.valid} <= {CUT_SHORT, NEVER_USED}
+    assert bytes(file.load(3).tensors) == contents(3, 9_000)
 
 
 def test_a_loaded_state_is_the_saved_one(folder: Path) -> None:
