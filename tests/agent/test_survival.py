@@ -160,6 +160,13 @@ async def test_ranks_outlive_their_fork_server(agent: RunningAgent, job: Job) ->
     os.kill(reply.fork_server_pid, signal.SIGKILL)
     died = (await job.observe(1, "fork_server_died"))[0].fork_server_died
     assert (died.pid, died.exit.kind, died.exit.value) == (reply.fork_server_pid, pb.Exit.SIGNAL, signal.SIGKILL)
+
+    async def next_server() -> int:
+        return (await agent.client.describe()).jobs[0].fork_server_pid
+
+    async with asyncio.timeout(30):  # before a command needs it
+        while await next_server() in (0, reply.fork_server_pid):  # noqa: ASYNC110 - nobody tells us
+            await asyncio.sleep(0.05)
     assert all(alive(rank.pid) for rank in launched.ranks)
     let_end(job, 0)
     exited = (await job.exits(1))[0].rank_exited
