@@ -17,6 +17,7 @@ from agent.exchange.hub import Exchange
 from agent.security import ClientSecurity, ServerSecurity
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import AgentError
+from everstep.slot_format import PAGE, file_header
 from tests.agent.agents import RunningAgent, running_agent
 from tests.agent.exchange.machines import job_on, running_agents, state
 
@@ -180,8 +181,9 @@ async def test_damage_and_absence_are_told_apart_from_silence(agents: list[Runni
         newest = max(steps(first, BACKUP, 1))
         path = job.shm(0) / "backup-1"
         data = bytearray(path.read_bytes())
-        for at in range(3 * 4096, len(data), 4096):
-            data[at] ^= 1
+        slots, capacity, _ = file_header(bytes(data[:PAGE]))
+        for slot in range(slots):  # contents alone: a slot whose header is damaged too is not held
+            data[PAGE + slot * (PAGE + capacity) + PAGE + 4096] ^= 1
         path.write_bytes(data)
         (job.shm(1) / "checkpoint-1").unlink()
 
