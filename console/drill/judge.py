@@ -20,9 +20,8 @@ MAX_LOST = 1
 """A fault may cost at most the step that was under way, by design of the every-step checkpoint."""
 MAX_PACE = 1.5
 """Step time while a peer's agent hangs, in step times before: far above what a busy machine does to a median (ours)."""
-AWAY_STEPS = 10
-"""A part that was back within so many steps' time was not away for long enough to show anything: a busy machine lets a
-job stand still for as long (ours)."""
+AWAY_STEPS = 2
+"""A part that was back within so many steps' time was not away for long enough to show anything (ours)."""
 LAG = 2
 """Backups that are so many steps behind show that their peer takes none (ours)."""
 MAX_BLIND_S = 10.0

@@ -29,9 +29,9 @@ BACK_LIMIT_S = 60.0
 """A killed part must be back within this long (ours)."""
 QUIET_S = 6.0
 """Backups that did not change for so long are what they are: a peer that failed is tried again every 5 s (ours)."""
-CATCH_UP_S = 1.0
-"""A blow waits for backups for so long (ours): a job takes some five steps meanwhile."""
-SETTLE_LIMIT_S = 60.0
+CATCH_UP_S = 2.0
+"""A blow waits for backups for so long (ours): a job takes some ten steps meanwhile."""
+SETTLE_LIMIT_S = 20.0
 """Backups and disks of a job that stands still are complete within this long (ours)."""
 
 
@@ -234,7 +234,8 @@ class Scene:
                     self.seen.records.join(records)
 
     def _wait_for_backups(self, strike: Strike) -> None:
-        """Strike when backups have just caught up with the steps. Those that do not are struck all the same."""
+        """Strike when backups have just caught up with the steps: the placement promises nothing else. Those that do not
+        catch up are struck all the same, and cost what they cost."""
         deadline = time.monotonic() + CATCH_UP_S
         while best_step(self.stored.left(strike)) < self.stored.newest() and time.monotonic() < deadline:
             pass
@@ -242,11 +243,9 @@ class Scene:
     def _promise(self, strike: Strike, *, exact: bool) -> Promise:
         """What a strike may cost at most: by the placement where it promises something, else by what is left."""
         placed = promise_of(self.spec, strike)
-        best = best_step(self.stored.left(strike, self.seen.damaged))
         if placed.steps is not None and not exact:
-            # What was on its way is lost with the machine: docs/checkpoints.md calls it the lag.
-            lag = self.stored.newest() - best
-            return placed if lag < 1 else Promise(placed.steps + lag, f"{placed.reason}; backups were {lag} behind")
+            return placed
+        best = best_step(self.stored.left(strike, self.seen.damaged))
         # A step may have been completed and not saved yet, unless the job stands still.
         lost = max(self.stored.newest() - best, 0) + (not exact)
         if best == 0:
