@@ -234,8 +234,10 @@ class Scene:
                     self.seen.records.join(records)
 
     def _wait_for_backups(self, strike: Strike) -> None:
-        """Strike when backups have just caught up with the steps: the placement promises nothing else. Those that do not
-        catch up are struck all the same, and cost what they cost."""
+        """Strike when backups have just caught up with the steps: the placement promises nothing else.
+
+        Those that do not catch up are struck all the same, and cost what they cost.
+        """
         deadline = time.monotonic() + CATCH_UP_S
         while best_step(self.stored.left(strike)) < self.stored.newest() and time.monotonic() < deadline:
             pass
