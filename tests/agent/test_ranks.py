@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 
+from agent.rank_process import BESIDE
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import AgentError, ConfigError, Fenced
 from tests.agent.agents import Job, RunningAgent, alive, until
@@ -153,6 +155,25 @@ async def test_a_late_stop_of_an_older_generation_lowers_no_fence(agent: Running
     with pytest.raises(Fenced, match=r"generation 2 of .* was stopped"):
         await job.launch(2)
     assert len((await job.launch(4)).ranks) == 2
+    await job.release()
+
+
+async def test_a_rank_that_is_there_twice_says_so(agent: RunningAgent) -> None:
+    job = await prepared(agent, SLEEP)
+    folder = agent.shm / job.name
+    folder.mkdir(mode=0o700, exist_ok=True)
+    hold = "import fcntl, sys, time; f = open(sys.argv[1], 'w'); fcntl.lockf(f, fcntl.LOCK_EX); print(); time.sleep(60)"
+    arguments = (sys.executable, "-u", "-c", hold, str(folder / "rank-1.lock"))
+    other = await asyncio.create_subprocess_exec(*arguments, stdout=asyncio.subprocess.PIPE)
+    try:
+        assert other.stdout is not None and await other.stdout.readline() == b"\n"
+        await job.launch()
+        await job.entered()
+        logs = [(await job.log(rank, pb.ReadLogRequest.STDERR)).decode() for rank in (0, 1)]
+    finally:
+        other.kill()
+        await other.wait()
+    assert [BESIDE in log for log in logs] == [False, True]
     await job.release()
 
 
