@@ -130,7 +130,16 @@ class IncidentWorkflow:
     async def run(self, given: IncidentInput) -> IncidentReport:
         """Bring the job back; see the module's docstring."""
         # A task of its own gives the call stack in the Web UI the line that waits.
-        return await asyncio.create_task(self._flow(), name="incident flow")
+        flow = asyncio.create_task(self._flow(), name="incident flow")
+        try:
+            await workflow.wait([flow])
+        except asyncio.CancelledError:
+            # It ends here: what the flow waits for, e.g. a signal under way, may come to its end in spite of a
+            # cancellation, and the flow would go on.
+            if workflow.patched("a cancellation ends an incident"):
+                raise
+            flow.cancel()
+        return await flow
 
     async def _flow(self) -> IncidentReport:
         self.story.enter("stop")

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle
-from temporalio.worker import Worker
+from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle, WorkflowHistory
+from temporalio.worker import Replayer, Worker
 
 from activities.incidents import read_closed
 from everstep.incident import CLOSED_OUTSIDE, Confirmation, Evidence
@@ -27,8 +27,9 @@ async def terminate(incident: WorkflowHandle[Any, Any]) -> None:
 
 async def cancel(incident: WorkflowHandle[Any, Any]) -> None:
     await incident.cancel()
-    while (await incident.describe()).status is WorkflowExecutionStatus.RUNNING:  # noqa: ASYNC110 - nobody tells us
-        await asyncio.sleep(0.02)
+    async with asyncio.timeout(60.0):
+        while (await incident.describe()).status is WorkflowExecutionStatus.RUNNING:  # noqa: ASYNC110 - nobody tells us
+            await asyncio.sleep(0.02)
 
 
 def failing_first(given: Any) -> Confirmation:
@@ -116,6 +117,36 @@ async def test_ranks_that_were_launched_go_on_when_their_incident_is_closed(jobs
     assert [one.number for one in state.incidents] == [1, 2]
     await job.execute_update(JobWorkflow.finished, 3)
     assert (await job.result()).outcome == "finished"
+
+
+def cancelled_while_it_tells(history: WorkflowHistory) -> WorkflowHistory:
+    """A history in which the incident is cancelled while its signal to the job is under way.
+
+    Made of one in which it was cancelled later: Temporal answers such a signal within milliseconds.
+    """
+    told = history.to_json_dict()
+    events = told["events"]
+    kinds = [event["eventType"].removeprefix("EVENT_TYPE_") for event in events]
+    sent = len(kinds) - 1 - kinds[::-1].index("SIGNAL_EXTERNAL_WORKFLOW_EXECUTION_INITIATED")
+    told["events"] = [*events[: sent + 1], *events[kinds.index("WORKFLOW_EXECUTION_CANCEL_REQUESTED") :]]
+    new = {event["eventId"]: str(at) for at, event in enumerate(told["events"], start=1)}
+    for event in told["events"]:
+        event["eventId"] = new[event["eventId"]]
+        for about in (value for key, value in event.items() if key.endswith("EventAttributes")):
+            about.update({key: new[value] for key, value in about.items() if key.endswith("EventId") and value in new})
+    return WorkflowHistory.from_json(history.workflow_id, told)
+
+
+async def test_an_incident_that_is_cancelled_while_it_tells_its_job_something_ends(jobs: Any) -> None:
+    job, incident = await reach(jobs, "parked")
+    await cancel(incident)
+    history = cancelled_while_it_tells(await incident.fetch_history())
+    replayer = Replayer(workflows=WORKFLOWS, data_converter=jobs.client.data_converter, workflow_runner=sandbox())
+
+    await replayer.replay_workflow(history)
+
+    await job.signal(JobWorkflow.stop, {"operator": "ada"})
+    await job.result()
 
 
 async def test_ranks_that_do_not_step_after_their_incident_was_closed_are_a_fault_of_their_own(jobs: Any) -> None:
