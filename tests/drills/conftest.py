@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from typing import Any
 
 import pytest
@@ -20,31 +20,71 @@ SPREAD: dict[str, Any] = {"machines": 4, "ranks_per_machine": 1, "tp": 2, "pp": 
 """Four machines with tp and dp groups across them, so that each has a peer outside its groups: m0 and m3, m1 and m2."""
 
 LINES = 30
-"""Last lines of each log of the cluster that are shown of a drill that did not go as it should."""
+"""Last lines of each log of the cluster that are shown of a test that failed."""
+FAILED = pytest.StashKey[bool]()
 DrillOf = Callable[..., Awaitable[DrillResult]]
 
 
-@pytest_asyncio.fixture(scope="package", loop_scope="package")
-async def cluster() -> AsyncIterator[DrillCluster]:
-    """One cluster for all drills that a process of pytest runs; nothing of it may be left at the end."""
-    opened = DrillCluster(machines=4, standbys=0, workers=2)
-    async with opened:
-        yield opened
-    assert opened.leaked == []
+class Clusters:
+    """The cluster that all drills of a process of pytest share, and a new one after a drill that failed.
+
+    What a failed drill left, e.g. a job that runs on, would fail the next ones too.
+    """
+
+    def __init__(self) -> None:
+        self.references = References()
+        self._opened: DrillCluster | None = None
+
+    async def get(self) -> DrillCluster:
+        """The cluster, brought up if there is none."""
+        if self._opened is None:
+            self._opened = await DrillCluster(machines=4, standbys=0, workers=2).__aenter__()
+        return self._opened
+
+    async def close(self) -> list[str]:
+        """Take the cluster down; returns what was left of it."""
+        opened, self._opened = self._opened, None
+        if opened is None:
+            return []
+        await opened.__aexit__(None, None, None)
+        return opened.leaked
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Note on a test that it failed, for its fixtures."""
+    report = yield
+    if report.failed:
+        item.stash[FAILED] = True
+    return report
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="package")
-async def drill(cluster: DrillCluster) -> DrillOf:
+async def clusters() -> AsyncIterator[Clusters]:
+    """Holds the cluster of all drills; nothing of it may be left at the end."""
+    shared = Clusters()
+    yield shared
+    assert await shared.close() == []
+
+
+@pytest_asyncio.fixture(loop_scope="package")
+async def cluster(clusters: Clusters, request: pytest.FixtureRequest) -> AsyncIterator[DrillCluster]:
+    """A cluster on which nothing went wrong so far."""
+    opened = await clusters.get()
+    yield opened
+    if request.node.stash.get(FAILED, False):
+        for log in sorted((opened.home / "logs").glob("*.log")):  # nobody can read them later
+            print(f"--- {log.name}", *log.read_text(errors="replace").splitlines()[-LINES:], sep="\n")
+        await clusters.close()
+
+
+@pytest.fixture
+def drill(cluster: DrillCluster, clusters: Clusters) -> DrillOf:
     """Run a drill of a small job."""
-    references = References()
 
     async def run(fault: str, **options: Any) -> DrillResult:
         request = DrillRequest(fault=fault, **(SMALL | options))
-        result = await Drill(cluster, request, references).run()
-        if result.problems:  # the cluster will be gone when somebody reads this
-            for log in sorted((cluster.home / "logs").glob("*.log")):
-                print(f"--- {log.name}", *log.read_text(errors="replace").splitlines()[-LINES:], sep="\n")
-        return result
+        return await Drill(cluster, request, clusters.references).run()
 
     return run
 
@@ -73,8 +113,8 @@ def recovered() -> Callable[..., None]:
     return check
 
 
-@pytest_asyncio.fixture(scope="package", loop_scope="package")
-async def spread(drill: DrillOf) -> DrillOf:
+@pytest.fixture
+def spread(drill: DrillOf) -> DrillOf:
     """Run a drill of a job over four machines."""
 
     async def run(fault: str, **options: Any) -> DrillResult:
