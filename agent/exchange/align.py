@@ -17,13 +17,15 @@ def told(state: pb.SavedState, request: pb.AlignRequest) -> None:
     """Take an Align, early or late, once or twice.
 
     A step that is backed up is kept until it is settled; one that is not may
-    give way to a later one. A step that was saved already is not adopted: its
-    slot may be gone before it is reserved. What is whole without this rank, since
-    it backed up on its own at that time, is not for it.
+    give way to a later one, and as long as nothing is whole also to none. A step
+    that was saved already is not adopted: its slot may be gone before it is
+    reserved. What is whole without this rank, since it backed up on its own at that
+    time, is not for it.
     """
     settled = request.settled >= state.backup_named
     if request.named == FREE:
-        if settled:
+        unkept = pending(state) and not state.backup_whole and request.settled == state.backup_named - 1
+        if settled or unkept:
             state.backup_named = state.backup_whole = 0
         return
     if state.backup_named != FREE and request.whole >= (state.backup_whole or state.backup_named):

@@ -25,7 +25,8 @@ from agent.exchange.wire import Wire
 from agent.terms import Place, Terms
 from agent.v1 import agent_pb2 as pb
 from everstep.bulk import yield_the_core
-from everstep.decisions.align import FREE
+from everstep.decisions.align import FREE, STILL_S, STILL_STEPS
+from everstep.decisions.pace import Pace
 from everstep.errors import AgentError, CorruptCheckpoint
 from everstep.slot_format import EMPTY, Pin, SlotHeader
 from everstep.slot_reader import SlotReader
@@ -72,6 +73,7 @@ class Lane:
         self._sent = dict.fromkeys(ranks, -1)
         self._every = max(1, terms.options.backup_every_steps)
         self._stride = 1
+        self._pace = Pace()
         self._sending: dict[int, int] = {}
         """Rank → the step of it that is being sent."""
         self._kept_at = time.monotonic()
@@ -118,7 +120,8 @@ class Lane:
         yield_the_core()
         retry_s = FIRST_RETRY_S
         while True:
-            self._due.wait()
+            # Who skips steps looks now and then whether the job stands still at one of them.
+            self._due.wait(STILL_S if self._stride > 1 else None)
             self._due.clear()
             if self._closing.is_set():
                 break
@@ -174,8 +177,10 @@ class Lane:
                 self._place.saved.change(rank, partial(lost, named=named[rank]))
                 self.spare(rank)
         steps = {rank: list(slots) for rank, slots in held.items() if self._state(rank).backup_named == FREE}
-        resumed = self._terms.resume_step
-        step = choose_step(steps, self._sent, every=self._every, stride=self._stride, resumed=resumed)
+        now_ns, resumed = time.monotonic_ns(), self._terms.resume_step
+        self._pace.look(now_ns, _newest(held))
+        stride = 1 if self._pace.stands_still(now_ns, STILL_S, STILL_STEPS) else self._stride
+        step = choose_step(steps, self._sent, every=self._every, stride=stride, resumed=resumed)
         if step is not None:
             due |= {rank: held[rank][step] for rank in steps if step in held[rank] and self._sent[rank] < step}
         return due

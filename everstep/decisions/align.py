@@ -8,6 +8,10 @@ its ranks reach it, sends that step and no other, and keeps the one before, in
 its own memory and at its peer, until it is told that the new one is *whole*:
 backed up by every rank. Only then the next one is named.
 
+Where a job stands still before it comes to the first named step, e.g. in a hang,
+nothing is whole, and nothing would be backed up: then each machine backs up on
+its own again.
+
 The same is done where ranks drift apart by more steps than their slots hold (``everstep/decisions/drift.py``), for as
 long as they do.
 
@@ -34,6 +38,8 @@ MOST_LEAD_S = 12.0
 """Where messages take longer, or steps grow shorter, each name that comes too late doubles the lead, to this (ours)."""
 EASE = 0.9
 """The lead after each step that is whole, as a part of the one before, down to ``LEAD_S`` again (ours)."""
+STILL_S, STILL_STEPS = 3.0, 3
+"""A job stands still when its next step takes longer than so many seconds, and than so many steps took (ours)."""
 CALM = 3
 """Named steps in a row with which every machine kept up, after which each backs up on its own again (ours)."""
 GIVEN_UP_S = 15.0
@@ -113,7 +119,9 @@ class AlignRule:
         if self._whole > before:
             self._lead_s = max(EASE * self._lead_s, LEAD_S)
         calm = all(one.calm >= CALM for one in ranks if one.named != FREE and one.rank not in given_up)
-        if adopted > self._whole and not _missed(ranks, adopted):
+        if adopted > newest and not self._whole and self._pace.stands_still(now_ns, STILL_S, STILL_STEPS):
+            found = Aligned(0, adopted - 1, FREE, apart)
+        elif adopted > self._whole and not _missed(ranks, adopted):
             found = Aligned(self._whole, adopted - 1, adopted, apart)
         elif behind or (adopted and not calm):
             if (named := self._next(ranks, newest, adopted)) is None:

@@ -19,10 +19,24 @@ class Pace:
 
     _looks: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=SPEED_OF))
 
+    _came_ns: int = 0
+    """When the newest step was seen first; 0: none was."""
+    _took_ns: int = 0
+    """The step before it, or the mean of those that came with it."""
+
     def look(self, now_ns: int, newest: int) -> None:
         """So many steps are completed by whoever is furthest; negative: nobody knows yet."""
-        if newest >= 0:
-            self._looks.append((now_ns, newest))
+        if newest < 0:
+            return
+        last = self._looks[-1][1] if self._looks else -1
+        if newest > last:
+            self._took_ns = (now_ns - self._came_ns) // (newest - last) if self._came_ns else 0
+            self._came_ns = now_ns
+        self._looks.append((now_ns, newest))
+
+    def stands_still(self, now_ns: int, least_s: float, steps: int) -> bool:
+        """Whether the next step takes longer than ``least_s`` seconds, and longer than so many steps took lately."""
+        return bool(self._came_ns) and now_ns - self._came_ns > max(least_s * 1e9, steps * self._took_ns)
 
     def step_s(self) -> float | None:
         """Mean time of a step over the last looks; None before one was completed."""

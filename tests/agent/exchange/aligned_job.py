@@ -17,8 +17,9 @@ from agent.exchange.align import kept, lost, pending, pins, remember, told
 from agent.exchange.choose import choose_step, next_stride
 from agent.saved import NONE
 from agent.v1 import agent_pb2 as pb
-from everstep.decisions.align import FREE, AlignRule, Backed
+from everstep.decisions.align import FREE, STILL_S, STILL_STEPS, AlignRule, Backed
 from everstep.decisions.drift import DriftRule, Standing
+from everstep.decisions.pace import Pace
 from everstep.slot_format import Pin
 
 UNIT_NS = 10**8
@@ -62,6 +63,7 @@ class Machine:
         self.state = pb.SavedState(**NONE)
         self.sending = self.ready_at = -1
         self.stride = 1
+        self.pace = Pace()
         self.began_at = -1
 
     def spare(self) -> None:
@@ -97,7 +99,8 @@ class Machine:
                 self.stride = next_stride(self.stride, 1, max(self.own.held) - self.began_at)
                 self.sending = -1
             self.spare()
-        if self.sending < 0 and (step := self.choose()) is not None:
+        self.pace.look(now * UNIT_NS, max(self.own.held, default=-1))
+        if self.sending < 0 and (step := self.choose(now)) is not None:
             newest = max(self.backup.held, default=-1)
             if step in self.backup.held or newest > step:
                 kept(self.state, max(step, newest), 1)
@@ -109,7 +112,7 @@ class Machine:
             self.sending, self.ready_at, self.began_at = step, now + self.takes(), max(self.own.held)
             self.spare()
 
-    def choose(self) -> int | None:
+    def choose(self, now: int) -> int | None:
         if named := pending(self.state):
             if named not in self.own.held and max(self.own.held, default=-1) > named:
                 lost(self.state, named)
@@ -117,7 +120,8 @@ class Machine:
             return named if named in self.own.held else None
         if self.state.backup_named != FREE:
             return None
-        return choose_step({0: self.own.held}, {0: self.state.backup_step}, every=1, stride=self.stride)
+        stride = 1 if self.pace.stands_still(now * UNIT_NS, STILL_S, STILL_STEPS) else self.stride
+        return choose_step({0: self.own.held}, {0: self.state.backup_step}, every=1, stride=stride)
 
 
 class Job:
@@ -155,6 +159,8 @@ class Job:
         """Most units that a message takes, and the part of them that never arrives."""
         self.watchers = [self.watcher() for _ in range(watchers)]
         self.silent_until = 0
+        self.stood = 0
+        """Units in which no rank got any further."""
         self.whole = 0
         """The newest step that was said to be whole since machines were aligned."""
         self.freed = 0
@@ -168,13 +174,19 @@ class Job:
 
     def completed(self, machine: Machine) -> int:
         """Steps that a rank has completed."""
-        cycle, within = divmod(self.now - machine.skew, self.meets * max(self.paces))
+        cycle, within = divmod(self.now - self.stood - machine.skew, self.meets * max(self.paces))
         return cycle * self.meets + min(within // self.paces[machine.rank], self.meets)
 
-    def run(self, units: int) -> None:
-        """Let time go by, and look at every moment whether any machine may be lost."""
+    def run(self, units: int, *, stands: bool = False) -> None:
+        """Let time go by, and look at every moment whether any machine may be lost.
+
+        Args:
+            units: Of time.
+            stands: The ranks stand still, and only they.
+        """
         for _ in range(units):
             self.now += 1
+            self.stood += stands
             while self._due and self._due[0][0] <= self.now:
                 heapq.heappop(self._due)[2]()
             for machine in self.machines:

@@ -57,10 +57,19 @@ def test_what_is_not_backed_up_yet_gives_way_to_a_later_name_only() -> None:
     assert rank.backup_named == 20
     told(rank, align(25, settled=14))
     assert rank.backup_named == 25
-    told(rank, align(0, settled=24))
+    told(rank, align(0, settled=23))
     assert rank.backup_named == 25
     told(rank, align(0, settled=25))
     assert rank.backup_named == 0
+
+
+@pytest.mark.parametrize(("fields", "freed"), [({}, True), ({"backup_whole": 4}, False), ({"backup_step": 25}, False)])
+def test_a_name_that_a_job_does_not_come_to_is_given_up_where_nothing_is_kept_for_it(
+    fields: dict[str, int], freed: bool
+) -> None:
+    rank = state(**({"own_step": 12, "backup_step": 10, "backup_named": 25} | fields))
+    told(rank, align(0, settled=24))
+    assert (rank.backup_named == 0) is freed
 
 
 def test_calm_is_who_backs_up_named_steps_in_time() -> None:
@@ -130,6 +139,35 @@ def test_once_a_step_is_whole_any_machine_may_be_lost_at_any_moment(
     before = job.whole
     job.run(200 + 3 * max(slow))
     assert job.whole == 0 or job.whole > before, "it goes on as long as the slowest machine does"
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    slow=SLOWNESS,
+    pace=st.integers(1, 20),
+    watchers=st.integers(1, 2),
+    begins=st.integers(0, 250),
+    restarted=st.booleans(),
+    loss=st.sampled_from([0.0, 0.3]),
+    seed=st.integers(0, 2**32),
+)
+def test_a_job_that_stands_still_is_backed_up_wherever_it_stopped(
+    slow: list[int], pace: int, watchers: int, begins: int, restarted: bool, loss: float, seed: int
+) -> None:
+    """As in an evaluation that hangs, after which a machine is lost."""
+    chance = random.Random(seed)
+    takes = [partial(chance.randint, 1 + most // 2, 1 + most) for most in slow]
+    job = Job(takes, pace=pace, watchers=watchers, seed=seed)
+    job.loss = loss
+    job.run(2 * pace + begins)
+    while len({machine.state.own_step for machine in job.machines}) > 1:
+        job.run(1)
+    if restarted:
+        chance.choice(job.machines).restart()
+    job.run(150 + 4 * max(slow), stands=True)
+
+    assert any(map(job.survives, job.steps())), [(m.own.held, m.backup.held, m.state) for m in job.machines]
+    job.run(300 + 4 * max(slow))  # and the law holds when it goes on
 
 
 def test_a_machine_that_lags_aligns_the_others_with_it() -> None:
