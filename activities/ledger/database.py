@@ -65,7 +65,7 @@ def connect(url: LedgerUrl) -> Engine:
                 pool_size=POOL_SIZE,
                 max_overflow=0,
                 pool_pre_ping=True,
-                connect_args={"connect_timeout": CONNECT_TIMEOUT_S},
+                connect_args={"connect_timeout": CONNECT_TIMEOUT_S, "options": _postgresql_options()},
             )
         # isolation_level None: the driver begins no transactions of its own, we begin them (below).
         engine = create_engine(
@@ -78,6 +78,16 @@ def connect(url: LedgerUrl) -> Engine:
         event.listen(engine, "begin", _begin_sqlite)
         _switch_to_wal(engine)
         return engine
+
+
+def _postgresql_options() -> str:
+    """Bounds that the server holds: whoever is frozen in a transaction loses it, and with it the writers' lock."""
+    bounds_s = {
+        "lock_timeout": BUSY_TIMEOUT_S,
+        "statement_timeout": 2 * BUSY_TIMEOUT_S,
+        "idle_in_transaction_session_timeout": 2 * BUSY_TIMEOUT_S,
+    }
+    return " ".join(f"-c {name}={int(seconds * 1000)}" for name, seconds in bounds_s.items())
 
 
 def _prepare_sqlite(connection: Any, _record: Any) -> None:
@@ -150,7 +160,7 @@ def explained(url: LedgerUrl) -> Iterator[None]:
 _ADVICE = (
     (("malformed", "not a database"), "it is damaged: move it away (a new one is made) or restore a backup"),
     (("unable to open", "readonly", "permission"), "check that the folder exists and may be written"),
-    (("locked",), "another process holds it: try again, or see who has the file open"),
+    (("locked", "lock timeout"), "another process holds it: try again, or see who has the file open"),
     (("full",), "free some disk space"),
     (
         ("refused", "timeout", "resolve", "closed the connection"),

@@ -137,9 +137,9 @@ class Ledger:
             )
 
     def job_ended(self, job: str, *, ended_ns: int, outcome: str) -> None:
-        """Close the newest run of a job."""
+        """Close the newest run of a job that had begun by then: an attempt that comes late closes no later run."""
         with self._writing(job) as connection:
-            run = _run_to_write(connection, job)
+            run = _run_to_write(connection, job, by_ns=ended_ns)
             connection.execute(
                 update(Jobs)
                 .where(Jobs.run == run, Jobs.ended_ns.is_(None))
@@ -335,17 +335,19 @@ def _fill(connection: Connection, table: type[LedgerTable], key: Mapping[str, An
     connection.execute(statement.on_conflict_do_update(index_elements=list(key), set_=kept))
 
 
-def _newest_run(job: str) -> ScalarSelect[int]:
-    query = select(Jobs.run).where(Jobs.name == job).order_by(Jobs.started_ns.desc(), Jobs.run.desc()).limit(1)
+def _newest_run(job: str, by_ns: int | None = None) -> ScalarSelect[int]:
+    ours = Jobs.name == job if by_ns is None else (Jobs.name == job) & (Jobs.started_ns <= by_ns)
+    query = select(Jobs.run).where(ours).order_by(Jobs.started_ns.desc(), Jobs.run.desc()).limit(1)
     return query.scalar_subquery()
 
 
-def _run_to_write(connection: Connection, job: str) -> int:
-    found = connection.scalar(select(_newest_run(job)))
+def _run_to_write(connection: Connection, job: str, by_ns: int | None = None) -> int:
+    """The newest run of a job; ``by_ns``: of those that had begun by then."""
+    found = connection.scalar(select(_newest_run(job, by_ns)))
     if found is None:
         # The row of the start did not arrive (yet): job_started takes this one over.
         _fill(connection, Jobs, {"name": job, "started_ns": 0}, {"outcome": None})
-        found = connection.scalars(select(_newest_run(job))).one()
+        found = connection.scalars(select(_newest_run(job, by_ns))).one()
     return int(found)
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 
 import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
 
-from activities.ledger import Ledger, MachineEventRecord
+from activities.ledger import Ledger, MachineEventRecord, database
 from everstep.errors import LedgerError
 from everstep.incident import Anomaly, Confirmation, Evidence, Failure, IncidentReport, RankExit, Symptom
 from everstep.job import JobSpec
@@ -169,6 +172,46 @@ def test_a_name_used_again_keeps_the_earlier_run_apart(ledger: Ledger) -> None:
     assert newest is not None and newest.correlation_id == "m1-1"
     assert ledger.generations("gpt") == []
     assert [job.outcome for job in ledger.jobs()] == [None, "stopped"]
+
+
+def test_an_end_that_is_written_late_closes_no_later_run(ledger: Ledger) -> None:
+    ledger.job_started(spec(), started_ns=1 * S)
+    ledger.job_started(spec(), started_ns=300 * S)
+
+    ledger.job_ended("gpt", ended_ns=200 * S, outcome="stopped")
+
+    assert [job.outcome for job in ledger.jobs()] == [None, "stopped"]
+
+
+def test_a_writer_that_is_frozen_holds_up_nobody_for_ever(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "BUSY_TIMEOUT_S", 0.3)
+    where = database.LedgerUrl(url)
+    with Ledger.open(url) as ledger:
+        ledger.job_started(spec(), started_ns=1 * S)
+        frozen = database.connect(where)
+        with pytest.raises(LedgerError, match="another process holds it"), database.writing(frozen, where, "gpt"):
+            ledger.job_ended("gpt", ended_ns=200 * S, outcome="stopped")
+        frozen.dispose()
+        ledger.job_ended("gpt", ended_ns=200 * S, outcome="stopped")
+
+        assert [job.outcome for job in ledger.jobs()] == ["stopped"]
+
+
+def test_a_transaction_in_which_nothing_happens_is_ended_by_the_server(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite's lock ends with its process; PostgreSQL's would stay as long as the connection."""
+    if url.startswith("sqlite"):
+        return
+    monkeypatch.setattr(database, "BUSY_TIMEOUT_S", 0.1)
+    where = database.LedgerUrl(url)
+    frozen = database.connect(where)
+    with frozen.connect() as connection, pytest.raises(DBAPIError):
+        connection.begin()
+        connection.execute(text("SELECT 1"))
+        time.sleep(1.0)  # the bound is 0.2 s
+        connection.execute(text("SELECT 1"))
+    frozen.dispose()
 
 
 def test_ettr_counts_launches_incidents_and_what_was_noted(ledger: Ledger) -> None:
