@@ -24,7 +24,7 @@ from activities.turns import gathered
 from agent.client import AgentPool
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import EverstepError
-from everstep.job_state import JobState
+from everstep.job_state import JobState, jobs_query
 from everstep.machine import Machine
 
 log = structlog.get_logger("cleanup")
@@ -66,10 +66,18 @@ class Remains:
 
 
 class Cleanup:
-    """Looks for remains of jobs that are over, until it is cancelled."""
+    """Looks for remains of a task queue's jobs that are over, until it is cancelled."""
 
-    def __init__(self, client: Client, agents: AgentPool, settle: timedelta = SETTLE, again_s: float = LOOK_S) -> None:
+    def __init__(
+        self,
+        client: Client,
+        agents: AgentPool,
+        task_queue: str,
+        settle: timedelta = SETTLE,
+        again_s: float = LOOK_S,
+    ) -> None:
         self._client = client
+        self._task_queue = task_queue
         self._agents = agents
         self._settle = settle
         self._again_s = again_s
@@ -96,7 +104,7 @@ class Cleanup:
             What was begun, one task for each job; a slow one must not hold up the next look.
         """
         since = (datetime.now(UTC) - REMEMBERED).isoformat()
-        query = f'WorkflowType="Job" AND ExecutionStatus!="Running" AND CloseTime>"{since}"'
+        query = jobs_query(self._task_queue, f'ExecutionStatus!="Running" AND CloseTime>"{since}"')
         listed: dict[str, Remains] = {}
         async for found in self._client.list_workflows(query):
             if found.close_time is not None and datetime.now(UTC) - found.close_time > self._settle:

@@ -39,7 +39,7 @@ from everstep.decisions.watch import Finished
 from everstep.errors import EverstepError
 from everstep.incident import Anomaly
 from everstep.job import JobSpec
-from everstep.job_state import NOT_YET, JobState, job_workflow_id
+from everstep.job_state import NOT_YET, JobState, job_workflow_id, jobs_query
 from everstep.machine import Machine
 
 log = structlog.get_logger("watcher")
@@ -71,10 +71,13 @@ Call = Callable[[AgentClient], Awaitable[object]]
 
 
 class Watcher:
-    """Watches every running job until it is cancelled."""
+    """Watches every running job of a task queue until it is cancelled."""
 
-    def __init__(self, client: Client, agents: AgentPool, machine_event: MachineEvent | None = None) -> None:
+    def __init__(
+        self, client: Client, agents: AgentPool, task_queue: str, machine_event: MachineEvent | None = None
+    ) -> None:
         self._client = client
+        self._task_queue = task_queue
         self._agents = agents
         self._machine_event = machine_event
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -103,7 +106,7 @@ class Watcher:
     async def _list(self) -> None:
         """Watch what runs, anew where a name was taken by another run, and no longer what is over."""
         listed = {}
-        async for found in self._client.list_workflows('WorkflowType="Job" AND ExecutionStatus="Running"'):
+        async for found in self._client.list_workflows(jobs_query(self._task_queue, 'ExecutionStatus="Running"')):
             listed[found.id] = found.run_id or ""
         for over in self._runs.keys() - listed.keys():
             self._leave(over)

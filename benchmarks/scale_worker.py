@@ -15,6 +15,7 @@ from pathlib import Path
 
 from console.log_setup import configure
 from console.worker import run_worker
+from everstep.job_state import TASK_QUEUE
 
 LOOK_S = 0.005
 
@@ -34,7 +35,7 @@ async def main() -> None:
     """Work until SIGTERM."""
     configure("worker")
     watching = asyncio.create_task(watch(Path(sys.argv[1])))
-    await run_worker(ledger_url=sys.argv[2])
+    await run_worker(ledger_url=sys.argv[2], task_queue=TASK_QUEUE)
     watching.cancel()
 
 

@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field
 from everstep import private
 from everstep.errors import ClusterError
 from everstep.job import JOB_NAME
+from everstep.job_state import TASK_QUEUE
 from everstep.machine import Machine
 
 
@@ -32,6 +33,8 @@ class ClusterFile(BaseModel):
     """Folder in /dev/shm that holds all its shared memory."""
     temporal_address: str
     namespace: str = "everstep"
+    task_queue: str = TASK_QUEUE
+    """Of its jobs; the default is that of clusters that an earlier version brought up."""
     ui_url: str
     ledger_url: str
     token_file: Path | None = None

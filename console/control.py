@@ -30,10 +30,11 @@ from agent.security import ClientSecurity
 from console.cluster_file import ClusterFile
 from console.follow.progress import JobProgress, ProgressFeed
 from console.local.temporal_server import configured
+from everstep import environment
 from everstep.errors import ClusterError, ConfigError, LedgerError
 from everstep.incident import Stage
 from everstep.job import JobSpec
-from everstep.job_state import TASK_QUEUE, EarlierRun, IncidentSummary, JobState, job_workflow_id
+from everstep.job_state import TASK_QUEUE, EarlierRun, IncidentSummary, JobState, job_workflow_id, jobs_query
 from everstep.machine import Machine
 from workflows import attributes
 from workflows.messages import JobResult
@@ -79,6 +80,8 @@ class Control:
         token_file = cluster.token_file if cluster else None
         self.agents = AgentPool(ClientSecurity(token_file=token_file) if token_file else None)
         self._ledger: Ledger | None = None
+        self.task_queue = cluster.task_queue if cluster else os.environ.get(environment.TASK_QUEUE) or TASK_QUEUE
+        """Of the cluster's jobs."""
 
     @classmethod
     async def connect(cls, cluster_name: str = "default") -> Control:
@@ -185,7 +188,7 @@ class Control:
                         earlier=earlier or EarlierRun(),
                     ),
                     id=job_workflow_id(spec.name),
-                    task_queue=TASK_QUEUE,
+                    task_queue=self.task_queue,
                     task_timeout=TASK_TIMEOUT,
                     id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
                     id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
@@ -258,7 +261,7 @@ class Control:
         """
         found: dict[str, JobRun] = {}
         with self._answers(""):
-            listing = self.client.list_workflows('WorkflowType="Job" AND ExecutionStatus!="ContinuedAsNew"')
+            listing = self.client.list_workflows(jobs_query(self.task_queue, 'ExecutionStatus!="ContinuedAsNew"'))
             async for one in listing:
                 name = one.id.removeprefix("job/")
                 if name not in found:
@@ -356,6 +359,11 @@ class Control:
                 f"one; 'everstep stop {what}{self.option}' works all the same ({_line(error)})"
             ) from error
         except RPCError as error:
+            if error.status is RPCStatusCode.NOT_FOUND and "namespace" in str(error).lower():
+                raise ClusterError(
+                    f"the Temporal server at {self.client.service_client.config.target_host} is another one: it has no "
+                    f"namespace {self.client.namespace}; 'everstep doctor' and 'everstep up{self.option}' help"
+                ) from error
             if error.status is RPCStatusCode.NOT_FOUND:
                 raise NoSuchJob(f"there is no job or incident {what}: see 'everstep status'") from error
             if "imeout" in str(error) or error.status is RPCStatusCode.DEADLINE_EXCEEDED:

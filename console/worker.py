@@ -30,7 +30,6 @@ from agent.client import AgentPool
 from agent.v1 import agent_pb2 as pb
 from console.search_attributes import register
 from everstep.errors import ClusterError
-from everstep.job_state import TASK_QUEUE
 from workflows.options import HEARTBEAT_THROTTLE, STICKY_TIMEOUT
 from workflows.registry import WORKFLOWS, sandbox
 
@@ -66,7 +65,7 @@ def build(
     agents: AgentPool,
     ledger: Ledger,
     watcher: Watcher | None,
-    task_queue: str = TASK_QUEUE,
+    task_queue: str,
     plugins: Sequence[Plugin] = (),
     max_cached_workflows: int = 1000,
 ) -> Worker:
@@ -115,7 +114,7 @@ async def connect_patiently(stopped: asyncio.Event) -> Client | None:
     return None
 
 
-async def run_worker(*, ledger_url: str, plugins: Sequence[Plugin] = ()) -> None:
+async def run_worker(*, ledger_url: str, task_queue: str, plugins: Sequence[Plugin] = ()) -> None:
     """Run until SIGTERM or SIGINT."""
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -127,15 +126,15 @@ async def run_worker(*, ledger_url: str, plugins: Sequence[Plugin] = ()) -> None
     ledger = await asyncio.to_thread(Ledger.open, ledger_url)
     agents = AgentPool()
     events = EventWriter(ledger)
-    watcher = Watcher(client, agents, events.take)
+    watcher = Watcher(client, agents, task_queue, events.take)
     gc.freeze()  # what was imported stays, and need not be looked at
     gc.set_threshold(*COLLECT_AFTER)
-    worker = build(client, agents=agents, ledger=ledger, watcher=watcher, plugins=plugins)
-    log.info("worker is up", pid=os.getpid(), namespace=client.namespace, ledger=str(ledger.url))
+    worker = build(client, agents=agents, ledger=ledger, watcher=watcher, task_queue=task_queue, plugins=plugins)
+    log.info("worker is up", pid=os.getpid(), namespace=client.namespace, task_queue=task_queue, ledger=str(ledger.url))
     async with worker, asyncio.TaskGroup() as group:
         watching = group.create_task(watcher.run())
         writing = group.create_task(events.run())
-        clearing = group.create_task(Cleanup(client, agents).run())
+        clearing = group.create_task(Cleanup(client, agents, task_queue).run())
         await stopped.wait()
         watching.cancel()
         writing.cancel()

@@ -7,6 +7,8 @@ them every rank gets torchrun's own variables.
 JOB = "EVERSTEP_JOB"
 MACHINE = "EVERSTEP_MACHINE"
 CLUSTER = "EVERSTEP_CLUSTER"
+TASK_QUEUE = "EVERSTEP_TASK_QUEUE"
+"""Temporal's task queue of a cluster's jobs; for workers and commands."""
 GENERATION = "EVERSTEP_GENERATION"
 REPORT_FILE = "EVERSTEP_REPORT_FILE"
 """Mapped file into which the rank writes its step reports."""

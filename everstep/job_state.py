@@ -16,6 +16,8 @@ JobStatus = Annotated[
 ]
 
 TASK_QUEUE = "everstep"
+"""Where nothing else is said, as in deployments with one cluster in a namespace of Temporal. A local cluster has its
+own."""
 
 NOT_YET = "NotYet"
 """Type of the error by which a job's workflow refuses a report that it may take later."""
@@ -24,6 +26,16 @@ NOT_YET = "NotYet"
 def job_workflow_id(job: str) -> str:
     """Id of a job's workflow."""
     return f"job/{job}"
+
+
+def jobs_query(task_queue: str, condition: str) -> str:
+    """Temporal's list query for the jobs of one cluster: others in the same namespace have other workers and machines.
+
+    Args:
+        task_queue: Of the cluster.
+        condition: In Temporal's list filter.
+    """
+    return f'WorkflowType="Job" AND TaskQueue="{task_queue}" AND {condition}'
 
 
 def incident_workflow_id(job: str, number: int) -> str:

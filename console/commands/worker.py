@@ -8,13 +8,18 @@ from typing import Annotated
 
 import typer
 
+from everstep import environment
 from everstep.errors import ConfigError
+from everstep.job_state import TASK_QUEUE
 
 
 def worker(
     ledger: Annotated[
         str, typer.Option(envvar="EVERSTEP_LEDGER_URL", help="sqlite:////path/ledger.db or postgresql+psycopg://…")
     ] = "",
+    task_queue: Annotated[
+        str, typer.Option(envvar=environment.TASK_QUEUE, help="of this cluster's jobs; commands need the same")
+    ] = TASK_QUEUE,
     log_format: Annotated[
         str, typer.Option(envvar="EVERSTEP_LOG_FORMAT", help="text or json; default: text on a terminal")
     ] = "",
@@ -34,4 +39,4 @@ def worker(
         raise ConfigError("no ledger: give --ledger or set EVERSTEP_LEDGER_URL, e.g. sqlite:////var/lib/everstep/l.db")
     configure("worker", json=log_format == "json" if log_format else None)
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    asyncio.run(run_worker(ledger_url=ledger, plugins=worker_faults.plugins()))
+    asyncio.run(run_worker(ledger_url=ledger, task_queue=task_queue, plugins=worker_faults.plugins()))

@@ -150,6 +150,7 @@ def _describe(
     if before and procfs.of_cluster(identifier):
         machines = max(machines, len(before.machines) - before.standbys)
         standbys, workers = max(standbys, before.standbys), max(workers, before.workers)
+    own = f"everstep-{identifier}"
     known = {machine.name: machine for machine in before.machines} if before else {}
     all_machines = []
     for index in range(machines + standbys):
@@ -162,7 +163,8 @@ def _describe(
         address, namespace, ui_url = before.temporal_address, before.namespace, before.ui_url
     else:
         address = f"127.0.0.1:{claims.choose('127.0.0.1', TEMPORAL_PORT)}"
-        namespace, ui_url = "everstep", f"http://127.0.0.1:{claims.choose('127.0.0.1', UI_PORT)}"
+        # No other cluster's namespace: who reaches another one's server, e.g. after ports were changed, is told so.
+        namespace, ui_url = own, f"http://127.0.0.1:{claims.choose('127.0.0.1', UI_PORT)}"
     return ClusterFile(
         name=name,
         id=identifier,
@@ -170,6 +172,7 @@ def _describe(
         shm=before.shm if before and before.shm.is_dir() else SHM_ROOT / identifier,
         temporal_address=address,
         namespace=namespace,
+        task_queue=before.task_queue if before else own,
         ui_url=ui_url,
         ledger_url=f"sqlite:///{home / 'ledger.db'}",
         token_file=home / "token",
@@ -208,6 +211,7 @@ def _plan(cluster: ClusterFile, choice: TemporalChoice, commands: Commands) -> P
         "EVERSTEP_LEDGER_URL": cluster.ledger_url,
         "TEMPORAL_ADDRESS": cluster.temporal_address,
         "TEMPORAL_NAMESPACE": cluster.namespace,
+        environment.TASK_QUEUE: cluster.task_queue,
         environment.AGENT_TOKEN_FILE: str(cluster.token_file),
         # The user may have configured them for agents of a deployment; those of this cluster have no TLS.
         environment.AGENT_CA_FILE: "",

@@ -14,7 +14,6 @@ from console.cluster_file import ClusterFile
 from console.local.plan import State
 from console.local.temporal_server import TemporalChoice
 from everstep.errors import ClusterError
-from everstep.job_state import TASK_QUEUE
 
 if TYPE_CHECKING:
     from temporalio.client import Client
@@ -152,7 +151,7 @@ async def workers_poll(choice: TemporalChoice, cluster: ClusterFile, names: list
     client = await connect(choice, cluster.temporal_address, cluster.namespace)
     request = DescribeTaskQueueRequest(
         namespace=cluster.namespace,
-        task_queue=TaskQueue(name=TASK_QUEUE),
+        task_queue=TaskQueue(name=cluster.task_queue),
         task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW,
     )
     while True:

@@ -52,7 +52,7 @@ async def test_ranks_of_a_terminated_job_are_ended_once_their_agent_answers(temp
             task_queue=queue,
         )
         await handle.query(JobWorkflow.current_state)
-        cleanup = Cleanup(temporal, pool, settle=timedelta(0), again_s=0.1)
+        cleanup = Cleanup(temporal, pool, queue, settle=timedelta(0), again_s=0.1)
         await look(cleanup)
         assert alive(rank), "its job runs"
         await handle.terminate("by hand")
@@ -100,7 +100,7 @@ async def test_only_the_missing_machine_is_asked_again_and_less_and_less_often(t
     ):
         spec = JobSpec(name="gone", script="/x.py", machines=3)
         await over(temporal, "gone", queue, JobState(spec=spec, machines=machines, generation=1))
-        cleanup = Cleanup(temporal, pool, settle=timedelta(0), again_s=0.1)
+        cleanup = Cleanup(temporal, pool, queue, settle=timedelta(0), again_s=0.1)
         looks = 0
         while agents[1].asked < 4:
             await look(cleanup)
@@ -129,7 +129,7 @@ async def test_a_job_that_cannot_be_read_holds_up_no_other_one_and_is_said_once(
         good = JobState(spec=JobSpec(name="good", script="/x.py"), machines=machines, generation=1)
         for name, state in (("bad1", UNREADABLE), ("good", good), ("bad2", UNREADABLE)):
             await over(temporal, name, queue, state)
-        cleanup = Cleanup(temporal, pool, settle=timedelta(0), again_s=0.01)
+        cleanup = Cleanup(temporal, pool, queue, settle=timedelta(0), again_s=0.01)
         with structlog.testing.capture_logs() as logs:
             while agents[0].asked == 0:
                 await look(cleanup)

@@ -29,7 +29,7 @@ from everstep.job_state import JobState, job_workflow_id
 from everstep.machine import Machine
 from tests.activities.spoken import serving
 from tests.workflows.conftest import ScriptedCluster
-from tests.workflows.other_release import UNREADABLE, OtherJob
+from tests.workflows.other_release import FAILING, UNREADABLE, OtherJob
 from workflows.job import JobWorkflow
 from workflows.messages import JobResult
 from workflows.registry import WORKFLOWS, sandbox
@@ -139,6 +139,10 @@ class Place:
             task_queue=self.queue,
         )
 
+    async def begin(self, name: str, state: object, *, other: str = "") -> None:
+        """Start a job that says ``state`` of itself; ``other``: on the task queue of another cluster."""
+        await self.client.start_workflow("Job", state, id=job_workflow_id(name), task_queue=self.queue + other)
+
     async def until_watched(self, listeners: int) -> None:
         """As many agents are listened to as are said."""
         while sum(agent.listeners for agent in self.agents) != listeners:  # noqa: ASYNC110 - nobody tells us
@@ -161,7 +165,7 @@ async def place(temporal: Client) -> AsyncIterator[Place]:
     queue, cluster, pool = f"q-{uuid.uuid4().hex[:8]}", ScriptedCluster(), AgentPool()
     async with serving(agents) as machines, worker_of(temporal, queue, cluster) as worker:
         found = Place(temporal, queue, machines, agents, cluster, worker)
-        watching = asyncio.create_task(Watcher(temporal, pool).run())
+        watching = asyncio.create_task(Watcher(temporal, pool, queue).run())
         yield found
         watching.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -281,25 +285,41 @@ async def test_every_machine_is_told_which_step_is_whole_on_all_disks(place: Pla
 
 
 async def test_a_job_that_cannot_be_read_harms_no_other_one_and_is_said_once(place: Place) -> None:
-    """Nor does one that nobody executes, which never answers."""
+    """Nor does one whose workflow tasks fail, which never answers."""
+    await place.worker.shutdown()
+    good = JobState(spec=JobSpec(name="good", script="/job.py"), machines=place.machines[:1], generation=1)
     with structlog.testing.capture_logs() as logs:
-        for name, queue in (("bad", place.queue + "-other"), ("nobody", place.queue + "-nobody")):
-            await place.client.start_workflow("Job", UNREADABLE, id=job_workflow_id(name), task_queue=queue)
-        async with Worker(place.client, task_queue=place.queue + "-other", workflows=[OtherJob]):
+        async with Worker(place.client, task_queue=place.queue, workflows=[OtherJob]):
+            for name, state in (("bad", UNREADABLE), ("silent", FAILING)):
+                await place.begin(name, state)
             while not any(line["event"].startswith("a job cannot say") for line in logs):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
-            job = await place.start("good", 1)
+            await place.begin("good", good)
             await place.until_watched(1)
-            place.agents[0].exited("good", 1, 0, KILLED, finished=False)
-            while not (await job.query(JobWorkflow.current_state)).incidents:  # noqa: ASYNC110 - nobody tells us
-                await asyncio.sleep(0.05)
             await asyncio.sleep(2.5)  # two further listings
-            await job.signal(JobWorkflow.stop, {"operator": "test"})
-            await job.result()
     said = [line for line in logs if line["event"].startswith("a job cannot say") and line["job"] == "job/bad"]
 
     assert len(said) == 1
     assert "order" in said[0]["error"]
+
+
+async def test_jobs_of_another_cluster_in_the_same_namespace_are_not_watched(place: Place) -> None:
+    """They have machines and workers of their own, with another token."""
+    theirs, ours = (
+        JobState(spec=JobSpec(name=name, script="/job.py"), machines=[machine], generation=1)
+        for name, machine in zip(("theirs", "ours"), place.machines, strict=True)
+    )
+    await place.worker.shutdown()
+    async with (
+        Worker(place.client, task_queue=place.queue, workflows=[OtherJob]),
+        Worker(place.client, task_queue=place.queue + "-other", workflows=[OtherJob]),
+    ):
+        await place.begin("theirs", theirs, other="-other")
+        await asyncio.sleep(2.5)  # two listings
+        await place.begin("ours", ours)
+        await place.until_watched(1)
+
+    assert [agent.listeners for agent in place.agents] == [0, 1]
 
 
 async def test_nothing_is_acknowledged_before_the_workflow_took_it(place: Place) -> None:
@@ -349,7 +369,7 @@ async def test_what_was_never_acknowledged_is_told_again_and_opens_nothing(place
         await asyncio.sleep(0.05)
     pool = AgentPool()
     with structlog.testing.capture_logs() as logs:
-        second = asyncio.create_task(Watcher(place.client, pool).run())
+        second = asyncio.create_task(Watcher(place.client, pool, place.queue).run())
         while not any(line["event"] == "reported" for line in logs):  # noqa: ASYNC110 - nobody tells us
             await asyncio.sleep(0.05)
         second.cancel()

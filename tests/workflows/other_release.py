@@ -13,6 +13,10 @@ UNREADABLE: dict[str, Any] = {
 """The state of a job on a mesh with an axis that only a later release knows."""
 
 
+FAILING = "failing"
+"""The state of a job whose every workflow task fails: it answers nothing."""
+
+
 @workflow.defn(name="Job", sandboxed=False)
 class OtherJob:
     """Says of itself what it was started with, and takes no heed of it."""
@@ -35,5 +39,7 @@ class OtherJob:
     @workflow.run
     async def run(self, state: Any) -> Any:
         """Live until stopped."""
+        if state == FAILING:
+            raise RuntimeError("no task of this workflow succeeds")
         await workflow.wait_condition(lambda: self.over)
         return {"headline": "over", "outcome": "stopped", "generations": 1, "incidents": []}

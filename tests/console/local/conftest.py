@@ -39,8 +39,8 @@ WORKER = textwrap.dedent("""
 
     async def main():
         client = await Client.connect(os.environ["TEMPORAL_ADDRESS"], namespace=os.environ["TEMPORAL_NAMESPACE"])
-        runner = UnsandboxedWorkflowRunner()
-        await Worker(client, task_queue="everstep", workflows=[Nothing], workflow_runner=runner).run()
+        queue, runner = os.environ["EVERSTEP_TASK_QUEUE"], UnsandboxedWorkflowRunner()
+        await Worker(client, task_queue=queue, workflows=[Nothing], workflow_runner=runner).run()
 
     asyncio.run(main())
 """)
