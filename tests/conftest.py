@@ -61,24 +61,17 @@ def no_template_left() -> Iterator[None]:
     templates.close_shared()
 
 
-@pytest.fixture
-async def temporal() -> AsyncIterator[Client]:
-    """A client of a fresh in-memory server with the settings of the embedded one."""
-    async with await _server() as environment:
-        yield environment.client
-
-
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def shared_server() -> AsyncIterator[WorkflowEnvironment]:
-    """Such a server for all tests that do not mind what others left on it."""
+async def server() -> AsyncIterator[WorkflowEnvironment]:
+    """An in-memory server with the settings of the embedded one, for all tests of this process of pytest."""
     async with await _server() as environment:
         yield environment
 
 
 @pytest.fixture
-async def shared_temporal(shared_server: WorkflowEnvironment) -> Client:
-    """A client of it."""
-    config = shared_server.client.service_client.config
+async def temporal(server: WorkflowEnvironment) -> Client:
+    """A client of it. Others have been there: a test needs its own task queue and its own names of jobs."""
+    config = server.client.service_client.config
     return await Client.connect(config.target_host, data_converter=DATA_CONVERTER)
 
 

@@ -126,8 +126,8 @@ async def test_a_job_that_cannot_be_read_holds_up_no_other_one_and_is_said_once(
         serving(agents) as machines,
         Worker(temporal, task_queue=queue, workflows=[OtherJob, IncidentWorkflow], workflow_runner=sandbox()),
     ):
-        good = JobState(spec=JobSpec(name="good", script="/x.py"), machines=machines, generation=1)
-        for name, state in (("bad1", UNREADABLE), ("good", good), ("bad2", UNREADABLE)):
+        good = JobState(spec=JobSpec(name="well", script="/x.py"), machines=machines, generation=1)
+        for name, state in (("odd1", UNREADABLE), ("well", good), ("odd2", UNREADABLE)):
             await over(temporal, name, queue, state)
         cleanup = Cleanup(temporal, pool, queue, settle=timedelta(0), again_s=0.01)
         with structlog.testing.capture_logs() as logs:
@@ -138,5 +138,5 @@ async def test_a_job_that_cannot_be_read_holds_up_no_other_one_and_is_said_once(
                 await asyncio.sleep(0.02)
     said = [line["workflow"] for line in logs if line["event"].startswith("a job that is over cannot be cleared")]
 
-    assert sorted(said) == ["job/bad1", "job/bad2"]
+    assert sorted(said) == ["job/odd1", "job/odd2"]
     await pool.close()

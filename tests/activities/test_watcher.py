@@ -287,17 +287,17 @@ async def test_every_machine_is_told_which_step_is_whole_on_all_disks(place: Pla
 async def test_a_job_that_cannot_be_read_harms_no_other_one_and_is_said_once(place: Place) -> None:
     """Nor does one whose workflow tasks fail, which never answers."""
     await place.worker.shutdown()
-    good = JobState(spec=JobSpec(name="good", script="/job.py"), machines=place.machines[:1], generation=1)
+    sound = JobState(spec=JobSpec(name="sound", script="/job.py"), machines=place.machines[:1], generation=1)
     with structlog.testing.capture_logs() as logs:
         async with Worker(place.client, task_queue=place.queue, workflows=[OtherJob]):
-            for name, state in (("bad", UNREADABLE), ("silent", FAILING)):
+            for name, state in (("unread", UNREADABLE), ("mute", FAILING)):
                 await place.begin(name, state)
             while not any(line["event"].startswith("a job cannot say") for line in logs):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
-            await place.begin("good", good)
+            await place.begin("sound", sound)
             await place.until_watched(1)
             await asyncio.sleep(2.5)  # two further listings
-    said = [line for line in logs if line["event"].startswith("a job cannot say") and line["job"] == "job/bad"]
+    said = [line for line in logs if line["event"].startswith("a job cannot say") and line["job"] == "job/unread"]
 
     assert len(said) == 1
     assert "order" in said[0]["error"]
@@ -362,9 +362,9 @@ async def test_a_machine_that_takes_no_acknowledgement_holds_up_no_report(place:
 
 async def test_what_was_never_acknowledged_is_told_again_and_opens_nothing(place: Place) -> None:
     place.agents[0].deaf = True
-    job = await place.start("again", 1)
+    job = await place.start("twice", 1)
     await place.until_watched(1)
-    place.agents[0].exited("again", 1, 0, KILLED, finished=False)
+    place.agents[0].exited("twice", 1, 0, KILLED, finished=False)
     while (await job.query(JobWorkflow.current_state)).generation < 2:  # noqa: ASYNC110 - nobody tells us
         await asyncio.sleep(0.05)
     pool = AgentPool()

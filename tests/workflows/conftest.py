@@ -235,9 +235,9 @@ def anomaly(generation: int = 1, *, symptom: Symptom = Symptom.CRASH) -> Anomaly
 
 
 @pytest.fixture
-async def jobs(shared_temporal: Client) -> AsyncIterator[Jobs]:
+async def jobs(temporal: Client) -> AsyncIterator[Jobs]:
     """Jobs on a real server and a worker that caches nothing: every workflow task replays from the start."""
-    async with jobs_on(shared_temporal) as found:
+    async with jobs_on(temporal) as found:
         yield found
 
 

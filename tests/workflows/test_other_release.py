@@ -13,10 +13,11 @@ from temporalio.worker import Worker
 from console.control import Control
 from console.follow.status import JobLine, job_lines, job_report
 from console.follow.status_text import problem_lines
+from everstep import environment
 from everstep.errors import ClusterError
 from everstep.incident import Anomaly, Symptom
-from everstep.job_state import job_workflow_id
-from tests.workflows.conftest import jobs_on
+from everstep.job import JobSpec
+from everstep.job_state import JobState, job_workflow_id
 from tests.workflows.other_release import UNREADABLE, OtherJob
 from workflows.job import JobWorkflow
 
@@ -34,12 +35,14 @@ LATER: dict[str, Any] = {
 """The state of a job as a later release may keep it."""
 
 
-async def test_a_job_that_cannot_be_read_is_named_and_all_others_are_shown(temporal: Client) -> None:
+async def test_a_job_that_cannot_be_read_is_named_and_all_others_are_shown(
+    temporal: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     queue = f"q-{uuid.uuid4().hex[:8]}"
-    async with jobs_on(temporal) as jobs, Worker(temporal, task_queue=queue, workflows=[OtherJob]):
-        good = await jobs.start()
-        await jobs.until(good, lambda state: state.status == "running")
-        for name, state in (("bad", UNREADABLE), ("later", LATER)):
+    monkeypatch.setenv(environment.TASK_QUEUE, queue)
+    good = JobState(spec=JobSpec(name="good", script="/x.py"), machines=[], status="running", generation=1)
+    async with Worker(temporal, task_queue=queue, workflows=[OtherJob]):
+        for name, state in (("good", good), ("bad", UNREADABLE), ("later", LATER)):
             await temporal.start_workflow("Job", state, id=job_workflow_id(name), task_queue=queue)
         async with Control(temporal, None) as control:
             while len(await control.jobs()) < 3:  # noqa: ASYNC110 - visibility comes a moment later
@@ -48,9 +51,10 @@ async def test_a_job_that_cannot_be_read_is_named_and_all_others_are_shown(tempo
             with pytest.raises(ClusterError, match=r"bad says what this release cannot read.*everstep stop bad.*order"):
                 await job_report(control, "bad")
             later = await job_report(control, "later")
-            running = await job_report(control, good.id.removeprefix("job/"))
-            await control.stop("bad")
-            await temporal.get_workflow_handle(job_workflow_id("bad")).result()
+            running = await job_report(control, "good")
+            for name in ("bad", "good", "later"):
+                await control.stop(name)
+                await temporal.get_workflow_handle(job_workflow_id(name)).result()
 
     assert running.status == lines[running.name].status == "running"
     assert lines["bad"].status == "running"
