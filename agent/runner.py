@@ -434,7 +434,7 @@ class JobRunner:
         """Kill what a dead fork server left."""
         ranks = [rank for rank in self.record.living() if rank.generation <= generation]
         for rank in ranks:
-            rank.stopped = is_alive(rank.pid, rank.start_ticks)
+            rank.stopped = rank.stopped or is_alive(rank.pid, rank.start_ticks)
         await asyncio.gather(*(self._kill(r.pid, r.start_ticks, grace_s, self._mark(r)) for r in ranks))
         for rank in ranks:
             self._ended(rank, await self.host.reaper.end_of(rank.pid, rank.start_ticks))
