@@ -294,6 +294,10 @@ class IncidentReport(Model):
     """How the script shows its steps, as far as it was seen."""
     first_step_s: float = 0.0
     """From the last launch to the first step of all ranks; 0: none was seen."""
+    unwritten: int = 0
+    """Place of the last entry in the ledger, where that did not take it in time: the job writes it; 0: it did."""
+    launched: Launched | None = None
+    """What was launched last, where the job writes that too."""
 
 
 CLOSED_OUTSIDE = "closed from outside"

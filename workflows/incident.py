@@ -372,8 +372,7 @@ class IncidentWorkflow:
     async def _recovered(self, confirmation: Confirmation) -> IncidentReport:
         report = recovered_report(self, confirmation)
         self.story.enter("recovered" if confirmation.confirmed else NOT_CONFIRMED, report.headline)
-        await self.story.close(report, self.launched)
-        return report
+        return await self.story.close(report, self.launched)
 
     async def _given_up(self) -> IncidentReport:
         report = abandoned_report(self)
@@ -382,8 +381,7 @@ class IncidentWorkflow:
         with contextlib.suppress(ActivityError):  # the job's release ends what this could not
             given = self.given
             await actions.stop(given.spec, given.machines, given.run, self.case.generation, why=why)
-        await self.story.close(report, self.launched)
-        return report
+        return await self.story.close(report, self.launched)
 
     # Waiting.
 

@@ -30,6 +30,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.operator import read_request
     from workflows.options import TASK_TIMEOUT, on_ledger
     from workflows.reopening import Reopening
+    from workflows.reporting import write_closing
 
 INCIDENTS_KEPT = 20
 FAILURES_KEPT = 50
@@ -263,6 +264,9 @@ class JobWorkflow:
         finally:
             stopper.cancel()
         self._learn(number, report)
+        if report.unwritten:
+            incident = incident_workflow_id(state.spec.name, number)
+            write_closing(state.spec.name, incident, anomaly, opened_ns, report, position=report.unwritten)
         return report
 
     def _note_opened(self, anomaly: Anomaly) -> int:

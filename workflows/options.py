@@ -35,6 +35,14 @@ def on_ranks(total: timedelta) -> dict[str, Any]:
     }
 
 
+def on_ledger_when_back() -> dict[str, Any]:
+    """Options of a write into a ledger that is away: nothing waits for it, so it is tried for an hour."""
+    return on_ledger() | {
+        "schedule_to_close_timeout": timedelta(hours=1),
+        "retry_policy": RetryPolicy(initial_interval=timedelta(seconds=1), maximum_interval=timedelta(seconds=30)),
+    }
+
+
 def on_ledger() -> dict[str, Any]:
     """Options of a write into the ledger: tried for half a minute, then the job goes on without it."""
     return {

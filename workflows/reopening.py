@@ -6,19 +6,17 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
-    from activities import messages
-    from activities.messages import DecideInput
     from everstep.decisions.lineage import extended
     from everstep.decisions.reopen import hold_reason, newest_begin, newest_generation, reopen_wait_s
     from everstep.incident import CLOSED_OUTSIDE, Anomaly, IncidentReport, Left
     from everstep.job_state import JobState, incident_workflow_id
-    from workflows import actions, page
-    from workflows.options import on_ledger
+    from workflows import actions
+    from workflows.reporting import write_closing
 
 T = TypeVar("T")
 LAST_POSITION = 1_000_000
@@ -51,7 +49,7 @@ class Reopening:
         state.generation = newest_generation(state.generation, left)
         state.emptied = left.emptied
         report = _report(state, anomaly, left)
-        self._write(incident, anomaly, opened_ns, report)
+        write_closing(state.spec.name, incident, anomaly, opened_ns, report, position=LAST_POSITION)
         return left, report
 
     def reopen(self, number: int, anomaly: Anomaly, left: Left) -> None:
@@ -82,24 +80,6 @@ class Reopening:
             return started.result()
         started.cancel()
         return None
-
-    def _write(self, incident: str, anomaly: Anomaly, opened_ns: int, report: IncidentReport) -> None:
-        """Close the incident in the ledger, which it could not do itself; nothing waits for it."""
-        given = DecideInput(
-            incident=incident,
-            job=self._state.spec.name,
-            anomaly=anomaly,
-            opened_ns=opened_ns,
-            position=LAST_POSITION,
-            time_ns=workflow.time_ns(),
-            stage="closed",
-            text=report.headline,
-            report=report,
-        )
-        noted: workflow.ActivityHandle[Any] = workflow.start_activity(
-            messages.DECIDE, given, summary=page.summary(report.headline), **on_ledger()
-        )
-        del noted
 
 
 def _report(state: JobState, anomaly: Anomaly, left: Left) -> IncidentReport:

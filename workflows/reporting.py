@@ -1,14 +1,17 @@
-"""The report of an incident, once it is over."""
+"""The report of an incident, once it is over, and the ledger's entry of one that could not write it itself."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
-    from everstep.incident import NOT_CONFIRMED, Confirmation, IncidentReport
+    from activities import messages
+    from activities.messages import DecideInput
+    from everstep.incident import NOT_CONFIRMED, Anomaly, Confirmation, IncidentReport
     from workflows import page
+    from workflows.options import on_ledger_when_back
 
 if TYPE_CHECKING:
     from workflows.incident import IncidentWorkflow
@@ -78,3 +81,34 @@ def _report(
         showing=confirmation.showing if confirmation and confirmation.showing.kind else incident.case.showing,
         first_step_s=round(incident.first_step_s, 3),
     )
+
+
+def write_closing(
+    job: str, incident: str, anomaly: Anomaly, opened_ns: int, report: IncidentReport, *, position: int
+) -> None:
+    """Have the job close an incident in the ledger; nothing waits for it, and it may be done already.
+
+    Args:
+        job: Its name.
+        incident: Workflow id.
+        anomaly: What the incident began with.
+        opened_ns: When.
+        report: Of the incident.
+        position: Place of the entry within the incident.
+    """
+    given = DecideInput(
+        incident=incident,
+        job=job,
+        anomaly=anomaly,
+        opened_ns=opened_ns,
+        position=position,
+        time_ns=workflow.time_ns(),
+        stage="closed",
+        text=report.headline,
+        launched=report.launched,
+        report=report.model_copy(update={"unwritten": 0, "launched": None}),
+    )
+    noted: workflow.ActivityHandle[Any] = workflow.start_activity(
+        messages.DECIDE, given, summary=page.summary(report.headline), **on_ledger_when_back()
+    )
+    del noted

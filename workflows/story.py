@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+import contextlib
 from typing import Any
 
 from temporalio import workflow
@@ -18,6 +18,8 @@ with workflow.unsafe.imports_passed_through():
     from workflows.options import on_ledger
 
 OPERATOR_JSON = 'e.g. {"operator": "you", "note": "why"}'
+LEDGER_S = 1.0
+"""An incident that is over waits so long for the ledger (ours)."""
 ACCEPT_JSON = '{"operator": "you", "note": "why", "accept_loss": true}'
 
 
@@ -27,7 +29,7 @@ class Story:
     def __init__(self, given: IncidentInput, id: str) -> None:
         self._given = given
         self._id = id
-        self._notes: list[Awaitable[Any]] = []
+        self._notes: list[workflow.ActivityHandle[Any]] = []
         self.noted_before = 0
         """Entries that earlier runs of the incident wrote."""
         self.headline = given.anomaly.headline
@@ -122,11 +124,26 @@ class Story:
         """Wait until every entry is in the ledger, or given up: a ledger that is down fails nothing."""
         await asyncio.gather(*self._notes, return_exceptions=True)
 
-    async def close(self, report: IncidentReport, launched: Launched | None) -> None:
-        """The last entry, and the end of all of them."""
+    async def close(self, report: IncidentReport, launched: Launched | None) -> IncidentReport:
+        """The last entry, and the end of all of them.
+
+        Returns:
+            The report; with what the job has to write where the ledger does not take it at once. The job waits for
+            this incident, and the next one for the job.
+        """
         learned: dict[Any, Any] = {attributes.VERDICT: report.resolution, attributes.LOST_STEPS: report.lost_steps or 0}
         if report.failures:  # what a watcher saw first was perhaps a consequence only
             learned[attributes.SYMPTOM] = str(report.failures[0].symptom)
         workflow.upsert_search_attributes(attributes.updates(learned))
         self.note("closed", report.headline, report=report, launched=launched)
-        await self.written()
+        if not workflow.patched("the job writes what the ledger did not take"):
+            await self.written()
+            return report
+        last = self._notes[-1]
+        with contextlib.suppress(TimeoutError):
+            await workflow.wait_condition(
+                lambda: all(one.done() for one in self._notes), timeout=LEDGER_S, timeout_summary="LEDGER"
+            )
+        if last.done() and last.exception() is None:
+            return report
+        return report.model_copy(update={"unwritten": self.noted, "launched": launched})

@@ -35,6 +35,7 @@ from activities.messages import (
     StopInput,
 )
 from everstep.checkpoint_policy import CheckpointPolicy
+from everstep.errors import LedgerError
 from everstep.incident import Anomaly, Confirmation, Evidence, Held, Launched, RankExit, Restored, Symptom
 from everstep.job import JobSpec
 from everstep.job_state import JobState, job_workflow_id
@@ -171,6 +172,8 @@ class ScriptedCluster:
 
     @activity.defn(name=messages.DECIDE)
     async def decide(self, given: DecideInput) -> None:
+        if "ledger" in self.blocked:
+            raise LedgerError("the ledger is away")
         self.notes.append(given)
 
     @activity.defn(name=messages.RECORD)

@@ -17,6 +17,7 @@ from activities.messages import ConfirmInput, StopInput
 from everstep.incident import Anomaly, Confirmation, Evidence, Held, RankExit, Symptom
 from everstep.job_state import incident_workflow_id
 from tests.workflows.conftest import exits, held
+from workflows import options, story
 from workflows.incident import IncidentWorkflow
 from workflows.job import JobWorkflow
 
@@ -160,6 +161,30 @@ async def test_a_cancelled_job_stops_its_ranks(jobs: Any) -> None:
 
     assert (await handle.result()).outcome == "stopped"
     assert jobs.cluster.calls[-2:] == ["stop 1", "release"]
+
+
+async def test_no_recovery_waits_for_a_ledger_that_is_away(jobs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it is tried: else the incident, and with it the next one, would be over only when it is given up."""
+    monkeypatch.setattr(story, "on_ledger", options.on_ledger_when_back)
+    handle = await jobs.start()
+    await jobs.until(handle, lambda state: state.status == "running")
+    jobs.cluster.blocked.add("ledger")
+    for generation in (1, 2):
+        await handle.execute_update(JobWorkflow.report, anomaly(generation))
+        state = await jobs.until(
+            handle, lambda state, n=generation: state.status == "running" and state.generation == n + 1
+        )
+    assert jobs.cluster.notes == []
+    jobs.cluster.blocked.clear()
+    while len(jobs.cluster.notes) < 2:  # noqa: ASYNC110 - nobody tells us
+        await asyncio.sleep(0.05)
+
+    for incident, note in zip(state.incidents, sorted(jobs.cluster.notes, key=lambda one: one.incident), strict=True):
+        assert (note.incident, note.stage, note.report.headline) == (incident.id, "closed", incident.headline)
+        assert note.launched.generation == note.report.generation
+        assert (note.report.unwritten, note.report.launched) == (0, None), "as the incident would have written it"
+    await handle.signal(JobWorkflow.stop, {"operator": "ada"})
+    await handle.result()
 
 
 async def test_a_used_name_counts_on(jobs: Any) -> None:
