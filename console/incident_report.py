@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from activities.ledger.records import IncidentRecord
+from console.shown import clean_line
 from everstep.incident import NOT_CONFIRMED, Evidence, RankExit
 
 LOG_LINES = 12
@@ -197,8 +198,10 @@ def since(time_ns: int, fault_ns: int | None) -> str:
 
 
 def aligned(rows: Sequence[tuple[str, ...]], indent: str = "") -> list[str]:
-    """Rows as plain lines: columns two spaces apart, nothing cut, nothing at the line's end."""
-    widths = [max(len(row[i]) for row in rows if i < len(row)) for i in range(max(map(len, rows), default=0))]
+    """Rows as plain lines: columns two spaces apart, nothing at the line's end."""
+    shown = [[clean_line(cell) for cell in row] for row in rows]
+    widths = [max(len(row[i]) for row in shown if i < len(row)) for i in range(max(map(len, shown), default=0))]
     return [
-        indent + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip() for row in rows
+        indent + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip()
+        for row in shown
     ]

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from console.shown import clean
 from everstep.errors import ConfigError, EverstepError, TopologyError
 
 COMMANDS: dict[str, tuple[str, str, str]] = {
@@ -118,7 +119,7 @@ def run(arguments: list[str] | None = None) -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else EXIT_FAILED
     except EverstepError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {clean(str(error))}", file=sys.stderr)
         return EXIT_USAGE if isinstance(error, ConfigError | TopologyError) else EXIT_FAILED
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED

@@ -89,6 +89,14 @@ def test_the_help_imports_nothing_heavy() -> None:
     assert shown.stdout.strip() == ""
 
 
+def test_one_module_makes_consoles_and_text_for_terminals() -> None:
+    """So that nothing from outside is markup: the others take them from ``console/terminal.py``."""
+    made = re.compile(r"rich\.(console|text|markup) import")
+    found = [path for path in (ROOT / "console").rglob("*.py") if made.search(path.read_text())]
+
+    assert found == [ROOT / "console" / "terminal.py"]
+
+
 def test_no_dependency_owns_one_of_our_names() -> None:
     """A distribution with a top-level ``agent`` or ``console`` would hide ours, or be hidden."""
     owners = importlib.metadata.packages_distributions()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
 
 Cluster = Annotated[str, typer.Option("--cluster", metavar="NAME", help="Local cluster.")]
 
-PIPE_WIDTH = 160
 """Columns of a table that does not go to a terminal (ours)."""
 NAMED = 8
 """Ranks, machines or damaged copies that are named; the others are counted."""
@@ -57,11 +55,10 @@ def checkpoints(
 
 
 async def _checkpoints(job: str, cluster: str, *, verify: bool, as_json: bool) -> int:
-    from rich.console import Console
-
     from console.control import Control
     from console.follow.checkpoints import ask_for_copies, report_of
     from console.follow.status import saved_of
+    from console.terminal import PlainConsole
     from everstep.decisions.earlier import left_by_earlier_run
     from everstep.decisions.lineage import UNKNOWN, Runs
 
@@ -82,11 +79,11 @@ async def _checkpoints(job: str, cluster: str, *, verify: bool, as_json: bool) -
     if as_json:
         print(report.model_dump_json(indent=2))
     else:
-        console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+        console = PlainConsole()
         if report.steps:
             console.print(table(report, time.time_ns()))
         for line in lines(report, saved, ended=not run.running):
-            console.print(line, soft_wrap=True, markup=False)
+            console.print(line, soft_wrap=True)
     return 1 if verify and report.damaged else 0
 
 

@@ -138,11 +138,10 @@ def doctor(
 
     Exit codes: 0 all that is needed is there; 1 something needed is missing.
     """
-    from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
 
     from console.local.doctor import examine
+    from console.terminal import PlainConsole, styled
 
     findings = examine()
     missing = [finding.name for finding in findings if finding.status == "missing"]
@@ -152,9 +151,8 @@ def doctor(
     table = Table(box=None, pad_edge=False, show_header=False)
     colors = {"ok": "green", "missing": "red", "optional": "yellow"}
     for finding in findings:
-        remedy = "" if finding.status == "ok" else f"\n[bold]→[/bold] {escape(finding.remedy)}"
-        color = colors[finding.status]
-        table.add_row(f"[{color}]{finding.status}[/{color}]", finding.name, escape(finding.found) + remedy)
-    Console(soft_wrap=not sys.stdout.isatty()).print(table)
+        remedy = "" if finding.status == "ok" else f"\n→ {finding.remedy}"
+        table.add_row(styled(finding.status, colors[finding.status]), finding.name, finding.found + remedy)
+    PlainConsole(soft_wrap=not sys.stdout.isatty()).print(table)
     print(f"missing: {', '.join(missing)}" if missing else "everything that is needed is there")
     raise typer.Exit(1 if missing else 0)

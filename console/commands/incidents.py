@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from console.cluster_file import ClusterFile
+from console.shown import clean_line
 from everstep.errors import ClusterError, ConfigError, LedgerError
 from everstep.job_state import incident_workflow_id
 
@@ -168,17 +169,17 @@ def _print_table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
 
         print("\n".join(aligned(rows)))
         return
-    from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
+
+    from console.terminal import PlainConsole, styled
 
     table = Table(*header, box=None, pad_edge=False, header_style="bold")
     for column in table.columns[:-1]:
         column.no_wrap = True
     for row in rows:
         style = {"open": "yellow", "abandoned": "red"}.get(row[3], "")
-        table.add_row(*(Text(cell, style=style if cell == row[3] else "") for cell in row))
-    Console().print(table)
+        table.add_row(*(styled(cell, style if cell == row[3] else "") for cell in row))
+    PlainConsole().print(table)
 
 
 def _print_blocks(blocks: list[Block]) -> None:
@@ -186,18 +187,18 @@ def _print_blocks(blocks: list[Block]) -> None:
 
     if not sys.stdout.isatty():
         for number, block in enumerate(blocks):
-            print(("" if number == 0 else "\n") + block.title)
+            print(("" if number == 0 else "\n") + clean_line(block.title))
             print("\n".join(aligned(block.rows, indent="  ")))
         return
-    from rich.console import Console
     from rich.padding import Padding
     from rich.table import Table
-    from rich.text import Text
 
-    console = Console()
+    from console.terminal import PlainConsole
+
+    console = PlainConsole()
     for number, block in enumerate(blocks):
-        console.print(Text(("" if number == 0 else "\n") + block.title, style="bold"))
+        console.print(("" if number == 0 else "\n") + clean_line(block.title), style="bold")
         table = Table(box=None, pad_edge=False, show_header=False)
         for row in block.rows:
-            table.add_row(*(Text(cell) for cell in row))
+            table.add_row(*row)
         console.print(Padding(table, (0, 0, 0, 2)))

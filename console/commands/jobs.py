@@ -13,11 +13,10 @@ import typer
 from everstep.errors import AgentError, ClusterError, ConfigError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from console.control import Control
     from console.follow.rank_logs import RankLogs, Source
     from console.follow.status import JobReport
+    from console.terminal import PlainConsole
     from everstep.job_state import JobState
 
 Cluster = Annotated[str, typer.Option("--cluster", metavar="NAME", help="Local cluster.")]
@@ -30,7 +29,6 @@ Reference = Annotated[
 
 TAIL_OF_ALL = 10
 """Lines of each rank when all are shown (ours)."""
-PIPE_WIDTH = 160
 """Columns of a table that does not go to a terminal (ours)."""
 PATIENCE_S = 30.0
 """How long stop, resume and abandon wait for their effect, beside what the job's policy allows (ours)."""
@@ -169,14 +167,12 @@ def abandon(reference: Reference, note: Note = "", cluster: Cluster = "default")
 
 
 async def _status(job: str, cluster: str, *, as_json: bool) -> int:
-    from rich.console import Console
-    from rich.text import Text
-
     from console.control import Control, option_of
     from console.follow.status import job_lines, job_report
     from console.follow.status_text import jobs_table, problem_lines
+    from console.terminal import PlainConsole
 
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    console = PlainConsole()
     async with await Control.connect(cluster) as control:
         if job:
             report = await job_report(control, job)
@@ -191,25 +187,23 @@ async def _status(job: str, cluster: str, *, as_json: bool) -> int:
     elif lines:
         console.print(jobs_table(lines))
         for problem in problem_lines(lines):
-            console.print(Text(problem, style="red"), soft_wrap=True)
+            console.print(problem, style="red", soft_wrap=True)
     else:
         print(f"no jobs yet: everstep run{option_of(cluster)} --help")
     return 0
 
 
-async def _show_report(console: Console, control: Control, report: JobReport) -> None:
-    from rich.text import Text
-
+async def _show_report(console: PlainConsole, control: Control, report: JobReport) -> None:
     from console.follow.parked import parked_lines
     from console.follow.status_text import incidents_table, job_facts, machine_rows
 
-    console.print(Text(report.name, style="bold"))
+    console.print(report.name, style="bold")
     for key, value in [*job_facts(report), *machine_rows(report.machines, ended=report.ended is not None)]:
-        console.print(Text(f"  {key:<10}{value}"), soft_wrap=True)
+        console.print(f"  {key:<10}{value}", soft_wrap=True)
     if report.open_incident and report.status == "parked":
-        console.print(Text("parked: it needs you", style="bold red"))
+        console.print("parked: it needs you", style="bold red")
         for line in await parked_lines(control, report.name, report.open_incident):
-            console.print(Text(f"  {line}"), soft_wrap=True)
+            console.print(f"  {line}", soft_wrap=True)
     if report.incidents:
         console.print()
         console.print(incidents_table(report))

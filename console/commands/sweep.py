@@ -34,6 +34,7 @@ def sweep(
 
     from console.drill import narrate, signals
     from console.drill.sweep import SweepRow, run_sweep
+    from console.terminal import PlainConsole, styled
     from everstep.errors import ConfigError
 
     if last is not None and last < first:
@@ -54,9 +55,10 @@ def sweep(
         table.add_column(name)
     for row in result.rows:
         seconds = "" if row.recovered_s is None else f"{row.recovered_s:.2f} s"
-        verdict = "same" if row.ok else "[red]" + "; ".join([row.decision, row.outcome, *row.problems]) + "[/red]"
+        verdict = styled("same" if row.ok else "; ".join([row.decision, row.outcome, *row.problems]))
+        verdict.style = "" if row.ok else "red"
         table.add_row(str(row.event), row.kind, row.place, str(row.newest or ""), seconds, verdict)
-    out = narrate.console()
+    out = PlainConsole()
     out.print(table)
     out.print(f"without a kill: {result.decision}; {result.outcome}")
     same = sum(row.ok for row in result.rows)
@@ -64,5 +66,5 @@ def sweep(
     out.print(f"the same in {same} of {len(result.rows)} runs, {late} of which were hit after a later event than meant")
     out.print(f"a worker was killed after {len(result.hit)} different events of the history's {result.events}")
     if result.leaked:
-        out.print(f"[red]left behind: {', '.join(result.leaked)}[/red]")
+        out.print(f"left behind: {', '.join(result.leaked)}", style="red")
     raise typer.Exit(0 if result.ok else 1)

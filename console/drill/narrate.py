@@ -7,28 +7,22 @@ import shlex
 import sys
 from pathlib import Path
 
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from console.drill.catalogue import CATALOGUE
 from console.drill.judge import summary
 from console.drill.result import DrillResult
+from console.shown import clean
+from console.terminal import PlainConsole, styled
 
-PIPE_COLUMNS = 160
 SHOWN = 3
 """Incidents of which each gets a command."""
 SOURCES = {"own memory": "their own memory", "backup": "backups", "disk": "disk", "remote": "remote storage"}
 
 
-def console() -> Console:
-    """Standard output: colours on a terminal, wide lines in a pipe."""
-    return Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS, highlight=False)
-
-
 def progress(line: str) -> None:
     """One line about the step that begins; on standard error, so that --json stays clean."""
-    print(f"  {line}", file=sys.stderr, flush=True)
+    print(f"  {clean(line)}", file=sys.stderr, flush=True)
 
 
 def each(result: DrillResult) -> None:
@@ -63,13 +57,13 @@ def catalogue(*, as_json: bool) -> None:
 
 def results(runs: list[DrillResult]) -> None:
     """The report: a single run in full, several as a table with median, p90 and maximum."""
-    out = console()
+    out = PlainConsole()
     if len(runs) > 1:
         _runs(out, runs)
     for run in runs if len(runs) == 1 else [run for run in runs if not run.ok]:
         _report(out, run)
     for line in afterwards(runs):
-        out.print(f"  {escape(line)}", soft_wrap=True)
+        out.print(f"  {line}", soft_wrap=True)
 
 
 def afterwards(runs: list[DrillResult]) -> list[str]:
@@ -87,11 +81,12 @@ def afterwards(runs: list[DrillResult]) -> list[str]:
     ]
 
 
-def _report(out: Console, run: DrillResult) -> None:
-    verdict = "[bold green]recovered as it should[/bold green]" if run.ok else "[bold red]not as it should[/bold red]"
-    out.print(f"\n[bold]{run.fault}[/bold] ({run.job}): {verdict}")
+def _report(out: PlainConsole, run: DrillResult) -> None:
+    verdict = styled("recovered as it should", "bold green") if run.ok else styled("not as it should", "bold red")
+    out.print()
+    out.print(styled(run.fault, "bold").append(f" ({run.job}): ", "not bold").append(verdict))
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 2))
-    table.add_row("fault", "fired" if run.fired else "[red]did not fire[/red]")
+    table.add_row("fault", "fired" if run.fired else styled("did not fire", "red"))
     if run.incidents:
         table.add_row("detected", f"{_s(run.detected_s)} after the fault: {', '.join(run.incidents)}")
     back = "the part was back" if run.resolution == "absorbed" else "all ranks had completed a step again"
@@ -101,39 +96,39 @@ def _report(out: Console, run: DrillResult) -> None:
     if run.parts:
         table.add_row("first step", ", ".join(f"{name} {_s(seconds)}" for name, seconds in run.parts.items()))
     allowed = "" if run.steps_promised is None else f" of {run.steps_promised} at most: {run.promise}"
-    table.add_row("steps lost", escape(_or(run.steps_lost) + allowed))
+    table.add_row("steps lost", _or(run.steps_lost) + allowed)
     if run.damaged:
-        table.add_row("damaged", escape("; ".join(run.damaged)))
+        table.add_row("damaged", "; ".join(run.damaged))
     if run.emptied:
         table.add_row("emptied", ", ".join(run.emptied))
     if run.restored_from:
         told = [f"{ranks} from {SOURCES.get(tier, tier)}" for tier, ranks in run.restored_from.items()]
         table.add_row("restored", f"{sum(run.restored_from.values())} ranks: {', '.join(told)}")
     if run.said:
-        table.add_row("told", escape("; ".join(run.said)))
+        table.add_row("told", "; ".join(run.said))
     if run.pace is not None:
         pace = f"a step took {run.pace:.2f} times as long while the agent hung"
         table.add_row("pace", f"{pace}; backups were up to {_or(run.lag)} steps behind")
     table.add_row("losses", _losses(run) + (f", {run.steps} steps" if run.losses_match is not None else ""))
     table.add_row("last state", _matches(run.state_match))
     if run.not_compared:
-        table.add_row("not compared", escape("; ".join(run.not_compared)))
-    table.add_row("copies", "never two of a rank" if not run.duplicates else f"[red]{run.duplicates}[/red]")
-    table.add_row("left behind", "nothing" if not run.leaked else f"[red]{escape(', '.join(run.leaked[:10]))}[/red]")
+        table.add_row("not compared", "; ".join(run.not_compared))
+    table.add_row("copies", "never two of a rank" if not run.duplicates else styled(str(run.duplicates), "red"))
+    table.add_row("left behind", "nothing" if not run.leaked else styled(", ".join(run.leaked[:10]), "red"))
     table.add_row("ETTR", "unknown" if run.ettr is None else f"{run.ettr:.1%} of the job's time was productive")
     out.print(table)
     for link in run.links:
         out.print(f"  {link}")
     for problem in run.problems:
-        out.print(f"  [red]problem[/red]: {escape(problem)}")
+        out.print(styled("  problem", "red").append(f": {clean(problem)}", "default"))
 
 
-def _runs(out: Console, runs: list[DrillResult]) -> None:
+def _runs(out: PlainConsole, runs: list[DrillResult]) -> None:
     table = Table(box=None, pad_edge=False)
     for name in ("run", "verdict", "detected", "back", "lost", "losses"):
         table.add_column(name)
     for run in runs:
-        verdict = "ok" if run.ok else "[red]NOT OK[/red]"
+        verdict = "ok" if run.ok else styled("NOT OK", "red")
         table.add_row(
             run.job,
             verdict,

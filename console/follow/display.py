@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, TextIO
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
-from rich.text import Text
 
 from console.follow import text
 from console.follow.events import IncidentEvent, incident_line
 from console.follow.problems import ProblemEvent
+from console.shown import clean, clean_line
+from console.terminal import PlainConsole
 
 TICK_S = 1.0
 """Between two lines about steps in a pipe, seconds (ours)."""
@@ -167,7 +167,7 @@ class Lines:
             self._print(f"  {line}")
 
     def _print(self, line: str) -> None:
-        print(line, file=self._out, flush=True)
+        print(clean(line), file=self._out, flush=True)
 
 
 class Json:
@@ -216,11 +216,11 @@ class Terminal:
     """
 
     def __init__(self) -> None:
-        self._console = Console(highlight=False)
+        self._console = PlainConsole()
         self._wide = self._console.width >= WIDE
         self._bar = Progress(
             SpinnerColumn(),
-            TextColumn("[bold]{task.description}", markup=True),
+            TextColumn("{task.description}", style="bold", markup=False),
             *([BarColumn(bar_width=BAR)] if self._wide else []),
             TextColumn("{task.fields[line]}", markup=False),
             console=self._console,
@@ -245,7 +245,7 @@ class Terminal:
         if self._task is not None:
             bar = BAR + 1 if self._wide else 0
             room = self._console.width - len(tick.job) - BESIDE_LINE - bar
-            self._bar.update(self._task, line=tick.within(room))
+            self._bar.update(self._task, line=clean_line(tick.within(room)))
 
     def problem(self, event: ProblemEvent) -> None:
         """A line above the bar."""
@@ -270,7 +270,7 @@ class Terminal:
 
     def _say(self, line: str, style: str = "") -> None:
         # Soft wrap: links and commands are copied, and a hard break would cut them.
-        self._console.print(Text(line, style=style), soft_wrap=True)
+        self._console.print(line, style=style, soft_wrap=True)
 
 
 def display_for(*, as_json: bool) -> Display:

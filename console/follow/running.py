@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import typer
 
+from console.shown import clean
 from everstep.errors import ClusterError
 
 EXIT_NOTHING_UP = 3
@@ -19,6 +20,6 @@ def finish(work: Coroutine[Any, Any, int]) -> NoReturn:
     try:
         code = asyncio.run(work)
     except ClusterError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {clean(str(error))}", file=sys.stderr)
         code = EXIT_NOTHING_UP
     raise typer.Exit(code)

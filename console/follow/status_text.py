@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 
 from rich.table import Table
-from rich.text import Text
 
 from console.follow import text
 from console.follow.parked import incident_rows
 from console.follow.saved import saved_lines, saved_short
 from console.follow.status import JobLine, JobReport, MachineStatus
+from console.terminal import styled
 from everstep.incident import NOT_CONFIRMED
 
 STYLE = {"running": "green", "finished": "green"} | dict.fromkeys(
@@ -31,7 +31,7 @@ def jobs_table(lines: Sequence[JobLine]) -> Table:
     for one in lines:
         table.add_row(
             one.name,
-            Text(one.status, style=STYLE.get(one.status, "red")),
+            styled(one.status, STYLE.get(one.status, "red")),
             one.started.astimezone().strftime("%m-%d %H:%M"),
             text.duration(_ran(one.started, one.ended)),
             _number(one.step),

@@ -1,0 +1,31 @@
+"""Rich output of commands: what is shown is text and never markup, wherever it came from."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from console.shown import clean
+
+PIPE_WIDTH = 160
+"""Columns of a table in a pipe (ours)."""
+
+
+class PlainConsole(Console):
+    """Shows plain strings, in tables too, as they are: brackets mean nothing, control characters are made visible."""
+
+    def __init__(self, **options: Any) -> None:
+        width = None if sys.stdout.isatty() else PIPE_WIDTH
+        super().__init__(**({"width": width} | options | {"markup": False, "highlight": False, "emoji": False}))
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Of a plain string."""
+        return super().render_str(clean(text), **options)
+
+
+def styled(text: str, style: str = "") -> Text:
+    """Text with a style."""
+    return Text(clean(text), style=style)
