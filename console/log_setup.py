@@ -26,7 +26,8 @@ from structlog.stdlib import ProcessorFormatter
 from structlog.typing import Processor
 
 from console import tracebacks
-from everstep.errors import ConfigError
+from everstep.errors import ConfigError, EverstepError
+from everstep.redaction import masked
 
 FORMAT = "EVERSTEP_LOG_FORMAT"
 """``json`` or ``text``; an explicit argument wins."""
@@ -60,6 +61,7 @@ def configure(process: str, *, json: bool | None = None, level: str = "INFO", st
             processors=[
                 _flatten_temporal,
                 ProcessorFormatter.remove_processors_meta,
+                _said,
                 _bounded,
                 *_rendering(as_json, stream),
             ],
@@ -124,9 +126,20 @@ def _rendering(as_json: bool, stream: TextIO) -> list[Processor]:
     return [_ordered, console]
 
 
+def _said(_logger: Any, _method: str, fields: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """An error of ours says what happened and what to do: one line, and no traceback."""
+    info = fields.get("exc_info")
+    error = info[1] if isinstance(info, tuple) else sys.exc_info()[1] if info is True else info
+    if isinstance(error, EverstepError):
+        del fields["exc_info"]
+        fields.setdefault("error", str(error))
+    return fields
+
+
 def _bounded(_logger: Any, _method: str, fields: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Cut what others put into a line: an error may quote all that it was given."""
-    fields.update({name: tracebacks.bounded(value) for name, value in fields.items() if isinstance(value, str)})
+    """Cut what others put into a line, and mask secrets in it: an error may quote all that it was given."""
+    texts = {name: value for name, value in fields.items() if isinstance(value, str)}
+    fields.update({name: masked(tracebacks.bounded(value)) for name, value in texts.items()})
     return fields
 
 

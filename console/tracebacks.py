@@ -1,4 +1,4 @@
-"""Tracebacks for logs: plain, without the values of variables, and never long.
+"""Tracebacks for logs: plain, without the values of variables and without secrets, and never long.
 
 A log line is written in the event loop. Rendered with locals, one error in a
 workflow of 1,000 machines was 71,000 lines and held a worker for a minute.
@@ -10,6 +10,8 @@ import traceback
 from typing import TextIO
 
 from structlog.typing import ExcInfo
+
+from everstep.redaction import masked
 
 FRAMES = 30
 """Of each exception those nearest to where it was raised (ours)."""
@@ -34,7 +36,7 @@ def render(exc_info: ExcInfo) -> str:
         kind, error, trace, limit=-FRAMES, max_group_width=GROUP, max_group_depth=GROUP, compact=True
     )
     _shorten(shown)
-    return bounded("".join(shown.format()).rstrip("\n"))
+    return masked(bounded("".join(shown.format()).rstrip("\n")))
 
 
 def write(stream: TextIO, exc_info: ExcInfo) -> None:

@@ -29,6 +29,7 @@ from activities.watcher import Watcher
 from agent.client import AgentPool
 from agent.v1 import agent_pb2 as pb
 from console.search_attributes import register
+from everstep.backoff import Backoff
 from everstep.errors import ClusterError
 from workflows.options import HEARTBEAT_THROTTLE, STICKY_TIMEOUT
 from workflows.registry import WORKFLOWS, sandbox
@@ -37,6 +38,8 @@ log = structlog.get_logger("worker")
 
 DEFAULT_ADDRESS = "localhost:7233"
 CONNECT_RETRY_S = 0.5
+RETRY_S = (1.0, 30.0)
+"""First and longest wait before the ledger is tried again, seconds (ours)."""
 COLLECT_AFTER = (20_000, 20, 50)
 """Thresholds of Python's garbage collector. A full collection looks at every object, and holds the event loop for so
 long: with the defaults the rules of 1,000 machines have it run all the time (ours)."""
@@ -169,13 +172,14 @@ class EventWriter:
         """Write until cancelled; a ledger that is away is tried again."""
         while True:
             event = await self._queue.get()
+            wait = Backoff(*RETRY_S)
             while True:
                 try:
                     await self._ledger.call(Ledger.machine_event, event)
                     break
                 except Exception as error:
                     log.warning("the ledger did not take a machine event yet", error=str(error))
-                    await asyncio.sleep(1.0)
+                    await asyncio.sleep(wait.next_s())
 
 
 def event_text(observation: pb.Observation) -> str:

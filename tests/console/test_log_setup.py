@@ -16,7 +16,7 @@ from temporalio.worker import Worker
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
 from console.log_setup import configure
-from everstep.errors import ConfigError
+from everstep.errors import ConfigError, LedgerError
 
 WORKFLOW = """
 import asyncio
@@ -84,6 +84,29 @@ def test_json_lines_from_both_worlds() -> None:
     assert first["timestamp"].endswith("Z")
     assert "ValueError: bad" in third["exception"]
     assert "machine" not in third
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_an_error_of_ours_is_one_line_and_holds_no_secret(*, as_json: bool) -> None:
+    out = io.StringIO()
+    configure("worker", json=as_json, stream=out)
+    url = "postgresql+psycopg://everstep:hunter2@db/everstep"
+    for log in (structlog.get_logger("ours").warning, logging.getLogger("temporalio.activity").warning):
+        try:
+            raise LedgerError(f"the ledger {url}: connection refused")
+        except LedgerError:
+            log("Completing activity as failed", exc_info=True)
+    try:
+        raise ValueError(f"cannot open {url}, password='hunter2'")
+    except ValueError:
+        structlog.get_logger("ours").exception("theirs", detail=f"dsn {url}", where={"url": 1})
+
+    lines = out.getvalue().splitlines()
+    assert sum("connection refused" in line for line in lines) == 2
+    assert not any("Traceback" in line for line in lines[:2])
+    assert "Traceback" in "".join(lines[2:])
+    assert "hunter2" not in out.getvalue()
+    assert "everstep:(hidden)@db/everstep" in out.getvalue()
 
 
 def test_text_is_one_readable_line(monkeypatch: pytest.MonkeyPatch) -> None:

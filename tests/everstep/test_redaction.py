@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.job import JobSpec
-from everstep.redaction import HIDDEN, is_secret, redacted
+from everstep.redaction import HIDDEN, is_secret, masked, redacted
 
 
 @pytest.mark.parametrize(
@@ -39,3 +39,23 @@ def test_patterns_are_the_jobs_own() -> None:
     spec = JobSpec(name="gpt", script="/gpt.py", env={"LICENCE": "1-2-3", "HF_TOKEN": "hf_abc"}, redact=["LICEN[CS]E"])
     assert spec.shown().env == {"LICENCE": HIDDEN, "HF_TOKEN": "hf_abc"}
     assert spec.env["LICENCE"] == "1-2-3"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("postgresql://me:pw@db/x", "postgresql://me:(hidden)@db/x"),
+        ("s3://:k3y@host", "s3://:(hidden)@host"),
+        ("PASSWORD=hunter2 host=db", "PASSWORD=(hidden) host=db"),
+        ("{'api_key': 'abc', 'n': 1}", "{'api_key': '(hidden)', 'n': 1}"),
+        ('{"HF_TOKEN": "hf_x"}', '{"HF_TOKEN": "(hidden)"}'),
+        ("authorization: Bearer abcdefgh.ijk", "authorization: Bearer (hidden)"),
+        ("http://127.0.0.1:8233/a:b@c", "http://127.0.0.1:8233/a:b@c"),
+        ("tokens: 4096, token_rate=3", "tokens: 4096, token_rate=3"),
+        ("step 20, loss 2.5, 12.3k token/s", "step 20, loss 2.5, 12.3k token/s"),
+        ("ipv4:127.0.0.12:21251: refused", "ipv4:127.0.0.12:21251: refused"),
+    ],
+)
+def test_what_looks_like_a_secret_is_masked(text: str, shown: str) -> None:
+    assert masked(text) == shown
+    assert masked(shown) == shown
