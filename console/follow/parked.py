@@ -10,10 +10,11 @@ from activities.ledger import IncidentRecord, Ledger
 from console.control import Control
 from console.follow import text
 from console.incident_report import clean
-from everstep.decisions.first_failure import first_failure, signal_name
+from everstep.decisions.first_failure import first_failure
 from everstep.errors import EverstepError
 from everstep.incident import Evidence, RankExit
 from everstep.job_state import IncidentSummary
+from everstep.signals import signal_name
 
 LOG_LINES = 6
 LEDGER_PATIENCE_S = 3.0

@@ -100,10 +100,10 @@ def up(
         ClusterError: the name is none, there is no Temporal server, a port is taken, or a process does not come up.
     """
     home = ClusterFile.home_of(name)
-    private.make_folder(home)
-    private.make_folder(home / "logs")
     commands = commands or Commands()
     with _lock(home), ports.Claims() as claims:
+        private.make_folder(home)
+        private.make_folder(home / "logs")
         choice = _temporal(home, progress)
         cluster = _describe(
             name, choice, claims, machines=machines, standbys=standbys, workers=workers, base=base_address
@@ -321,16 +321,14 @@ def down(name: str = "default", *, progress: Progress = lambda _: None, purge: b
         ClusterError: the name is none, or a process cannot be stopped.
     """
     home = ClusterFile.home_of(name).resolve()
-    if not home.exists():  # removed by hand, perhaps: its processes are found all the same
-        return _stop(home, progress)
     with _lock(home):
         described = home / "cluster.json"
         was_up = described.exists()
-        was_up = _stop(home, progress) or was_up
+        was_up = _stop(home, progress) or was_up  # its processes are found where its files were removed by hand, too
         if described.exists():
             described.rename(home / "last.json")
-    if purge:
-        shutil.rmtree(home, ignore_errors=True)
+        if purge:
+            shutil.rmtree(home, ignore_errors=True)
     return was_up
 
 
@@ -388,7 +386,7 @@ def restart_counts(cluster: ClusterFile) -> dict[str, int]:
 
 @contextmanager
 def _lock(home: Path) -> Iterator[None]:
-    """One ``up`` or ``down`` at a time."""
-    with open(home / "up.lock", "w", opener=private.open_file) as lock:
+    """One ``up`` or ``down`` at a time; beside the folder, which may be removed while somebody waits."""
+    with open(private.make_folder(home.parent) / f".{home.name}.lock", "w", opener=private.open_file) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -3,7 +3,7 @@
 It is detached, holds no state that it cannot read again, and may be killed:
 the processes go on, and the next ``everstep up`` starts a new supervisor that
 adopts them. A death is noticed by pidfd within milliseconds and answered at
-once; only a process that dies again and again by itself has to wait.
+once; only a process that dies again and again has to wait.
 
     SIGHUP   the plan was changed: start what is new
     SIGTERM  stop everything in order, remove the shared memory, exit
@@ -25,9 +25,10 @@ from console.local import ports, procfs
 from console.local.plan import Plan, ProcessPlan, Running, State, is_held
 from console.local.stopping import make_shared_memory, remove_shared_memory, stop_all
 from everstep import environment, private
+from everstep.signals import signal_name
 
 QUICK_DEATH_S = 2.0
-"""A process that ends by itself sooner than this died quickly (ours)."""
+"""A process that ends sooner than this died quickly (ours)."""
 FREE_RESTARTS = 2
 """So many quick deaths in a row are answered at once (ours)."""
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 5.0
@@ -198,8 +199,8 @@ class Supervisor:
         running, lived = self.state.processes[name], time.monotonic() - self._began[name]
         how = self._exits.pop(running.pid, "ended (adopted, so its exit is not known)")
         self._log(f"{name} (pid {running.pid}) {how} after {lived:.1f} s")
-        killed = how == "killed by SIGKILL"  # by somebody else: no fault of its own
-        self._quick[name] = 0 if killed or lived > QUICK_DEATH_S else self._quick.get(name, 0) + 1
+        # Also where somebody else kills it: the kernel does that again and again where memory runs out.
+        self._quick[name] = 0 if lived > QUICK_DEATH_S else self._quick.get(name, 0) + 1
         if (excess := self._quick[name] - FREE_RESTARTS) > 0:
             wait = min(FIRST_WAIT_S * 2.0**excess, LONGEST_WAIT_S)
             self._due[name] = time.monotonic() + wait
@@ -215,7 +216,7 @@ class Supervisor:
             if pid == 0:
                 return
             code = os.waitstatus_to_exitcode(status)
-            how = f"exited with code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+            how = f"exited with code {code}" if code >= 0 else f"killed by {signal_name(-code)}"
             if any(running.pid == pid for running in self.state.processes.values()):
                 self._exits[pid] = how
 

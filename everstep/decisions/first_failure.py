@@ -7,10 +7,10 @@ consequence.
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Mapping, Sequence
 
 from everstep.incident import Failure, RankExit, Symptom
+from everstep.signals import signal_name
 
 MACHINE_LOST = "machine lost"
 """Cause of a failure in which a machine lost all that it knew and ran."""
@@ -120,11 +120,3 @@ def failure_of(end: RankExit, *, generation: int, step: int, now_ns: int) -> Fai
         time_ns=now_ns,
         shown=end.shown_steps,
     )
-
-
-def signal_name(number: int) -> str:
-    """``SIGKILL`` for 9; ``signal 77`` for a number without a name."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

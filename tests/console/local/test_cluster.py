@@ -6,9 +6,12 @@ import os
 import shutil
 import signal
 import socket
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -137,6 +140,34 @@ def test_a_configured_server_that_does_not_answer_is_named_at_once(
     monkeypatch.setenv("TEMPORAL_ADDRESS", "127.0.0.1:9")
     with pytest.raises(ClusterError, match="configured Temporal server does not answer"):
         local.up(NAME, machines=1, standbys=0, workers=1, commands=commands)
+
+
+def test_who_comes_up_waits_until_the_folder_is_removed(
+    home: Path, commands: local.Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``down --purge`` and ``up`` at the same time: the new cluster keeps its files."""
+    cluster = local.up(NAME, machines=1, standbys=0, workers=1, commands=commands)
+    began, go_on, remove = threading.Event(), threading.Event(), shutil.rmtree
+
+    def slowly(path: Path, **options: Any) -> None:
+        if path == cluster.home:
+            began.set()
+            assert go_on.wait(PATIENCE_S)
+        remove(path, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", slowly)
+    with ThreadPoolExecutor() as threads:
+        down = threads.submit(local.down, NAME, purge=True)
+        assert began.wait(PATIENCE_S)
+        up = threads.submit(local.up, NAME, machines=1, standbys=0, workers=1, commands=commands)
+        time.sleep(0.5)
+        assert not up.done()
+        go_on.set()
+        assert down.result()
+        again = up.result()
+
+    assert (again.home / "cluster.json").exists()
+    assert local.processes(again).keys() >= {"temporal", "agent-m0", "worker-0"}
 
 
 def test_a_nonsense_name_is_refused(home: Path) -> None:

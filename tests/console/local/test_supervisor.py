@@ -17,13 +17,27 @@ def test_a_killed_process_is_started_again(trial: Trial) -> None:
     trial.plan(worker("worker-0"), worker("worker-1", SLEEP + " "))
     assert trial.start() == 0
     first, other = trial.pid("worker-0"), trial.pid("worker-1")
-    for count in (1, 2, 3, 4, 5):
+    for count in (1, 2):
         os.kill(trial.pid("worker-0"), signal.SIGKILL)
         assert holds(lambda count=count: trial.state.processes["worker-0"].restarts == count, PATIENCE_S)  # type: ignore[misc]
     assert trial.pid("worker-0") != first
     assert trial.pid("worker-1") == other
     assert "killed by SIGKILL" in trial.log()
-    assert "died quickly" not in trial.log()  # somebody else's kills are no reason to wait
+    assert "died quickly" not in trial.log()
+
+
+def test_a_process_that_is_killed_again_and_again_has_to_wait(trial: Trial) -> None:
+    """As where memory runs out: started at once for ever, it would take what is left of the machine."""
+    trial.plan(worker(program="import os; os.kill(os.getpid(), 9)"))
+    assert trial.start() == 0
+    assert holds(lambda: "died quickly 4 times in a row: started again in 0.4 s" in trial.log(), PATIENCE_S)
+
+
+def test_a_signal_without_a_name_is_a_death_like_any_other(trial: Trial) -> None:
+    trial.plan(worker(program="import os, signal; os.kill(os.getpid(), signal.SIGRTMIN + 3)"))
+    assert trial.start() == 0
+    assert holds(lambda: "started again in" in trial.log(), PATIENCE_S)
+    assert f"killed by signal {signal.SIGRTMIN + 3}" in trial.log()
 
 
 def test_a_process_that_ends_at_once_again_and_again_has_to_wait(trial: Trial) -> None:
