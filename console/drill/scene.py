@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from agent.v1 import agent_pb2 as pb
 from console.drill import losses
@@ -221,7 +221,7 @@ class Scene:
         names = [self.stored.machine(index) for index in strike.machines]
         cluster, job = self.cluster.file, self.spec.name
         promised = not exact and promise_of(self.spec, strike).steps is not None
-        when = partial(self._wait_for_backups, strike) if promised else lambda: None
+        when = self._backups_caught_up(strike) if promised else lambda: True
         with power.powered_off(cluster, names, when=when) as killed_ns:
             self.mark(STRIKE, time_ns=killed_ns)
             self.seen.promise = self._promise(strike, exact=exact)
@@ -233,14 +233,19 @@ class Scene:
                     self.seen.emptied.append(name)
                     self.seen.records.join(records)
 
-    def _wait_for_backups(self, strike: Strike) -> None:
-        """Strike when backups have just caught up with the steps: the placement promises nothing else.
+    def _backups_caught_up(self, strike: Strike) -> Callable[[], bool]:
+        """Whether backups have just caught up with the steps: the placement promises nothing else.
 
         Those that do not catch up are struck all the same, and cost what they cost.
         """
-        deadline = time.monotonic() + CATCH_UP_S
-        while best_step(self.stored.left(strike)) < self.stored.newest() and time.monotonic() < deadline:
-            pass
+        deadline = math.inf
+
+        def caught_up() -> bool:
+            nonlocal deadline
+            deadline = min(deadline, time.monotonic() + CATCH_UP_S)
+            return best_step(self.stored.left(strike)) >= self.stored.newest() or time.monotonic() > deadline
+
+        return caught_up
 
     def _promise(self, strike: Strike, *, exact: bool) -> Promise:
         """What a strike may cost at most: by the placement where it promises something, else by what is left."""

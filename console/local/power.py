@@ -23,18 +23,21 @@ from everstep.errors import ClusterError
 
 ROUNDS = 20
 """What forks while we kill is found in the next round (ours)."""
+LOOK_S = 0.0005
+"""Between two looks whether it is the moment (ours)."""
 
 
 @contextmanager
 def powered_off(
-    cluster: ClusterFile, machines: Sequence[str], *, when: Callable[[], object] = lambda: None
+    cluster: ClusterFile, machines: Sequence[str], *, when: Callable[[], bool] = lambda: True
 ) -> Iterator[int]:
     """SIGKILL everything of some machines; their agents are started again after the block.
 
     Args:
         cluster: a running one.
         machines: names.
-        when: returns at the moment for it; called when it is known what has to be killed, which takes a while.
+        when: whether this is the moment for it; asked again and again once it is known what has to be killed, and
+            once more while all of that is stopped: nothing changes then until it is killed.
 
     Yields:
         When they were killed, nanoseconds of the wall clock.
@@ -67,13 +70,13 @@ def state_folder(cluster: ClusterFile, machine: str) -> Path:
     return cluster.home / "machines" / machine
 
 
-def _kill(cluster: ClusterFile, machines: Sequence[str], when: Callable[[], object]) -> int:
+def _kill(cluster: ClusterFile, machines: Sequence[str], when: Callable[[], bool]) -> int:
     """Kill until nothing is left; returns when the first round began."""
     killed_ns = 0
     for _ in range(ROUNDS):
         found = _processes(cluster, machines)
         if not killed_ns:
-            when()
+            _stop_when(found, when)
             killed_ns = time.time_ns()
         if not found:
             return killed_ns
@@ -82,6 +85,24 @@ def _kill(cluster: ClusterFile, machines: Sequence[str], when: Callable[[], obje
         procfs.wait_gone(found, 1.0)
     left = sorted(process.pid for process in _processes(cluster, machines))
     raise ClusterError(f"processes {left} of {', '.join(machines)} cannot be killed; look at their state in /proc")
+
+
+def _stop_when(found: Sequence[procfs.Process], when: Callable[[], bool]) -> None:
+    """Stop processes at a moment; where they stopped too late they go on."""
+    while True:
+        while not when():
+            time.sleep(LOOK_S)
+        it_is = False
+        try:
+            for process in found:
+                procfs.send(process, signal.SIGSTOP)
+            it_is = when()
+        finally:
+            if not it_is:
+                for process in found:
+                    procfs.send(process, signal.SIGCONT)
+        if it_is:
+            return
 
 
 def _processes(cluster: ClusterFile, machines: Sequence[str]) -> list[procfs.Process]:

@@ -72,7 +72,7 @@ async def test_a_drill_that_is_terminated_leaves_nothing(tmp_path: Path) -> None
     async with asyncio.timeout(120):
         while b"kill-rank-01" not in (line := await started.stderr.readline()):
             assert line, "the drill ended before its job was started"
-        [home] = tmp_path.glob("everstep-drill-*/clusters/*")  # noqa: ASYNC240
+        [home] = tmp_path.glob("everstep-drill-*/clusters/drill-*")  # noqa: ASYNC240
         identifier = json.loads((home / "cluster.json").read_text())["id"]
         assert procfs.of_cluster(identifier)
         started.send_signal(signal.SIGTERM)

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 
+import psutil
 import pytest
 
 from console.cluster_file import ClusterFile
@@ -91,6 +92,18 @@ def test_all_of_a_machine_dies_and_nothing_of_another(trial: Trial, cluster: Clu
     assert power.state_folder(cluster, "m2").joinpath("up").exists()  # its disk was not emptied
     assert of(cluster, "m10") == before["m10"]
     assert (trial.shm / "m10" / "job" / "checkpoint-0").exists()
+
+
+def test_nothing_changes_between_the_moment_and_the_loss(cluster: ClusterFile) -> None:
+    """Asked a second time, everything of the machine stands still; where the moment is over by then it goes on."""
+    answers, seen = iter([False, True, False, True, True]), []
+
+    def when() -> bool:
+        seen.append({psutil.Process(pid).status() == psutil.STATUS_STOPPED for pid in of(cluster, "m1")})
+        return next(answers)
+
+    with power.powered_off(cluster, ["m1"], when=when):
+        assert seen == [{False}, {False}, {True}, {False}, {True}]
 
 
 def test_the_power_comes_back_whatever_happens(trial: Trial, cluster: ClusterFile) -> None:
