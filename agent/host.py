@@ -30,6 +30,8 @@ class Host:
     machine: str
     address: str
     """The host on which stores listen."""
+    sockets: dict[str, str]
+    """Variables that name the interface for gloo and NCCL, where a job says nothing else."""
     state_dir: Path
     shm_dir: Path
     disk: StateDisk

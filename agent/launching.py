@@ -36,6 +36,7 @@ def fork_arguments(runner: JobRunner, request: pb.LaunchRequest, ranks: Iterable
     """The arguments of the fork server's ``fork``; makes the report files of the ranks."""
     shared = {
         "OMP_NUM_THREADS": "1",  # as torchrun does
+        **runner.host.sockets,
         **inherited_environment(),
         **dict(runner.record.env),
         **dict(request.env),

@@ -23,6 +23,7 @@ from agent.from_template import end_of
 from agent.host import Host
 from agent.live import FOLDER as LIVE
 from agent.live import LiveLines, LiveRecords
+from agent.network import socket_environment
 from agent.observations import ObservationLog
 from agent.processes import Reaper
 from agent.reads import Reads
@@ -132,6 +133,7 @@ async def _run(options: AgentOptions, server: grpc.aio.Server) -> None:
     host = Host(
         machine=options.machine,
         address=options.host,
+        sockets=socket_environment(options.host),
         state_dir=options.state_dir,
         shm_dir=options.shm_dir,
         disk=disk,

@@ -43,8 +43,6 @@ TEMPORAL_PORT, UI_PORT = 7233, 8233
 """Taken when free: Temporal's own."""
 TEMPLATE_ROOM = 4096
 """Bytes for the command lines of the fork servers that are forked from the template (ours)."""
-LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
-"""All ranks are on this computer: gloo needs no look-up of the host's name."""
 STOP_LIMIT_S = 60.0
 
 
@@ -227,10 +225,8 @@ def _plan(cluster: ClusterFile, choice: TemporalChoice, commands: Commands) -> P
             namespace=cluster.namespace,
         )
         processes.append(ProcessPlan("temporal", "temporal", command))
-    agent_env = env | LOOPBACK | {environment.TEMPLATE: str(cluster.shm / "template.sock")}
-    processes.append(
-        ProcessPlan("template", "template", commands.template(Path(agent_env[environment.TEMPLATE])), LOOPBACK)
-    )
+    agent_env = env | {environment.TEMPLATE: str(cluster.shm / "template.sock")}
+    processes.append(ProcessPlan("template", "template", commands.template(Path(agent_env[environment.TEMPLATE]))))
     for machine in cluster.machines:
         state, shm = cluster.home / "machines" / machine.name, cluster.shm / machine.name
         private.make_folder(state)
