@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 from urllib.parse import quote
@@ -29,6 +30,7 @@ from agent.client import AgentPool
 from agent.security import ClientSecurity
 from console.cluster_file import ClusterFile
 from console.follow.progress import JobProgress, ProgressFeed
+from console.inventory import VARIABLE, Inventory, load, named
 from console.local.temporal_server import configured
 from everstep import environment
 from everstep.errors import ClusterError, ConfigError, LedgerError
@@ -74,9 +76,10 @@ def quiet_runtime() -> Runtime:
 class Control:
     """A connection to Temporal, to the agents and to the ledger; use it as an async context manager."""
 
-    def __init__(self, client: Client, cluster: ClusterFile | None) -> None:
+    def __init__(self, client: Client, cluster: ClusterFile | None, inventory: Inventory | None = None) -> None:
         self.client = client
         self.cluster = cluster
+        self.inventory = inventory
         token_file = cluster.token_file if cluster else None
         self.agents = AgentPool(ClientSecurity(token_file=token_file) if token_file else None)
         self._ledger: Ledger | None = None
@@ -84,16 +87,34 @@ class Control:
         """Of the cluster's jobs."""
 
     @classmethod
-    async def connect(cls, cluster_name: str = "default") -> Control:
+    async def connect(
+        cls, cluster_name: str = "default", *, inventory: Path | None = None, local: bool = False
+    ) -> Control:
         """Connect to a local cluster, or else to the server that the user configured for Temporal's tools.
+
+        Who names an inventory, by the argument or by ``EVERSTEP_INVENTORY``, means the deployed cluster that it
+        describes, whatever runs on this computer.
+
+        Args:
+            cluster_name: Of the local cluster.
+            inventory: File with the machines of a deployed cluster.
+            local: A local cluster is meant in any case.
 
         Raises:
             ClusterError: there is neither, or it does not answer.
+            ConfigError: the inventory cannot be used.
         """
         os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
         choice = configured()
         cluster: ClusterFile | None = None
-        if choice is None or ClusterFile.path_of(cluster_name).exists():
+        path = None if local else named(inventory)
+        if path and choice is None:
+            raise ConfigError(
+                f"the inventory {path} names the machines of a deployed cluster, and nothing its Temporal server: set "
+                f"TEMPORAL_ADDRESS, or unset {VARIABLE} for a local cluster"
+            )
+        machines = load(path) if path else None
+        if not path and (choice is None or ClusterFile.path_of(cluster_name).exists()):
             cluster = ClusterFile.load(cluster_name)
         address = cluster.temporal_address if cluster else choice.address if choice else ""
         try:
@@ -111,7 +132,7 @@ class Control:
         except RuntimeError as error:
             hint = f"'everstep up{option_of(cluster.name)}' starts it" if cluster else "check TEMPORAL_ADDRESS"
             raise ClusterError(f"Temporal does not answer at {address}: {hint} ({error})") from error
-        return cls(client, cluster)
+        return cls(client, cluster, machines)
 
     async def __aenter__(self) -> Self:
         return self
@@ -137,9 +158,9 @@ class Control:
 
     @property
     def machines(self) -> list[Machine]:
-        """The machines that jobs may have: all but the standbys. Empty without a local cluster."""
+        """The machines that jobs may have: all but the standbys. Empty where nobody says which there are."""
         if self.cluster is None:
-            return []
+            return self.inventory.offered if self.inventory else []
         return self.cluster.machines[: len(self.cluster.machines) - self.cluster.standbys]
 
     async def ledger(self) -> Ledger | None:
@@ -346,6 +367,9 @@ class Control:
     def _handle(self, job: str) -> WorkflowHandle[object, object]:
         return self.client.get_workflow_handle(job_workflow_id(job))
 
+    def _address_hint(self) -> str:
+        return f"'everstep up{self.option}' helps" if self.cluster else "check TEMPORAL_ADDRESS and TEMPORAL_NAMESPACE"
+
     @contextmanager
     def _answers(self, what: str) -> Iterator[None]:
         """Turn the failures of a call into errors that say what to do."""
@@ -362,15 +386,19 @@ class Control:
             if error.status is RPCStatusCode.NOT_FOUND and "namespace" in str(error).lower():
                 raise ClusterError(
                     f"the Temporal server at {self.client.service_client.config.target_host} is another one: it has no "
-                    f"namespace {self.client.namespace}; 'everstep doctor' and 'everstep up{self.option}' help"
+                    f"namespace {self.client.namespace}; {self._address_hint()}"
                 ) from error
             if error.status is RPCStatusCode.NOT_FOUND:
                 raise NoSuchJob(f"there is no job or incident {what}: see 'everstep status'") from error
             if "imeout" in str(error) or error.status is RPCStatusCode.DEADLINE_EXCEEDED:
-                raise ClusterError(
-                    f"Temporal is up but no worker answers for {what}: 'everstep doctor' and 'everstep up' help"
-                ) from error
-            raise ClusterError(f"Temporal does not answer ({error}): 'everstep up' starts it") from error
+                hint = (
+                    f"'everstep up{self.option}' starts what is missing"
+                    if self.cluster
+                    else f"see that workers run, with task queue {self.task_queue} and this namespace"
+                )
+                raise ClusterError(f"Temporal is up but no worker answers for {what}: {hint}") from error
+            hint = f"'everstep up{self.option}' starts it" if self.cluster else "check TEMPORAL_ADDRESS"
+            raise ClusterError(f"Temporal does not answer ({error}): {hint}") from error
 
 
 class NoSuchJob(ConfigError):

@@ -35,6 +35,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from console import job_checks
+from console.toml_file import read_toml
 from everstep.checkpoint_policy import CheckpointPolicy
 from everstep.errors import ConfigError, TopologyError
 from everstep.job import JobSpec
@@ -65,7 +66,7 @@ def load_job(
     """
     draft = _Draft(path)
     if path is not None:
-        draft.add(_read(path), f"in {path.name}", path.resolve().parent)
+        draft.add(read_toml(path, "job file"), f"in {path.name}", path.resolve().parent)
     here = Path.cwd()
     for name, text in sorted((os.environ if environment is None else environment).items()):
         if name.startswith(PREFIX):
@@ -78,22 +79,6 @@ def load_job(
                 here,
             )
     return draft.checked()
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"there is no job file {path}: check the path") from None
-    except IsADirectoryError:
-        raise ConfigError(f"{path} is a folder: name the job file in it") from None
-    except OSError as error:
-        raise ConfigError(f"the job file {path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"the job file {path} is not UTF-8 text (byte {error.start}): save it as UTF-8") from error
-    except tomllib.TOMLDecodeError as error:
-        hint = "; a script goes after '--': everstep run -- train.py" if path.suffix == ".py" else ""
-        raise ConfigError(f"the job file {path} is not TOML: {error}{hint}") from error
 
 
 def _from_environment(key: str, text: str) -> dict[str, Any]:

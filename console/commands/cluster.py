@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -100,7 +101,7 @@ def _stop_jobs(cluster: str) -> None:
 
     async def stop() -> None:
         machines = ClusterFile.load(cluster).machines
-        async with await Control.connect(cluster) as control:
+        async with await Control.connect(cluster, local=True) as control:
             ours = [
                 run.name
                 for run in await control.jobs()
@@ -123,6 +124,10 @@ def _stop_jobs(cluster: str) -> None:
 
 
 def doctor(
+    inventory: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Ask the machines of a deployed cluster too; also as EVERSTEP_INVENTORY."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as a JSON list.")] = False,
 ) -> None:
     """Say what everstep needs on this machine, what is missing and how to get it.
@@ -134,16 +139,19 @@ def doctor(
 
         everstep doctor
 
+        everstep doctor --inventory machines.toml
+
         everstep doctor --json
 
     Exit codes: 0 all that is needed is there; 1 something needed is missing.
     """
     from rich.table import Table
 
+    from console.inventory import named
     from console.local.doctor import examine
     from console.terminal import PlainConsole, styled
 
-    findings = examine()
+    findings = examine(named(inventory))
     missing = [finding.name for finding in findings if finding.status == "missing"]
     if as_json:
         print(json.dumps([finding.model_dump() for finding in findings], indent=2))

@@ -22,6 +22,16 @@ if TYPE_CHECKING:
 Cluster = Annotated[str, typer.Option("--cluster", metavar="NAME", help="Local cluster.", rich_help_panel="Where")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object per line.")]
 
+InventoryFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--inventory",
+        metavar="FILE",
+        help="Machines of a deployed cluster; also as EVERSTEP_INVENTORY.",
+        rich_help_panel="Where",
+    ),
+]
+
 REFUSAL_S = 5.0
 """How long --detach waits to see whether the job is refused, seconds (ours)."""
 
@@ -67,6 +77,7 @@ def run(  # noqa: PLR0917 - options of a command
         bool, typer.Option("--no-up", help="Fail when no cluster is up.", rich_help_panel="Where")
     ] = False,
     cluster: Cluster = "default",
+    inventory: InventoryFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a training job and follow it: steps, loss, speed, ETTR, and incidents as they happen.
@@ -105,6 +116,8 @@ def run(  # noqa: PLR0917 - options of a command
 
         everstep run --machines 2 --resume-path /disk/gpt/step-000000120 -- examples/gpt.py --steps 300
 
+        everstep run job.toml --inventory machines.toml
+
         everstep run job.toml --json | jq 'select(.event == "incident")'
 
     Exit codes: 0 finished; 1 failed, stopped or abandoned; 2 wrong usage or a
@@ -135,7 +148,7 @@ def run(  # noqa: PLR0917 - options of a command
     start = Start(
         parse_step(resume_from) if resume_from is not None else None, checked_path(resume_path) if resume_path else ""
     )
-    finish(_run(spec, start, cluster, no_up=no_up, detach=detach, as_json=as_json))
+    finish(_run(spec, start, cluster, inventory, no_up=no_up, detach=detach, as_json=as_json))
 
 
 def attach(
@@ -174,7 +187,9 @@ def split_arguments(words: list[str]) -> tuple[Path | None, list[str]]:
     return None, words
 
 
-async def _run(spec: JobSpec, start: Start, cluster: str, *, no_up: bool, detach: bool, as_json: bool) -> int:
+async def _run(
+    spec: JobSpec, start: Start, cluster: str, inventory: Path | None, *, no_up: bool, detach: bool, as_json: bool
+) -> int:
     from activities.payloads import key_file
     from console.follow.display import Ending, display_for
     from console.follow.follower import Follower, detached
@@ -184,7 +199,7 @@ async def _run(spec: JobSpec, start: Start, cluster: str, *, no_up: bool, detach
     from everstep.job_state import JobState
 
     display = display_for(as_json=as_json)
-    async with await _connect(cluster, spec.machines, display, no_up=no_up) as control:
+    async with await _connect(cluster, inventory, spec.machines, display, no_up=no_up) as control:
         before = await earlier_run(control, spec) if start.step is not None else None
         chosen = await choose_machines(control, spec, {machine.name for machine in before.machines} if before else ())
         resume_from, earlier = None, as_earlier(before) if before else None
@@ -233,15 +248,16 @@ async def _attach(job: str, cluster: str, *, as_json: bool) -> int:
         return ending.exit_code
 
 
-async def _connect(cluster: str, machines: int, display: Display, *, no_up: bool) -> Control:
+async def _connect(cluster: str, inventory: Path | None, machines: int, display: Display, *, no_up: bool) -> Control:
     """A connection; brings a local cluster up when none answers."""
     from console.control import Control, option_of
+    from console.inventory import named
     from console.local import cluster as local
 
     try:
-        return await Control.connect(cluster)
+        return await Control.connect(cluster, inventory=inventory)
     except ClusterError:
-        if no_up:
+        if no_up or named(inventory):
             raise
         display.note(f"no cluster {cluster} answers: starting one with {machines} machines (--no-up refuses instead)")
 
@@ -260,15 +276,19 @@ async def choose_machines(control: Control, spec: JobSpec, before: Collection[st
         ConfigError: there are fewer than it asks for.
         ClusterError: this connection knows no machines.
     """
-    if control.cluster is None:
-        raise ClusterError(
-            "no local cluster is up, and nothing says which machines a job may have: start one with 'everstep up'"
-        )
     offered = control.machines
+    if not offered:
+        raise ClusterError(
+            "nothing says which machines a job may have: name a file of them with --inventory or EVERSTEP_INVENTORY "
+            "(docs/deployment.md), or start a local cluster with 'everstep up'"
+        )
     if len(offered) < spec.machines:
+        cluster = control.cluster
+        where = f"cluster {cluster.name}" if cluster else "the inventory"
+        grow = f"grow it with 'everstep up --machines {spec.machines}{control.option}'" if cluster else "add some to it"
         raise ConfigError(
-            f"job {spec.name} asks for {spec.machines} machines and cluster {control.cluster.name} has {len(offered)} "
-            f"(standbys apart): grow it with 'everstep up --machines {spec.machines}{control.option}', or ask for fewer"
+            f"job {spec.name} asks for {spec.machines} machines and {where} has {len(offered)} (standbys apart): "
+            f"{grow}, or ask for fewer"
         )
     used: dict[str, int] = {}
     for other in await control.jobs():

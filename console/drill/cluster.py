@@ -76,7 +76,7 @@ class DrillCluster:
                 workers=self._workers,
                 progress=self.say,
             )
-            self.control = await Control.connect(self.name)
+            self.control = await Control.connect(self.name, local=True)
         except BaseException as error:
             await self._down()
             if isinstance(error, ClusterError):

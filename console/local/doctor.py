@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import platform
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -35,16 +37,22 @@ class Finding(BaseModel):
     remedy: str = ""
 
 
-def examine() -> list[Finding]:
-    """Look at everything; a check that fails by itself is a finding, too."""
-    return [_guarded(check) for check in CHECKS]
+def examine(inventory: Path | None = None) -> list[Finding]:
+    """Look at everything; a check that fails by itself is a finding, too.
+
+    Args:
+        inventory: File with the machines of a deployed cluster, which are asked then.
+    """
+    findings = [_guarded(check) for check in CHECKS]
+    return [*findings, *([_guarded(partial(_inventory, inventory))] if inventory else [])]
 
 
 def _guarded(check: Callable[[], Finding]) -> Finding:
     try:
         return check()
     except Exception as error:
-        name = check.__name__.strip("_").replace("_", " ")
+        of = check.func if isinstance(check, partial) else check
+        name = of.__name__.strip("_").replace("_", " ")
         return Finding(name=name, status="missing", found=f"could not be looked at: {error}", remedy="see the message")
 
 
@@ -155,6 +163,28 @@ def _postgresql() -> Finding:
     return Finding(
         name="postgresql", status="ok", found=f"driver psycopg {psycopg.__version__} (the default is SQLite)"
     )
+
+
+def _inventory(path: Path) -> Finding:
+    from agent.client import AgentPool
+    from console.inventory import NAMED, Answer, ask, load
+
+    found = load(path)
+
+    async def answers() -> list[Answer]:
+        agents = AgentPool()
+        try:
+            return await ask(found.machines, agents)
+        finally:
+            await agents.close()
+
+    troubled = [one for one in asyncio.run(answers()) if one.problem]
+    text = f"{path}: {len(found.machines) - len(troubled)} of {len(found.machines)} machines answer"
+    said = [f"{one.machine.name}: {one.problem}" for one in troubled[:NAMED]]
+    more = [f"and {len(troubled) - NAMED} more"] if len(troubled) > NAMED else []
+    remedy = "start their agents, or see whether address, name, certificates and token are theirs"
+    status: Status = "missing" if troubled else "ok"
+    return Finding(name="inventory", status=status, found="; ".join([text, *said, *more]), remedy=remedy)
 
 
 CHECKS: tuple[Callable[[], Finding], ...] = (
