@@ -16,6 +16,7 @@ FOLDER = "Look at checkpoint folder"
 ROOM = "Check room"
 LAUNCH = "Launch ranks"
 CONFIRM = "Confirm steps"
+AWAIT = "Await machines"
 RELEASE = "Release machines"
 CLOSED = "Read closed incident"
 DECIDE = "Decide"
@@ -135,6 +136,14 @@ class ConfirmInput(Model):
     """How the script showed its steps before."""
     patient: bool = False
     """That the ranks live is known: wait for their steps."""
+
+
+class AwaitInput(Model):
+    """Wait until machines that did not answer do."""
+
+    machines: list[Machine]
+    patience_s: float
+    """How long."""
 
 
 class ReleaseInput(Model):

@@ -19,7 +19,7 @@ from activities.convert import backup_peers, checkpoint_options, rank_launches, 
 from activities.evidence import evidence_of, homes_of
 from activities.heartbeat import Say, heartbeating, now_ns, request_id
 from activities.machines import on_all, prepare, prepared, refuse_silent
-from activities.messages import ConfirmInput, LaunchInput, PrepareInput, ReleaseInput, StopInput
+from activities.messages import AwaitInput, ConfirmInput, LaunchInput, PrepareInput, ReleaseInput, StopInput
 from agent.client import AgentClient, AgentPool
 from agent.v1 import agent_pb2 as pb
 from everstep.incident import Confirmation, Evidence, Launched
@@ -162,6 +162,17 @@ class RankActivities:
         """Watch until every rank completed a step, one of them ended, or the time is up."""
         async with heartbeating():
             return await confirm_steps(self._agents, given)
+
+    @activity.defn(name=messages.AWAIT)
+    async def await_machines(self, given: AwaitInput) -> list[str]:
+        """Wait until machines answer; returns those that did not in time."""
+
+        async def one(_machine: Machine, client: AgentClient) -> str:
+            return str((await client.describe()).machine)
+
+        async with heartbeating() as say:
+            _, silent = await on_all(self._agents, given.machines, one, say=say, patience_s=given.patience_s)
+        return silent
 
     @activity.defn(name=messages.RELEASE)
     async def release(self, given: ReleaseInput) -> int:

@@ -86,6 +86,7 @@ def build(
             ranks.stop,
             ranks.launch,
             ranks.confirm,
+            ranks.await_machines,
             ranks.release,
             checkpoints.find,
             checkpoints.folder,

@@ -10,6 +10,7 @@ from temporalio.workflow import ActivityHandle
 with workflow.unsafe.imports_passed_through():
     from activities import messages
     from activities.messages import (
+        AwaitInput,
         ClosedInput,
         ConfirmInput,
         FindInput,
@@ -182,6 +183,18 @@ def read_closed(incident: str) -> ActivityHandle[Left]:
         start_to_close_timeout=timedelta(minutes=2),
         heartbeat_timeout=HEARTBEAT_TIMEOUT,
         retry_policy=FAST_RETRY,
+    )
+
+
+def await_machines(machines: list[Machine], patience: timedelta) -> ActivityHandle[list[str]]:
+    """Wait until machines answer."""
+    bounds = on_ranks(patience + timedelta(minutes=1))
+    return workflow.start_activity(
+        messages.AWAIT,
+        AwaitInput(machines=machines, patience_s=patience.total_seconds()),
+        result_type=list[str],
+        summary=page.summary(page.listed([machine.name for machine in machines])),
+        **bounds,
     )
 
 

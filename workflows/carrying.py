@@ -25,8 +25,14 @@ PARKED_KEPT = 500
 REJECTED_KEPT = 5
 
 
-def carried(incident: IncidentWorkflow, *, resumed: bool) -> IncidentInput:
-    """The input of the next run; ``resumed``: an operator has just said that it is to try again."""
+def carried(incident: IncidentWorkflow, *, resumed: bool, came_back: bool) -> IncidentInput:
+    """The input of the next run.
+
+    Args:
+        incident: That continues.
+        resumed: An operator has just said that it is to try again.
+        came_back: The machines that it waited for have just answered.
+    """
     case, story = incident.case, incident.story
     return incident.given.model_copy(
         update={
@@ -39,6 +45,7 @@ def carried(incident: IncidentWorkflow, *, resumed: bool) -> IncidentInput:
             "emptied": sorted(case.emptied),
             "carried": Carried(
                 resumed=resumed,
+                came_back=came_back,
                 failures=_failures(incident.failures),
                 attempts=incident.attempts,
                 asked=incident.looking.asked,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -143,17 +144,19 @@ class IncidentWorkflow:
 
     async def _flow(self) -> IncidentReport:
         self.story.enter("stop")
-        resumed = self.given.carried is not None and self.given.carried.resumed
+        before = self.given.carried
+        resumed = before is not None and before.resumed
+        again = resumed or (before is not None and before.came_back)
         try:
-            evidence = await self._look_again() if resumed else await self._stop()
+            evidence = await self._look_again() if again else await self._stop()
             while True:
-                if not resumed:
+                if not again:
                     failure = self._failure(evidence, first=not self.failures)
                     if not self.failures:
                         self.history = steady(self.history, failure, self.given.spec.policy)
                     self.failures.append(failure)
                 decision, restore = await self._agree(evidence, resumed=resumed)
-                resumed = False
+                resumed = again = False
                 confirmation, evidence = await self._reattempt(decision, restore)
                 if confirmation is not None and confirmation.ok:
                     return await self._recovered(confirmation)
@@ -222,9 +225,9 @@ class IncidentWorkflow:
                 choice = await self.looking.choice(evidence)
                 decision = self._decide(choice)
             if decision.action == "park":
-                await self._park(decision.reason, choice)
-                await self._renew(resumed=True)
-                evidence, resumed = await self._look_again(), True
+                resumed = await self._park(decision, choice)
+                await self._renew(resumed=resumed, came_back=not resumed)
+                evidence = await self._look_again()
                 continue
             restore = choice.restore
             if restore.unverified and not workflow.patched("verify chosen slots"):
@@ -328,16 +331,38 @@ class IncidentWorkflow:
 
         return await confirm_restart(ask, lambda wait: self._wait(wait, "ASK AGAIN"), given)
 
-    async def _park(self, reason: str, choice: Choice) -> None:
-        """Wait for an operator; nothing is lost meanwhile."""
+    async def _park(self, decision: Decision, choice: Choice) -> bool:
+        """Wait for an operator, or for machines that are silent; nothing is lost meanwhile.
+
+        Returns:
+            Whether an operator says that it is to go on; else those machines answer again.
+        """
         self.answer, self.accepting = None, False
         self.story.to_accept = choice.restore.origin if choice.doubt else ""
-        began = self.story.enter("parked", reason)
+        began = self.story.enter("parked", decision.reason)
         await self._tell_job()
+        patience = timedelta(hours=self.given.spec.policy.parked_timeout_h)
+        silent = [machine for machine in self.given.machines if machine.name in decision.silent]
+        back: workflow.ActivityHandle[list[str]] | None = None
+        if silent and workflow.patched("machines that come back"):
+            back = actions.await_machines(silent, patience)
+
+        def came_back() -> bool:
+            return back is not None and back.done() and back.exception() is None and not back.result()
+
         try:
-            await self._wait(timedelta(hours=self.given.spec.policy.parked_timeout_h), "PARKED", resumable=True)
+            await self._wait(patience, "PARKED", until=lambda: self.answer is not None or came_back())
         finally:
             self.story.parked.append((int(began * 1e9), workflow.time_ns()))
+            if back is not None:
+                back.cancel()
+        if self.answer is None and came_back():
+            text = f"{page.listed(decision.silent)} answers again"
+            self.story.leave(began, "parked", text)
+            self.story.note("parked", text)
+            self.story.enter("stop")
+            await self._tell_job()
+            return False
         if self.answer is None:
             self.abandoned_by = "nobody answered in time"
             raise Abandoned
@@ -352,12 +377,13 @@ class IncidentWorkflow:
         self.case.try_everything_again()
         self.story.enter("reattempt")
         await self._tell_job()
+        return True
 
-    async def _renew(self, *, resumed: bool) -> None:
+    async def _renew(self, *, resumed: bool, came_back: bool = False) -> None:
         """Continue as new where the history grows long; nothing is under way here, and nothing is lost."""
         if not workflow.info().is_continue_as_new_suggested() or not workflow.patched("continue incident as new"):
             return
-        if not resumed:
+        if not resumed and not came_back:
             self.history.append(self.failures[-1])
         with contextlib.suppress(TimeoutError):  # no recovery waits long for the ledger
             async with asyncio.timeout(LEDGER_S):
@@ -365,7 +391,7 @@ class IncidentWorkflow:
         await workflow.wait_condition(workflow.all_handlers_finished)
         if self.abandoned_by:
             raise Abandoned
-        workflow.continue_as_new(carried(self, resumed=resumed), task_timeout=TASK_TIMEOUT)
+        workflow.continue_as_new(carried(self, resumed=resumed, came_back=came_back), task_timeout=TASK_TIMEOUT)
 
     # The end.
 
@@ -395,10 +421,10 @@ class IncidentWorkflow:
         started.cancel()
         raise Abandoned
 
-    async def _wait(self, duration: timedelta, label: str, *, resumable: bool = False) -> None:
+    async def _wait(self, duration: timedelta, label: str, *, until: Callable[[], bool] = lambda: False) -> None:
         try:
             await workflow.wait_condition(
-                lambda: bool(self.abandoned_by) or (resumable and self.answer is not None),
+                lambda: bool(self.abandoned_by) or until(),
                 timeout=duration,
                 timeout_summary=label,
             )

@@ -14,6 +14,8 @@ class Carried(Model):
 
     resumed: bool = False
     """It was parked, and an operator said that it is to try again; False: a reattempt has failed."""
+    came_back: bool = False
+    """It was parked, and the machines answer again that it waited for."""
     failures: list[Failure] = Field(default_factory=list)
     attempts: int = 0
     asked: int = 0

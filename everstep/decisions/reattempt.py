@@ -48,6 +48,8 @@ class Decision:
     action: Literal["reattempt", "park"]
     reason: str
     delay_s: float = 0.0
+    silent: tuple[str, ...] = ()
+    """Machines without which it cannot go on: it does, by itself, once they answer."""
 
 
 UNFIT = "CheckpointError"
@@ -69,7 +71,9 @@ def machine_silent(facts: Facts, policy: RecoveryPolicy) -> str | None:
     if facts.evidence.problem:
         return f"the machines could not be stopped: {facts.evidence.problem}"
     silent = facts.evidence.unreachable
-    return f"{', '.join(silent)} does not answer: bring its agent back" if silent else None
+    return (
+        f"{', '.join(silent)} does not answer: bring its agent back, the job goes on by itself then" if silent else None
+    )
 
 
 def broken_from_the_start(facts: Facts, policy: RecoveryPolicy) -> str | None:
@@ -176,7 +180,8 @@ def decide_reattempt(facts: Facts, policy: RecoveryPolicy) -> Decision:
     """Reattempt, after a wait that grows from failure to failure, or park."""
     for rule in PARK_WHEN:
         if reason := rule(facts, policy):
-            return Decision("park", reason)
+            silent = facts.evidence.unreachable if rule is machine_silent and not facts.evidence.problem else ()
+            return Decision("park", reason, silent=tuple(silent))
     before = max(facts.attempts, len(facts.history))
     return Decision("reattempt", f"{facts.failure.cause}: assume a transient fault", delay_s=backoff_s(before, policy))
 

@@ -12,7 +12,7 @@ from temporalio.testing import ActivityEnvironment
 
 from activities import ranks as ranks_module
 from activities.evidence import evidence_of
-from activities.messages import LaunchInput, PrepareInput, ReleaseInput, StopInput
+from activities.messages import AwaitInput, LaunchInput, PrepareInput, ReleaseInput, StopInput
 from activities.ranks import RankActivities
 from agent.client import AgentPool
 from agent.v1 import agent_pb2 as pb
@@ -65,6 +65,27 @@ async def test_others_have_their_turns_while_evidence_of_thousands_of_ranks_is_m
         await pool.close()
     assert len(found.exits) == RANKS * SMALL
     assert within[0] >= 3
+
+
+class Back(agent_pb2_grpc.AgentServicer):
+    """A machine that was away."""
+
+    async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:  # noqa: N802
+        return pb.DescribeReply(machine="m0")
+
+
+async def test_machines_are_waited_for_until_all_answer() -> None:
+    pool, said, environment = AgentPool(), list[str](), ActivityEnvironment()
+    environment.on_heartbeat = lambda *details: said.extend(map(str, details))
+    activities = RankActivities(pool)
+    async with serving([Back()]) as machines:  # type: ignore[abstract]
+        away = Machine(name="m1", address="127.0.0.1:1")
+        given = AwaitInput(machines=[*machines, away], patience_s=1.0)
+
+        assert await environment.run(activities.await_machines, given) == ["m1"]
+        assert "waiting for m1, whose agent does not answer" in said
+        assert await environment.run(activities.await_machines, AwaitInput(machines=machines, patience_s=60.0)) == []
+    await pool.close()
 
 
 class Launching(agent_pb2_grpc.AgentServicer):

@@ -21,6 +21,7 @@ from activities.heartbeat import heartbeating
 from activities.incidents import IncidentActivities
 from activities.ledger.records import NumbersUsed
 from activities.messages import (
+    AwaitInput,
     ConfirmInput,
     DecideInput,
     FindInput,
@@ -89,6 +90,8 @@ class ScriptedCluster:
         moved=given.copies, bytes=6_150_000 * len(given.copies), seconds=0.08
     )
     used: NumbersUsed = field(default_factory=NumbersUsed)
+    back: asyncio.Event = field(default_factory=asyncio.Event)
+    """Machines that did not answer do."""
     blocked: set[str] = field(default_factory=set)
     """Calls, e.g. ``launch 2``, that do not come to an end while they are in here."""
 
@@ -102,7 +105,7 @@ class ScriptedCluster:
         """All of them, for a worker."""
         return [
             *(self.prepare, self.stop, self.find, self.look_at_folder, self.room, self.restore),
-            *(self.launch, self.confirm, self.release, self.decide, self.record),
+            *(self.launch, self.confirm, self.await_machines, self.release, self.decide, self.record),
             IncidentActivities().read_closed,
         ]
 
@@ -163,6 +166,13 @@ class ScriptedCluster:
         await self._pass(self.calls[-1])
         answer = self.confirmation(given)
         return await answer if isinstance(answer, Awaitable) else answer
+
+    @activity.defn(name=messages.AWAIT)
+    async def await_machines(self, given: AwaitInput) -> list[str]:
+        self.calls.append(f"await {', '.join(machine.name for machine in given.machines)}")
+        async with heartbeating():
+            await self.back.wait()
+        return []
 
     @activity.defn(name=messages.RELEASE)
     async def release(self, given: ReleaseInput) -> int:

@@ -101,6 +101,32 @@ async def test_the_same_step_again_and_again_parks_and_an_operator_decides(jobs:
     assert "ada (mended the data)" in " ".join((await incident.result())["stages"])
 
 
+async def test_a_machine_that_comes_back_without_its_memory_is_judged_like_any_other_loss(jobs: Any) -> None:
+    """That it answers is no reason to lose more than the policy allows."""
+
+    def evidence(given: StopInput) -> Evidence:
+        back = jobs.cluster.back.is_set()
+        return Evidence(
+            generation=given.generation,
+            exits=exits(900),
+            held=held(100 if back else 900),
+            unreachable=[] if back else ["m1"],
+        )
+
+    jobs.cluster.evidence = evidence
+    handle = await jobs.start(max_lost_steps=100)
+    await handle.execute_update(JobWorkflow.report, anomaly())
+    state = await jobs.until(handle, lambda state: state.status == "parked")
+    jobs.cluster.back.set()
+    incident = jobs.client.get_workflow_handle(incident_workflow_id(state.spec.name, 1))
+    async with asyncio.timeout(60):
+        while "would lose" not in (await incident.query("stage"))["found"]:  # noqa: ASYNC110 - nobody tells us
+            await asyncio.sleep(0.05)
+    assert [call for call in jobs.cluster.calls if "launch" in call] == ["launch 1 from -1"]
+    await handle.signal(JobWorkflow.stop, {"operator": "ada"})
+    await handle.result()
+
+
 async def test_an_abandoned_job_leaves_nothing_running(jobs: Any) -> None:
     jobs.cluster.confirmation = failed
     handle = await jobs.start(max_attempts=1)
@@ -117,7 +143,8 @@ async def test_an_abandoned_job_leaves_nothing_running(jobs: Any) -> None:
     assert jobs.cluster.calls[-2:] == ["stop 2", "release"]
 
 
-async def test_a_silent_machine_parks_and_the_job_goes_on_when_it_is_back(jobs: Any) -> None:
+@pytest.mark.parametrize("by_itself", [True, False])
+async def test_a_silent_machine_parks_and_the_job_goes_on_when_it_is_back(jobs: Any, *, by_itself: bool) -> None:
     silent = ["m1"]
 
     def evidence(given: StopInput) -> Evidence:
@@ -133,12 +160,19 @@ async def test_a_silent_machine_parks_and_the_job_goes_on_when_it_is_back(jobs: 
     await handle.execute_update(JobWorkflow.report, anomaly())
     state = await jobs.until(handle, lambda state: state.status == "parked")
     assert "m1 does not answer" in jobs.cluster.notes[-1].text
+    while "await m1" not in jobs.cluster.calls:  # noqa: ASYNC110 - nobody tells us
+        await asyncio.sleep(0.02)
     silent.clear()
-    await jobs.client.get_workflow_handle(incident_workflow_id(state.spec.name, 1)).signal(
-        "resume", {"operator": "ada"}
-    )
+    if by_itself:
+        jobs.cluster.back.set()
+    else:
+        await jobs.client.get_workflow_handle(incident_workflow_id(state.spec.name, 1)).signal(
+            "resume", {"operator": "ada"}
+        )
 
-    await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+    assert [one.resolution for one in state.incidents] == ["reattempt" if by_itself else "resumed by operator"]
+    assert jobs.cluster.calls.count("stop 1") == 2, "asked again what is there"
 
 
 async def test_stopping_a_job_ends_its_open_incident_too(jobs: Any) -> None:
