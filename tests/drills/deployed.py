@@ -1,0 +1,357 @@
+"""A cluster deployed by hand: docs/deployment.md and the systemd units, followed on network namespaces.
+
+The control host and three machines have a namespace each, joined by a bridge. Commands, files and options are taken
+from the document and from the units, with the paths and names of the test in place of theirs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from console.local import temporal_binary, temporal_server
+
+ROOT = Path(__file__).parents[2]
+BOOK = (ROOT / "docs" / "deployment.md").read_text()
+NETWORK = "10.99.0"
+CONTROL = f"{NETWORK}.1"
+MACHINES = {f"gpu-{number}": f"{NETWORK}.{11 + number}" for number in range(3)}
+LIMIT_S = 60.0
+
+
+def missing() -> str:
+    """What a deployment in network namespaces lacks here; empty: nothing."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    for program in ("ip", "openssl"):
+        if not shutil.which(program):
+            return f"there is no program {program}"
+    made = subprocess.run(
+        ["ip", "netns", "add", name := f"evs{os.getpid()}try"], capture_output=True, text=True, check=False
+    )
+    subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+    return "" if made.returncode == 0 else f"no network namespace can be made: {made.stderr.strip()}"
+
+
+def blocks(section: str) -> list[str]:
+    """The blocks of code in a section of the document."""
+    text = BOOK.split(f"\n## {section}", 1)[1].split("\n## ", 1)[0]
+    return [found.group(1) for found in re.finditer(r"```\w*\n(.*?)```", text, re.DOTALL)]
+
+
+def variables(block: str) -> dict[str, str]:
+    """A file of variables as the document shows it."""
+    return dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
+
+
+def exec_start(unit: str) -> list[str]:
+    """The command line of a systemd unit."""
+    text = (ROOT / "deploy" / "systemd" / unit).read_text().replace("\\\n", " ")
+    [line] = [line for line in text.splitlines() if line.startswith("ExecStart=")]
+    return shlex.split(line.removeprefix("ExecStart="))
+
+
+STEPS = 40
+JOB = f"""
+script = "{ROOT}/examples/gpt.py"
+args = [
+    "--steps", "{STEPS}", "--seq", "16", "--layers", "2", "--dim", "32", "--step-seconds", "0.2", "--losses", "LOSSES",
+]
+machines = 3
+
+[policy]
+stall_floor_s = 3.0
+"""
+Losses = dict[int, float]
+Holds = Callable[[dict[str, Any]], bool]
+
+
+def stepped(step: int) -> Holds:
+    """Whether a job has come so far."""
+    return lambda found: (found["step"] or 0) >= step
+
+
+def over(found: dict[str, Any]) -> bool:
+    """Whether a job has ended."""
+    return found["status"] in {"finished", "failed", "stopped"}
+
+
+def read(path: Path) -> Losses:
+    """The last loss of each step: what was lost is computed again."""
+    return {row["step"]: row["loss"] for row in map(json.loads, path.read_text().splitlines())}
+
+
+class Network:
+    """Namespaces on a bridge."""
+
+    def __init__(self) -> None:
+        self.tag = f"evs{os.getpid()}"
+
+    def name(self, host: str) -> str:
+        return f"{self.tag}-{host}"
+
+    def make(self) -> None:
+        self._ip("netns", "add", self.name("control"))
+        self.on("control", "ip", "link", "set", "lo", "up")
+        self.on("control", "ip", "link", "add", "br0", "type", "bridge")
+        self.on("control", "ip", "addr", "add", f"{CONTROL}/24", "dev", "br0")
+        self.on("control", "ip", "link", "set", "br0", "up")
+        for number, (machine, address) in enumerate(MACHINES.items()):
+            self._ip("netns", "add", self.name(machine))
+            self.on(machine, "ip", "link", "set", "lo", "up")
+            self.on("control", "ip", "link", "add", f"p{number}", "type", "veth", "peer", "name", f"q{number}")
+            self.on("control", "ip", "link", "set", f"p{number}", "master", "br0", "up")
+            self.on("control", "ip", "link", "set", f"q{number}", "netns", self.name(machine), "name", "eth0")
+            self.on(machine, "ip", "addr", "add", f"{address}/24", "dev", "eth0")
+            self.on(machine, "ip", "link", "set", "eth0", "up")
+
+    def on(self, host: str, *command: str) -> None:
+        subprocess.run(["ip", "netns", "exec", self.name(host), *command], check=True, capture_output=True)
+
+    @contextmanager
+    def link_down(self, machine: str) -> Iterator[None]:
+        """Nothing reaches a machine, and it reaches nobody."""
+        self.on(machine, "ip", "link", "set", "eth0", "down")
+        try:
+            yield
+        finally:
+            self.on(machine, "ip", "link", "set", "eth0", "up")
+
+    @contextmanager
+    def cut_off(self, machine: str) -> Iterator[None]:
+        """The control host and a machine do not reach each other; machines do."""
+        both = (("control", MACHINES[machine]), (machine, CONTROL))
+        for host, address in both:
+            self.on(host, "ip", "route", "add", "blackhole", f"{address}/32")
+        try:
+            yield
+        finally:
+            for host, address in both:
+                self.on(host, "ip", "route", "del", "blackhole", f"{address}/32")
+
+    def remove(self) -> None:
+        """With every process in them; all of these are ours."""
+        for host in ("control", *MACHINES):
+            listed = subprocess.run(
+                ["ip", "netns", "pids", self.name(host)], capture_output=True, text=True, check=False
+            )
+            for pid in map(int, listed.stdout.split()):
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+            subprocess.run(["ip", "netns", "del", self.name(host)], capture_output=True, check=False)
+
+    @staticmethod
+    def _ip(*words: str) -> None:
+        subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+class Deployed:
+    """The cluster; a context manager."""
+
+    def __init__(self, folder: Path, ledger: str = "") -> None:
+        self.folder = folder
+        self.ledger = ledger or f"sqlite:///{folder}/ledger.db"
+        self.network = Network()
+        self.shm = {machine: Path(f"/dev/shm/everstep-test-{os.getpid()}-{machine}") for machine in MACHINES}
+        self.started: dict[str, subprocess.Popen[bytes]] = {}
+        self.inventory = folder / "machines.toml"
+
+    def __enter__(self) -> Deployed:
+        try:
+            self.network.make()
+            self._certify()
+            self._start_temporal()
+            for machine in MACHINES:
+                self._start_agent(machine)
+            self.start_workers()
+            self._write_inventory()
+            self._await()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.network.remove()
+        for process in self.started.values():
+            process.wait(LIMIT_S)
+        for shm in self.shm.values():
+            shutil.rmtree(shm, ignore_errors=True)
+
+    # What people type.
+
+    def everstep(self, *words: str, limit_s: float = LIMIT_S) -> subprocess.CompletedProcess[str]:
+        """One command on the control host."""
+        return subprocess.run(
+            self._on("control", [*EVERSTEP, *words]),
+            env=self._person(),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=limit_s,
+        )
+
+    def start_job(self, name: str) -> Path:
+        """Start the example over all machines; returns the file of its losses."""
+        losses, path = self.folder / f"{name}.jsonl", self.folder / f"{name}.toml"
+        path.write_text(JOB.replace("LOSSES", str(losses)))
+        done = self.everstep("run", str(path), "--name", name, "--detach")
+        assert done.returncode == 0, f"{done.stdout}{done.stderr}{self.logs()}"
+        return losses
+
+    def status(self, job: str) -> dict[str, Any]:
+        """The JSON of ``everstep status JOB``."""
+        done = self.everstep("status", job, "--json")
+        assert done.returncode == 0, done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    def until(self, job: str, holds: Holds, limit_s: float = 150.0) -> dict[str, Any]:
+        """Look as a person would; a look may fail while the network does."""
+        found: dict[str, Any] = {}
+        deadline = time.monotonic() + limit_s
+        while time.monotonic() < deadline:
+            done = self.everstep("status", job, "--json")
+            if done.returncode == 0:
+                found = json.loads(done.stdout)
+                if holds(found):
+                    return found
+        raise AssertionError(f"{found}\n{self.logs()}")
+
+    def kill_workers(self) -> None:
+        """SIGKILL both."""
+        for number in (1, 2):
+            self.started[f"worker-{number}"].kill()
+            self.started[f"worker-{number}"].wait(LIMIT_S)
+
+    def start_workers(self) -> None:
+        """As systemd does, at first and after their death."""
+        for number in (1, 2):
+            self._start_worker(number)
+
+    def logs(self) -> str:
+        """The last lines of all that runs."""
+        paths = sorted(self.folder.glob("*.log"))
+        return "\n".join(
+            f"--- {path.name}\n" + "\n".join(path.read_text(errors="replace").splitlines()[-25:]) for path in paths
+        )
+
+    # As the document says it.
+
+    def _certify(self) -> None:
+        authority, agent = blocks("2. The token")
+        self._run(authority, self.folder)
+        for machine, address in MACHINES.items():
+            etc = self._etc(machine)
+            etc.mkdir(mode=0o700)
+            for name in ("ca.crt", "ca.key", "token"):
+                shutil.copy(self.folder / name, etc)
+            self._run(agent.replace("10.0.4.17", address).replace("gpu-0417", machine), etc)
+            (etc / "ca.key").unlink()
+
+    def _start_agent(self, machine: str) -> None:
+        [env, *_] = blocks("3. Agents")
+        given = variables(env.replace("10.0.4.17", MACHINES[machine]).replace("gpu-0417", machine))
+        self._start(machine, "everstep-agent.service", given, f"agent-{machine}")
+
+    def _start_worker(self, number: int) -> None:
+        self._start("control", "everstep-worker@.service", self._worker_env(), f"worker-{number}")
+
+    def _worker_env(self) -> dict[str, str]:
+        [env] = blocks("5. Workers")
+        given = variables(env.replace("temporal.example", CONTROL))
+        given["EVERSTEP_LEDGER_URL"] = self.ledger
+        return {name: value for name, value in given.items() if not name.startswith("TEMPORAL_TLS")}
+
+    def _person(self) -> dict[str, str]:
+        given = self._paths(self._worker_env(), "control")
+        given.pop("EVERSTEP_LOG_FORMAT")
+        return self._clean() | given | {"EVERSTEP_INVENTORY": str(self.inventory), "COLUMNS": "160"}
+
+    def _write_inventory(self) -> None:
+        example = blocks("6. The inventory")[0]
+        entry = example.split("[[machine]]")[1].split("\n\n")[0]
+        text = example.split("[[machine]]")[0]
+        for number, (machine, address) in enumerate(MACHINES.items()):
+            text += (
+                "[[machine]]"
+                + entry.replace("10.0.4.17", address).replace("gpu-0417", machine).replace("rack-12", f"rack-{number}")
+                + "\n\n"
+            )
+        self.inventory.write_text(text)
+
+    def _start_temporal(self) -> None:
+        found = temporal_binary.installed(print) or temporal_binary.obtain(print)
+        command = temporal_server.start_command(
+            found[0], port=7233, ui_port=8233, database=self.folder / "temporal.db", namespace="everstep"
+        )
+        command[command.index("127.0.0.1")] = "0.0.0.0"  # its parts meet on loopback, in this namespace
+        self._spawn("control", command, self._clean(), "temporal")
+
+    def _await(self) -> None:
+        """All machines answer, and workers do: as a person would see it."""
+        deadline = time.monotonic() + LIMIT_S
+        while True:
+            done = self.everstep("status")
+            if done.returncode == 0:
+                return
+            assert time.monotonic() < deadline, f"{done.stdout}{done.stderr}{self.logs()}"
+
+    # Processes.
+
+    def _start(self, host: str, unit: str, env: Mapping[str, str], log: str) -> None:
+        given = self._paths(env, host)
+        words = [re.sub(r"\$\{(\w+)\}", lambda found: given[found.group(1)], word) for word in exec_start(unit)]
+        command = [*EVERSTEP, *(self._path(word, host) for word in words[1:])]
+        self._spawn(host, command, self._clean() | given, log)
+
+    def _spawn(self, host: str, command: Sequence[str], env: Mapping[str, str], log: str) -> None:
+        with (self.folder / f"{log}.log").open("ab") as output:
+            self.started[log] = subprocess.Popen(
+                self._on(host, command), env=dict(env), stdout=output, stderr=output, start_new_session=True
+            )
+
+    def _on(self, host: str, command: Sequence[str]) -> list[str]:
+        return ["ip", "netns", "exec", self.network.name(host), *command]
+
+    def _etc(self, host: str) -> Path:
+        return self.folder if host == "control" else self.folder / f"etc-{host}"
+
+    def _path(self, word: str, host: str) -> str:
+        word = word.replace("/etc/everstep", str(self._etc(host)))
+        word = word.replace("/var/lib/everstep/agent", str(self.folder / f"state-{host}"))
+        return word.replace("/dev/shm/everstep-agent", str(self.shm[host])) if host in self.shm else word
+
+    def _paths(self, env: Mapping[str, str], host: str) -> dict[str, str]:
+        return {name: self._path(value, host) for name, value in env.items()}
+
+    def _clean(self) -> dict[str, str]:
+        """Of the test's own environment nothing that means everstep or Temporal."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("EVERSTEP_", "TEMPORAL_"))}
+        return kept | {
+            "TEMPORAL_CONFIG_FILE": str(self.folder / "none.toml"),
+            "EVERSTEP_HOME": str(self.folder / "home"),
+        }
+
+    @staticmethod
+    def _run(script: str, folder: Path) -> None:
+        subprocess.run(["bash", "-e", "-c", script], cwd=folder, check=True, capture_output=True)
+
+
+EVERSTEP = [sys.executable, "-P", "-m", "console.main"]

@@ -1,0 +1,75 @@
+"""Three machines with a network of their own, deployed by docs/deployment.md, and what may happen to that network."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.drills.deployed import MACHINES, STEPS, Deployed, Losses, missing, over, read, stepped
+
+pytestmark = [
+    pytest.mark.drill,
+    pytest.mark.timeout(240),
+    pytest.mark.skipif(bool(missing()), reason=f"a deployment cannot be tried here: {missing()}"),
+]
+
+
+@pytest.fixture(scope="module")
+def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
+    with Deployed(tmp_path_factory.mktemp("deployed")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def undisturbed(deployed: Deployed) -> Losses:
+    path = deployed.start_job("undisturbed")
+    found = deployed.until("undisturbed", over)
+    assert (found["status"], found["incident_count"]) == ("finished", 0), deployed.logs()
+    return read(path)
+
+
+def test_the_doctor_finds_every_machine(deployed: Deployed) -> None:
+    done = deployed.everstep("doctor", "--json")
+    [inventory] = [one for one in json.loads(done.stdout) if one["name"] == "inventory"]
+
+    assert inventory["status"] == "ok", inventory
+    assert inventory["found"].endswith(f"{len(MACHINES)} of {len(MACHINES)} machines answer")
+
+
+def test_a_job_runs_on_machines_that_were_deployed_by_the_book(undisturbed: Losses) -> None:
+    assert sorted(undisturbed) == list(range(STEPS))
+
+
+def test_a_machine_whose_link_was_down_is_trained_on_again(deployed: Deployed, undisturbed: Losses) -> None:
+    path = deployed.start_job("link-down")
+    deployed.until("link-down", stepped(10))
+    with deployed.network.link_down("gpu-2"):
+        time.sleep(10.0)
+        during = deployed.status("link-down")
+    found = deployed.until("link-down", over)
+
+    assert during["status"] != "running" or "gpu-2" in during["silent"], during
+    assert found["status"] == "finished", deployed.logs()
+    assert found["incident_count"] >= 1
+    assert all(one["resolution"] == "reattempt" for one in found["incidents"]), "nobody was needed"
+    assert read(path) == undisturbed
+
+
+def test_training_goes_on_while_its_machine_is_cut_off_from_the_control_host(
+    deployed: Deployed, undisturbed: Losses
+) -> None:
+    path = deployed.start_job("cut-off")
+    deployed.until("cut-off", stepped(8))
+    with deployed.network.cut_off("gpu-1"):
+        before = len(read(path))
+        time.sleep(4.0)
+        during = deployed.status("cut-off")
+        assert len(read(path)) > before, "its ranks do not need it"
+    found = deployed.until("cut-off", over)
+
+    assert during["silent"] == ["gpu-1"]
+    assert (found["status"], found["incident_count"]) == ("finished", 0), deployed.logs()
+    assert read(path) == undisturbed

@@ -1,0 +1,95 @@
+"""What may happen to a deployed cluster for longer, or while it recovers: ``make drills``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.drills.deployed import Deployed, Losses, missing, over, read, stepped
+from tests.postgres import Postgres
+
+pytestmark = [
+    pytest.mark.drill,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(bool(missing()), reason=f"a deployment cannot be tried here: {missing()}"),
+]
+PASSWORD = "hunter2"
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[Postgres]:
+    server = Postgres()
+    server.start()
+    yield server
+    server.kill()
+    server.remove()
+
+
+@pytest.fixture(scope="module")
+def deployed(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres) -> Iterator[Deployed]:
+    with Deployed(tmp_path_factory.mktemp("deployed"), postgres.socket_url("postgres", PASSWORD)) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def undisturbed(deployed: Deployed) -> Losses:
+    path = deployed.start_job("undisturbed")
+    assert deployed.until("undisturbed", over)["status"] == "finished"
+    return read(path)
+
+
+def kill_a_rank(deployed: Deployed, job: str) -> None:
+    """From outside, as the kernel might."""
+    machines = deployed.status(job)["machines"]
+    os.kill(machines[1]["ranks"][0]["pid"], signal.SIGKILL)
+
+
+def went_on(deployed: Deployed, job: str, incidents: int) -> None:
+    found = deployed.until(job, over)
+    assert found["status"] == "finished", deployed.logs()
+    assert [one["resolution"] for one in found["incidents"]] == ["reattempt"] * incidents, "nobody was needed"
+
+
+def test_a_link_that_is_down_for_longer_than_a_stop_waits(deployed: Deployed, undisturbed: Losses) -> None:
+    """The job is parked, and goes on by itself."""
+    path = deployed.start_job("long-link-down")
+    deployed.until("long-link-down", stepped(10))
+    with deployed.network.link_down("gpu-2"):
+        deployed.until("long-link-down", lambda found: found["status"] == "parked")
+        assert "gpu-2 does not answer" in deployed.everstep("status", "long-link-down").stdout
+        time.sleep(5.0)
+    went_on(deployed, "long-link-down", 1)
+    assert read(path) == undisturbed
+
+
+def test_two_faults_while_the_ledger_is_away(deployed: Deployed, undisturbed: Losses, postgres: Postgres) -> None:
+    path = deployed.start_job("ledger-away")
+    deployed.until("ledger-away", stepped(8))
+    postgres.kill()
+    try:
+        for step in (12, 20):
+            kill_a_rank(deployed, "ledger-away")
+            deployed.until("ledger-away", stepped(step))
+    finally:
+        postgres.start()
+    went_on(deployed, "ledger-away", 2)
+    assert read(path) == undisturbed
+    assert PASSWORD not in deployed.logs()
+    told = deployed.everstep("incidents", "ledger-away").stdout
+    assert told.count("incident/ledger-away/") >= 1, told
+
+
+def test_all_workers_die_and_a_rank_does_before_they_are_back(deployed: Deployed, undisturbed: Losses) -> None:
+    path = deployed.start_job("workers-die")
+    deployed.until("workers-die", stepped(8))
+    pid = deployed.status("workers-die")["machines"][1]["ranks"][0]["pid"]
+    deployed.kill_workers()
+    os.kill(pid, signal.SIGKILL)
+    time.sleep(3.0)
+    deployed.start_workers()
+    went_on(deployed, "workers-die", 1)
+    assert read(path) == undisturbed
