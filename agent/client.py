@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
-from agent.security import ClientSecurity
+from agent.security import CA_FILE, CERT_FILE, KEY_FILE, ClientSecurity, is_loopback
 from agent.v1 import agent_pb2 as pb
 from agent.v1 import agent_pb2_grpc
 from everstep.errors import AgentError, AgentUnreachable, ConfigError, Fenced, StillDying
@@ -63,6 +63,7 @@ class AgentClient:
         self._gate = gate
         security = security or ClientSecurity.from_environment()
         credentials = security.credentials()
+        self.tls = credentials is not None
         if credentials:
             self.channel = grpc.aio.secure_channel(address, credentials, options=OPTIONS)
         else:
@@ -165,7 +166,7 @@ class AgentClient:
             await self._connect()
             return await method(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
-            raise translate(self.address, error) from error
+            raise translate(self.address, error, tls=self.tls) from error
 
     async def _stream(
         self, method: grpc.aio.UnaryStreamMultiCallable[Request, Reply], request: Request
@@ -176,7 +177,7 @@ class AgentClient:
             async for reply in call:
                 yield reply
         except grpc.aio.AioRpcError as error:
-            raise translate(self.address, error) from error
+            raise translate(self.address, error, tls=self.tls) from error
         finally:
             call.cancel()
 
@@ -198,7 +199,7 @@ class UnknownJob(AgentError):
     """The job was not prepared on this machine, or what was asked for is not there."""
 
 
-def translate(address: str, error: grpc.aio.AioRpcError) -> Exception:
+def translate(address: str, error: grpc.aio.AioRpcError, *, tls: bool = False) -> Exception:
     """The error of everstep that a gRPC status stands for.
 
     AgentUnreachable: it did not answer (in time). Fenced: the generation was
@@ -208,7 +209,7 @@ def translate(address: str, error: grpc.aio.AioRpcError) -> Exception:
     said = error.details() or error.code().name
     match error.code():
         case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.DEADLINE_EXCEEDED | grpc.StatusCode.CANCELLED:
-            return AgentUnreachable(f"the agent at {address} did not answer: {said}")
+            return AgentUnreachable(f"the agent at {address} did not answer: {said}{_tls_hint(address, said, tls=tls)}")
         case grpc.StatusCode.FAILED_PRECONDITION:
             return Fenced(said)
         case grpc.StatusCode.OUT_OF_RANGE:
@@ -219,6 +220,17 @@ def translate(address: str, error: grpc.aio.AioRpcError) -> Exception:
             return ConfigError(said)
         case _:
             return AgentError(f"the agent at {address} refused: {said}")
+
+
+def _tls_hint(address: str, said: str, *, tls: bool) -> str:
+    """What may be wrong with certificates, where gRPC's own words do not say it."""
+    if "CERTIFICATE_VERIFY_FAILED" in said:
+        return f". Its certificate is not signed by the authority in {CA_FILE}, has expired, or names another host"
+    if tls and ("Socket closed" in said or "handshake" in said.lower()):
+        return f". Where agents ask for client certificates, name one in {CERT_FILE} and {KEY_FILE}"
+    if "Socket closed" in said and not is_loopback(address.rpartition(":")[0]):
+        return f". It speaks TLS, perhaps: name its authority in {CA_FILE}"
+    return ""
 
 
 class AgentPool:

@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
+import structlog
 
+from agent.certificates import check_pair
 from everstep import environment
 from everstep.errors import ConfigError
 
@@ -27,7 +29,11 @@ CA_FILE = environment.AGENT_CA_FILE
 CERT_FILE = environment.AGENT_CERT_FILE
 KEY_FILE = environment.AGENT_KEY_FILE
 
+SOON_DAYS = 14.0
+"""A certificate that ends before is warned of (ours)."""
 MAKE_TOKEN = "make one with '(umask 077; openssl rand -hex 32 > FILE)'"
+
+logger = structlog.get_logger()
 
 if TYPE_CHECKING:  # gRPC's classes take type arguments in its stubs only
     Handler = grpc.RpcMethodHandler[Any, Any]
@@ -97,10 +103,16 @@ class ServerSecurity:
             )
 
     def credentials(self) -> grpc.ServerCredentials | None:
-        """Credentials of the gRPC server; None without TLS."""
+        """Credentials of the gRPC server; None without TLS.
+
+        Raises:
+            ConfigError: a file cannot be read, or certificate and key cannot be used.
+        """
         if not (self.tls_cert and self.tls_key):
             return None
         pair = (read_secret(self.tls_key, "TLS key"), read_secret(self.tls_cert, "TLS certificate"))
+        if (days := check_pair(self.tls_cert, self.tls_key)) < SOON_DAYS:
+            logger.warning("the certificate expires soon", certificate=str(self.tls_cert), days=round(days, 1))
         authority = read_secret(self.tls_client_ca, "client CA") if self.tls_client_ca else None
         return grpc.ssl_server_credentials([pair], authority, require_client_auth=authority is not None)
 

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 import grpc.aio
 import pytest
+import structlog.testing
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from agent import certificates
+from agent.certificates import check_pair
 from agent.client import AgentClient
 from agent.security import ClientSecurity, ServerSecurity, is_loopback
 from everstep import environment
 from everstep.errors import AgentError, ConfigError
-from tests.agent.agents import RunningAgent, running_agent
+from tests.agent.agents import HOST, RunningAgent, running_agent
 from tests.strangers import python_as_nobody
 
 
@@ -113,6 +118,68 @@ def test_half_a_pair_and_missing_files_are_named(keys: Path) -> None:
         ServerSecurity(tls_cert=keys / "cert.pem").check("127.0.0.1")
     with pytest.raises(ConfigError, match=r"token file .*nonsuch cannot be read"):
         ServerSecurity(token_file=keys / "nonsuch").interceptors()
+
+
+def issued(folder: Path, name: str, days: int) -> tuple[Path, Path]:
+    """A certificate and its key."""
+    cert, key = folder / f"{name}.crt", folder / f"{name}.key"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", str(days), "-subj", "/CN=m1"]
+    named = ["-addext", f"subjectAltName=IP:{HOST}"]
+    subprocess.run([*command, "-keyout", str(key), "-out", str(cert), *named], check=True, capture_output=True)
+    return cert, key
+
+
+@pytest.mark.parametrize(
+    ("days", "told"), [(105, "expired 5 days ago: issue another one"), (-3, "is valid in 3.0 days only: correct it")]
+)
+def test_a_certificate_of_another_time_is_told_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, days: int, told: str
+) -> None:
+    cert, key = issued(tmp_path, "good", 100)
+    now = time.time() + days * 86_400
+    monkeypatch.setattr(certificates, "time", SimpleNamespace(time=lambda: now))
+
+    with pytest.raises(ConfigError, match=told):
+        ServerSecurity(tls_cert=cert, tls_key=key).credentials()
+
+
+def test_a_certificate_that_cannot_be_used_is_told_at_the_start(tmp_path: Path, keys: Path) -> None:
+    good, key = issued(tmp_path, "good", 100)
+    assert 98 < check_pair(good, key) <= 100
+    _, other = issued(tmp_path, "other", 100)
+    bad = tmp_path / "bad.crt"
+    bad.write_text("no PEM")
+    for cert, its_key, told in (
+        (good, other, "does not belong to the certificate"),
+        (bad, key, "are no certificate and unencrypted key in PEM"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            ServerSecurity(tls_cert=cert, tls_key=its_key, token_file=keys / "token").credentials()
+
+
+def test_a_certificate_that_ends_soon_is_warned_of(keys: Path) -> None:
+    with structlog.testing.capture_logs() as logs:
+        ServerSecurity(tls_cert=keys / "cert.pem", tls_key=keys / "key.pem").credentials()
+
+    assert [(line["event"], line["log_level"]) for line in logs] == [("the certificate expires soon", "warning")]
+
+
+async def test_who_shows_no_certificate_or_the_wrong_one_is_told_which_setting_helps(
+    tmp_path: Path, keys: Path
+) -> None:
+    cert, key = issued(tmp_path, "other", 100)
+    right = ClientSecurity(keys / "cert.pem", keys / "token", keys / "cert.pem", keys / "key.pem")
+    pair = ("--tls-cert", keys / "cert.pem", "--tls-key", keys / "key.pem", "--token-file", keys / "token")
+    options = (*pair, "--tls-client-ca", keys / "cert.pem")
+    async with running_agent(tmp_path, *map(str, options), security=right) as agent:
+        for wrong, told in (
+            (ClientSecurity(keys / "cert.pem", keys / "token"), "name one in EVERSTEP_AGENT_CERT_FILE"),
+            (ClientSecurity(keys / "cert.pem", keys / "token", cert, key), "name one in EVERSTEP_AGENT_CERT_FILE"),
+            (ClientSecurity(cert, keys / "token"), "not signed by the authority in EVERSTEP_AGENT_CA_FILE"),
+        ):
+            async with AgentClient(agent.address, wrong) as client:
+                with pytest.raises(AgentError, match=told):
+                    await client.describe()
 
 
 async def test_what_an_agent_cannot_start_with(tmp_path: Path) -> None:
