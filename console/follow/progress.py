@@ -69,8 +69,12 @@ class JobProgress:
 
     @property
     def step(self) -> int | None:
-        """Steps that every rank seen has completed; None while no step is known."""
-        steps = min((view.steps for view in self.ranks.values()), default=-1)
+        """Steps that every rank seen has completed; None while no step is known.
+
+        Of a machine that does not answer the last word is old: its ranks step with the others, or these stand still.
+        """
+        heard = [view for view in self.ranks.values() if view.machine not in self.silent]
+        steps = min((view.steps for view in heard or self.ranks.values()), default=-1)
         return steps if steps >= 0 else None
 
     @property

@@ -38,6 +38,10 @@ class RankStatus(BaseModel):
     loss: float | None
 
 
+Described = dict[str, pb.DescribeReply | AgentError]
+"""Machine → what it says of itself, or why it says nothing."""
+
+
 class MachineStatus(BaseModel):
     """One machine of a job."""
 
@@ -45,6 +49,8 @@ class MachineStatus(BaseModel):
     address: str
     answers: bool
     ranks: list[RankStatus]
+    problem: str = ""
+    """Why its agent does not answer; empty: it does."""
 
 
 class JobReport(BaseModel):
@@ -222,13 +228,14 @@ async def job_report(control: Control, job: str) -> JobReport:
     )
 
 
-async def describe_all(control: Control, machines: list[Machine]) -> dict[str, pb.DescribeReply | None]:
-    """What every machine says of itself; None for one that does not answer."""
+async def describe_all(control: Control, machines: list[Machine]) -> Described:
+    """What every machine says of itself, or why it says nothing."""
 
-    async def one(machine: Machine) -> pb.DescribeReply | None:
-        with suppress(AgentError):
+    async def one(machine: Machine) -> pb.DescribeReply | AgentError:
+        try:
             return await control.agents.get(machine.address).describe(timeout_s=DESCRIBE_S)
-        return None
+        except AgentError as error:
+            return error
 
     replies = await asyncio.gather(*(one(machine) for machine in machines))
     return {machine.name: reply for machine, reply in zip(machines, replies, strict=True)}
@@ -239,15 +246,13 @@ async def saved_of(control: Control, state: JobState) -> SavedReport | None:
     return await _saved(control, state, await describe_all(control, state.machines))
 
 
-def _progress(job: str, described: dict[str, pb.DescribeReply | None]) -> JobProgress:
+def _progress(job: str, described: Described) -> JobProgress:
     views = [view for name, reply in described.items() for view in _ranks(job, name, reply)]
-    silent = [name for name, reply in described.items() if reply is None]
+    silent = [name for name, reply in described.items() if isinstance(reply, AgentError)]
     return merge(views, time_ns=time.time_ns(), silent=silent)
 
 
-async def _saved(
-    control: Control, state: JobState, described: dict[str, pb.DescribeReply | None]
-) -> SavedReport | None:
+async def _saved(control: Control, state: JobState, described: Described) -> SavedReport | None:
     said = _said(state.spec.name, described)
     if not unsteady(said):
         return saved_report(said)
@@ -255,21 +260,21 @@ async def _saved(
     return saved_report(_said(state.spec.name, again), before=said)
 
 
-def _said(job: str, described: dict[str, pb.DescribeReply | None]) -> dict[str, list[pb.RankProgress]]:
+def _said(job: str, described: Described) -> dict[str, list[pb.RankProgress]]:
     return {
         name: [rank for found in reply.jobs if found.job == job for rank in found.ranks]
         for name, reply in described.items()
-        if reply is not None
+        if not isinstance(reply, AgentError)
     }
 
 
-def _ranks(job: str, machine: str, reply: pb.DescribeReply | None) -> list[RankView]:
-    if reply is None:
+def _ranks(job: str, machine: str, reply: pb.DescribeReply | AgentError) -> list[RankView]:
+    if isinstance(reply, AgentError):
         return []
     return [view for found in reply.jobs if found.job == job for view in views_of(machine, found.ranks)]
 
 
-def _machine(job: str, machine: Machine, reply: pb.DescribeReply | None) -> MachineStatus:
+def _machine(job: str, machine: Machine, reply: pb.DescribeReply | AgentError) -> MachineStatus:
     ranks = [
         RankStatus(
             rank=view.rank,
@@ -281,7 +286,8 @@ def _machine(job: str, machine: Machine, reply: pb.DescribeReply | None) -> Mach
         )
         for view in sorted(_ranks(job, machine.name, reply), key=lambda view: view.rank)
     ]
-    return MachineStatus(name=machine.name, address=machine.address, answers=reply is not None, ranks=ranks)
+    problem = str(reply) if isinstance(reply, AgentError) else ""
+    return MachineStatus(name=machine.name, address=machine.address, answers=not problem, ranks=ranks, problem=problem)
 
 
 def _ratio(found: Ettr | None) -> float | None:

@@ -99,7 +99,7 @@ def machine_rows(machines: Sequence[MachineStatus], *, ended: bool = False) -> l
 
 def _ranks(machine: MachineStatus) -> str:
     if not machine.answers:
-        return f"its agent at {machine.address} does not answer"
+        return machine.problem or f"its agent at {machine.address} does not answer"
     if not machine.ranks:
         return "no ranks"
     return ", ".join(

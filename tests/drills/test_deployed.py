@@ -71,5 +71,7 @@ def test_training_goes_on_while_its_machine_is_cut_off_from_the_control_host(
     found = deployed.until("cut-off", over)
 
     assert during["silent"] == ["gpu-1"]
+    [silent] = [one for one in during["machines"] if one["name"] == "gpu-1"]
+    assert silent["problem"].startswith(f"the agent at {MACHINES['gpu-1']}:7070 did not answer")
     assert (found["status"], found["incident_count"]) == ("finished", 0), deployed.logs()
     assert read(path) == undisturbed

@@ -52,6 +52,15 @@ def test_a_step_that_is_not_known_is_not_shown_as_zero(changes: dict[str, object
     assert merge([view(0), view(1, **changes)], time_ns=1).step == step
 
 
+def test_of_a_machine_that_does_not_answer_the_last_word_is_old() -> None:
+    """The job's step went on while one machine was cut off from the control plane."""
+    views = [view(0, completed_steps=30), view(1, completed_steps=31), view(2, completed_steps=12)]
+
+    assert merge(views, time_ns=1).step == 12
+    assert merge(views, time_ns=1, silent=["m1"]).step == 30
+    assert merge(views, time_ns=1, silent=["m0", "m1"]).step == 12, "nobody knows better"
+
+
 def test_the_loss_comes_from_a_rank_that_has_one() -> None:
     assert merge([view(0), view(1, loss=2.5), view(2, loss=2.6)], time_ns=1).loss == 2.5
     assert merge([view(0), view(1, loss=math.inf)], time_ns=1).loss is None

@@ -97,6 +97,12 @@ def test_machines_of_an_ended_job_are_shown_where_ranks_are_left() -> None:
     assert [name for name, _ in machine_rows(machines)] == ["m0", "m1"]
 
 
+def test_it_is_said_why_a_machine_does_not_answer() -> None:
+    why = "the agent at 10.0.4.17:7070 did not answer: Its certificate has expired"
+    machine = MachineStatus(name="m0", address="10.0.4.17:7070", answers=False, ranks=[], problem=why)
+    assert machine_rows([machine]) == [("m0", why)]
+
+
 def test_a_job_knows_whether_it_was_launched() -> None:
     state = JobState(spec=JobSpec(name="gpt", script="/gpt.py"), machines=[], generation=3)  # of the earlier runs
     assert not state.launched
