@@ -31,7 +31,7 @@ log = structlog.get_logger("cleanup")
 
 LOOK_S = 5.0
 """Between two looks at the list of jobs, seconds (ours)."""
-LONGEST_S = 60.0
+LONGEST_S = 10.0
 """Longest wait before machines that did not answer are asked again, seconds (ours)."""
 AT_ONCE = 64
 """Machines of one job that are asked side by side (ours)."""

@@ -102,6 +102,9 @@ class JobState(BaseModel):
     status: JobStatus = "starting"
     incidents: list[IncidentSummary] = Field(default_factory=list, description="The last 20, oldest first.")
     incident_count: int = 0
+    """Number of the newest incident of the job's name: it counts on from run to run."""
+    incidents_before: int = 0
+    """Of which so many were of earlier runs."""
     failures: list[Failure] = Field(default_factory=list, description="For the next decision, bounded.")
     pending: list[Anomaly] = Field(default_factory=list)
     unconfirmed: str = ""
@@ -126,6 +129,11 @@ class JobState(BaseModel):
     stop_requested: str = ""
     outcome: str = ""
     """Why the job ended; empty while it runs."""
+
+    @property
+    def incidents_so_far(self) -> int:
+        """Incidents of this run."""
+        return self.incident_count - self.incidents_before
 
     @property
     def status_text(self) -> str:

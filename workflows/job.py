@@ -215,6 +215,7 @@ class JobWorkflow:
             used = await self._record(started_ns=state.started_ns)
             # Count on from earlier runs of the same name: an agent never meets a generation twice.
             state.generation, state.incident_count = used.generations, used.incidents
+            state.incidents_before = used.incidents
         except ActivityError:
             workflow.logger.warning("the ledger did not answer; the job starts without it")
         beginning = Beginning(state)
@@ -339,11 +340,15 @@ class JobWorkflow:
         self._show()
         state, why = self.state, f"stop asked for by {self.state.stop_requested}"
         grace_s = state.spec.policy.stop_grace_s
+        left = ""
         with contextlib.suppress(ActivityError):  # the release ends what this could not
-            await actions.stop(
+            evidence = await actions.stop(
                 state.spec, state.machines, state.run, state.generation, why=why, grace_s=grace_s, patience_s=5.0
             )
-        return await self._end("stopped", f"stopped by {self.state.stop_requested}")
+            if evidence.unreachable:
+                silent = page.listed(evidence.unreachable, 3)
+                left = f"; {silent} did not answer: ranks may live there, and are ended once it does"
+        return await self._end("stopped", f"stopped by {self.state.stop_requested}{left}")
 
     async def _end(self, status: str, outcome: str) -> JobResult:
         """Give everything back and close the books."""

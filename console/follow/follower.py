@@ -165,7 +165,7 @@ class Follower:
             ettr=self._ettr,
             ranks_alive=progress.alive,
             ranks=self._topology.world_size,
-            incidents=self._state.incident_count,
+            incidents=self._state.incidents_so_far,
             silent=progress.silent,
         )
 
@@ -215,7 +215,7 @@ class Follower:
                 "ettr": self._ettr,
                 "seconds": took,
                 "generations": result.generations,
-                "incidents": self._state.incident_count,
+                "incidents": self._state.incidents_so_far,
             },
         )
 

@@ -188,6 +188,19 @@ async def test_stopping_a_job_ends_its_open_incident_too(jobs: Any) -> None:
     assert "nonsense" in state.rejected[0]
 
 
+async def test_who_stops_a_job_hears_of_machines_that_did_not(jobs: Any) -> None:
+    jobs.cluster.evidence = lambda given: Evidence(generation=given.generation, unreachable=["m1"])
+    handle = await jobs.start()
+    await jobs.until(handle, lambda state: state.status == "running")
+    await handle.signal(JobWorkflow.stop, {"operator": "ada"})
+    result = await handle.result()
+
+    assert result.outcome == "stopped"
+    assert result.headline.endswith(
+        "stopped by ada; m1 did not answer: ranks may live there, and are ended once it does"
+    )
+
+
 async def test_a_cancelled_job_stops_its_ranks(jobs: Any) -> None:
     handle = await jobs.start()
     await jobs.until(handle, lambda state: state.status == "running")
@@ -224,12 +237,14 @@ async def test_no_recovery_waits_for_a_ledger_that_is_away(jobs: Any, monkeypatc
 async def test_a_used_name_counts_on(jobs: Any) -> None:
     jobs.cluster.used = NumbersUsed(incidents=4, generations=9)
     handle = await jobs.start()
-    await jobs.until(handle, lambda state: state.status == "running")
+    state = await jobs.until(handle, lambda state: state.status == "running")
+    assert state.incidents_so_far == 0, "those of earlier runs are not this one's"
     await handle.execute_update(JobWorkflow.report, anomaly(10))
 
     state = await jobs.until(handle, lambda state: state.generation == 11)
 
     assert state.incidents[0].number == 5
+    assert state.incidents_so_far == 1
 
 
 async def test_a_job_carries_everything_across_continue_as_new(jobs: Any) -> None:
