@@ -175,7 +175,7 @@ def test_checkpoints_drills_the_doctor_and_errors_show_it(
         backups=text,
     )
     finding = doctor.Finding(name="torch", status="missing", found=text, remedy=text)
-    monkeypatch.setattr(doctor, "examine", lambda: [finding])
+    monkeypatch.setattr(doctor, "examine", lambda *_: [finding])
     PlainConsole().print("\n".join(checkpoint_lines(copies, None)))
     narrate.results([DrillResult(fault="kill-rank", problems=[text], said=[text], leaked=[text], promise=text)])
     narrate.progress(text)

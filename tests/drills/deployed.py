@@ -66,7 +66,7 @@ STEPS = 40
 JOB = f"""
 script = "{ROOT}/examples/gpt.py"
 args = [
-    "--steps", "{STEPS}", "--seq", "16", "--layers", "2", "--dim", "32", "--step-seconds", "0.2", "--losses", "LOSSES",
+    "--steps", "{STEPS}", "--seq", "16", "--layers", "2", "--dim", "32", "--step-seconds", "PACE", "--losses", "LOSSES",
 ]
 machines = 3
 
@@ -207,10 +207,10 @@ class Deployed:
             timeout=limit_s,
         )
 
-    def start_job(self, name: str) -> Path:
-        """Start the example over all machines; returns the file of its losses."""
+    def start_job(self, name: str, pace_s: float = 0.5) -> Path:
+        """Start the example over all machines, with steps of so many seconds; returns the file of its losses."""
         losses, path = self.folder / f"{name}.jsonl", self.folder / f"{name}.toml"
-        path.write_text(JOB.replace("LOSSES", str(losses)))
+        path.write_text(JOB.replace("LOSSES", str(losses)).replace("PACE", str(pace_s)))
         done = self.everstep("run", str(path), "--name", name, "--detach")
         assert done.returncode == 0, f"{done.stdout}{done.stderr}{self.logs()}"
         return losses

@@ -25,7 +25,7 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
 
 @pytest.fixture(scope="module")
 def undisturbed(deployed: Deployed) -> Losses:
-    path = deployed.start_job("undisturbed")
+    path = deployed.start_job("undisturbed", 0.05)
     found = deployed.until("undisturbed", over)
     assert (found["status"], found["incident_count"]) == ("finished", 0), deployed.logs()
     return read(path)

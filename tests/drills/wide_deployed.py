@@ -37,7 +37,7 @@ def deployed(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres) -> It
 
 @pytest.fixture(scope="module")
 def undisturbed(deployed: Deployed) -> Losses:
-    path = deployed.start_job("undisturbed")
+    path = deployed.start_job("undisturbed", 0.05)
     assert deployed.until("undisturbed", over)["status"] == "finished"
     return read(path)
 

@@ -128,7 +128,10 @@ def cancelled_while_it_tells(history: WorkflowHistory) -> WorkflowHistory:
     events = told["events"]
     kinds = [event["eventType"].removeprefix("EVENT_TYPE_") for event in events]
     sent = len(kinds) - 1 - kinds[::-1].index("SIGNAL_EXTERNAL_WORKFLOW_EXECUTION_INITIATED")
-    told["events"] = [*events[: sent + 1], *events[kinds.index("WORKFLOW_EXECUTION_CANCEL_REQUESTED") :]]
+    ended = kinds.index("WORKFLOW_EXECUTION_CANCEL_REQUESTED")
+    # What is left out of an activity must not go on behind it.
+    last = [event for event, kind in zip(events[ended:], kinds[ended:], strict=True) if "ACTIVITY" not in kind]
+    told["events"] = [*events[: sent + 1], *last]
     new = {event["eventId"]: str(at) for at, event in enumerate(told["events"], start=1)}
     for event in told["events"]:
         event["eventId"] = new[event["eventId"]]
