@@ -65,9 +65,11 @@ s3: setup ## remote storage against a server that speaks S3 (moto), in an enviro
 	  .tools/s3/bin/pip install --quiet s3fs 'moto[server]'; }
 	@.tools/s3/bin/python -P -m pytest tests/agent/test_tiers_s3.py
 
-lock: setup ## resolve the dependencies of pyproject.toml anew into requirements.lock
-	@$(UV) pip compile --quiet --universal --upgrade --no-header --no-emit-index-url --generate-hashes \
-	  --extra dev --extra postgresql --extra encryption pyproject.toml -o requirements.lock
+COMPILE = $(UV) pip compile --quiet --universal --upgrade --no-header --no-emit-index-url --generate-hashes
+lock: setup ## resolve all dependencies anew: requirements.lock, and what installs and builds, in deploy/
+	@$(COMPILE) --extra dev --extra postgresql --extra encryption pyproject.toml -o requirements.lock
+	@echo uv | $(COMPILE) --no-annotate - -o deploy/installer.lock
+	@printf 'hatchling\neditables\n' | $(COMPILE) --no-annotate - -o deploy/build.lock
 
 clean: ## remove the environment and all caches of this checkout (not the Temporal binary, not clusters)
 	rm -rf .venv .tools .mypy_cache .ruff_cache .pytest_cache .hypothesis dist

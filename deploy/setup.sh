@@ -1,6 +1,7 @@
 #!/bin/sh
 # Make the Python environment of a checkout: called by `make setup` with PYTHON, UV and STAMP.
-# Everything installed comes from requirements.lock; the stamp holds the hash of what was installed.
+# Everything installed comes from requirements.lock, uv from deploy/installer.lock, what builds everstep itself from
+# deploy/build.lock; the stamp holds the hash of what was installed. A uv on PATH is taken as it is.
 set -eu
 
 step() { printf '[setup %s] %s\n' "$1" "$2"; }
@@ -19,7 +20,7 @@ if [ -z "${PYTHON:-}" ]; then
     exit 1
 fi
 
-wanted=$(cat requirements.lock pyproject.toml deploy/setup.sh | cksum)
+wanted=$(cat requirements.lock deploy/*.lock pyproject.toml deploy/setup.sh | cksum)
 if [ -x .venv/bin/everstep ] && [ "$(cat "$STAMP" 2>/dev/null)" = "$wanted" ]; then
     exit 0
 fi
@@ -27,7 +28,7 @@ fi
 if [ ! -x "$UV" ]; then
     step 1/4 "uv, the installer, into .tools/uv (seconds)"
     "$PYTHON" -m venv .tools/uv
-    .tools/uv/bin/python -m pip install --quiet --disable-pip-version-check uv
+    .tools/uv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r deploy/installer.lock
 else
     step 1/4 "uv: $UV"
 fi
@@ -56,6 +57,6 @@ if [ -n "$ticker" ]; then
 fi
 
 step 4/4 "everstep itself, editable"
-"$UV" pip install --quiet --python .venv/bin/python --no-deps -e .
+"$UV" pip install --quiet --python .venv/bin/python --no-deps --build-constraints deploy/build.lock -e .
 
 printf '%s\n' "$wanted" > "$STAMP"

@@ -154,6 +154,15 @@ def test_the_lock_pins_every_requirement_with_hashes() -> None:
     assert not missing, "run `make lock`"
 
 
+@pytest.mark.parametrize(("lock", "names"), [("installer", ["uv"]), ("build", ["editables", "hatchling"])])
+def test_what_installs_and_builds_is_pinned_too(lock: str, names: list[str]) -> None:
+    lines = (ROOT / "deploy" / f"{lock}.lock").read_text().splitlines()
+    pins = [line for line in lines if not line.startswith(" ")]
+    assert all("==" in line and line.endswith("\\") for line in pins)
+    assert {line.split("==")[0] for line in pins} >= set(names)
+    assert f"deploy/{lock}.lock" in (ROOT / "deploy" / "setup.sh").read_text()
+
+
 def _plain(requirement: str) -> str:
     for mark in "[<>=;! ":
         requirement = requirement.split(mark, maxsplit=1)[0]

@@ -24,6 +24,8 @@ CLI_VERSION = "1.8.2"
 """What is downloaded or built: brings server 1.31.2 and Web UI 2.50.1."""
 OLDEST_SERVER = (1, 29)
 """Older servers lack what the workflows use (worker deployments, update by id)."""
+MEASURED_SERVER = (1, 31)
+"""Settings and times were measured on this one."""
 TOOL_MODULE = Path(__file__).resolve().parents[2] / "deploy" / "temporal-server"
 PACKAGE = "github.com/temporalio/cli/cmd/temporal"
 DOWNLOAD_LIMIT_S = 600.0
@@ -69,16 +71,29 @@ def server_version(binary: Path) -> str:
 
 def usable(binary: Path) -> bool:
     """Whether the binary runs and its server is not too old."""
-    numbers = [int(part) for part in server_version(binary).split(".") if part]
-    return tuple(numbers[:2]) >= OLDEST_SERVER
+    return _numbers(server_version(binary)) >= OLDEST_SERVER
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Major and minor number; empty where the version is not known."""
+    return tuple(int(part) for part in version.split(".") if part)[:2]
+
+
+def _dotted(numbers: tuple[int, ...]) -> str:
+    return ".".join(map(str, numbers))
 
 
 def installed(progress: Progress) -> tuple[Path, str] | None:
-    """A usable binary that is there already and where it was found, or None."""
+    """A usable binary that is there already and where it was found, or None; says where its version is another one."""
     if on_path := shutil.which("temporal"):
         if usable(Path(on_path)):
+            version = server_version(Path(on_path))
+            if _numbers(version) != MEASURED_SERVER:
+                measured = _dotted(MEASURED_SERVER)
+                progress(f"warning: {on_path} is server {version}; settings and times were measured on {measured}")
             return Path(on_path), "on PATH"
-        progress(f"{on_path} is passed over: server {server_version(Path(on_path)) or 'unknown'}, 1.29 is needed")
+        version = server_version(Path(on_path)) or "unknown"
+        progress(f"{on_path} is passed over: server {version}, {_dotted(OLDEST_SERVER)} is needed")
     if cached_binary().exists() and usable(cached_binary()):
         return cached_binary(), "from the cache"
     return None

@@ -65,6 +65,11 @@ def test_path_comes_before_the_cache(bare: Path) -> None:
     said: list[str] = []
     assert temporal_server.find(said.append).binary == on_path
     assert "on PATH" in said[-1]
+    assert "is server 1.30.0; settings and times were measured on 1.31" in said[0]
+    program(bare / "bin", "1.31.9")
+    said.clear()
+    temporal_server.find(said.append)
+    assert not any("warning" in line for line in said)
 
 
 def test_a_server_that_is_too_old_is_passed_over_aloud(bare: Path) -> None:
