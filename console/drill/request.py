@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from console.drill import checks, settings
 from console.drill.catalogue import CONTROL_FAULTS, DAMAGE, MACHINE_FAULTS, RANK_FAULTS
 from console.drill.checks import machine_names
+from console.files import file_of_ours
 from console.job_file import load_job
 from everstep.errors import ConfigError
 from everstep.job import JobSpec
@@ -212,12 +213,12 @@ class DrillRequest(BaseModel):
 
 
 def example(name: str) -> Path:
-    """An example script of this checkout.
+    """One of everstep's example scripts.
 
     Raises:
         ConfigError: it is not there.
     """
-    path = Path(__file__).resolve().parents[2] / "examples" / name
+    path = file_of_ours(f"examples/{name}")
     if not path.exists():
         raise ConfigError(f"the example {path} is missing: name a script of yours after '--'")
     return path

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from console.files import file_of_ours
 from console.local.waiting import Progress, waiting
 from everstep.errors import ClusterError
 
@@ -26,7 +27,7 @@ OLDEST_SERVER = (1, 29)
 """Older servers lack what the workflows use (worker deployments, update by id)."""
 MEASURED_SERVER = (1, 31)
 """Settings and times were measured on this one."""
-TOOL_MODULE = Path(__file__).resolve().parents[2] / "deploy" / "temporal-server"
+TOOL_MODULE = file_of_ours("deploy/temporal-server")
 PACKAGE = "github.com/temporalio/cli/cmd/temporal"
 DOWNLOAD_LIMIT_S = 600.0
 BUILD_LIMIT_S = 1800.0
