@@ -28,6 +28,7 @@ from benchmarks.everstep_side import EverstepSide
 from benchmarks.peers import nvrx, torchrun
 from benchmarks.peers.torchrun import INTERRUPTED, PeerFailed
 from benchmarks.timeline import PARTS, UNACCOUNTED, Recovery
+from everstep.errors import EverstepError
 
 RANKS, MACHINES = 8, 4
 SCRIPT = Path(__file__).resolve().parents[1] / "examples" / "gpt.py"
@@ -45,15 +46,17 @@ class Results:
     torchrun: list[Recovery] = field(default_factory=list)
     nvrx: list[Recovery] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
-    """Peers that did not run or did not come back, and why."""
+    """Sides that did not run or did not come back, and why: ours is no exception."""
+    runs: int = 0
+    """So often each side was struck."""
 
     @contextmanager
-    def noting(self, peer: str) -> Iterator[None]:
-        """A peer's failure leaves its place empty; it does not end the benchmark."""
+    def noting(self, side: str) -> Iterator[None]:
+        """A failure leaves its place empty; it does not end the benchmark."""
         try:
             yield
-        except PeerFailed as error:
-            self.failures.append(f"{peer}: {error}")
+        except (PeerFailed, EverstepError, TimeoutError) as error:
+            self.failures.append(f"{side}: {error}")
             say(self.failures[-1])
 
 
@@ -103,12 +106,13 @@ async def _measure(results: Results, runs: int, chosen: random.Random, peers: Se
                 turns: list[Torchrun | Nvrx | None] = [None, *sides]
                 for side in turns if run % 2 == 0 else turns[::-1]:
                     if side is None:
-                        # Without its sizes: they are the job's.
-                        ours = await cluster.recover(SCRIPT, SCRIPT_ARGS[:2], rank=rank, at_step=at_step)
-                        results.ours.append(ours)
+                        with results.noting("everstep"):  # without its sizes: they are the job's
+                            ours = await cluster.recover(SCRIPT, SCRIPT_ARGS[:2], rank=rank, at_step=at_step)
+                            results.ours.append(ours)
                     else:
                         folder = Path(name) / f"{type(side).__name__}-{run}"
                         await asyncio.to_thread(side.recover, folder, rank, at_step)
+                results.runs = run + 1
                 say(f"run {run + 1} of {runs}: rank {rank} at step {at_step}: {_last(results)}")
 
 
@@ -154,6 +158,8 @@ def _last(results: Results) -> str:
 def summarise(results: Results) -> list[Row]:
     """The rows: against each peer, against the clock, and by part."""
     ours, other, shrunk = ([one.seconds for one in found] for found in (results.ours, results.torchrun, results.nvrx))
+    if not ours:
+        return [_came_back(results, name) for name in ("torchrun", "nvrx")]
     what = "fault to next step of all ranks"
     rows = rows_of(f"{what}, torchrun", "s", ours, other, aim=AGAINST_TORCHRUN)
     median = Spread.of(ours).median
@@ -162,7 +168,13 @@ def summarise(results: Results) -> list[Row]:
     rows.append(Row(f"{what}, median", "s", median, None, AIM_S, aim_of="ours"))
     for part in (*PARTS, UNACCOUNTED):
         rows.append(Row(f"part: {part}, median", "s", Spread.of([one.parts[part] for one in results.ours]).median))
-    return rows
+    return [*rows, *(_came_back(results, name) for name in ("torchrun", "nvrx"))]
+
+
+def _came_back(results: Results, peer: str) -> Row:
+    """Times are of the runs that came back, so it is said of how many."""
+    name = f"came back, of {results.runs} runs, {peer}"
+    return Row(name, "runs", len(results.ours), len(getattr(results, peer)), larger=True)
 
 
 def where_it_went(name: str, found: Sequence[Recovery]) -> str:

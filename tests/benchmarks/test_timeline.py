@@ -7,7 +7,8 @@ import pytest
 from activities import messages
 from benchmarks.everstep_side import Times, recovery_of
 from benchmarks.recovery import Results, summarise
-from benchmarks.timeline import PARTS, UNACCOUNTED, parts_between
+from benchmarks.timeline import PARTS, UNACCOUNTED, Recovery, parts_between
+from everstep.errors import EverstepError
 from everstep.incident import Confirmation, Failure, IncidentReport, Symptom
 
 S = 10**9
@@ -52,3 +53,21 @@ def test_a_recovery_is_cut_at_the_fault_the_incident_and_the_milestones() -> Non
     rows = {row.name: row for row in summarise(Results(ours=[found]))}
     assert rows["part: launch, median"].ours == pytest.approx(3.0)
     assert rows["fault to next step of all ranks, torchrun, median"].peer is None
+
+
+def test_runs_that_did_not_come_back_are_said_of_both_sides() -> None:
+    parts = dict.fromkeys((*PARTS, UNACCOUNTED), 0.1)
+    results = Results(torchrun=[Recovery(1, 20, 9.0)] * 3, runs=3)
+    with results.noting("everstep"):
+        raise EverstepError("the job does not step again")
+    assert results.failures == ["everstep: the job does not step again"]
+    assert [(row.name, row.ours, row.peer) for row in summarise(results)] == [
+        ("came back, of 3 runs, torchrun", 0, 3),
+        ("came back, of 3 runs, nvrx", 0, 0),
+    ]
+    results.ours = [Recovery(1, 20, 0.6, parts)] * 2
+    rows = {row.name: row for row in summarise(results)}
+    assert (rows["came back, of 3 runs, torchrun"].ours, rows["fault to next step of all ranks, median"].ours) == (
+        2,
+        0.6,
+    )
