@@ -1,0 +1,75 @@
+"""Two clusters of one user at once, each with its own server and its own workers: ``make drills``."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+from console.control import Control
+from console.local import cluster as local
+from console.local import ports
+from everstep.job import JobSpec
+from everstep.job_state import job_workflow_id
+
+pytestmark = [pytest.mark.drill, pytest.mark.timeout(300)]
+NAMES = ("one", "two")
+ROUNDS = 20
+JOB = "same"
+"""Both clusters have a job of this name at the same time."""
+
+
+async def run_job(name: str, script: Path) -> set[int]:
+    """Pids of the workers that a job of a cluster was executed by."""
+    async with await Control.connect(name, local=True) as control:
+        await control.start_job(JobSpec(name=JOB, script=str(script)), control.machines[:1])
+        assert (await control.result(JOB)).outcome == "finished"
+        history = await control.client.get_workflow_handle(job_workflow_id(JOB)).fetch_history()
+    told = [event.workflow_task_started_event_attributes.identity for event in history.events]
+    return {int(found.group()) for identity in told if (found := re.match(r"\d+", identity))}
+
+
+@pytest.mark.parametrize("round_", range(ROUNDS))
+async def test_each_has_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, round_: int) -> None:
+    monkeypatch.setenv("EVERSTEP_HOME", str(tmp_path))
+    script = tmp_path / "train.py"
+    script.write_text("print('trained')\n")
+    with ThreadPoolExecutor() as threads:  # as two people would: neither waits for the other
+        came = threads.map(lambda name: local.up(name, machines=1, standbys=0, workers=1), NAMES)
+        found = dict(zip(NAMES, came, strict=True))
+    try:
+        assert len({one.temporal_address for one in found.values()}) == len(NAMES)
+        assert len({one.namespace for one in found.values()}) == len({one.task_queue for one in found.values()}) == 2
+        for name, cluster in found.items():
+            running = local.processes(cluster)
+            _, port = ports.split(cluster.temporal_address)
+            listening = {one.laddr.port for one in psutil.Process(running["temporal"]).net_connections("tcp")}
+            assert port in listening, f"the server that answers {name} is its own"
+            assert await run_job(name, script) == {running["worker-0"]}
+    finally:
+        for name in NAMES:
+            local.down(name)
+
+
+def test_two_people_type_up_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same with two processes."""
+    monkeypatch.setenv("EVERSTEP_HOME", str(tmp_path))
+    command = [sys.executable, "-P", "-m", "console.main", "up", "--machines", "1", "--standbys", "0", "--workers", "1"]
+    started = [
+        subprocess.Popen([*command, "--cluster", name], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for name in NAMES
+    ]
+    said = [process.communicate()[0] for process in started]
+    try:
+        assert [process.returncode for process in started] == [0, 0], said
+        addresses = [re.search(r"Temporal +(\S+),", text) for text in said]
+        assert all(addresses)
+        assert len({found.group(1) for found in addresses if found}) == len(NAMES)
+    finally:
+        for name in NAMES:
+            local.down(name)
