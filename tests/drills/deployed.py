@@ -62,7 +62,7 @@ def exec_start(unit: str) -> list[str]:
     return shlex.split(line.removeprefix("ExecStart="))
 
 
-STEPS = 40
+STEPS = 30
 JOB = f"""
 script = "{ROOT}/examples/gpt.py"
 args = [
