@@ -243,7 +243,8 @@ class Scene:
         def caught_up() -> bool:
             nonlocal deadline
             deadline = min(deadline, time.monotonic() + CATCH_UP_S)
-            return best_step(self.stored.left(strike)) >= self.stored.newest() or time.monotonic() > deadline
+            in_memory = self.stored.left(strike, disks=False)
+            return best_step(in_memory) >= self.stored.newest() or time.monotonic() > deadline
 
         return caught_up
 

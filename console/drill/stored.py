@@ -59,8 +59,14 @@ class Stored:
                 found.add(int(manifest.parent.name.removeprefix("step-")))
         return found
 
-    def left(self, strike: Strike, damaged: Iterable[Damaged] = ()) -> dict[int, set[int]]:
-        """For each rank the steps of which a sound copy is left after a strike."""
+    def left(self, strike: Strike, damaged: Iterable[Damaged] = (), *, disks: bool = True) -> dict[int, set[int]]:
+        """For each rank the steps of which a sound copy is left after a strike.
+
+        Args:
+            strike: What is lost.
+            damaged: Copies that are there and not sound.
+            disks: Those on disks too.
+        """
         shared = bool(self._spec.checkpoint.disk_path)
         bad = {(one.path, one.step) for one in damaged}
         found = {}
@@ -71,7 +77,7 @@ class Stored:
                 steps |= {step for step in self.own_steps(rank) if (self.own(rank), step) not in bad}
             if peer is not None and self._topology.machine(peer) not in strike.machines:
                 steps |= {step for step in self.backup_steps(rank) if (backup, step) not in bad}
-            if shared or not strike.disks or home not in strike.machines:
+            if disks and (shared or not strike.disks or home not in strike.machines):
                 files = {step: self.on_disk(rank, step, "safetensors") for step in self.disk_steps(rank)}
                 steps |= {step for step, path in files.items() if (path, step) not in bad}
             found[rank] = steps

@@ -75,6 +75,7 @@ def test_what_is_left_after_a_strike(tmp_path: Path, shared: bool) -> None:
     assert stored.left(Strike((home,)))[0] == {19, 20} | ({15} if shared else set())
     assert stored.left(Strike((home, peer)))[0] == ({15, 20} if shared else set())
     assert stored.left(Strike((home, peer), disks=False))[0] == {15, 20}
+    assert stored.left(Strike((home,)), disks=False)[0] == {19, 20}
     assert stored.left(Strike(ranks=(0,))) == everything
 
     bad = [Damaged(backup, 0, 20, "flipped"), Damaged(stored.on_disk(0, 20, "safetensors"), 0, 20, "cut")]
