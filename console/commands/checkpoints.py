@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 Cluster = Annotated[str, typer.Option("--cluster", metavar="NAME", help="Local cluster.")]
 
-"""Columns of a table that does not go to a terminal (ours)."""
 NAMED = 8
 """Ranks, machines or damaged copies that are named; the others are counted."""
 HEADINGS = {"own memory": "Own", "backup": "Backup", "disk": "Disk", "remote": "Remote"}

@@ -29,7 +29,6 @@ Reference = Annotated[
 
 TAIL_OF_ALL = 10
 """Lines of each rank when all are shown (ours)."""
-"""Columns of a table that does not go to a terminal (ours)."""
 PATIENCE_S = 30.0
 """How long stop, resume and abandon wait for their effect, beside what the job's policy allows (ours)."""
 POLL_S = 0.2
