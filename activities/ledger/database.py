@@ -22,6 +22,10 @@ CONNECT_TIMEOUT_S = 5
 POOL_SIZE = 4
 _LOCK_CLASS = 0x45565354  # "EVST": keeps our advisory locks apart from those of others.
 _WRITE = "everstep_write"
+_BOUNDS = (
+    "SELECT set_config('lock_timeout', :busy, true), set_config('statement_timeout', :frozen, true), "
+    "set_config('idle_in_transaction_session_timeout', :frozen, true)"
+)
 
 
 class LedgerUrl:
@@ -65,7 +69,7 @@ def connect(url: LedgerUrl) -> Engine:
                 pool_size=POOL_SIZE,
                 max_overflow=0,
                 pool_pre_ping=True,
-                connect_args={"connect_timeout": CONNECT_TIMEOUT_S, "options": _postgresql_options()},
+                connect_args={"connect_timeout": CONNECT_TIMEOUT_S},
             )
         # isolation_level None: the driver begins no transactions of its own, we begin them (below).
         engine = create_engine(
@@ -78,16 +82,6 @@ def connect(url: LedgerUrl) -> Engine:
         event.listen(engine, "begin", _begin_sqlite)
         _switch_to_wal(engine)
         return engine
-
-
-def _postgresql_options() -> str:
-    """Bounds that the server holds: whoever is frozen in a transaction loses it, and with it the writers' lock."""
-    bounds_s = {
-        "lock_timeout": BUSY_TIMEOUT_S,
-        "statement_timeout": 2 * BUSY_TIMEOUT_S,
-        "idle_in_transaction_session_timeout": 2 * BUSY_TIMEOUT_S,
-    }
-    return " ".join(f"-c {name}={int(seconds * 1000)}" for name, seconds in bounds_s.items())
 
 
 def _prepare_sqlite(connection: Any, _record: Any) -> None:
@@ -126,8 +120,12 @@ def reading(engine: Engine, url: LedgerUrl) -> Iterator[Connection]:
 
 
 @contextmanager
-def writing(engine: Engine, url: LedgerUrl, lock: str) -> Iterator[Connection]:
+def writing(engine: Engine, url: LedgerUrl, lock: str, *, bounded: bool = True) -> Iterator[Connection]:
     """A transaction that writes, alone among the writers with the same lock name.
+
+    ``bounded``: PostgreSQL ends a statement that waits or works too long, and a
+    transaction in which its writer is frozen, and with it the lock. The bounds are
+    this transaction's: they leave alone what the URL says, and pass through a pooler.
 
     SQLite has one writer at a time anyway; PostgreSQL takes an advisory lock
     that ends with the transaction. So looking a row up and then writing by it
@@ -135,10 +133,16 @@ def writing(engine: Engine, url: LedgerUrl, lock: str) -> Iterator[Connection]:
     """
     with explained(url), engine.connect().execution_options(**{_WRITE: True}) as connection, connection.begin():
         if connection.dialect.name == "postgresql":
+            if bounded:
+                connection.execute(text(_BOUNDS), {"busy": _ms(BUSY_TIMEOUT_S), "frozen": _ms(2 * BUSY_TIMEOUT_S)})
             connection.execute(
                 text("SELECT pg_advisory_xact_lock(:class, hashtext(:name))"), {"class": _LOCK_CLASS, "name": lock}
             )
         yield connection
+
+
+def _ms(seconds: float) -> str:
+    return str(int(seconds * 1000))
 
 
 @contextmanager

@@ -42,7 +42,8 @@ def migrate(engine: Engine, url: LedgerUrl, to: str = "head") -> None:
         revision = _revision(connection)
         if to == "head" and (revision == head or (_is_newer(revision, config) and not _lacking(connection))):
             return
-    with _ALEMBIC, writing(engine, url, "migrate") as connection:
+    # As long as it takes: a table of years may be rewritten, and another worker that starts waits for that.
+    with _ALEMBIC, writing(engine, url, "migrate", bounded=False) as connection:
         # Judged under the lock only: without it, another worker's migration may end between two looks.
         _check_revision(connection, url, config)
         config.attributes["connection"] = connection

@@ -8,7 +8,6 @@ import time
 
 import pytest
 from sqlalchemy import text
-from sqlalchemy.exc import DBAPIError
 
 from activities.ledger import Ledger, MachineEventRecord, database
 from everstep.errors import LedgerError
@@ -197,21 +196,33 @@ def test_a_writer_that_is_frozen_holds_up_nobody_for_ever(url: str, monkeypatch:
         assert [job.outcome for job in ledger.jobs()] == ["stopped"]
 
 
-def test_a_transaction_in_which_nothing_happens_is_ended_by_the_server(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("url", ["postgresql"], indirect=True)
+def test_a_writer_in_whose_transaction_nothing_happens_loses_it(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """SQLite's lock ends with its process; PostgreSQL's would stay as long as the connection."""
-    if url.startswith("sqlite"):
-        return
     monkeypatch.setattr(database, "BUSY_TIMEOUT_S", 0.1)
     where = database.LedgerUrl(url)
     frozen = database.connect(where)
-    with frozen.connect() as connection, pytest.raises(DBAPIError):
-        connection.begin()
-        connection.execute(text("SELECT 1"))
+    with pytest.raises(LedgerError), database.writing(frozen, where, "gpt") as connection:
+        connection.execute(text("SELECT pg_sleep(0.05)"))
         time.sleep(1.0)  # the bound is 0.2 s
         connection.execute(text("SELECT 1"))
     frozen.dispose()
+
+
+@pytest.mark.parametrize("url", ["postgresql"], indirect=True)
+def test_what_the_url_says_and_a_migration_are_left_alone(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "BUSY_TIMEOUT_S", 0.1)
+    where = database.LedgerUrl(url + "?options=-c%20work_mem%3D5MB%20-c%20lock_timeout%3D7s")
+    engine = database.connect(where)
+
+    def shown(name: str, **options: bool) -> str:
+        with database.writing(engine, where, "gpt", **options) as connection:
+            return str(connection.scalar(text(f"SHOW {name}")))
+
+    assert shown("work_mem") == "5MB"
+    assert (shown("lock_timeout"), shown("lock_timeout", bounded=False)) == ("100ms", "7s")
+    assert shown("statement_timeout", bounded=False) == "0"
+    engine.dispose()
 
 
 def test_ettr_counts_launches_incidents_and_what_was_noted(ledger: Ledger) -> None:
