@@ -137,9 +137,9 @@ def _said(_logger: Any, _method: str, fields: MutableMapping[str, Any]) -> Mutab
 
 
 def _bounded(_logger: Any, _method: str, fields: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Cut what others put into a line, and mask secrets in it: an error may quote all that it was given."""
+    """Mask secrets in what others put into a line, then cut it: an error may quote all that it was given."""
     texts = {name: value for name, value in fields.items() if isinstance(value, str)}
-    fields.update({name: masked(tracebacks.bounded(value)) for name, value in texts.items()})
+    fields.update({name: tracebacks.bounded(masked(value)) for name, value in texts.items()})
     return fields
 
 

@@ -36,7 +36,7 @@ def render(exc_info: ExcInfo) -> str:
         kind, error, trace, limit=-FRAMES, max_group_width=GROUP, max_group_depth=GROUP, compact=True
     )
     _shorten(shown)
-    return masked(bounded("".join(shown.format()).rstrip("\n")))
+    return bounded(masked("".join(shown.format()).rstrip("\n")))
 
 
 def write(stream: TextIO, exc_info: ExcInfo) -> None:

@@ -109,6 +109,15 @@ def test_an_error_of_ours_is_one_line_and_holds_no_secret(*, as_json: bool) -> N
     assert "everstep:(hidden)@db/everstep" in out.getvalue()
 
 
+@pytest.mark.parametrize("before", range(3_970, 4_010))
+def test_no_part_of_a_secret_is_left_where_a_long_line_is_cut(before: int) -> None:
+    out = io.StringIO()
+    configure("worker", json=True, stream=out)
+    structlog.get_logger("ours").warning("x" * before + " postgresql://me:hunter2hunter2@db/x " + "y" * 20_000)
+
+    assert "hunter" not in out.getvalue()
+
+
 def test_text_is_one_readable_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("EVERSTEP_LOG_FORMAT", raising=False)
     out = io.StringIO()
