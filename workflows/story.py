@@ -18,7 +18,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.options import on_ledger
 
 OPERATOR_JSON = 'e.g. {"operator": "you", "note": "why"}'
-LEDGER_S = 1.0
+CLOSING_S = 1.0
 """An incident that is over waits so long for the ledger (ours)."""
 ACCEPT_JSON = '{"operator": "you", "note": "why", "accept_loss": true}'
 
@@ -142,7 +142,7 @@ class Story:
         last = self._notes[-1]
         with contextlib.suppress(TimeoutError):
             await workflow.wait_condition(
-                lambda: all(one.done() for one in self._notes), timeout=LEDGER_S, timeout_summary="LEDGER"
+                lambda: all(one.done() for one in self._notes), timeout=CLOSING_S, timeout_summary="LEDGER"
             )
         if last.done() and last.exception() is None:
             return report
