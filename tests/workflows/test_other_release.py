@@ -72,6 +72,15 @@ def test_many_troubled_jobs_do_not_fill_the_terminal() -> None:
     assert problem_lines([line] * 7) == ["trouble"] * 5 + ["and 2 more"]
 
 
+async def test_a_server_that_is_another_cluster_s_is_told_as_such(temporal: Client) -> None:
+    """As after an address went to another one's server: its namespaces are others."""
+    lost = Client(temporal.service_client, namespace="everstep-elsewhere", data_converter=temporal.data_converter)
+    async with Control(lost, None) as control:
+        for asked in (control.jobs(), control.state("gpt"), control.run_of("gpt")):
+            with pytest.raises(ClusterError, match="is another one: it has no namespace everstep-else"):
+                await asked
+
+
 async def test_a_job_goes_on_from_the_state_of_a_later_release_and_keeps_what_it_says(jobs: Any) -> None:
     """A downgrade: this release takes the workflow over, has an incident, and hands all of it on."""
     machines = [{"name": f"m{rank}", "address": f"127.0.0.1{rank}:1", "rack": "r7"} for rank in (0, 1)]
