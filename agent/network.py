@@ -13,7 +13,7 @@ finds: often one that other machines cannot reach."""
 def interface_of(host: str) -> str:
     """Name of the interface that has an address; empty: none has, or it is not known."""
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
     except OSError:
         return ""
     wanted = {ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found}
