@@ -119,8 +119,9 @@ class AlignRule:
         if self._whole > before:
             self._lead_s = max(EASE * self._lead_s, LEAD_S)
         calm = all(one.calm >= CALM for one in ranks if one.named != FREE and one.rank not in given_up)
-        if adopted > newest and not self._whole and self._pace.stands_still(now_ns, STILL_S, STILL_STEPS):
-            found = Aligned(0, adopted - 1, FREE, apart)
+        still = not self._whole and self._pace.stands_still(now_ns, STILL_S, STILL_STEPS)
+        if still and (adopted == FREE or adopted > newest):  # nor is another step named, which would not come either
+            found = Aligned(0, max(adopted - 1, 0), FREE, apart)
         elif adopted > self._whole and not _missed(ranks, adopted):
             found = Aligned(self._whole, adopted - 1, adopted, apart)
         elif behind or (adopted and not calm):

@@ -108,6 +108,26 @@ def test_a_step_that_some_rank_passed_is_given_up() -> None:
     assert second.named > first.named
 
 
+def test_a_job_that_stands_still_before_its_first_named_step_is_left_alone_until_it_goes_on() -> None:
+    """Told once: however long its backups take, no other step is named that would not come either."""
+    job, first = aligned()
+    job.adopt(first)
+    own = job.ranks[0].own_step
+
+    def stand() -> Aligned | None:
+        job.tick += 1
+        return job.rule.observe(job.ranks, round(job.tick * TICK_S * 1e9))
+
+    told = [stand() for _ in range(20)]
+    free = Aligned(whole=0, settled=first.named - 1, named=FREE)
+    assert {one for one in told if one} == {free}
+    for rank in (0, 1):
+        job.set(rank, named=FREE, whole=0, own_step=own)
+    assert [stand() for _ in range(20)] == [None] * 20
+    job.keeps_up = [True, False]
+    assert job.until_told().named > first.named - 1, "once it steps again, who is behind aligns all"
+
+
 def test_a_new_watcher_goes_on_from_what_ranks_say() -> None:
     job, first = aligned()
     job.adopt(first)
