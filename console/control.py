@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 from urllib.parse import quote
 
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle, WorkflowQueryFailedError
@@ -24,7 +24,6 @@ from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.runtime import LoggingConfig, Runtime, TelemetryConfig, TelemetryFilter
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.ledger import Ledger
 from activities.payloads import data_converter
 from agent.client import AgentPool
 from agent.security import ClientSecurity
@@ -42,6 +41,9 @@ from workflows import attributes
 from workflows.messages import JobResult
 from workflows.options import TASK_TIMEOUT
 from workflows.page import summary
+
+if TYPE_CHECKING:  # SQLAlchemy: no command waits for it that needs no ledger
+    from activities.ledger import Ledger
 
 ANSWER_LIMIT = timedelta(seconds=5)
 """A query that no worker answers within this is given up (ours)."""
@@ -167,6 +169,8 @@ class Control:
         """The ledger; None when there is none that can be read from here."""
         url = self.cluster.ledger_url if self.cluster else os.environ.get("EVERSTEP_LEDGER_URL", "")
         if self._ledger is None and url:
+            from activities.ledger import Ledger
+
             with suppress(LedgerError):
                 self._ledger = await asyncio.to_thread(Ledger.open, url, create=False)
         return self._ledger

@@ -12,10 +12,13 @@ import urllib.parse
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import TYPE_CHECKING
 
-from activities.ledger.records import IncidentRecord
 from console.shown import clean_line
 from everstep.incident import NOT_CONFIRMED, Evidence, RankExit
+
+if TYPE_CHECKING:
+    from activities.ledger.records import IncidentRecord
 
 LOG_LINES = 12
 """Lines of a rank's error output in a report (ours)."""

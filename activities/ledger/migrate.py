@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine, inspect
+from sqlalchemy import Connection, Engine, inspect, text
 
 from activities.ledger.database import LedgerUrl, reading, writing
 from activities.ledger.tables import LedgerTable
 from everstep.errors import LedgerError
 
+if TYPE_CHECKING:  # most ledgers are up to date, and nobody waits for alembic then
+    from alembic.config import Config
+
+HEAD = "0001"
+"""The newest revision in ``migrations/versions``."""
 VERSION_TABLE = "everstep_ledger_version"
 """Not alembic's default name: a PostgreSQL database may hold other programs' tables too."""
 
@@ -35,13 +37,16 @@ def migrate(engine: Engine, url: LedgerUrl, to: str = "head") -> None:
     Raises:
         LedgerError: the ledger is damaged, not a ledger, or of a newer release that did more than add to it.
     """
-    config = configuration()
-    head = ScriptDirectory.from_config(config).get_current_head()
     with reading(engine, url) as connection:
         _check_file(connection, url)
         revision = _revision(connection)
-        if to == "head" and (revision == head or (_is_newer(revision, config) and not _lacking(connection))):
+        if to == "head" and revision == HEAD:
             return
+        config = configuration()
+        if to == "head" and _is_newer(revision, config) and not _lacking(connection):
+            return
+    from alembic import command
+
     # As long as it takes: a table of years may be rewritten, and another worker that starts waits for that.
     with _ALEMBIC, writing(engine, url, "migrate", bounded=False) as connection:
         # Judged under the lock only: without it, another worker's migration may end between two looks.
@@ -52,6 +57,8 @@ def migrate(engine: Engine, url: LedgerUrl, to: str = "head") -> None:
 
 def configuration() -> Config:
     """Alembic's configuration, without a file."""
+    from alembic.config import Config
+
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
     config.set_main_option("path_separator", "os")
@@ -69,12 +76,14 @@ def _check_file(connection: Connection, url: LedgerUrl) -> None:
 
 
 def _revision(connection: Connection) -> str | None:
-    return MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE}).get_current_revision()
+    if not inspect(connection).has_table(VERSION_TABLE):
+        return None
+    found: str | None = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
+    return found
 
 
 def _check_revision(connection: Connection, url: LedgerUrl, config: Config) -> None:
     current = _revision(connection)
-    scripts = ScriptDirectory.from_config(config)
     if current is None:
         foreign = sorted(set(inspect(connection).get_table_names()) & set(LedgerTable.metadata.tables))
         if foreign:
@@ -84,12 +93,14 @@ def _check_revision(connection: Connection, url: LedgerUrl, config: Config) -> N
     elif _is_newer(current, config):
         raise LedgerError(
             f"the ledger {url} is at revision {current}, which this release does not know (it knows up to "
-            f"{scripts.get_current_head()}): a newer everstep wrote it; upgrade everstep or use another ledger "
+            f"{HEAD}): a newer everstep wrote it; upgrade everstep or use another ledger "
             f"({_lacking(connection)})"
         )
 
 
 def _is_newer(revision: str | None, config: Config) -> bool:
+    from alembic.script import ScriptDirectory
+
     known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
     return revision is not None and revision not in known
 

@@ -15,7 +15,6 @@ from contextlib import suppress
 from temporalio.client import WorkflowFailureError
 from temporalio.service import RPCError
 
-from activities.ledger import Ledger
 from console.cluster_file import ClusterFile
 from console.control import Control
 from console.follow import text
@@ -129,7 +128,7 @@ class Follower:
             return
         now_ns = time.time_ns()
         with suppress(EverstepError):
-            found = await ledger.call(Ledger.ettr, self._job, now_ns=now_ns)
+            found = await ledger.call(type(ledger).ettr, self._job, now_ns=now_ns)
             # Until this run is in the ledger the answer is about an earlier one of the same name.
             if found and self._state.started_ns and found.wall_s <= (now_ns - self._state.started_ns) / 1e9 + 1:
                 self._ettr = found.ratio

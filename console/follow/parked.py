@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 
-from activities.ledger import IncidentRecord, Ledger
 from console.control import Control
 from console.follow import text
 from console.incident_report import clean
@@ -82,7 +81,7 @@ async def _evidence(control: Control, incident_id: str) -> Evidence | None:
     with suppress(EverstepError, TimeoutError):
         async with asyncio.timeout(LEDGER_PATIENCE_S):
             while True:
-                record: IncidentRecord | None = await ledger.call(Ledger.incident, incident_id)
+                record = await ledger.call(type(ledger).incident, incident_id)
                 if record is not None and (found := record.parsed_evidence()) is not None:
                     return found
                 await asyncio.sleep(0.1)

@@ -10,7 +10,6 @@ from datetime import datetime
 
 from pydantic import BaseModel, Field
 
-from activities.ledger import Ledger
 from agent.v1 import agent_pb2 as pb
 from console.control import Control, JobRun
 from console.follow.kept import kept
@@ -299,5 +298,5 @@ async def _ettr(control: Control, job: str, window_s: float | None) -> Ettr | No
     if ledger is None:
         return None
     with suppress(EverstepError):
-        return await ledger.call(Ledger.ettr, job, now_ns=time.time_ns(), window_s=window_s)
+        return await ledger.call(type(ledger).ettr, job, now_ns=time.time_ns(), window_s=window_s)
     return None

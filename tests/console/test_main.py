@@ -79,3 +79,13 @@ def test_a_module_beside_the_user_hides_nothing(tmp_path: Path) -> None:
     shown = subprocess.run([script, "--version"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert shown.returncode == 0, shown.stderr
     assert shown.stdout.startswith("everstep ")
+
+
+@pytest.mark.parametrize(
+    ("modules", "slow"),
+    [("console.control, console.follow.follower", "sqlalchemy"), ("activities.ledger", "alembic")],
+)
+def test_nobody_waits_for_an_import_that_is_not_used(modules: str, slow: str) -> None:
+    program = f"import sys, {modules}; print(sorted({{{slow!r}, 'torch'}} & {{*sys.modules}}))"
+    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -18,7 +18,7 @@ from sqlalchemy import create_engine, inspect, text
 
 from activities.ledger import Ledger
 from activities.ledger.database import LedgerUrl, connect
-from activities.ledger.migrate import VERSION_TABLE, configuration, migrate
+from activities.ledger.migrate import HEAD, VERSION_TABLE, configuration, migrate
 from activities.ledger.tables import LedgerTable
 from everstep.errors import LedgerError
 from everstep.incident import Anomaly, Symptom
@@ -82,6 +82,10 @@ def test_two_processes_open_and_write_the_same_rows_at_once(url: str) -> None:
         found = ledger.incident("incident/gpt/0015")
         assert found is not None
         assert len(found.events) == 1
+
+
+def test_the_newest_revision_is_the_one_that_is_named() -> None:
+    assert ScriptDirectory.from_config(configuration()).get_current_head() == HEAD
 
 
 def test_tables_and_migrations_agree(ledger: Ledger) -> None:
