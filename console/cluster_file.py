@@ -39,6 +39,8 @@ class ClusterFile(BaseModel):
     ledger_url: str
     token_file: Path | None = None
     """File with the token of its agents; None: it was brought up by a version that had none."""
+    agents_ca: Path | None = None
+    """Certificate of the authority that signed its agents'; None: they have no TLS."""
     machines: list[Machine]
     """All machines, the standbys last."""
     standbys: int = Field(0, ge=0)

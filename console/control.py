@@ -83,7 +83,8 @@ class Control:
         self.cluster = cluster
         self.inventory = inventory
         token_file = cluster.token_file if cluster else None
-        self.agents = AgentPool(ClientSecurity(token_file=token_file) if token_file else None)
+        authority = cluster.agents_ca if cluster else None
+        self.agents = AgentPool(ClientSecurity(ca_file=authority, token_file=token_file) if token_file else None)
         self._ledger: Ledger | None = None
         self.task_queue = cluster.task_queue if cluster else os.environ.get(environment.TASK_QUEUE) or TASK_QUEUE
         """Of the cluster's jobs."""

@@ -37,7 +37,10 @@ def drill(  # noqa: PLR0917 - one parameter for each option
     where: Annotated[str, typer.Option(help="flip-bit: buffer (own memory), backup (the peer's) or file (disk).")] = "",
     fits: Annotated[str, typer.Option(help="shm-full: nothing, or own (but no backups of others).")] = "nothing",
     then: Annotated[str, typer.Option(help="kill-agent, kill-peer: kill-rank or kill-machine, once it is back.")] = "",
-    seconds: Annotated[float, typer.Option(help="hang-peer: how long the agent stands still.", max=30)] = 6.0,
+    seconds: Annotated[
+        float, typer.Option(help="hang-peer, link-down, cut-off, kill-postgres, kill-workers: for how long.", max=300)
+    ] = 6.0,
+    cut_from: Annotated[str, typer.Option("--from", help="cut-off: from whom; control is all there is.")] = "control",
     machines: Annotated[int | None, typer.Option(min=1, help="Machines of the job. Default: 4.")] = None,
     ranks_per_machine: Annotated[int | None, typer.Option(min=1, help="Ranks on each. Default: 2.")] = None,
     tp: Annotated[int | None, typer.Option(min=1, help="Tensor-parallel size. Default: 2.")] = None,
@@ -108,10 +111,11 @@ def drill(  # noqa: PLR0917 - one parameter for each option
         ("--index", "kill-group", index != 0),
         ("--where", "flip-bit", where != ""),
         ("--fits", "shm-full", fits != "nothing"),
-        ("--seconds", "hang-peer", seconds != 6.0),
+        ("--seconds", "hang-peer link-down cut-off kill-postgres kill-workers", seconds != 6.0),
+        ("--from", "cut-off", cut_from != "control"),
     ):
-        if changed and goes_with not in {fault, during}:
-            raise ConfigError(f"{option} goes with {goes_with}, not with {fault}")
+        if changed and not {fault, during} & set(goes_with.split()):
+            raise ConfigError(f"{option} goes with {goes_with.replace(' ', ', ')}, not with {fault}")
     try:
         request = DrillRequest(
             fault=fault,
@@ -132,6 +136,7 @@ def drill(  # noqa: PLR0917 - one parameter for each option
             fits=fits,
             then=then,
             seconds=seconds,
+            cut_from=cut_from,
             machines=machines,
             ranks_per_machine=ranks_per_machine,
             tp=tp,

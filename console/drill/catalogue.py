@@ -26,7 +26,7 @@ class FaultKind:
 
 _HANGS = "needs the detection of hangs, which is not part of this release"
 _DEVICES = "needs the machine monitor, which is not part of this release"
-_NETWORK = "needs machines in network namespaces, which are not part of this release"
+_NETWORK = "needs bad links between two machines, which are not part of this release"
 _LOSSES = "needs the watching of losses, which is not part of this release"
 
 CATALOGUE: tuple[FaultKind, ...] = (
@@ -68,6 +68,20 @@ CATALOGUE: tuple[FaultKind, ...] = (
     FaultKind("disk-full", "--machine M", "no space for checkpoints on a machine's disk; then memory is lost"),
     FaultKind("fs-readonly", "--machine M", "the machine's file system turns read-only", _DEVICES),
     FaultKind("oom", "--machine M", "a rank is killed for its memory", _DEVICES),
+    FaultKind("link-down", "--machine M [--seconds S]", "a machine's link is down: it reaches nobody"),
+    FaultKind(
+        "cut-off",
+        "--machine M [--from control] [--seconds S]",
+        "a machine and the control host do not reach each other; other machines reach it",
+    ),
+    FaultKind(
+        "kill-postgres",
+        "[--seconds S] [--rank R]",
+        "SIGKILL of the ledger's server, then of a rank; the server stays away until the job steps again",
+    ),
+    FaultKind(
+        "kill-workers", "[--seconds S] [--rank R]", "SIGKILL of all workers, then of a rank; then they come back"
+    ),
     FaultKind("cut-link", "--between M1 M2", "no packet passes between two machines", _NETWORK),
     FaultKind("slow-link", "--between M1 M2", "packets between two machines are late", _NETWORK),
     FaultKind(
@@ -109,6 +123,8 @@ ROOM = ("shm-full", "disk-full")
 """A file system of a machine is too small."""
 PEERS = ("hang-peer", "kill-peer")
 """Done to an agent while backups flow."""
+AWAY = ("link-down", "cut-off", "kill-postgres", "kill-workers")
+"""Something is away for some seconds, on machines that have a network of their own."""
 THEN = ("kill-rank", "kill-machine")
 """What may follow, once a killed agent is back."""
 WHERE = ("buffer", "backup", "file")

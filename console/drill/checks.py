@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from console.drill import network_cluster
 from console.drill.catalogue import (
     CONTROL_FAULTS,
     DAMAGE,
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from console.drill.request import DrillRequest
 
 SIGNALS = ("KILL", "SEGV", "ABRT")
+NOTICED_S = 5.0
+"""A drill's job that stands still for 3 s is stalled; what is over sooner heals by itself (ours)."""
+HANG_LIMIT_S = 30.0
 OPENS = (*RANK_FAULTS, *LOSSES)
 """Faults that open an incident for others to strike in."""
 
@@ -52,6 +56,8 @@ def check(request: DrillRequest) -> None:
     spec = request.spec("drill", {})
     _check_places(request, spec)
     _check_copies(request, spec)
+    if request.needs_network and (said := network_cluster.missing(with_postgres=request.base == "kill-postgres")):
+        raise CannotInject(f"{request.base}: {said}")
     if request.base in ROOM and (said := mounts.why_not(Path(tempfile.gettempdir()))):
         raise CannotInject(f"{request.base}: {said}")
 
@@ -95,6 +101,12 @@ def _check_choices(request: DrillRequest) -> None:
         _one_of("--kind", request.kind, AXES)
     if request.base == "shm-full":
         _one_of("--fits", request.fits, FITS)
+    if request.base == "cut-off":
+        _one_of("--from", request.cut_from, ("control",))
+    if request.base == "link-down" and request.seconds < NOTICED_S:
+        raise ConfigError(f"--seconds {request.seconds:g} is too short to be noticed: use {NOTICED_S:g} or more")
+    if request.base == "hang-peer" and request.seconds > HANG_LIMIT_S:
+        raise ConfigError(f"--seconds {request.seconds:g}: an agent may hang for {HANG_LIMIT_S:g} s at most")
 
 
 def _one_of(option: str, given: str, choices: Sequence[str]) -> None:

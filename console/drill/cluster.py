@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from console.cluster_file import ClusterFile
 from console.control import Control
 from console.drill.catalogue import CannotInject
 from console.drill.copies import Tree, TreeUnknown
@@ -52,6 +53,9 @@ class DrillCluster:
         NoCluster: on entry: it does not come up.
     """
 
+    prefix = ""
+    """What comes before a command of a person that shall reach the cluster."""
+
     def __init__(
         self, *, machines: int = 4, standbys: int = 1, workers: int = 2, keep: bool = False, say: Say = silent
     ) -> None:
@@ -68,14 +72,7 @@ class DrillCluster:
         self._set(HOME, str(self.folder))
         self._set(environment.FAULTS, str(self.worker_plan))
         try:
-            self.file = await asyncio.to_thread(
-                local.up,
-                self.name,
-                machines=self._machines,
-                standbys=self._standbys,
-                workers=self._workers,
-                progress=self.say,
-            )
+            self.file = await asyncio.to_thread(self.bring_up)
             self.control = await Control.connect(self.name, local=True)
         except BaseException as error:
             await self._down()
@@ -89,7 +86,8 @@ class DrillCluster:
     ) -> None:
         await self.control.__aexit__(kind, error, trace)
         if self.keep:
-            self.say(f"the cluster stays up: EVERSTEP_HOME={self.folder} everstep down --cluster {self.name} ends it")
+            everstep = f"{self.prefix}EVERSTEP_HOME={self.folder} everstep"
+            self.say(f"the cluster stays up: {everstep} down --cluster {self.name} ends it")
             self._restore()
         else:
             await self._down()
@@ -97,6 +95,16 @@ class DrillCluster:
     def place(self) -> tuple[Path, str]:
         """The everstep home and the name of the cluster; called once, before anything is started."""
         return Path(tempfile.mkdtemp(prefix="everstep-drill-")), f"drill-{secrets.token_hex(3)}"
+
+    def bring_up(self) -> ClusterFile:
+        """Start everything; returns when it answers."""
+        return local.up(
+            self.name,
+            machines=self._machines,
+            standbys=self._standbys,
+            workers=self._workers,
+            progress=self.say,
+        )
 
     def clear(self) -> None:
         """Remove the files once the cluster is down."""

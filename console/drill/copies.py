@@ -12,8 +12,8 @@ from pathlib import Path
 from console.local import procfs
 from everstep.errors import ClusterError
 
-SAMPLE_S = 0.05
-"""Between two looks at /proc (ours)."""
+SAMPLE_S = 0.1
+"""Between two looks at /proc (ours); what comes and goes in between is seen by what ranks write at their start."""
 _RANK = re.compile(r"everstep r(\d+)")
 _STORE = re.compile(r"everstep s\d+")
 

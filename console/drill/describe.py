@@ -31,7 +31,7 @@ def describe(request: DrillRequest, spec: JobSpec) -> str:
 
 def _fault(request: DrillRequest, spec: JobSpec) -> str:
     ranks = " and ".join(f"rank {rank}" for rank in request.struck_ranks(spec))
-    machine = request.struck_machine(spec)
+    machine, seconds = request.struck_machine(spec), f"{request.seconds:g} s"
     copy = {"buffer": "own memory", "backup": f"backup on {peer_of(request, spec)}", "file": "newest file on disk"}
     return {
         "kill-rank": f"SIG{request.signal} to {ranks}",
@@ -47,7 +47,11 @@ def _fault(request: DrillRequest, spec: JobSpec) -> str:
         "truncate-file": f"the newest file on disk of {ranks} is cut short",
         "shm-full": f"shared memory of {machine} has room for {'nothing' if request.parks else 'its own ranks only'}",
         "disk-full": f"the disk of {machine} is full",
-        "hang-peer": f"SIGSTOP to the agent of {machine} for {request.seconds:g} s",
+        "hang-peer": f"SIGSTOP to the agent of {machine} for {seconds}",
+        "link-down": f"the link of {machine} is down for {seconds}",
+        "cut-off": f"{machine} and the control host do not reach each other for {seconds}",
+        "kill-postgres": f"SIGKILL to the ledger's server, which stays away for {seconds} at least",
+        "kill-workers": f"SIGKILL to all workers, which stay away for {seconds}",
         "kill-peer": f"SIGKILL to the agent of {machine} in the middle of a backup",
     }.get(request.base, request.base)
 

@@ -72,7 +72,7 @@ def planned(request: DrillRequest, spec: JobSpec, plan: Path, cluster: DrillClus
             fault["pid"] = cluster.processes()["temporal"]
         workers.append(fault)
     holds: list[Fault] = []
-    if request.base in MACHINE_FAULTS and request.absorbed:
+    if request.waits_at_hold:
         holds = [_hold(plan, 0, request.hold_step, "step")]
     elif (at_step := request.strike_hold) is not None:
         # All of them at once, and before they do anything together that would let others complete the step.
@@ -92,7 +92,7 @@ def outside_faults(request: DrillRequest) -> list[Fault]:
         names = [request.fault, *([STRIKE] if request.then else [])]
     elif request.outside:
         names = [] if request.base in LOSSES else [request.base]
-        names += [] if request.absorbed or request.parks else [STRIKE]
+        names += [] if request.absorbed or request.parks or request.base == "link-down" else [STRIKE]
     return [{"id": name} for name in names]
 
 

@@ -26,7 +26,7 @@ LAG = 2
 """Backups that are so many steps behind show that their peer takes none (ours)."""
 MAX_BLIND_S = 10.0
 """Nobody looked for two copies of a rank for so long: they could have come and gone. Far above what a busy machine
-does to a look every 0.05 s (ours)."""
+does to a look every 0.1 s (ours)."""
 SHOWN = 5
 """Differences that are named (ours)."""
 MUST_SAY = ("disk-full", "shm-full")
@@ -193,10 +193,24 @@ def _not_recovered(
     most = 1 + request.times + (request.during == "launch")
     if facts.generations > most:
         found.append(f"the job was launched {facts.generations} times, {most} would have done")
+    if request.base == "kill-postgres":
+        found += _ledger(facts, reports)
     if request.during == "launch" and facts.seen.absorbed:
         killed_ns = facts.seen.absorbed.killed_ns
         if not any(begin <= killed_ns <= end for begin, end in facts.launches_ns):
             found.append("the agent was not killed within the launch")
+    return found
+
+
+def _ledger(facts: Facts, reports: list[IncidentReport]) -> list[str]:
+    """No recovery waits for the ledger, and the ledger has all of it in the end."""
+    away = facts.seen.absorbed
+    stepped = [one.confirmation.stepped_ns for one in reports if one.confirmation]
+    found = []
+    if away is None or away.back_ns is None or not stepped or stepped[-1] > away.back_ns:
+        found.append("the job did not step again before the ledger was back")
+    if facts.ettr is None:
+        found.append("the ledger does not know the job's time")
     return found
 
 

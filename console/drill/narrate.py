@@ -73,7 +73,9 @@ def afterwards(runs: list[DrillResult]) -> list[str]:
     if not cluster:
         return ["the incident went with the cluster: --keep leaves it up to be read"] if incidents else []
     home = Path(cluster)  # <EVERSTEP_HOME>/clusters/<name>
-    prefix, option = f"EVERSTEP_HOME={shlex.quote(str(home.parent.parent))} everstep", f"--cluster {home.name}"
+    before = next(run.prefix for run in runs if run.cluster)
+    prefix = f"{before}EVERSTEP_HOME={shlex.quote(str(home.parent.parent))} everstep"
+    option = f"--cluster {home.name}"
     return [
         *(f"read it    {prefix} incident {one} {option}" for one in incidents[:SHOWN]),
         *([f"all        {prefix} incidents {option}"] if len(incidents) > SHOWN else []),

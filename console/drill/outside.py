@@ -8,6 +8,8 @@ import signal
 import time
 
 from console.drill import damage
+from console.drill.away import take_away
+from console.drill.catalogue import AWAY
 from console.drill.copies import await_rank_of, children
 from console.drill.room import fill_disk, fill_memory
 from console.drill.scene import LOOK_S, Scene
@@ -40,6 +42,8 @@ async def inject(scene: Scene) -> None:
                 await fill_memory(scene)
             case "disk-full":
                 await fill_disk(scene)
+            case base if base in AWAY:
+                await take_away(scene)
             case "hang-peer":
                 await _hang(scene)
             case "kill-peer":

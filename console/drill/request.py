@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from console.drill import checks, settings
-from console.drill.catalogue import CONTROL_FAULTS, DAMAGE, MACHINE_FAULTS, RANK_FAULTS
+from console.drill.catalogue import AWAY, CONTROL_FAULTS, DAMAGE, MACHINE_FAULTS, RANK_FAULTS
 from console.drill.checks import machine_names
 from console.files import file_of_ours
 from console.job_file import load_job
@@ -54,7 +54,8 @@ class DrillRequest(BaseModel):
     where: str = ""
     fits: str = "nothing"
     then: str = ""
-    seconds: float = Field(6.0, gt=0, le=30)
+    seconds: float = Field(6.0, gt=0, le=300)
+    cut_from: str = "control"
     machines: int | None = None
     ranks_per_machine: int | None = None
     tp: int | None = None
@@ -84,7 +85,17 @@ class DrillRequest(BaseModel):
     @property
     def absorbed(self) -> bool:
         """Whether the job deserves to go on without an incident."""
-        return (self.base in MACHINE_FAULTS and not self.then) or self.base == "hang-peer"
+        return (self.base in MACHINE_FAULTS and not self.then) or self.base in ("hang-peer", "cut-off")
+
+    @property
+    def waits_at_hold(self) -> bool:
+        """Whether the job waits at a later step until the injector is done: it must not end before."""
+        return self.absorbed and self.base != "hang-peer"
+
+    @property
+    def needs_network(self) -> bool:
+        """Whether the machines need a network of their own."""
+        return self.base in AWAY
 
     @property
     def parks(self) -> bool:
@@ -166,7 +177,7 @@ class DrillRequest(BaseModel):
 
     @property
     def hold_step(self) -> int:
-        """Step at which a job waits until a killed part beside the ranks is back: it must not end before."""
+        """Step at which a job waits until a part beside the ranks is back, see ``waits_at_hold``."""
         return self.at_step + min(20, max(self.total_steps - self.at_step - 5, 1))
 
     @property

@@ -60,3 +60,5 @@ class DrillResult(BaseModel):
     """Why ``ok`` is false."""
     cluster: str = ""
     """Where the cluster was left, with ``--keep``."""
+    prefix: str = ""
+    """What comes before commands that shall reach it; empty: nothing."""

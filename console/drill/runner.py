@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from temporalio.client import WorkflowFailureError
 
@@ -18,6 +19,7 @@ from console.drill.facts import Facts
 from console.drill.inject import planned
 from console.drill.judge import judge
 from console.drill.losses import Records
+from console.drill.network_cluster import NetworkCluster
 from console.drill.outside import inject
 from console.drill.request import PACE, DrillRequest, example
 from console.drill.result import DrillResult
@@ -149,6 +151,8 @@ class Drill:
 
     async def _give_up_parked(self, spec: JobSpec, facts: Facts) -> None:
         control = self.cluster.control
+        if self.request.needs_network:
+            return  # it goes on by itself once what was away is back
         with suppress(EverstepError):
             state = await control.state(spec.name)
             if state.status == "parked" and not facts.parked:
@@ -198,14 +202,14 @@ async def run_drills(
     """
     request.check()
     spec = request.spec("drill", {})
-    cluster = DrillCluster(machines=spec.machines, standbys=request.standbys, keep=keep, say=say)
+    cluster = cluster_for(request, spec.machines, keep=keep, say=say)
     results = []
     async with cluster:
         drill = Drill(cluster, request)
         for _ in range(repeat):
             result = await drill.run()
             result.links = [link for one in result.incidents if keep and (link := cluster.control.link(one))]
-            result.cluster = str(cluster.home) if keep else ""
+            result.cluster, result.prefix = (str(cluster.home), cluster.prefix) if keep else ("", "")
             results.append(result)
             each(result)
     if cluster.leaked:
@@ -214,6 +218,14 @@ async def run_drills(
         last.problems.append(f"left behind: {', '.join(cluster.leaked[:5])}")
         last.ok = False
     return results
+
+
+def cluster_for(request: DrillRequest, machines: int, *, keep: bool = False, say: Say = silent) -> DrillCluster:
+    """The cluster that a fault needs, not up yet."""
+    given: dict[str, Any] = {"machines": machines, "standbys": request.standbys, "keep": keep, "say": say}
+    if request.needs_network:
+        return NetworkCluster(with_postgres=request.base == "kill-postgres", **given)
+    return DrillCluster(**given)
 
 
 async def _ended(cluster: DrillCluster, spec: JobSpec) -> JobResult | None:

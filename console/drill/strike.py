@@ -69,6 +69,8 @@ def strike_of(request: DrillRequest, spec: JobSpec) -> Strike:
             ranks = (owners(peers, topology, machine)[0],)
         case "kill-peer":
             machines = {topology.machine(owners(peers, topology, machine)[0])}
+        case "kill-postgres" | "kill-workers":
+            ranks = (rank,)
         case "kill-agent" if request.then == "kill-rank":
             ranks = (topology.ranks(machine)[0],)
         case "kill-agent" if request.then:

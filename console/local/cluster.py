@@ -70,7 +70,10 @@ class Commands:
 
     worker: Callable[[], list[str]] = worker_command
     agent: Callable[[Machine, Path, Path], list[str]] = agent_command
-    template: Callable[[Path], list[str]] = template_command
+    template: Callable[[Path], list[str]] | None = template_command
+    """None: each agent starts its fork servers itself, as it does alone on a machine."""
+    ledger: list[str] | None = None
+    """A server for the ledger; None: none is needed."""
 
 
 def up(
@@ -82,6 +85,8 @@ def up(
     progress: Progress = lambda _: None,
     base_address: str = BASE_ADDRESS,
     commands: Commands | None = None,
+    agents_ca: Path | None = None,
+    ledger_url: str = "",
 ) -> ClusterFile:
     """Bring a cluster up, or grow a running one; returns when everything answers.
 
@@ -91,8 +96,10 @@ def up(
         standbys: agents beside them, for replacement.
         workers: worker processes.
         progress: takes a line for each step.
-        base_address: loopback address of the first machine of a new cluster.
+        base_address: address of the first machine of a new cluster, on loopback unless agents have TLS.
         commands: programs to run in place of everstep's own.
+        agents_ca: certificate of the authority that signed the agents'; None: they have no TLS.
+        ledger_url: of another ledger than the cluster's own file.
 
     Raises:
         ClusterError: the name is none, there is no Temporal server, a port is taken, or a process does not come up.
@@ -104,7 +111,15 @@ def up(
         private.make_folder(home / "logs")
         choice = _temporal(home, progress)
         cluster = _describe(
-            name, choice, claims, machines=machines, standbys=standbys, workers=workers, base=base_address
+            name,
+            choice,
+            claims,
+            machines=machines,
+            standbys=standbys,
+            workers=workers,
+            base=base_address,
+            agents_ca=agents_ca,
+            ledger_url=ledger_url,
         )
         _make_token(cluster)
         for path in (*stopping.remove_stale(SHM_ROOT), *stopping.remove_stale(FORMER_SHM_ROOT)):
@@ -140,6 +155,8 @@ def _describe(
     standbys: int,
     workers: int,
     base: str,
+    agents_ca: Path | None,
+    ledger_url: str,
 ) -> ClusterFile:
     """The description of the cluster as it shall be, with the addresses that it had before."""
     home = ClusterFile.home_of(name).resolve()
@@ -172,8 +189,9 @@ def _describe(
         namespace=namespace,
         task_queue=before.task_queue if before else own,
         ui_url=ui_url,
-        ledger_url=f"sqlite:///{home / 'ledger.db'}",
+        ledger_url=ledger_url or f"sqlite:///{home / 'ledger.db'}",
         token_file=home / "token",
+        agents_ca=agents_ca,
         machines=all_machines,
         standbys=standbys,
         workers=workers,
@@ -211,8 +229,8 @@ def _plan(cluster: ClusterFile, choice: TemporalChoice, commands: Commands) -> P
         "TEMPORAL_NAMESPACE": cluster.namespace,
         environment.TASK_QUEUE: cluster.task_queue,
         environment.AGENT_TOKEN_FILE: str(cluster.token_file),
-        # The user may have configured them for agents of a deployment; those of this cluster have no TLS.
-        environment.AGENT_CA_FILE: "",
+        # What the user may have configured for agents of a deployment does not hold for those of this cluster.
+        environment.AGENT_CA_FILE: str(cluster.agents_ca or ""),
         environment.AGENT_CERT_FILE: "",
         environment.AGENT_KEY_FILE: "",
     }
@@ -225,8 +243,13 @@ def _plan(cluster: ClusterFile, choice: TemporalChoice, commands: Commands) -> P
             namespace=cluster.namespace,
         )
         processes.append(ProcessPlan("temporal", "temporal", command))
-    agent_env = env | {environment.TEMPLATE: str(cluster.shm / "template.sock")}
-    processes.append(ProcessPlan("template", "template", commands.template(Path(agent_env[environment.TEMPLATE]))))
+    if commands.ledger:
+        processes.append(ProcessPlan("ledger", "ledger", commands.ledger))
+    agent_env = env
+    if commands.template:
+        socket = cluster.shm / "template.sock"
+        agent_env = env | {environment.TEMPLATE: str(socket)}
+        processes.append(ProcessPlan("template", "template", commands.template(socket)))
     for machine in cluster.machines:
         state, shm = cluster.home / "machines" / machine.name, cluster.shm / machine.name
         private.make_folder(state)

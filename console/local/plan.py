@@ -18,9 +18,9 @@ from console.local import procfs
 from console.local.procfs import Process
 from everstep import private
 
-Kind = Literal["temporal", "worker", "agent", "template"]
+Kind = Literal["temporal", "worker", "agent", "template", "ledger"]
 
-STOP_ORDER: tuple[Kind, ...] = ("worker", "agent", "template", "temporal")
+STOP_ORDER: tuple[Kind, ...] = ("worker", "agent", "template", "ledger", "temporal")
 """Workers first, so that nothing is decided about the agents that go away."""
 
 

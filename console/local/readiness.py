@@ -182,13 +182,18 @@ def agent_serves(cluster: ClusterFile, machine: str, address: str) -> None:
 
     from agent.security import ClientSecurity
 
-    token = ClientSecurity(token_file=cluster.token_file).metadata()
+    security = ClientSecurity(ca_file=cluster.agents_ca, token_file=cluster.token_file)
+    token, credentials = security.metadata(), security.credentials()
     name = f"agent-{machine}"
     watch = DeathWatch(cluster.home, [name], f"{name} at {address} is")
     # Its own pool: a connection refused a moment ago would else make the next attempt wait for gRPC's back-off.
     options = [("grpc.use_local_subchannel_pool", 1), ("grpc.initial_reconnect_backoff_ms", 50)]
     while True:
-        with grpc.insecure_channel(address, options) as channel:
+        with (
+            grpc.secure_channel(address, credentials, options)
+            if credentials
+            else grpc.insecure_channel(address, options)
+        ) as channel:
             try:
                 stub = health_pb2_grpc.HealthStub(channel)
                 reply = stub.Check(health_pb2.HealthCheckRequest(), timeout=1.0, metadata=token)

@@ -12,12 +12,13 @@ from console.local import mounts, procfs
 from console.local.plan import STOP_ORDER, Kind, State
 from everstep import private
 
-GRACE_S: dict[Kind, float] = {"worker": 3.0, "agent": 3.0, "template": 3.0, "temporal": 5.0}
+GRACE_S: dict[Kind, float] = {"worker": 3.0, "agent": 3.0, "template": 3.0, "ledger": 5.0, "temporal": 5.0}
 """How long a process may take after SIGTERM before SIGKILL (ours)."""
 NAMES: dict[Kind, str] = {
     "worker": "stopping workers",
     "agent": "stopping agents",
     "template": "stopping the template of fork servers",
+    "ledger": "stopping the ledger's server",
     "temporal": "stopping Temporal",
 }
 ROUNDS = 20

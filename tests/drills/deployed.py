@@ -11,37 +11,23 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from console.local import temporal_binary, temporal_server
+from console.local.network import CONTROL, Network
 
 ROOT = Path(__file__).parents[2]
 BOOK = (ROOT / "docs" / "deployment.md").read_text()
-NETWORK = "10.99.0"
-CONTROL = f"{NETWORK}.1"
-MACHINES = {f"gpu-{number}": f"{NETWORK}.{11 + number}" for number in range(3)}
+CONTROL_ADDRESS = "10.99.0.1"
+MACHINES = {f"gpu-{number}": f"10.99.0.{11 + number}" for number in range(3)}
 LIMIT_S = 60.0
-
-
-def missing() -> str:
-    """What a deployment in network namespaces lacks here; empty: nothing."""
-    if os.geteuid() != 0:
-        return "network namespaces need root"
-    for program in ("ip", "openssl"):
-        if not shutil.which(program):
-            return f"there is no program {program}"
-    made = subprocess.run(
-        ["ip", "netns", "add", name := f"evs{os.getpid()}try"], capture_output=True, text=True, check=False
-    )
-    subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
-    return "" if made.returncode == 0 else f"no network namespace can be made: {made.stderr.strip()}"
+LOOK_S = 0.5
+"""Between two commands of somebody who waits: each is a second of CPU."""
 
 
 def blocks(section: str) -> list[str]:
@@ -77,11 +63,6 @@ Losses = dict[int, float]
 Holds = Callable[[dict[str, Any]], bool]
 
 
-def stepped(step: int) -> Holds:
-    """Whether a job has come so far."""
-    return lambda found: (found["step"] or 0) >= step
-
-
 def over(found: dict[str, Any]) -> bool:
     """Whether a job has ended."""
     return found["status"] in {"finished", "failed", "stopped"}
@@ -92,79 +73,13 @@ def read(path: Path) -> Losses:
     return {row["step"]: row["loss"] for row in map(json.loads, path.read_text().splitlines())}
 
 
-class Network:
-    """Namespaces on a bridge."""
-
-    def __init__(self) -> None:
-        self.tag = f"evs{os.getpid()}"
-
-    def name(self, host: str) -> str:
-        return f"{self.tag}-{host}"
-
-    def make(self) -> None:
-        self._ip("netns", "add", self.name("control"))
-        self.on("control", "ip", "link", "set", "lo", "up")
-        self.on("control", "ip", "link", "add", "br0", "type", "bridge")
-        self.on("control", "ip", "addr", "add", f"{CONTROL}/24", "dev", "br0")
-        self.on("control", "ip", "link", "set", "br0", "up")
-        for number, (machine, address) in enumerate(MACHINES.items()):
-            self._ip("netns", "add", self.name(machine))
-            self.on(machine, "ip", "link", "set", "lo", "up")
-            self.on("control", "ip", "link", "add", f"p{number}", "type", "veth", "peer", "name", f"q{number}")
-            self.on("control", "ip", "link", "set", f"p{number}", "master", "br0", "up")
-            self.on("control", "ip", "link", "set", f"q{number}", "netns", self.name(machine), "name", "eth0")
-            self.on(machine, "ip", "addr", "add", f"{address}/24", "dev", "eth0")
-            self.on(machine, "ip", "link", "set", "eth0", "up")
-
-    def on(self, host: str, *command: str) -> None:
-        subprocess.run(["ip", "netns", "exec", self.name(host), *command], check=True, capture_output=True)
-
-    @contextmanager
-    def link_down(self, machine: str) -> Iterator[None]:
-        """Nothing reaches a machine, and it reaches nobody."""
-        self.on(machine, "ip", "link", "set", "eth0", "down")
-        try:
-            yield
-        finally:
-            self.on(machine, "ip", "link", "set", "eth0", "up")
-
-    @contextmanager
-    def cut_off(self, machine: str) -> Iterator[None]:
-        """The control host and a machine do not reach each other; machines do."""
-        both = (("control", MACHINES[machine]), (machine, CONTROL))
-        for host, address in both:
-            self.on(host, "ip", "route", "add", "blackhole", f"{address}/32")
-        try:
-            yield
-        finally:
-            for host, address in both:
-                self.on(host, "ip", "route", "del", "blackhole", f"{address}/32")
-
-    def remove(self) -> None:
-        """With every process in them; all of these are ours."""
-        for host in ("control", *MACHINES):
-            listed = subprocess.run(
-                ["ip", "netns", "pids", self.name(host)], capture_output=True, text=True, check=False
-            )
-            for pid in map(int, listed.stdout.split()):
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
-            subprocess.run(["ip", "netns", "del", self.name(host)], capture_output=True, check=False)
-
-    @staticmethod
-    def _ip(*words: str) -> None:
-        subprocess.run(["ip", *words], check=True, capture_output=True)
-
-
 class Deployed:
     """The cluster; a context manager."""
 
     def __init__(self, folder: Path, ledger: str = "") -> None:
         self.folder = folder
         self.ledger = ledger or f"sqlite:///{folder}/ledger.db"
-        self.network = Network()
+        self.network = Network(MACHINES, CONTROL_ADDRESS)
         self.shm = {machine: Path(f"/dev/shm/everstep-test-{os.getpid()}-{machine}") for machine in MACHINES}
         self.started: dict[str, subprocess.Popen[bytes]] = {}
         self.inventory = folder / "machines.toml"
@@ -199,7 +114,7 @@ class Deployed:
     def everstep(self, *words: str, limit_s: float = LIMIT_S) -> subprocess.CompletedProcess[str]:
         """One command on the control host."""
         return subprocess.run(
-            self._on("control", [*EVERSTEP, *words]),
+            self._on(CONTROL, [*EVERSTEP, *words]),
             env=self._person(),
             capture_output=True,
             text=True,
@@ -232,7 +147,15 @@ class Deployed:
                 found = json.loads(done.stdout)
                 if holds(found):
                     return found
+            time.sleep(LOOK_S)
         raise AssertionError(f"{found}\n{self.logs()}")
+
+    def trained(self, losses: Path, step: int, limit_s: float = 150.0) -> None:
+        """Wait until a job has come so far, by the file that its first rank writes."""
+        deadline = time.monotonic() + limit_s
+        while not losses.exists() or step not in read(losses):
+            assert time.monotonic() < deadline, self.logs()
+            time.sleep(0.05)
 
     def kill_workers(self) -> None:
         """SIGKILL both."""
@@ -271,16 +194,16 @@ class Deployed:
         self._start(machine, "everstep-agent.service", given, f"agent-{machine}")
 
     def _start_worker(self, number: int) -> None:
-        self._start("control", "everstep-worker@.service", self._worker_env(), f"worker-{number}")
+        self._start(CONTROL, "everstep-worker@.service", self._worker_env(), f"worker-{number}")
 
     def _worker_env(self) -> dict[str, str]:
         [env] = blocks("5. Workers")
-        given = variables(env.replace("temporal.example", CONTROL))
+        given = variables(env.replace("temporal.example", CONTROL_ADDRESS))
         given["EVERSTEP_LEDGER_URL"] = self.ledger
         return {name: value for name, value in given.items() if not name.startswith("TEMPORAL_TLS")}
 
     def _person(self) -> dict[str, str]:
-        given = self._paths(self._worker_env(), "control")
+        given = self._paths(self._worker_env(), CONTROL)
         given.pop("EVERSTEP_LOG_FORMAT")
         return self._clean() | given | {"EVERSTEP_INVENTORY": str(self.inventory), "COLUMNS": "160"}
 
@@ -302,7 +225,7 @@ class Deployed:
             found[0], port=7233, ui_port=8233, database=self.folder / "temporal.db", namespace="everstep"
         )
         command[command.index("127.0.0.1")] = "0.0.0.0"  # its parts meet on loopback, in this namespace
-        self._spawn("control", command, self._clean(), "temporal")
+        self._spawn(CONTROL, command, self._clean(), "temporal")
 
     def _await(self) -> None:
         """All machines answer, and workers do: as a person would see it."""
@@ -328,10 +251,10 @@ class Deployed:
             )
 
     def _on(self, host: str, command: Sequence[str]) -> list[str]:
-        return ["ip", "netns", "exec", self.network.name(host), *command]
+        return [*self.network.inside(host), *command]
 
     def _etc(self, host: str) -> Path:
-        return self.folder if host == "control" else self.folder / f"etc-{host}"
+        return self.folder if host == CONTROL else self.folder / f"etc-{host}"
 
     def _path(self, word: str, host: str) -> str:
         word = word.replace("/etc/everstep", str(self._etc(host)))

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.drills.deployed import MACHINES, STEPS, Deployed, Losses, missing, over, read, stepped
+from console.drill.network_cluster import missing
+from tests.drills.deployed import MACHINES, STEPS, Deployed, Losses, over, read
 
 pytestmark = [
     pytest.mark.drill,
@@ -44,8 +45,8 @@ def test_a_job_runs_on_machines_that_were_deployed_by_the_book(undisturbed: Loss
 
 
 def test_a_machine_whose_link_was_down_is_trained_on_again(deployed: Deployed, undisturbed: Losses) -> None:
-    path = deployed.start_job("link-down")
-    deployed.until("link-down", stepped(10))
+    path = deployed.start_job("link-down", 0.3)
+    deployed.trained(path, 10)
     with deployed.network.link_down("gpu-2"):
         time.sleep(10.0)
         during = deployed.status("link-down")
@@ -62,7 +63,7 @@ def test_training_goes_on_while_its_machine_is_cut_off_from_the_control_host(
     deployed: Deployed, undisturbed: Losses
 ) -> None:
     path = deployed.start_job("cut-off")
-    deployed.until("cut-off", stepped(8))
+    deployed.trained(path, 8)
     with deployed.network.cut_off("gpu-1"):
         before = len(read(path))
         time.sleep(4.0)

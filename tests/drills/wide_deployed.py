@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.drills.deployed import Deployed, Losses, missing, over, read, stepped
+from console.drill.network_cluster import missing
+from tests.drills.deployed import Deployed, Losses, over, read
 from tests.postgres import Postgres
 
 pytestmark = [
@@ -57,7 +58,7 @@ def went_on(deployed: Deployed, job: str, incidents: int) -> None:
 def test_a_link_that_is_down_for_longer_than_a_stop_waits(deployed: Deployed, undisturbed: Losses) -> None:
     """The job is parked, and goes on by itself."""
     path = deployed.start_job("long-link-down")
-    deployed.until("long-link-down", stepped(10))
+    deployed.trained(path, 10)
     with deployed.network.link_down("gpu-2"):
         deployed.until("long-link-down", lambda found: found["status"] == "parked")
         assert "gpu-2 does not answer" in deployed.everstep("status", "long-link-down").stdout
@@ -68,12 +69,12 @@ def test_a_link_that_is_down_for_longer_than_a_stop_waits(deployed: Deployed, un
 
 def test_two_faults_while_the_ledger_is_away(deployed: Deployed, undisturbed: Losses, postgres: Postgres) -> None:
     path = deployed.start_job("ledger-away")
-    deployed.until("ledger-away", stepped(8))
+    deployed.trained(path, 8)
     postgres.kill()
     try:
         for step in (12, 20):
             kill_a_rank(deployed, "ledger-away")
-            deployed.until("ledger-away", stepped(step))
+            deployed.trained(path, step)
     finally:
         postgres.start()
     went_on(deployed, "ledger-away", 2)
@@ -85,7 +86,7 @@ def test_two_faults_while_the_ledger_is_away(deployed: Deployed, undisturbed: Lo
 
 def test_all_workers_die_and_a_rank_does_before_they_are_back(deployed: Deployed, undisturbed: Losses) -> None:
     path = deployed.start_job("workers-die")
-    deployed.until("workers-die", stepped(8))
+    deployed.trained(path, 8)
     pid = deployed.status("workers-die")["machines"][1]["ranks"][0]["pid"]
     deployed.kill_workers()
     os.kill(pid, signal.SIGKILL)

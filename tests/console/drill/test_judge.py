@@ -219,3 +219,15 @@ def test_tails_are_told() -> None:
     assert told["recovered_s"] == {"median": 5.5, "p90": 9.0, "max": 10.0}
     assert (told["runs"], told["ok"]) == (10, 10)
     assert summary([DrillResult(fault="kill-rank")])["recovered_s"] is None
+
+
+def test_no_recovery_waits_for_the_ledger_and_the_ledger_has_it_in_the_end() -> None:
+    request = DrillRequest(fault="kill-postgres")
+    marks: dict[str, Any] = {"kill-postgres": {"time_ns": 9 * SECOND}, "strike": {"time_ns": 10 * SECOND}}
+    away = facts(marks=marks, seen=Seen(Absorbed(9 * SECOND, 20 * SECOND)))
+
+    assert judge(request, SPEC, away).ok
+    early = judge(request, SPEC, replace(away, seen=Seen(Absorbed(9 * SECOND, 11 * SECOND))))
+    assert early.problems == ["the job did not step again before the ledger was back"]
+    assert judge(request, SPEC, replace(away, seen=Seen())).problems == early.problems
+    assert judge(request, SPEC, replace(away, ettr=None)).problems == ["the ledger does not know the job's time"]

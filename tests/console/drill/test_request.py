@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from console.drill.catalogue import CATALOGUE, CannotInject, kind_of
+from console.drill.catalogue import AWAY, CATALOGUE, CannotInject, kind_of
 from console.drill.cluster import DrillCluster
+from console.drill.inject import outside_faults
 from console.drill.request import DrillRequest
 from everstep.errors import ConfigError
 
@@ -15,7 +16,8 @@ CONTRACT = [
     *("kill-rank", "stop-rank", "exit-rank", "raise", "spin", "deadlock", "skip-collective", "hang-dataloader"),
     *("nan", "bitflip", "slow-machine", "kill-machine", "kill-group", "kill-agent", "kill-forkserver"),
     *("kill-worker", "kill-temporal", "kill-during-save", "xid", "gpu-lost", "gpu-hot", "nic-down", "nic-flap"),
-    *("disk-full", "fs-readonly", "oom", "cut-link", "slow-link", "bad-version"),
+    *("disk-full", "fs-readonly", "oom", "link-down", "cut-off", "kill-postgres", "kill-workers"),
+    *("cut-link", "slow-link", "bad-version"),
     *("flip-bit", "truncate-file", "shm-full", "hang-peer", "kill-peer"),
 ]
 
@@ -23,6 +25,7 @@ BUILT = {
     *("kill-rank", "stop-rank", "exit-rank", "raise", "kill-agent", "kill-forkserver"),
     *("kill-worker", "kill-temporal", "kill-during-save", "kill-machine", "kill-group", "disk-full"),
     *("flip-bit", "truncate-file", "shm-full", "hang-peer", "kill-peer"),
+    *("link-down", "cut-off", "kill-postgres", "kill-workers"),
 }
 
 
@@ -52,6 +55,9 @@ def test_a_near_name_is_suggested() -> None:
         ({"fault": "kill-rank", "during": "raise"}, "does not go with kill-rank"),
         ({"fault": "raise", "exception": "Nonsense"}, "not a built-in exception"),
         ({"fault": "kill-agent", "machine": "7"}, "machines are m0, m1, m2, m3"),
+        ({"fault": "cut-off", "cut_from": "m1"}, "--from m1: use one of control"),
+        ({"fault": "link-down", "seconds": 1.0}, "too short to be noticed: use 5 or more"),
+        ({"fault": "hang-peer", "seconds": 31.0}, "may hang for 30 s at most"),
         ({"fault": "kill-worker"}, "--in-stage is missing"),
         ({"fault": "kill-worker", "in_stage": "later"}, "stop, decide, restore, reattempt, launch, confirm"),
         ({"fault": "kill-worker", "in_stage": "stop", "moment": "then"}, "begin, middle, end"),
@@ -146,6 +152,8 @@ def test_a_fault_gets_the_checkpoints_that_it_needs_and_the_users_choice_wins(tm
 
 def test_what_a_job_deserves_follows_from_fault_and_options() -> None:
     assert DrillRequest(fault="hang-peer").absorbed
+    assert DrillRequest(fault="cut-off").absorbed and DrillRequest(fault="cut-off").waits_at_hold
+    assert not DrillRequest(fault="link-down").absorbed and not DrillRequest(fault="kill-rank").needs_network
     assert not DrillRequest(fault="kill-agent", then="kill-rank").absorbed
     assert DrillRequest(fault="shm-full").parks
     assert not DrillRequest(fault="shm-full", fits="own").parks
@@ -155,3 +163,24 @@ def test_what_a_job_deserves_follows_from_fault_and_options() -> None:
     during = DrillRequest(fault="kill-worker", in_stage="restore", during="kill-machine", machine="1")
     during.check()
     assert during.base == "kill-machine" and during.outside
+
+
+@pytest.mark.parametrize(
+    ("fault", "marks"),
+    [
+        ("link-down", ["link-down"]),
+        ("cut-off", ["cut-off"]),
+        ("kill-postgres", ["kill-postgres", "strike"]),
+        ("kill-workers", ["kill-workers", "strike"]),
+        ("hang-peer", ["hang-peer"]),
+    ],
+)
+def test_what_the_injector_has_to_do_is_planned(fault: str, marks: list[str]) -> None:
+    assert [one["id"] for one in outside_faults(DrillRequest(fault=fault))] == marks
+
+
+def test_what_needs_a_network_is_refused_where_none_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    for fault in AWAY:
+        with pytest.raises(CannotInject, match=f"{fault}: .*need root"):
+            DrillRequest(fault=fault).check()

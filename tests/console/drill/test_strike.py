@@ -49,6 +49,10 @@ from console.drill.strike import Strike, best_step, promise_of, strike_of
         ),
         ({"fault": "kill-agent", "machine": "m1", "then": "kill-machine"}, Strike((1,)), 1, "then everything of m1"),
         ({"fault": "kill-rank"}, Strike(), 1, "SIGKILL to rank 7 at step 20"),
+        ({"fault": "link-down", "machine": "m1"}, Strike(), 1, "the link of m1 is down for 6 s at step 20"),
+        ({"fault": "cut-off", "seconds": 9.0}, Strike(), 1, "m3 and the control host do not reach each other for 9 s"),
+        ({"fault": "kill-postgres", "ranks": [2]}, Strike(ranks=(2,)), 1, "the ledger's server, which stays away"),
+        ({"fault": "kill-workers"}, Strike(ranks=(7,)), 1, "away for 6 s at step 20; then SIGKILL to rank 7"),
         (
             {"fault": "kill-worker", "in_stage": "restore", "during": "kill-machine", "machine": "m0"},
             Strike((0,)),

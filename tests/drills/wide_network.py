@@ -1,0 +1,57 @@
+"""The drills on machines with a network of their own, as a script calls them: ``make drills``."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from console.drill.network_cluster import missing
+from console.local.network import NAMED
+
+pytestmark = [
+    pytest.mark.drill,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(bool(missing()), reason=f"machines can have no network of their own here: {missing()}"),
+]
+SMALL = ["--machines", "3", "--ranks-per-machine", "1", "--tp", "1", "--pp", "1", "--standbys", "0", "--at-step", "10"]
+
+
+def drill(*words: str) -> dict[str, Any]:
+    before = set(NAMED.glob("everstep-*"))
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "console.main", "drill", *words, *SMALL, "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=380,
+    )
+    assert set(NAMED.glob("everstep-*")) <= before, "no network is left"
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert (done.returncode, found["problems"]) == (0, []), done.stderr
+    assert found["fired"] and found["losses_match"] and found["state_match"]
+    assert found["leaked"] == [] and found["evicted"] == [] and found["duplicates"] == 0
+    return found
+
+
+@pytest.mark.parametrize("seconds", ["6", "45"])
+def test_a_link_is_down(seconds: str) -> None:
+    """For a moment, and for longer than a stop waits: the job is parked then, and goes on by itself."""
+    found = drill("link-down", "--machine", "m2", "--seconds", seconds)
+    assert found["resolution"] == "reattempt"
+    assert found["steps_lost"] <= 1
+
+
+def test_a_machine_is_cut_off_from_the_control_host() -> None:
+    found = drill("cut-off", "--machine", "m1", "--from", "control", "--seconds", "6")
+    assert (found["resolution"], found["incidents"], found["steps_lost"]) == ("absorbed", [], 0)
+
+
+@pytest.mark.parametrize("fault", ["kill-postgres", "kill-workers"])
+def test_the_control_plane_is_hurt_and_a_rank_dies(fault: str) -> None:
+    found = drill(fault, "--rank", "1", "--seconds", "5")
+    assert found["resolution"] == "reattempt"
+    assert len(found["incidents"]) == 1
