@@ -35,6 +35,8 @@ LONGEST_S = 10.0
 """Longest wait before machines that did not answer are asked again, seconds (ours)."""
 AT_ONCE = 64
 """Machines of one job that are asked side by side (ours)."""
+QUERIES_AT_ONCE = 8
+"""Jobs that are asked side by side where they ran: each of them is replayed for that (ours)."""
 ANSWER_LIMIT = timedelta(seconds=5)
 """A workflow that does not say within this time where it ran is asked again (ours)."""
 SETTLE = timedelta(seconds=5)
@@ -84,6 +86,7 @@ class Cleanup:
         self._remains: dict[str, Remains] = {}
         """By the run of the workflow: all that ended lately."""
         self._troubles = Once()
+        self._asking = asyncio.Semaphore(QUERIES_AT_ONCE)
 
     async def run(self) -> None:
         """Look again and again; a machine that does not answer is asked at a later look."""
@@ -104,7 +107,9 @@ class Cleanup:
             What was begun, one task for each job; a slow one must not hold up the next look.
         """
         since = (datetime.now(UTC) - REMEMBERED).isoformat()
-        query = jobs_query(self._task_queue, f'ExecutionStatus!="Running" AND CloseTime>"{since}"')
+        # A run that continued as new is not over: the next one goes on with what it has.
+        over = f'ExecutionStatus!="Running" AND ExecutionStatus!="ContinuedAsNew" AND CloseTime>"{since}"'
+        query = jobs_query(self._task_queue, over)
         listed: dict[str, Remains] = {}
         async for found in self._client.list_workflows(query):
             if found.close_time is not None and datetime.now(UTC) - found.close_time > self._settle:
@@ -139,18 +144,21 @@ class Cleanup:
 
     async def _clear(self, remains: Remains) -> None:
         """Clear a job's machines, those that did not answer before."""
-        handle = self._client.get_workflow_handle(remains.workflow_id)
-        newest = await handle.describe()
-        if newest.run_id != remains.run:
-            remains.missing = []  # another run has the name, and what is there belongs to it
-            return
-        if newest.status == WorkflowExecutionStatus.RUNNING:
+        newest = await self._client.get_workflow_handle(remains.workflow_id).describe()
+        theirs: set[str] = set()
+        if name_is_used := newest.run_id != remains.run:
+            # Another run has the name. What lies on its machines is its own: it threw away there what was left.
+            theirs = {machine.name for machine in (await self._state(remains.workflow_id, newest.run_id)).machines}
+        elif newest.status == WorkflowExecutionStatus.RUNNING:
             return
         if remains.state is None:
-            handle = self._client.get_workflow_handle(remains.workflow_id, run_id=remains.run)
-            remains.state = await handle.query("state", result_type=JobState, rpc_timeout=ANSWER_LIMIT)
+            remains.state = await self._state(remains.workflow_id, remains.run)
         state = remains.state
-        asked = state.machines if remains.missing is None else remains.missing
+        if name_is_used and not state.run:
+            remains.missing = []  # of a release that gave no ids: agents could not tell it from the other run
+            return
+        machines = state.machines if remains.missing is None else remains.missing
+        asked = [machine for machine in machines if machine.name not in theirs]
         room = asyncio.Semaphore(AT_ONCE)
 
         async def one(machine: Machine) -> bool:
@@ -161,6 +169,12 @@ class Cleanup:
         remains.missing = [machine for machine, ok in zip(asked, answered, strict=True) if not ok]
         if remains.missing:
             log.debug("machines did not answer", job=state.spec.name, machines=len(remains.missing))
+
+    async def _state(self, workflow_id: str, run: str) -> JobState:
+        async with self._asking:
+            handle = self._client.get_workflow_handle(workflow_id, run_id=run)
+            state: JobState = await handle.query("state", result_type=JobState, rpc_timeout=ANSWER_LIMIT)
+            return state
 
     async def _clear_machine(self, job: str, run: str, machine: Machine) -> bool:
         try:

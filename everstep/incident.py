@@ -23,6 +23,8 @@ class Symptom(Words):
     """A rank ended by a signal or with an exit code other than 0."""
     USER_ERROR = "user error"
     """A rank ended with a Python exception."""
+    CONNECTION_LOST = "connection lost"
+    """A rank ended because a peer could not be reached any more, and no rank ended by itself."""
     EARLY_EXIT = "early exit"
     """A rank left with code 0 while the job was not over."""
     STALL = "stall"

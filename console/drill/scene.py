@@ -24,7 +24,7 @@ from everstep.errors import AgentError, ClusterError
 from everstep.job import JobSpec
 from everstep.machine import Machine
 
-LOOK_S = 0.02
+LOOK_S = 0.05
 BACK_LIMIT_S = 60.0
 """A killed part must be back within this long (ours)."""
 QUIET_S = 6.0

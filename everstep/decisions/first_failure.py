@@ -16,12 +16,18 @@ MACHINE_LOST = "machine lost"
 """Cause of a failure in which a machine lost all that it knew and ran."""
 
 # What a rank says when a peer went away: gloo ("Connection closed by peer [127.0.0.1]:4213"), torch's TCPStore
-# ("failed to recv, got 0 bytes. Connection was likely closed") and NCCL ("ncclRemoteError").
+# ("failed to recv, got 0 bytes. Connection was likely closed") and NCCL ("ncclRemoteError"). Where the network itself
+# fails: the kernel's words for EHOSTUNREACH, ENETUNREACH and ETIMEDOUT, and gloo's own ("Timed out waiting 1800000ms
+# for recv operation to complete").
 PEER_WENT_AWAY = (
     "Connection closed by peer",
     "Connection reset by peer",
     "Connection was likely closed",
     "Connection refused",
+    "Connection timed out",
+    "No route to host",
+    "Network is unreachable",
+    "Timed out waiting",
     "Broken pipe",
     "ncclRemoteError",
 )
@@ -72,6 +78,8 @@ def symptom_of(end: RankExit) -> Symptom:
     """What an end looks like from outside."""
     if end.signal:
         return Symptom.CRASH
+    if end.code != 0 and is_victim(end):
+        return Symptom.CONNECTION_LOST
     if end.exception:
         return Symptom.USER_ERROR
     if end.code == 0:

@@ -67,6 +67,56 @@ async def test_ranks_of_a_terminated_job_are_ended_once_their_agent_answers(temp
         await pool.close()
 
 
+async def test_what_is_left_where_a_newer_run_is_not_is_ended_and_the_newer_one_is_left_alone(
+    temporal: Client, tmp_path: Path
+) -> None:
+    queue, older, newer = f"q-{uuid.uuid4().hex[:8]}", "20260101-000000.000-a", "20260102-000000.000-b"
+    async with (
+        running_agent(tmp_path / "m1", machine="m1") as first,
+        running_agent(tmp_path / "m2", machine="m2") as second,
+        Worker(temporal, task_queue=queue, workflows=list(WORKFLOWS), workflow_runner=sandbox()),
+    ):
+        here = Job(first, "import time; time.sleep(600)\n", ranks=1)
+        there, pool = Job(second, "import time; time.sleep(600)\n", ranks=1), AgentPool()
+        there.name = here.name
+        machines = [Machine(name="m1", address=first.address), Machine(name="m2", address=second.address)]
+
+        async def begin(run: str, jobs: list[Job]) -> list[int]:
+            pids = []
+            for job in jobs:
+                request = job.launch_request(request_id=f"launch-{run}")
+                request.run = run
+                preparing = pb.PrepareRequest(request_id=f"prepare-{run}", job=job.name, run=run)
+                await job.agent.client.prepare(preparing, timeout_s=60)
+                pids.append((await job.agent.client.launch(request, timeout_s=60)).ranks[0].pid)
+            spec = JobSpec(name=here.name, script=str(here.path), machines=len(jobs))
+            state = JobState(spec=spec, machines=machines[: len(jobs)], generation=1, run=run)
+            handle = await temporal.start_workflow(
+                JobWorkflow.run, state, id=job_workflow_id(here.name), task_queue=queue
+            )
+            assert (await handle.query(JobWorkflow.current_state)).run == run
+            return pids
+
+        cleanup = Cleanup(temporal, pool, queue, settle=timedelta(0), again_s=0.1)
+        left = (await begin(older, [here, there]))[1]
+        second.kill()
+        await temporal.get_workflow_handle(job_workflow_id(here.name)).terminate("its machine is gone")
+        [runs] = await begin(newer, [here])
+        await look(cleanup)
+        assert alive(left), "its agent is dead"
+        await second.start()
+        while alive(left):
+            await look(cleanup)
+            await asyncio.sleep(0.1)
+
+        assert alive(runs), "the newer run is on another machine"
+        await temporal.get_workflow_handle(job_workflow_id(here.name)).terminate("enough")
+        while alive(runs):
+            await look(cleanup)
+            await asyncio.sleep(0.1)
+        await pool.close()
+
+
 class CountedAgent(agent_pb2_grpc.AgentServicer):
     """Says what it is asked for how often; ``away``: does not answer."""
 

@@ -1,5 +1,7 @@
 """Which rank failed first."""
 
+import pytest
+
 from everstep.decisions.first_failure import (
     cause_of,
     failure_of,
@@ -82,6 +84,22 @@ def test_a_user_exception_is_no_crash() -> None:
         4,
         99,
     )
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        GLOO,
+        "RuntimeError: [pair.cc:553] recv: Connection timed out [10.99.0.13]:4711",
+        "DistNetworkError: The client socket has failed to connect: No route to host",
+        "RuntimeError: [unbound_buffer.cc:78] Timed out waiting 1800000ms for recv operation to complete",
+    ],
+)
+def test_where_the_network_failed_nobody_made_an_error(said: str) -> None:
+    assert symptom_of(end(2, 7, code=1, exception=said)) is Symptom.CONNECTION_LOST
+    assert symptom_of(end(2, 7, code=1, exception="ValueError: x")) is Symptom.USER_ERROR
+    assert symptom_of(end(2, 7, signal=9, log_tail=said)) is Symptom.CRASH
+    assert symptom_of(end(2, 7, code=0, log_tail=said)) is Symptom.EARLY_EXIT
 
 
 def test_a_peer_that_went_away_shows_in_the_log_too() -> None:
