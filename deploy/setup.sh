@@ -61,7 +61,7 @@ step 4/4 "everstep itself, editable, and the byte code of what it imports"
 # is installed would take 20 s of CPU, and most of it is never imported.
 PYTHONDONTWRITEBYTECODE= .venv/bin/python -P -c "
 from agent.fork_server import preload
-import alembic.command, console.control, console.drill.runner, console.worker, psycopg, pytest, rich.console, typer
-preload()"
+preload()
+import alembic.command, console.control, console.drill.runner, console.worker, psycopg, pytest, rich.console, typer"
 
 printf '%s\n' "$wanted" > "$STAMP"
