@@ -60,8 +60,9 @@ step 4/4 "everstep itself, editable, and the byte code of what it imports"
 # Now: where PYTHONDONTWRITEBYTECODE is set, every import of torch would else compile it again (3.3 s, not 1.3 s). All that
 # is installed would take 20 s of CPU, and most of it is never imported.
 PYTHONDONTWRITEBYTECODE= .venv/bin/python -P -c "
-from agent.fork_server import preload
-preload()
-import alembic.command, console.control, console.drill.runner, console.worker, psycopg, pytest, rich.console, typer"
+import importlib, agent.fork_server
+import alembic.command, console.control, console.drill.runner, console.worker, psycopg, pytest, rich.console, typer
+for name in agent.fork_server.PRELOADED:
+    importlib.import_module(name)"
 
 printf '%s\n' "$wanted" > "$STAMP"
