@@ -41,28 +41,22 @@ else
 fi
 
 step 3/4 "packages of requirements.lock (torch with CUDA: about 3 GB to load, 5 GB on disk; half a minute on a fast line)"
-# uv gives up after 30 s without a byte: a slow line takes longer.
-export UV_HTTP_TIMEOUT=300
+# Compiled now: where PYTHONDONTWRITEBYTECODE is set, every import of torch would else compile it again (3.3 s, not 1.3 s).
+# uv gives up after 60 s of compiling and 30 s without a byte: a busy machine or a slow line takes longer.
+export UV_COMPILE_BYTECODE_TIMEOUT=600 UV_HTTP_TIMEOUT=300
 ticker=
 if [ ! -t 2 ]; then
     still_running &
     ticker=$!
     trap 'kill "$ticker" 2>/dev/null || true' EXIT
 fi
-"$UV" pip install --python .venv/bin/python -r requirements.lock
+"$UV" pip install --compile-bytecode --python .venv/bin/python -r requirements.lock
 if [ -n "$ticker" ]; then
     kill "$ticker"
     trap - EXIT
 fi
 
-step 4/4 "everstep itself, editable, and the byte code of what it imports"
+step 4/4 "everstep itself, editable"
 "$UV" pip install --quiet --python .venv/bin/python --no-deps --build-constraints deploy/build.lock -e .
-# Now: where PYTHONDONTWRITEBYTECODE is set, every import of torch would else compile it again (3.3 s, not 1.3 s). All that
-# is installed would take 20 s of CPU, and most of it is never imported.
-PYTHONDONTWRITEBYTECODE= .venv/bin/python -P -c "
-import importlib, agent.fork_server
-import alembic.command, console.control, console.drill.runner, console.worker, psycopg, pytest, rich.console, typer
-for name in agent.fork_server.PRELOADED:
-    importlib.import_module(name)"
 
 printf '%s\n' "$wanted" > "$STAMP"
