@@ -142,6 +142,8 @@ def cancelled_while_it_tells(history: WorkflowHistory) -> WorkflowHistory:
 
 async def test_an_incident_that_is_cancelled_while_it_tells_its_job_something_ends(jobs: Any) -> None:
     job, incident = await reach(jobs, "parked")
+    while not (await incident.fetch_history()).events[-1].HasField("timer_started_event_attributes"):
+        await asyncio.sleep(0.02)  # no task of it is under way then, of which a part would be left out
     await cancel(incident)
     history = cancelled_while_it_tells(await incident.fetch_history())
     replayer = Replayer(workflows=WORKFLOWS, data_converter=jobs.client.data_converter, workflow_runner=sandbox())
