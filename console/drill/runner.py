@@ -30,6 +30,7 @@ from everstep import environment
 from everstep.checkpoint_policy import CheckpointPolicy
 from everstep.errors import ClusterError, EverstepError
 from everstep.job import JobSpec
+from everstep.policy import RecoveryPolicy
 from workflows.messages import JobResult
 
 LIMIT_S = 600.0
@@ -248,10 +249,14 @@ def _placed(spec: JobSpec, folder: Path) -> JobSpec:
 
 
 def without_fault(spec: JobSpec) -> JobSpec:
-    """The same job as far as its losses go: no fault, no disk, and no waiting at the end of a step."""
+    """The same job as far as its losses go: no fault, no disk, no waiting at the end of a step, and every patience.
+
+    One run of it serves all drills that differ in these only.
+    """
     args = list(spec.args)
     if Path(spec.script) == example("gpt.py") and PACE in args:
         at = args.index(PACE)
         del args[at : at + 2]
     env = {key: value for key, value in spec.env.items() if key != environment.FAULTS}
-    return spec.model_copy(update={"name": "reference", "env": env, "args": args, "checkpoint": CheckpointPolicy()})
+    changed = {"name": "reference", "env": env, "args": args}
+    return spec.model_copy(update={**changed, "checkpoint": CheckpointPolicy(), "policy": RecoveryPolicy()})
