@@ -16,24 +16,11 @@ import pytest_asyncio
 
 from agent.processes import start_ticks
 from agent.v1 import agent_pb2 as pb
-from everstep.errors import AgentError, AgentUnreachable
-from everstep.reports import ReportFile
+from everstep.errors import AgentUnreachable
 from tests.agent.agents import Job, RunningAgent, alive, running_agent, until
+from tests.agent.counted import COUNTED, entries, first_pid, fork_server, let_end
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-ALONE = True
-"""The agent starts its fork servers itself, as on a machine of its own."""
-
-COUNTED = """
-import os, sys, time
-here = os.path.dirname(os.path.abspath(__file__))
-name = f"{here}/entered-{os.environ['EVERSTEP_JOB']}-{os.environ['RANK']}"
-with open(name, "a") as file:
-    file.write(f"{os.getpid()}\\n")
-while not os.path.exists(f"{name}.end"):
-    time.sleep(0.01)
-sys.exit(5)
-"""
 REPORTING = """
 import os, time
 from pathlib import Path
@@ -53,30 +40,6 @@ async def job(agent: RunningAgent) -> AsyncIterator[Job]:
     await found.prepare()
     yield found
     await found.release()
-
-
-def entries(job: Job) -> dict[int, list[int]]:
-    """Pids that entered the script, by rank."""
-    found = {}
-    for rank in range(job.ranks):
-        path = job.agent.folder / f"entered-{job.name}-{rank}"
-        found[rank] = [int(pid) for pid in path.read_text().split()] if path.exists() else []
-    return found
-
-
-def let_end(job: Job, rank: int) -> None:
-    (job.agent.folder / f"entered-{job.name}-{rank}.end").touch()
-
-
-async def first_pid(job: Job) -> None:
-    """The first rank of a launch exists; the others do not all."""
-
-    def written() -> bool:
-        paths = (job.agent.shm / job.name).glob("report-*-1")
-        return any(ReportFile.open(path).snapshot().pid for path in paths)
-
-    while not written():  # noqa: ASYNC110 - milliseconds matter, and nobody can tell us
-        await asyncio.sleep(0.001)
 
 
 async def test_a_new_agent_adopts_what_runs(agent: RunningAgent, job: Job) -> None:
@@ -137,70 +100,6 @@ async def test_an_agent_killed_in_the_middle_of_a_launch(agent: RunningAgent) ->
     assert not any(alive(rank.pid) for rank in reply.ranks)
 
 
-async def test_a_fork_server_killed_in_the_middle_of_a_launch(agent: RunningAgent) -> None:
-    job = Job(agent, COUNTED, ranks=12)
-    server = (await job.prepare()).fork_server_pid
-    launch = asyncio.create_task(job.launch())
-    await first_pid(job)
-    os.kill(server, signal.SIGKILL)
-    reply = await launch
-    await job.entered()
-    await until(lambda: all(entries(job).values()), "all entered")
-    assert entries(job) == {rank.rank: [rank.pid] for rank in reply.ranks}, "each rank was started once"
-    stopped = await job.stop()
-    assert len(stopped.ranks) == 12
-    assert not any(alive(rank.pid) for rank in reply.ranks)
-    await job.release()
-
-
-async def test_ranks_outlive_their_fork_server(agent: RunningAgent, job: Job) -> None:
-    reply = await job.prepare()
-    launched = await job.launch()
-    await job.entered()
-    os.kill(reply.fork_server_pid, signal.SIGKILL)
-    died = (await job.observe(1, "fork_server_died"))[0].fork_server_died
-    assert (died.pid, died.exit.kind, died.exit.value) == (reply.fork_server_pid, pb.Exit.SIGNAL, signal.SIGKILL)
-
-    async def next_server() -> int:
-        return (await agent.client.describe()).jobs[0].fork_server_pid
-
-    async with asyncio.timeout(30):  # before a command needs it
-        while await next_server() in (0, reply.fork_server_pid):  # noqa: ASYNC110 - nobody tells us
-            await asyncio.sleep(0.05)
-    assert all(alive(rank.pid) for rank in launched.ranks)
-    let_end(job, 0)
-    exited = (await job.exits(1))[0].rank_exited
-    assert (exited.rank, exited.exit.value) == (0, 5), "the agent is the parent now and knows the code"
-    evidence = await job.stop()
-    assert [rank.exit.kind for rank in evidence.ranks] == [pb.Exit.CODE, pb.Exit.SIGNAL, pb.Exit.SIGNAL]
-    assert not any(alive(rank.pid) for rank in launched.ranks)
-    assert len((await job.launch(2)).ranks) == 3
-    assert (await agent.client.describe()).jobs[0].fork_server_pid not in (0, reply.fork_server_pid)
-
-
-async def test_both_killed_at_once(agent: RunningAgent, job: Job) -> None:
-    server = (await agent.client.describe()).jobs[0].fork_server_pid
-    launched = await job.launch()
-    await job.entered()
-    agent.kill()
-    os.kill(server, signal.SIGKILL)
-    let_end(job, 1)
-    await until(lambda: not alive(entries(job)[1][0]), "rank 1 ended")
-    await agent.start()
-    exited = (await job.exits(1))[0].rank_exited
-    assert (exited.rank, exited.exit.kind) == (1, pb.Exit.UNKNOWN), "nobody was there to see how it ended"
-    with pytest.raises(AgentError, match="still lives"):
-        await job.launch(2)
-    await job.stop()
-    await until(lambda: not any(alive(rank.pid) for rank in launched.ranks), "all ranks are gone")
-    assert len((await job.launch(2, "again")).ranks) == 3
-
-
-async def fork_server(agent: RunningAgent, job: Job) -> int:
-    """Pid of the job's fork server; 0: none."""
-    return next(j.fork_server_pid for j in (await agent.client.describe()).jobs if j.job == job.name)
-
-
 async def test_a_fork_server_that_is_silent_while_the_agent_restarts_keeps_its_ranks(
     agent: RunningAgent, job: Job
 ) -> None:
@@ -221,22 +120,6 @@ async def test_a_fork_server_that_is_silent_while_the_agent_restarts_keeps_its_r
     let_end(job, 0)
     exited = (await job.exits(1))[0].rank_exited
     assert (exited.rank, exited.exit.value) == (0, 5), "its exits are heard again"
-
-
-async def test_a_silent_fork_server_does_not_hold_up_a_restart(agent: RunningAgent, job: Job) -> None:
-    server = await fork_server(agent, job)
-    launched = await job.launch()
-    await job.entered()
-    agent.kill()
-    os.kill(server, signal.SIGSTOP)
-    await agent.start()
-    evidence = await job.stop()
-    assert [rank.stopped_by_us for rank in evidence.ranks] == [True] * 3
-    again = await job.launch(2)
-    # Their parent stood still and was killed: whoever inherits them has to collect them first.
-    await until(lambda: not any(alive(rank.pid) for rank in launched.ranks), "the old ranks are gone")
-    assert all(alive(rank.pid) for rank in again.ranks)
-    await until(lambda: not alive(server), "the silent server is gone: two could start a rank twice")
 
 
 async def test_a_fork_server_without_its_ready_file_keeps_its_ranks(agent: RunningAgent, job: Job) -> None:
