@@ -59,10 +59,10 @@ mutants: temporal ## break one line at a time; a test has to notice each (long; 
 	@$(BIN)/python -P -m tests.mutants $(ONLY)
 
 s3: setup ## remote storage against a server that speaks S3 (moto), in an environment beside .venv
-	@test -x .tools/s3/bin/moto_server || { $(BIN)/python -m venv .tools/s3 && \
-	  echo "import site; site.addsitedir('$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')')" \
-	    > "$$(.tools/s3/bin/python -c 'import site; print(site.getsitepackages()[0])')/everstep-venv.pth" && \
-	  .tools/s3/bin/pip install --quiet s3fs 'moto[server]'; }
+	@test -x .tools/s3/bin/pip || $(BIN)/python -m venv .tools/s3
+	@echo "import site; site.addsitedir('$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')')" \
+	  > "$$(.tools/s3/bin/python -c 'import site; print(site.getsitepackages()[0])')/everstep-venv.pth"
+	@test -x .tools/s3/bin/moto_server || .tools/s3/bin/pip install --quiet s3fs 'moto[server]'
 	@.tools/s3/bin/python -P -m pytest tests/agent/test_tiers_s3.py
 
 COMPILE = $(UV) pip compile --quiet --universal --upgrade --no-header --no-emit-index-url --generate-hashes
