@@ -145,43 +145,34 @@ class Cleanup:
     async def _clear(self, remains: Remains) -> None:
         """Clear a job's machines, those that did not answer before."""
         newest = await self._client.get_workflow_handle(remains.workflow_id).describe()
-        theirs: set[str] = set()
-        if name_is_used := newest.run_id != remains.run:
-            # Another run has the name. What lies on its machines is its own: it threw away there what was left.
-            theirs = {machine.name for machine in (await self._state(remains.workflow_id, newest.run_id)).machines}
-        elif newest.status == WorkflowExecutionStatus.RUNNING:
+        name_is_used = newest.run_id != remains.run
+        if not name_is_used and newest.status == WorkflowExecutionStatus.RUNNING:
             return
         if remains.state is None:
-            remains.state = await self._state(remains.workflow_id, remains.run)
+            async with self._asking:
+                handle = self._client.get_workflow_handle(remains.workflow_id, run_id=remains.run)
+                remains.state = await handle.query("state", result_type=JobState, rpc_timeout=ANSWER_LIMIT)
         state = remains.state
-        if name_is_used and not state.run:
-            remains.missing = []  # of a release that gave no ids: agents could not tell it from the other run
-            return
-        machines = state.machines if remains.missing is None else remains.missing
-        asked = [machine for machine in machines if machine.name not in theirs]
+        asked = state.machines if remains.missing is None else remains.missing
         room = asyncio.Semaphore(AT_ONCE)
 
         async def one(machine: Machine) -> bool:
             async with room:
-                return await self._clear_machine(state.spec.name, state.run, machine)
+                return await self._clear_machine(state.spec.name, state.run, machine, name_is_used=name_is_used)
 
         answered = await gathered(map(one, asked))
         remains.missing = [machine for machine, ok in zip(asked, answered, strict=True) if not ok]
         if remains.missing:
             log.debug("machines did not answer", job=state.spec.name, machines=len(remains.missing))
 
-    async def _state(self, workflow_id: str, run: str) -> JobState:
-        async with self._asking:
-            handle = self._client.get_workflow_handle(workflow_id, run_id=run)
-            state: JobState = await handle.query("state", result_type=JobState, rpc_timeout=ANSWER_LIMIT)
-            return state
-
-    async def _clear_machine(self, job: str, run: str, machine: Machine) -> bool:
+    async def _clear_machine(self, job: str, run: str, machine: Machine, *, name_is_used: bool) -> bool:
         try:
             agent = self._agents.get(machine.address)
             left = next((one for one in (await agent.describe()).jobs if one.job == job), None)
-            if left is None:
+            if left is None or (left.run and left.run != run):
                 return True
+            if name_is_used and not (left.run and run):
+                return True  # of a release that gave no ids: it may be the other run's
             log.warning("ending what a job left behind", job=job, machine=machine.name, generation=left.generation)
             request = pb.ReleaseRequest(request_id=f"cleanup-{uuid.uuid4().hex}", job=job, run=run)
             await agent.release(request, timeout_s=30)

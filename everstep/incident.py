@@ -24,7 +24,7 @@ class Symptom(Words):
     USER_ERROR = "user error"
     """A rank ended with a Python exception."""
     CONNECTION_LOST = "connection lost"
-    """A rank ended because a peer could not be reached any more, and no rank ended by itself."""
+    """A rank ended with an exception because a peer could not be reached any more, and no rank ended by itself."""
     EARLY_EXIT = "early exit"
     """A rank left with code 0 while the job was not over."""
     STALL = "stall"

@@ -30,7 +30,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.operator import read_request
     from workflows.options import TASK_TIMEOUT, on_ledger
     from workflows.reopening import Reopening
-    from workflows.reporting import write_closing
+    from workflows.reporting import Closings
 
 INCIDENTS_KEPT = 20
 FAILURES_KEPT = 50
@@ -51,7 +51,8 @@ class JobWorkflow:
         self.handled_generation = 0
         """Of the incident that is open, or was the last one of this run."""
         self.confirming = Confirming(state, self._something_else)
-        self.reopening = Reopening(state, self._next_event)
+        self.closings = Closings()
+        self.reopening = Reopening(state, self._next_event, self.closings)
         self.records: list[workflow.ActivityHandle[NumbersUsed]] = []
 
     # What watchers and operators say.
@@ -194,6 +195,8 @@ class JobWorkflow:
 
     def _should_continue_as_new(self) -> bool:
         info = workflow.info()
+        if self.closings.pending:
+            return False
         return info.is_continue_as_new_suggested() or info.is_target_worker_deployment_version_changed()
 
     def _take_anomaly(self) -> Anomaly:
@@ -267,7 +270,7 @@ class JobWorkflow:
         self._learn(number, report)
         if report.unwritten:
             incident = incident_workflow_id(state.spec.name, number)
-            write_closing(state.spec.name, incident, anomaly, opened_ns, report, position=report.unwritten)
+            self.closings.write(state.spec.name, incident, anomaly, opened_ns, report, position=report.unwritten)
         return report
 
     def _note_opened(self, anomaly: Anomaly) -> int:
@@ -359,6 +362,7 @@ class JobWorkflow:
             self._record(),
             actions.release(state.spec, state.machines, state.run),
             *self.records,
+            *self.closings.again(),
             return_exceptions=True,
         )
         await workflow.wait_condition(workflow.all_handlers_finished)

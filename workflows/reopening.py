@@ -16,7 +16,7 @@ with workflow.unsafe.imports_passed_through():
     from everstep.incident import CLOSED_OUTSIDE, Anomaly, IncidentReport, Left
     from everstep.job_state import JobState, incident_workflow_id
     from workflows import actions
-    from workflows.reporting import write_closing
+    from workflows.reporting import Closings
 
 T = TypeVar("T")
 LAST_POSITION = 1_000_000
@@ -29,11 +29,13 @@ class Reopening:
     Args:
         state: The job's, changed in place.
         next_event: What the job has to do next, as its workflow says it.
+        closings: Entries of the ledger that the job writes in an incident's place.
     """
 
-    def __init__(self, state: JobState, next_event: Callable[[], str]) -> None:
+    def __init__(self, state: JobState, next_event: Callable[[], str], closings: Closings) -> None:
         self._state = state
         self._next_event = next_event
+        self._closings = closings
 
     async def closed(self, number: int, anomaly: Anomaly, opened_ns: int) -> tuple[Left, IncidentReport] | None:
         """What a closed incident left, and the report that it could not give; None: the job is stopped meanwhile.
@@ -49,7 +51,7 @@ class Reopening:
         state.generation = newest_generation(state.generation, left)
         state.emptied = left.emptied
         report = _report(state, anomaly, left)
-        write_closing(state.spec.name, incident, anomaly, opened_ns, report, position=LAST_POSITION)
+        self._closings.write(state.spec.name, incident, anomaly, opened_ns, report, position=LAST_POSITION)
         return left, report
 
     def reopen(self, number: int, anomaly: Anomaly, left: Left) -> None:

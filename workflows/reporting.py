@@ -11,7 +11,7 @@ with workflow.unsafe.imports_passed_through():
     from activities.messages import DecideInput
     from everstep.incident import NOT_CONFIRMED, Anomaly, Confirmation, IncidentReport
     from workflows import page
-    from workflows.options import on_ledger_when_back
+    from workflows.options import on_ledger, on_ledger_when_back
 
 if TYPE_CHECKING:
     from workflows.incident import IncidentWorkflow
@@ -83,32 +83,59 @@ def _report(
     )
 
 
-def write_closing(
-    job: str, incident: str, anomaly: Anomaly, opened_ns: int, report: IncidentReport, *, position: int
-) -> None:
-    """Have the job close an incident in the ledger; nothing waits for it, and it may be done already.
+class Closings:
+    """The entries that close incidents in the ledger, where the job writes them.
 
-    Args:
-        job: Its name.
-        incident: Workflow id.
-        anomaly: What the incident began with.
-        opened_ns: When.
-        report: Of the incident.
-        position: Place of the entry within the incident.
+    No recovery waits for them, and a ledger that is away is tried for an hour. But
+    what is under way when the job's workflow ends, or continues as new, is lost:
+    it does not continue as new before they are written, and tries them once more
+    when it ends.
     """
-    given = DecideInput(
-        incident=incident,
-        job=job,
-        anomaly=anomaly,
-        opened_ns=opened_ns,
-        position=position,
-        time_ns=workflow.time_ns(),
-        stage="closed",
-        text=report.headline,
-        launched=report.launched,
-        report=report.model_copy(update={"unwritten": 0, "launched": None}),
-    )
+
+    def __init__(self) -> None:
+        self._begun: list[tuple[workflow.ActivityHandle[Any], DecideInput]] = []
+
+    @property
+    def pending(self) -> list[DecideInput]:
+        """What is not written yet."""
+        return [given for noted, given in self._begun if not noted.done()]
+
+    def write(
+        self, job: str, incident: str, anomaly: Anomaly, opened_ns: int, report: IncidentReport, *, position: int
+    ) -> None:
+        """Write one; it may be there already.
+
+        Args:
+            job: Its name.
+            incident: Workflow id.
+            anomaly: What the incident began with.
+            opened_ns: When.
+            report: Of the incident.
+            position: Place of the entry within the incident.
+        """
+        given = DecideInput(
+            incident=incident,
+            job=job,
+            anomaly=anomaly,
+            opened_ns=opened_ns,
+            position=position,
+            time_ns=workflow.time_ns(),
+            stage="closed",
+            text=report.headline,
+            launched=report.launched,
+            report=report.model_copy(update={"unwritten": 0, "launched": None}),
+        )
+        noted = _note(given, on_ledger_when_back())
+        if workflow.patched("closings are written before the end"):
+            self._begun = [one for one in self._begun if not one[0].done()] + [(noted, given)]
+
+    def again(self) -> list[workflow.ActivityHandle[Any]]:
+        """Try what is not written yet at short intervals, for half a minute: the job is over."""
+        return [_note(given, on_ledger()) for given in self.pending]
+
+
+def _note(given: DecideInput, options: dict[str, Any]) -> workflow.ActivityHandle[Any]:
     noted: workflow.ActivityHandle[Any] = workflow.start_activity(
-        messages.DECIDE, given, summary=page.summary(report.headline), **on_ledger_when_back()
+        messages.DECIDE, given, summary=page.summary(given.text), **options
     )
-    del noted
+    return noted

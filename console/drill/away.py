@@ -11,12 +11,11 @@ from contextlib import contextmanager
 from console.drill.network_cluster import LEDGER, NetworkCluster
 from console.drill.scene import Scene
 from console.drill.seen import Absorbed
+from console.drill.settings import STEPS_AGAIN
 from console.local import plan, procfs
 from console.local.network import Network
 from everstep.errors import AgentError, ClusterError
 
-STEPS_AGAIN = 2
-"""A job that completed so many steps more has recovered (ours)."""
 RECOVERED_LIMIT_S = 60.0
 """It has to, within this long beyond the drill's own seconds (ours)."""
 
@@ -38,7 +37,7 @@ async def take_away(scene: Scene) -> None:
         case "kill-postgres":
             with _down(scene, [LEDGER]):
                 await scene.strike(exact=False)
-                await asyncio.gather(asyncio.sleep(scene.request.seconds), _steps_again(scene))
+                await asyncio.gather(asyncio.sleep(scene.request.seconds), _steps_again(scene, scene.request.at_step))
         case "kill-workers":
             with _down(scene, [name for name in scene.cluster.processes() if name.startswith("worker-")]):
                 await scene.strike(exact=False)
@@ -85,16 +84,15 @@ def _down(scene: Scene, names: list[str]) -> Iterator[None]:
         scene.seen.absorbed = Absorbed(began_ns, time.time_ns())
 
 
-async def _steps_again(scene: Scene) -> None:
-    """Until the job has completed steps that it had not completed before.
+async def _steps_again(scene: Scene, before: int) -> None:
+    """Until all ranks have completed steps that none had completed when they were struck.
 
     Raises:
-        ClusterError: it does not.
+        ClusterError: they do not.
     """
-    stored, wanted = scene.stored, scene.stored.newest() + STEPS_AGAIN
-    ranks = range(scene.spec.topology().world_size)
-    await scene.until(
-        lambda: all(max(stored.own_steps(rank), default=0) >= wanted for rank in ranks),
-        scene.request.seconds + RECOVERED_LIMIT_S,
-        f"the job had not completed step {wanted} again while the ledger was away,",
-    )
+    wanted, limit_s = before + STEPS_AGAIN, scene.request.seconds + RECOVERED_LIMIT_S
+    try:
+        async with asyncio.timeout(limit_s):
+            await scene.reach(wanted)
+    except TimeoutError:
+        raise ClusterError(f"step {wanted} was not completed within {limit_s:.0f} s of the fault") from None

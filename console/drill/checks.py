@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from console.drill import network_cluster
+from console.drill import network_cluster, settings
 from console.drill.catalogue import (
     CONTROL_FAULTS,
     DAMAGE,
@@ -20,7 +20,7 @@ from console.drill.catalogue import (
     CannotInject,
     kind_of,
 )
-from console.drill.settings import placement_of
+from console.drill.settings import STEPS_AGAIN, placement_of
 from console.drill.worker_faults import MOMENTS, STAGES
 from console.local import mounts
 from everstep.errors import ConfigError
@@ -32,8 +32,10 @@ if TYPE_CHECKING:
     from console.drill.request import DrillRequest
 
 SIGNALS = ("KILL", "SEGV", "ABRT")
-NOTICED_S = 5.0
-"""A drill's job that stands still for 3 s is stalled; what is over sooner heals by itself (ours)."""
+NOTICED_S = 2.0
+"""Beyond the time after which a job that stands still is stalled: what is over sooner heals by itself (ours)."""
+LEDGER_LIMIT_S = 20.0
+"""The end of a job is written for 30 s; it is to be in the ledger (ours)."""
 HANG_LIMIT_S = 30.0
 OPENS = (*RANK_FAULTS, *LOSSES)
 """Faults that open an incident for others to strike in."""
@@ -56,6 +58,7 @@ def check(request: DrillRequest) -> None:
     spec = request.spec("drill", {})
     _check_places(request, spec)
     _check_copies(request, spec)
+    _check_away(request, spec)
     if request.needs_network and (said := network_cluster.missing(with_postgres=request.base == "kill-postgres")):
         raise CannotInject(f"{request.base}: {said}")
     if request.base in ROOM and (said := mounts.why_not(Path(tempfile.gettempdir()))):
@@ -103,8 +106,8 @@ def _check_choices(request: DrillRequest) -> None:
         _one_of("--fits", request.fits, FITS)
     if request.base == "cut-off":
         _one_of("--from", request.cut_from, ("control",))
-    if request.base == "link-down" and request.seconds < NOTICED_S:
-        raise ConfigError(f"--seconds {request.seconds:g} is too short to be noticed: use {NOTICED_S:g} or more")
+    if request.base == "kill-postgres" and request.seconds > LEDGER_LIMIT_S:
+        raise ConfigError(f"--seconds {request.seconds:g}: the ledger may be away for {LEDGER_LIMIT_S:g} s at most")
     if request.base == "hang-peer" and request.seconds > HANG_LIMIT_S:
         raise ConfigError(f"--seconds {request.seconds:g}: an agent may hang for {HANG_LIMIT_S:g} s at most")
 
@@ -134,6 +137,18 @@ def _check_places(request: DrillRequest, spec: JobSpec) -> None:
         raise ConfigError(f"--machine {request.machine} does not exist: machines are {', '.join(names)}")
     if request.base == "kill-group" and request.index >= (count := len(topology.groups(request.axis))):
         raise ConfigError(f"--index {request.index} does not exist: {request.kind} groups go from 0 to {count - 1}")
+
+
+def _check_away(request: DrillRequest, spec: JobSpec) -> None:
+    """What is away must be missed, and the job must not end before it is back."""
+    if request.base == "link-down":
+        pace_s = settings.STEP_S if request.step_seconds is None else request.step_seconds
+        least = max(spec.policy.stall_floor_s, spec.policy.stall_factor * pace_s) + NOTICED_S
+        if request.seconds < least:
+            raise ConfigError(f"--seconds {request.seconds:g} is too short to be noticed: use {least:g} or more")
+    own = not request.script and request.config is None
+    if request.base == "kill-postgres" and own and request.at_step + STEPS_AGAIN >= request.total_steps:
+        raise ConfigError(f"--at-step {request.at_step}: the job needs {STEPS_AGAIN} steps more, to show that it steps")
 
 
 def _check_copies(request: DrillRequest, spec: JobSpec) -> None:

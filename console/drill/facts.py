@@ -24,6 +24,8 @@ from everstep.job import JobSpec
 from everstep.job_state import incident_workflow_id
 from everstep.machine import Machine
 
+WRITTEN_S = 20.0
+"""What is written to a ledger that was away is there within this long after the job's end (ours)."""
 SETTLE_S = 5.0
 """What ends by itself after a job has this long to be gone (ours)."""
 
@@ -65,6 +67,8 @@ class Facts:
     """… and the longest time in which nobody did, seconds."""
     leaked: list[str] = field(default_factory=list)
     ettr: float | None = None
+    ledger_lacks: list[str] = field(default_factory=list)
+    """What the ledger does not know in the end; looked at where it was away."""
     launches_ns: list[tuple[int, int]] = field(default_factory=list)
     """Begin and end of the launches of the incidents."""
 
@@ -159,6 +163,24 @@ async def ettr(cluster: DrillCluster, job: str) -> float | None:
     ledger = await cluster.control.ledger()
     found = await asyncio.to_thread(ledger.ettr, job, now_ns=time.time_ns()) if ledger else None
     return found.ratio if found else None
+
+
+async def ledger_lacks(cluster: DrillCluster, job: str, incidents: Sequence[IncidentFacts]) -> list[str]:
+    """What the ledger does not know of a job that has ended, once late writes had their time."""
+    deadline = time.monotonic() + WRITTEN_S
+    ledger = await cluster.control.ledger()
+    if ledger is None:
+        return ["anything: it cannot be opened"]
+    while True:
+        jobs = await asyncio.to_thread(ledger.jobs)
+        lacking = [] if any(one.name == job and one.ended_ns for one in jobs) else ["the end of the job"]
+        for incident in incidents:
+            found = await asyncio.to_thread(ledger.incident, incident.id)
+            if found is None or not found.closed_ns:
+                lacking.append(f"the end of {incident.id}")
+        if not lacking or time.monotonic() > deadline:
+            return lacking
+        await asyncio.sleep(0.2)
 
 
 async def records(

@@ -209,9 +209,7 @@ def _ledger(facts: Facts, reports: list[IncidentReport]) -> list[str]:
     found = []
     if away is None or away.back_ns is None or not stepped or stepped[-1] > away.back_ns:
         found.append("the job did not step again before the ledger was back")
-    if facts.ettr is None:
-        found.append("the ledger does not know the job's time")
-    return found
+    return found + [f"the ledger does not know {text}" for text in facts.ledger_lacks]
 
 
 def _steps(facts: Facts, result: DrillResult, reports: list[IncidentReport]) -> list[str]:

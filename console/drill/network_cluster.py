@@ -11,12 +11,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from console.cluster_file import ClusterFile
-from console.drill.cluster import DrillCluster
+from console.drill.cluster import DrillCluster, NoCluster
 from console.local import cluster as local
-from console.local import network, ports, postgres
+from console.local import network, ports, postgres, temporal_server
 from console.local.certificates import Certificates
 from console.local.network import CONTROL, Network
 from console.local.postgres import Postgres
+from everstep.errors import ClusterError
 from everstep.machine import Machine
 
 CONTROL_ADDRESS, FIRST_ADDRESS = "10.99.0.1", "10.99.0.11"
@@ -29,7 +30,8 @@ class NetworkCluster(DrillCluster):
     """As :class:`DrillCluster`; each machine is a network namespace, and so is the control host.
 
     While it is open the thread that opened it, and all that it starts from then
-    on, are on the control host.
+    on, are on the control host. Temporal's library keeps threads of its own for as
+    long as a process lives, so a process can have one such cluster.
 
     Args:
         with_postgres: The ledger is a PostgreSQL server of the cluster's own.
@@ -47,34 +49,40 @@ class NetworkCluster(DrillCluster):
         self.prefix = f"{shlex.join(self.network.inside(CONTROL))} env "
         self._with_postgres = with_postgres
         self._postgres: Postgres | None = None
+        self._kept = False
         self._open = ExitStack()
 
     async def __aenter__(self) -> Self:
+        # Not in threads of the loop: those that exist stay where they are when this one enters the network.
+        choice = temporal_server.find(self.say)  # nothing can be loaded from there
+        if choice.address:
+            raise NoCluster(
+                f"there is no cluster to drill on: the server {choice.address} cannot be reached from a network of its "
+                "own: unset TEMPORAL_ADDRESS, or choose a profile without an address"
+            )
         self._open.callback(self._remove_network)
         try:
-            self.network.make()
+            self._make()
             self._open.enter_context(self.network.entered())
             return await super().__aenter__()
-        except BaseException:
+        except BaseException as error:
             self._open.close()
+            if isinstance(error, ClusterError) and not isinstance(error, NoCluster):
+                raise NoCluster(f"there is no cluster to drill on: {error}") from error
             raise
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._kept = self.keep
         with self._open:
             await super().__aexit__(kind, error, trace)
 
     def bring_up(self) -> ClusterFile:
         """Start everything; returns when it answers."""
-        self.say(f"making a network of {len(self.addresses) + 1} hosts, and certificates")
         certificates = Certificates(self.folder / "certificates")
         certificates.make(self.addresses)
-        ledger: list[str] | None = None
-        if self._with_postgres:
-            self.say("making a PostgreSQL server for the ledger")
-            self._postgres = Postgres()
-            ledger = self._postgres.command()
+        ledger = self._postgres.command() if self._postgres else None
 
         def agent(machine: Machine, state: Path, shm: Path) -> list[str]:
             command = local.agent_command(machine, state, shm)
@@ -93,23 +101,29 @@ class NetworkCluster(DrillCluster):
             ledger_url=self._postgres.url() if self._postgres else "",
         )
 
-    def clear(self) -> None:
-        """Remove the files once the cluster is down."""
-        super().clear()
-        if self._postgres:
-            self._postgres.remove()
+    def _make(self) -> None:
+        self.say(f"making a network of {len(self.addresses) + 1} hosts")
+        self.network.make()
+        self.network.let_ports_be_chosen()
+        if self._with_postgres:
+            self.say("making a PostgreSQL server for the ledger")
+            self._postgres = Postgres()
 
     def _remove_network(self) -> None:
-        if not self.keep:
+        if not self._kept:
+            if self._postgres:
+                self._postgres.remove()
             self.leaked += [f"process {pid} in the network after the cluster was down" for pid in self.network.remove()]
 
 
 def missing(*, with_postgres: bool = False) -> str:
     """What such a cluster lacks here; empty: nothing."""
+    if said := network.missing():
+        return said
     if not shutil.which("openssl"):
         return "there is no program openssl"
     if with_postgres and postgres.programs() is None:
         return postgres.HOW_TO_INSTALL
     if with_postgres and importlib.util.find_spec("psycopg") is None:
         return "everstep was installed without the extra 'postgresql': pip install 'everstep[postgresql]'"
-    return network.missing()
+    return ""

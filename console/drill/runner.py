@@ -168,6 +168,8 @@ class Drill:
         facts.records, too_many = await gather.records(cluster, spec, scene.machines, scene.seen.records)
         facts.duplicates += too_many
         facts.ettr = await gather.ettr(cluster, spec.name)
+        if self.request.base == "kill-postgres":
+            facts.ledger_lacks = await gather.ledger_lacks(cluster, spec.name, facts.incidents)
         for incident in facts.incidents:
             facts.texts += await gather.texts(cluster, incident)
             facts.launches_ns += await gather.launches(cluster, incident.id)
@@ -209,7 +211,8 @@ async def run_drills(
         drill = Drill(cluster, request)
         for _ in range(repeat):
             result = await drill.run()
-            result.links = [link for one in result.incidents if keep and (link := cluster.control.link(one))]
+            shown = keep and not cluster.prefix  # another network's addresses lead a browser elsewhere
+            result.links = [link for one in result.incidents if shown and (link := cluster.control.link(one))]
             result.cluster, result.prefix = (str(cluster.home), cluster.prefix) if keep else ("", "")
             results.append(result)
             each(result)

@@ -14,6 +14,8 @@ PATIENT_POLICY = {"stall_floor_s": 60.0, "exit_grace_s": 3.0}
 """For a job that waits at a step until the drill has done what it wants to do (ours)."""
 STEP_S = 0.2
 """A step must be long enough for the backup of the step before (ours)."""
+STEPS_AGAIN = 5
+"""A job that is so many steps beyond the step of the fault has recovered: it is struck within two of them (ours)."""
 DISK_EVERY = 5
 """Steps between checkpoints on disk, where a drill needs some (ours)."""
 SLOW_MB_S = 4.0

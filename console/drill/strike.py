@@ -70,7 +70,7 @@ def strike_of(request: DrillRequest, spec: JobSpec) -> Strike:
         case "kill-peer":
             machines = {topology.machine(owners(peers, topology, machine)[0])}
         case "kill-postgres" | "kill-workers":
-            ranks = (rank,)
+            ranks = tuple(request.struck_ranks(spec))
         case "kill-agent" if request.then == "kill-rank":
             ranks = (topology.ranks(machine)[0],)
         case "kill-agent" if request.then:

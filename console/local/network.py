@@ -27,7 +27,7 @@ NAMED = Path("/run/netns")
 SETTLE_S = 5.0
 """A killed process is gone within this long (ours)."""
 _CLONE_NEWNET = 0x40000000
-_NAME = re.compile(r"everstep-(\d+)-(\d+)-\d+-.+")
+_NAME = re.compile(r"(everstep-(\d+)-(\d+)-\d+)-.+")
 _made = itertools.count()
 
 
@@ -52,7 +52,8 @@ class Network:
 
     def inside(self, host: str) -> list[str]:
         """What comes before a command that shall run on a host."""
-        return [_program("ip"), "netns", "exec", self.name(host)]
+        # Not 'ip netns exec': it would hide the control groups, and with them a container's limit of memory.
+        return [_program("nsenter"), f"--net={NAMED / self.name(host)}"]
 
     def run(self, host: str, *command: str) -> None:
         """Run a command on a host.
@@ -74,8 +75,6 @@ class Network:
         self._ip(CONTROL, "link", "add", "br0", "type", "bridge")
         self._ip(CONTROL, "addr", "add", f"{self.control}/24", "dev", "br0")
         self._ip(CONTROL, "link", "set", "br0", "up")
-        # Ports of machines are chosen there, by binding them.
-        self.run(CONTROL, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_nonlocal_bind")
         for number, (machine, address) in enumerate(self.machines.items()):
             _run("ip", "netns", "add", self.name(machine))
             self._ip(machine, "link", "set", "lo", "up")
@@ -84,6 +83,14 @@ class Network:
             self._ip(CONTROL, "link", "set", f"q{number}", "netns", self.name(machine), "name", "eth0")
             self._ip(machine, "addr", "add", f"{address}/24", "dev", "eth0")
             self._ip(machine, "link", "set", "eth0", "up")
+
+    def let_ports_be_chosen(self) -> None:
+        """Let the control host bind addresses of the machines, to see which of their ports are free.
+
+        Raises:
+            ClusterError: /proc/sys cannot be written to.
+        """
+        self.run(CONTROL, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_nonlocal_bind")
 
     @contextmanager
     def entered(self) -> Iterator[None]:
@@ -129,24 +136,30 @@ def missing() -> str:
     """What machines with a network of their own lack here; empty: nothing."""
     if os.geteuid() != 0:
         return "network namespaces need root"
-    if not shutil.which("ip"):
-        return "there is no program ip (package iproute2)"
-    trial = Network({}, "10.99.0.1")
+    for program, package in (("ip", "iproute2"), ("nsenter", "util-linux")):
+        if not shutil.which(program):
+            return f"there is no program {program} (package {package})"
+    trial = Network({"m0": "10.99.0.11"}, "10.99.0.1")
     try:
         trial.make()
     except ClusterError as error:
-        return f"no network namespace can be made: {error}"
+        return f"no network can be made: {error}"
     finally:
         trial.remove()
     return ""
 
 
 def remove_stale() -> None:
-    """Remove the namespaces of those who died before they could, unless a process lives there."""
+    """Remove the networks of those who died before they could, unless a process lives in one of its namespaces."""
+    networks: dict[str, list[str]] = {}
     for path in NAMED.glob("everstep-*"):
         found = _NAME.fullmatch(path.name)
-        if found and not procfs.alive(procfs.Process(int(found[1]), int(found[2]))) and not _pids(path.name):
-            _remove(path.name)
+        if found and not procfs.alive(procfs.Process(int(found[2]), int(found[3]))):
+            networks.setdefault(found[1], []).append(path.name)
+    for names in networks.values():
+        if not any(map(_pids, names)):
+            for name in names:
+                subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
 
 def _pids(name: str) -> list[int]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 import shutil
 import subprocess
 import tempfile
 from pathlib import Path
 
+from console.local import procfs
 from everstep.errors import ClusterError
 
 HOW_TO_INSTALL = (
@@ -16,6 +18,8 @@ HOW_TO_INSTALL = (
     "them (Debian, Ubuntu: apt-get install postgresql; Fedora: dnf install postgresql-server; macOS: brew install "
     "postgresql)"
 )
+FOLDER = Path("/tmp")
+_NAME = re.compile(r"evpg-(\d+)-(\d+)-\w+")
 PORT = 5432
 """Part of the name of its unix socket."""
 LIMIT_S = 100.0
@@ -50,6 +54,22 @@ def unprivileged() -> tuple[int, int] | None:
     raise ClusterError("running as root, and neither user 'postgres' nor 'nobody' exists to run PostgreSQL: add one")
 
 
+def remove_stale() -> None:
+    """Remove the folders of those who died before they could, unless a server runs there."""
+    for path in FOLDER.glob("evpg-*"):
+        found = _NAME.fullmatch(path.name)
+        if found and not procfs.alive(procfs.Process(int(found[1]), int(found[2]))) and not _served(path):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _served(home: Path) -> bool:
+    try:
+        pid = int((home / "data" / "postmaster.pid").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return False
+    return procfs.identify(pid) is not None
+
+
 class Postgres:
     """A server with a data folder of its own, reached by a unix socket; nothing runs yet.
 
@@ -63,10 +83,20 @@ class Postgres:
             raise ClusterError(HOW_TO_INSTALL)
         self.programs, self.who = found, unprivileged()
         # Short: the path of a unix socket has 107 characters at most.
-        self.home = Path(tempfile.mkdtemp(prefix="evpg-", dir="/tmp"))
-        if self.who:
-            os.chown(self.home, *self.who)
+        remove_stale()
+        owner = procfs.identify(os.getpid())
+        assert owner is not None
+        self.home = Path(tempfile.mkdtemp(prefix=f"evpg-{owner.pid}-{owner.start}-", dir=FOLDER))
         self.data = str(self.home / "data")
+        try:
+            if self.who:
+                os.chown(self.home, *self.who)
+            self._make()
+        except BaseException:
+            self.remove()
+            raise
+
+    def _make(self) -> None:
         self.call("initdb", "-D", self.data, "-U", "everstep", "-A", "trust", "-E", "UTF8", "--no-sync", "--locale=C")
 
     def url(self, database: str = "postgres", password: str = "any", *, port: int = PORT) -> str:

@@ -7,6 +7,7 @@ consequence.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from everstep.incident import Failure, RankExit, Symptom
@@ -15,23 +16,29 @@ from everstep.signals import signal_name
 MACHINE_LOST = "machine lost"
 """Cause of a failure in which a machine lost all that it knew and ran."""
 
-# What a rank says when a peer went away: gloo ("Connection closed by peer [127.0.0.1]:4213"), torch's TCPStore
-# ("failed to recv, got 0 bytes. Connection was likely closed") and NCCL ("ncclRemoteError"). Where the network itself
-# fails: the kernel's words for EHOSTUNREACH, ENETUNREACH and ETIMEDOUT, and gloo's own ("Timed out waiting 1800000ms
-# for recv operation to complete").
+# What a rank says when a peer went away: gloo ("Connection closed by peer [127.0.0.1]:4213", "Timed out waiting
+# 1800000ms for recv operation to complete"), torch's TCPStore ("failed to recv, got 0 bytes. Connection was likely
+# closed", "The client socket has timed out after 60000ms") and NCCL ("ncclRemoteError").
 PEER_WENT_AWAY = (
     "Connection closed by peer",
     "Connection reset by peer",
     "Connection was likely closed",
     "Connection refused",
-    "Connection timed out",
-    "No route to host",
-    "Network is unreachable",
-    "Timed out waiting",
     "Broken pipe",
+    "ms for recv operation to complete",
+    "ms for send operation to complete",
+    "The client socket has timed out after",
     "ncclRemoteError",
 )
-
+# The kernel's words for ETIMEDOUT, EHOSTUNREACH and ENETUNREACH: a dataset's server may be what cannot be reached, so
+# they count on a line of those who talk to peers only.
+NETWORK_FAILED = re.compile(
+    r"^.*(?:gloo|TCPStore|Dist(?:Network|Store|Backend)Error|NCCL).*"
+    r"(?:Connection timed out|No route to host|Network is unreachable)",
+    re.MULTILINE,
+)
+_TRACEBACK = "Traceback (most recent call last)"
+_CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 
 TAIL = 4096
 """Characters at the end of a rank's output that are looked at: libraries wrap an exception in another one, and the
@@ -45,8 +52,21 @@ def is_victim(end: RankExit) -> bool:
 
 def said_of_a_peer(end: RankExit) -> str:
     """The words by which a rank says that a peer went away; empty: it does not."""
-    said = end.exception + end.log_tail[-TAIL:]
-    return next((phrase for phrase in PEER_WENT_AWAY if phrase in said), "")
+    return _peer_in(f"{end.exception}\n{end.log_tail[-TAIL:]}")
+
+
+def _peer_in(said: str) -> str:
+    failed = NETWORK_FAILED.search(said)
+    return next((phrase for phrase in PEER_WENT_AWAY if phrase in said), failed.group().strip() if failed else "")
+
+
+def _raised(end: RankExit) -> str:
+    """The exception that ended a rank, with those that led to it; not what was logged before."""
+    parts = end.log_tail[-TAIL:].split(_TRACEBACK)
+    first = len(parts) - 1
+    while first > 1 and any(link in parts[first - 1] for link in _CHAINED):
+        first -= 1
+    return "\n".join([end.exception, *parts[first:]]) if first else end.exception
 
 
 def first_failure(ends: Sequence[RankExit]) -> RankExit | None:
@@ -78,10 +98,8 @@ def symptom_of(end: RankExit) -> Symptom:
     """What an end looks like from outside."""
     if end.signal:
         return Symptom.CRASH
-    if end.code != 0 and is_victim(end):
-        return Symptom.CONNECTION_LOST
     if end.exception:
-        return Symptom.USER_ERROR
+        return Symptom.CONNECTION_LOST if _peer_in(_raised(end)) else Symptom.USER_ERROR
     if end.code == 0:
         return Symptom.EARLY_EXIT
     return Symptom.CRASH

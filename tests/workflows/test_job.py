@@ -234,6 +234,30 @@ async def test_no_recovery_waits_for_a_ledger_that_is_away(jobs: Any, monkeypatc
     await handle.result()
 
 
+async def test_what_a_ledger_that_is_away_lacks_is_written_before_the_job_is_over(jobs: Any) -> None:
+    """What is under way when a workflow ends is lost, and the next try would be in half a minute."""
+    handle = await jobs.start()
+    await jobs.until(handle, lambda state: state.status == "running")
+    jobs.cluster.blocked.add("ledger")
+    await handle.execute_update(JobWorkflow.report, anomaly())
+    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+    while (await pending_attempts(handle)) < 4:  # noqa: ASYNC110 - nobody tells us
+        await asyncio.sleep(0.1)
+    await handle.execute_update(JobWorkflow.finished, 2)
+    await jobs.until(handle, lambda state: state.status == "finished")
+    assert jobs.cluster.notes == []
+    jobs.cluster.blocked.clear()
+
+    assert (await handle.result()).outcome == "finished"
+    assert {(note.incident, note.stage) for note in jobs.cluster.notes} == {(state.incidents[0].id, "closed")}
+
+
+async def pending_attempts(handle: Any) -> int:
+    """How often the activity was tried that has been tried most, of those under way."""
+    described = (await handle.describe()).raw_description
+    return max((one.attempt for one in described.pending_activities), default=0)
+
+
 async def test_a_used_name_counts_on(jobs: Any) -> None:
     jobs.cluster.used = NumbersUsed(incidents=4, generations=9)
     handle = await jobs.start()

@@ -230,4 +230,5 @@ def test_no_recovery_waits_for_the_ledger_and_the_ledger_has_it_in_the_end() -> 
     early = judge(request, SPEC, replace(away, seen=Seen(Absorbed(9 * SECOND, 11 * SECOND))))
     assert early.problems == ["the job did not step again before the ledger was back"]
     assert judge(request, SPEC, replace(away, seen=Seen())).problems == early.problems
-    assert judge(request, SPEC, replace(away, ettr=None)).problems == ["the ledger does not know the job's time"]
+    lacking = judge(request, SPEC, replace(away, ledger_lacks=["the end of the job"]))
+    assert lacking.problems == ["the ledger does not know the end of the job"]

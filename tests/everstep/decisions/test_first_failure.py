@@ -90,16 +90,33 @@ def test_a_user_exception_is_no_crash() -> None:
     "said",
     [
         GLOO,
-        "RuntimeError: [pair.cc:553] recv: Connection timed out [10.99.0.13]:4711",
+        "RuntimeError: [../gloo/transport/tcp/pair.cc:553] recv: Connection timed out [10.99.0.13]:4711",
         "DistNetworkError: The client socket has failed to connect: No route to host",
-        "RuntimeError: [unbound_buffer.cc:78] Timed out waiting 1800000ms for recv operation to complete",
+        "DistNetworkError: The client socket has timed out after 60000ms while trying to connect to (m0, 29500).",
+        "RuntimeError: [../gloo/unbound_buffer.cc:78] Timed out waiting 1800000ms for recv operation to complete",
     ],
 )
 def test_where_the_network_failed_nobody_made_an_error(said: str) -> None:
     assert symptom_of(end(2, 7, code=1, exception=said)) is Symptom.CONNECTION_LOST
-    assert symptom_of(end(2, 7, code=1, exception="ValueError: x")) is Symptom.USER_ERROR
+    chained = f"Traceback (most recent call last)\n{said}\nThe above exception was the direct cause of\n"
+    wrapped = end(
+        2, 7, code=1, exception="RuntimeError: stage 1", log_tail=f"{chained}Traceback (most recent call last)\n"
+    )
+    assert symptom_of(wrapped) is Symptom.CONNECTION_LOST
     assert symptom_of(end(2, 7, signal=9, log_tail=said)) is Symptom.CRASH
+    assert symptom_of(end(2, 7, code=3, log_tail=said)) is Symptom.CRASH
     assert symptom_of(end(2, 7, code=0, log_tail=said)) is Symptom.EARLY_EXIT
+
+
+@pytest.mark.parametrize(
+    "raised",
+    ["ValueError: x", "TimeoutError: Timed out waiting for shard 7 of the dataset", "OSError: No route to host: nfs-3"],
+)
+def test_what_was_logged_before_does_not_make_a_users_error_one_of_the_network(raised: str) -> None:
+    warned = f"WARNING: retrying: {GLOO}\nTraceback (most recent call last)\n  File ...\n{raised}\n"
+    assert symptom_of(end(2, 7, code=1, exception=raised, log_tail=warned)) is Symptom.USER_ERROR
+    own, aborted = end(3, 10, code=1, exception=raised), end(1, 900, signal=6)
+    assert first_failure([aborted, own]) == own
 
 
 def test_a_peer_that_went_away_shows_in_the_log_too() -> None:
