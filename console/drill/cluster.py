@@ -71,10 +71,13 @@ class DrillCluster:
         self.folder, self.name = await asyncio.to_thread(self.place)
         self._set(HOME, str(self.folder))
         self._set(environment.FAULTS, str(self.worker_plan))
+        bringing = asyncio.create_task(asyncio.to_thread(self.bring_up))
         try:
-            self.file = await asyncio.to_thread(self.bring_up)
+            self.file = await asyncio.shield(bringing)
             self.control = await Control.connect(self.name, local=True)
         except BaseException as error:
+            # A thread cannot be cancelled: what it starts has to be there to be taken down.
+            await asyncio.gather(bringing, return_exceptions=True)
             await self._down()
             if isinstance(error, ClusterError):
                 raise NoCluster(f"there is no cluster to drill on: {error}") from error
