@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from console.cluster_file import ClusterFile
 from console.control import Control
@@ -101,13 +101,12 @@ class DrillCluster:
 
     def bring_up(self) -> ClusterFile:
         """Start everything; returns when it answers."""
-        return local.up(
-            self.name,
-            machines=self._machines,
-            standbys=self._standbys,
-            workers=self._workers,
-            progress=self.say,
-        )
+        return self.up()
+
+    def up(self, **more: Any) -> ClusterFile:
+        """Start everything, with more arguments of ``local.up``."""
+        sizes: dict[str, Any] = {"machines": self._machines, "standbys": self._standbys, "workers": self._workers}
+        return local.up(self.name, **sizes, progress=self.say, **more)
 
     def clear(self) -> None:
         """Remove the files once the cluster is down."""

@@ -88,12 +88,7 @@ class NetworkCluster(DrillCluster):
             command = local.agent_command(machine, state, shm)
             return [*self.network.inside(machine.name), *command, *certificates.options(machine.name)]
 
-        return local.up(
-            self.name,
-            machines=self._machines,
-            standbys=self._standbys,
-            workers=self._workers,
-            progress=self.say,
+        return self.up(
             base_address=FIRST_ADDRESS,
             # What is forked from a template is in the network of the template: each agent starts its fork servers.
             commands=local.Commands(agent=agent, template=None, ledger=ledger),
