@@ -71,7 +71,8 @@ def drill(  # noqa: PLR0917 - one parameter for each option
 
     Where a drill takes copies of the training state away or damages them, it
     looks itself at what is left, and says how many steps that may cost: one where
-    the placement of the backups promises it. Small file systems need root.
+    the placement of the backups promises it. Small file systems need root, and so do
+    drills of the network, whose machines are network namespaces with TLS.
 
     Examples:
 
@@ -84,6 +85,8 @@ def drill(  # noqa: PLR0917 - one parameter for each option
         everstep drill flip-bit --where backup --rank 5
 
         everstep drill kill-worker --in-stage restore --during kill-machine --machine m2
+
+        everstep drill link-down --machine m2 --seconds 10
 
         everstep drill exit-rank --code 0 --json -- examples/ddp_plain.py --out '{run}'
 
