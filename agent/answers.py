@@ -34,7 +34,7 @@ def progress_of(runner: JobRunner) -> list[pb.RankProgress]:
             now = report.snapshot()
             progress.attached, progress.finished = now.attached, now.finished
             progress.completed_steps, progress.optimizer_steps = now.completed_steps, now.optimizer_steps
-            progress.reports = now.published
+            progress.reports, progress.stepped_ns = now.published, now.stepped_ns
             progress.milestones.CopyFrom(pb.Milestones(**now.milestones))
             progress.tokens = runner.archive.tokens(rank.rank, rank.generation)
             if now.newest:

@@ -140,6 +140,7 @@ class AgentService(CheckpointsService):
                 fork_server_pid=server.pid if server and not server.lost else 0,
                 ranks=ranks,
             )
+        reply.time_ns = time.time_ns()
         return reply
 
     async def _room(self) -> pb.Room:

@@ -7,7 +7,7 @@ created by the agent, one per rank and generation.
 Layout, little endian::
 
     0     magic 8s · version u32 · generation u32 · rank u32 · pid u32 · capacity u64
-    64    published u64 · attached u32 · finished u32 · completed_steps i64 · optimizer_steps u64
+    64    published u64 · attached u32 · finished u32 · completed_steps i64 · optimizer_steps u64 · optimizer_ns i64
     128   milestones 7 x i64 (forked, script_entered, joined, restored, first_step, loop_entered, loop_left), ns
     256   ring of ``capacity`` records of 64 bytes:
           sequence u64 · step i64 · time_ns i64 · loss f64 · grad_norm f64 · tokens i64
@@ -37,10 +37,11 @@ DEFAULT_CAPACITY = 4096
 
 _HEAD = struct.Struct("<8sIIIIQ")
 _PUBLISHED = struct.Struct("<Q")
-_STATE = struct.Struct("<QIIqQ")
+_STATE = struct.Struct("<QIIqQq")
 _U32 = struct.Struct("<I")
 _I64 = struct.Struct("<q")
 _U64 = struct.Struct("<Q")
+_OPTIMIZER = struct.Struct("<Qq")
 _MILESTONES = struct.Struct("<7q")
 _RECORD = struct.Struct("<Qqqddq")
 _AT_STATE, _AT_ATTACHED, _AT_FINISHED, _AT_COMPLETED, _AT_OPTIMIZER, _AT_MILESTONES = 64, 72, 76, 80, 88, 128
@@ -73,6 +74,8 @@ class Snapshot:
     completed_steps: int
     """Steps completed since the job's beginning; -1: the script does not report."""
     optimizer_steps: int
+    stepped_ns: int
+    """When it stepped last, by its machine's clock; 0: it has not, or is of an older release."""
     milestones: dict[str, int]
     newest: Record | None
 
@@ -103,7 +106,7 @@ class ReportFile:
         finally:
             os.close(descriptor)
         _HEAD.pack_into(mapped, 0, MAGIC, VERSION, generation, rank, 0, capacity)
-        _STATE.pack_into(mapped, _AT_STATE, 0, 0, 0, -1, 0)
+        _STATE.pack_into(mapped, _AT_STATE, 0, 0, 0, -1, 0, 0)
         temporary.rename(path)
         return cls(path, mapped)
 
@@ -154,7 +157,7 @@ class ReportFile:
     def count_optimizer_step(self) -> int:
         """Count one ``optimizer.step()``; returns the count of this process."""
         count: int = _U64.unpack_from(self._map, _AT_OPTIMIZER)[0] + 1
-        _U64.pack_into(self._map, _AT_OPTIMIZER, count)
+        _OPTIMIZER.pack_into(self._map, _AT_OPTIMIZER, count, time.time_ns())
         return count
 
     def mark(self, milestone: Milestone) -> None:
@@ -172,7 +175,9 @@ class ReportFile:
     def snapshot(self) -> Snapshot:
         """Where the rank stands now."""
         _, _, generation, rank, pid, _ = _HEAD.unpack_from(self._map, 0)
-        published, attached, finished, completed, optimizer_steps = _STATE.unpack_from(self._map, _AT_STATE)
+        published, attached, finished, completed, optimizer_steps, optimizer_ns = _STATE.unpack_from(
+            self._map, _AT_STATE
+        )
         milestones = dict(zip(MILESTONES, _MILESTONES.unpack_from(self._map, _AT_MILESTONES), strict=True))
         newest = self.records(published - 1)[1] if published else []
         return Snapshot(
@@ -184,6 +189,7 @@ class ReportFile:
             finished=bool(finished),
             completed_steps=completed,
             optimizer_steps=optimizer_steps,
+            stepped_ns=max(optimizer_ns, newest[-1].time_ns if newest else 0),
             milestones=milestones,
             newest=newest[-1] if newest else None,
         )

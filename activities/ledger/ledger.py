@@ -292,8 +292,17 @@ class Ledger:
         with self._reading() as connection:
             return _intervals(connection, _newest_run(job))
 
-    def ettr(self, job: str, *, now_ns: int, window_s: float | None = None) -> Ettr | None:
-        """Effective training time ratio of the newest run, up to its end or now; None: no such job, or no start."""
+    def ettr(
+        self, job: str, *, now_ns: int, window_s: float | None = None, quiet_since_ns: int | None = None
+    ) -> Ettr | None:
+        """Effective training time ratio of the newest run, up to its end or now; None: no such job, or no start.
+
+        Args:
+            job: Its name.
+            now_ns: The present.
+            window_s: Length of a sliding window up to now; None: since the start.
+            quiet_since_ns: No rank of it has stepped since, as its agents say; None: they step, or nobody knows.
+        """
         with self._reading() as connection:
             found = connection.execute(
                 select(Jobs.started_ns, Jobs.ended_ns, Jobs.outcome).where(Jobs.run == _newest_run(job))
@@ -303,6 +312,8 @@ class Ledger:
             end_ns = now_ns if found.ended_ns is None else min(now_ns, found.ended_ns)
             spans = _intervals(connection, _newest_run(job))
             unknown = _unknown(connection, _newest_run(job), finished=(found.outcome or "").startswith("finished"))
+        if quiet_since_ns is not None and found.ended_ns is None:
+            spans = [*spans, Interval(quiet_since_ns, None, "recovery", "no rank steps")]
         return ettr(spans, start_ns=found.started_ns, now_ns=end_ns, window_s=window_s, unknown=unknown)
 
     def _reading(self) -> AbstractContextManager[Connection]:

@@ -21,6 +21,8 @@ from everstep.topology import Topology
 RECONNECT_S = 0.2
 RATE_WINDOW_S = 10.0
 """Speeds are means over this long, seconds (ours)."""
+QUIET_S, QUIET_STEPS = 10.0, 10
+"""Nobody steps when no step came for so many seconds, and for so many times as long as steps take (ours)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,10 @@ class RankView:
     """Of the newest report; NaN when none."""
     tokens: int
     """Sum over the reports of its process."""
+    stepped_ns: int = 0
+    """When it stepped last, by our clock; 0: it has not, or nobody knows."""
+    step_s: float = 0.0
+    """Mean time of its process's steps; 0: not known."""
 
     @property
     def steps(self) -> int:
@@ -88,6 +94,14 @@ class JobProgress:
         """Number of ranks that live."""
         return sum(view.alive for view in self.ranks.values())
 
+    @property
+    def quiet_since_ns(self) -> int | None:
+        """When the last step was, where it was too long ago; None: ranks step, or nobody knows."""
+        heard = [one for one in self.ranks.values() if one.machine not in self.silent and not one.finished]
+        last = max((one.stepped_ns for one in heard), default=0)
+        limit_s = max(QUIET_S, QUIET_STEPS * max((one.step_s for one in heard), default=0.0))
+        return last if last and self.time_ns - last > limit_s * 1e9 else None
+
     def tokens(self, topology: Topology) -> int:
         """Tokens of the whole job in this generation: ranks of one model replica train on the same ones."""
         replicas: dict[int, int] = {}
@@ -98,8 +112,8 @@ class JobProgress:
         return sum(replicas.values())
 
 
-def views_of(machine: str, ranks: Iterable[pb.RankProgress]) -> list[RankView]:
-    """The ranks in an agent's message."""
+def views_of(machine: str, ranks: Iterable[pb.RankProgress], clock_ns: int = 0) -> list[RankView]:
+    """The ranks in an agent's message; ``clock_ns`` is what our clock is ahead of its machine's."""
     return [
         RankView(
             rank=one.rank,
@@ -113,9 +127,17 @@ def views_of(machine: str, ranks: Iterable[pb.RankProgress]) -> list[RankView]:
             optimizer_steps=one.optimizer_steps,
             loss=one.loss,
             tokens=one.tokens,
+            stepped_ns=one.stepped_ns + clock_ns if one.stepped_ns else 0,
+            step_s=_step_s(one),
         )
         for one in ranks
     ]
+
+
+def _step_s(rank: pb.RankProgress) -> float:
+    steps = max(rank.reports, rank.optimizer_steps) - 1
+    since = rank.stepped_ns - rank.milestones.first_step
+    return since / 1e9 / steps if steps > 0 and since > 0 and rank.milestones.first_step else 0.0
 
 
 def merge(views: Iterable[RankView], *, time_ns: int, silent: Sequence[str] = ()) -> JobProgress:
@@ -141,6 +163,7 @@ class ProgressFeed:
         self._machines = machines
         self._interval_s = interval_s
         self._ranks: dict[str, list[pb.RankProgress]] = {}
+        self._clocks_ns: dict[str, int] = {}
         self._silent: set[str] = set()
         self._changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -159,7 +182,11 @@ class ProgressFeed:
     @property
     def current(self) -> JobProgress:
         """The newest picture."""
-        views = (view for machine, ranks in self._ranks.items() for view in views_of(machine, ranks))
+        views = [
+            view
+            for machine, ranks in self._ranks.items()
+            for view in views_of(machine, ranks, self._clocks_ns[machine])
+        ]
         return merge(views, time_ns=time.time_ns(), silent=tuple(self._silent))
 
     @property
@@ -182,6 +209,7 @@ class ProgressFeed:
                     self._silent.discard(machine.name)
                     if reply.ranks:  # a released job has none: what was seen last stays
                         self._ranks[machine.name] = list(reply.ranks)
+                        self._clocks_ns[machine.name] = time.time_ns() - reply.time_ns
                     self._changed.set()
             except AgentError:
                 self._silent.add(machine.name)

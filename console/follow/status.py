@@ -16,7 +16,7 @@ from console.follow.kept import kept
 from console.follow.last_step import last_step
 from console.follow.progress import JobProgress, RankView, merge, views_of
 from console.follow.saved import SavedReport, saved_report, unsteady
-from everstep.decisions.ettr import Ettr
+from everstep.decisions.ettr import WINDOW_S, Ettr
 from everstep.errors import AgentError, ClusterError, EverstepError
 from everstep.job_state import IncidentSummary, JobState
 from everstep.machine import Machine
@@ -156,7 +156,7 @@ async def _line(control: Control, run: JobRun) -> JobLine:
         state = await control.state(run.name)
     except ClusterError as error:
         line = _bare(run, str(error))
-        return line.model_copy(update={"ettr": _ratio(await _ettr(control, run.name, None))})
+        return line.model_copy(update={"ettr": _ratio(await _ettr(control, run.name))})
     described = await describe_all(control, state.machines)
     progress = _progress(run.name, described)
     return JobLine(
@@ -170,7 +170,7 @@ async def _line(control: Control, run: JobRun) -> JobLine:
         machines=state.spec.machines,
         ranks=state.spec.topology().world_size,
         incidents=state.incidents_so_far,
-        ettr=_ratio(await _ettr(control, run.name, None)) if state.launched else None,
+        ettr=_ratio(await _ettr(control, run.name, progress)) if state.launched else None,
         started=run.started,
         ended=run.closed,
     )
@@ -191,7 +191,7 @@ async def job_report(control: Control, job: str) -> JobReport:
     if step is None and not run.running and state.launched:
         step, loss = await last_step(control.agents, job, state.machines)
     topology = state.spec.topology()
-    ettr = await _ettr(control, job, None) if state.launched else None
+    ettr = await _ettr(control, job, progress) if state.launched else None
     still_open = [one for one in state.incidents if not one.resolution] if run.running else []
     ended = run.status not in ("running", "completed")
     return JobReport(
@@ -213,7 +213,7 @@ async def job_report(control: Control, job: str) -> JobReport:
         loss=loss,
         ettr=_ratio(ettr),
         ettr_unknown=list(ettr.unknown) if ettr else [],
-        ettr_last_hour=_ratio(await _ettr(control, job, 3600.0)) if run.running else None,
+        ettr_last_hour=_ratio(await _ettr(control, job, progress, WINDOW_S)) if run.running else None,
         machines=[_machine(job, machine, described[machine.name]) for machine in state.machines],
         silent=list(progress.silent),
         backups=state.backups if run.running else "",
@@ -270,7 +270,8 @@ def _said(job: str, described: Described) -> dict[str, list[pb.RankProgress]]:
 def _ranks(job: str, machine: str, reply: pb.DescribeReply | AgentError) -> list[RankView]:
     if isinstance(reply, AgentError):
         return []
-    return [view for found in reply.jobs if found.job == job for view in views_of(machine, found.ranks)]
+    clock_ns = time.time_ns() - reply.time_ns if reply.time_ns else 0
+    return [view for found in reply.jobs if found.job == job for view in views_of(machine, found.ranks, clock_ns)]
 
 
 def _machine(job: str, machine: Machine, reply: pb.DescribeReply | AgentError) -> MachineStatus:
@@ -293,10 +294,14 @@ def _ratio(found: Ettr | None) -> float | None:
     return found.ratio if found else None
 
 
-async def _ettr(control: Control, job: str, window_s: float | None) -> Ettr | None:
+async def _ettr(
+    control: Control, job: str, progress: JobProgress | None = None, window_s: float | None = None
+) -> Ettr | None:
     ledger = await control.ledger()
     if ledger is None:
         return None
     with suppress(EverstepError):
-        return await ledger.call(type(ledger).ettr, job, now_ns=time.time_ns(), window_s=window_s)
+        quiet_ns = progress.quiet_since_ns if progress else None
+        now_ns = time.time_ns()
+        return await ledger.call(type(ledger).ettr, job, now_ns=now_ns, window_s=window_s, quiet_since_ns=quiet_ns)
     return None

@@ -308,9 +308,11 @@ for step in range(5):
 """
     job = await prepared(agent, script, ranks=1)
     await job.launch()
-    await job.exits(1)
+    (end,) = await job.exits(1)
 
-    assert (await job.progress(lambda p: not p.ranks[0].alive)).ranks[0].reports == 5
+    told = await job.progress(lambda p: not p.ranks[0].alive)
+    assert told.ranks[0].reports == 5
+    assert told.ranks[0].milestones.first_step <= told.ranks[0].stepped_ns <= end.time_ns <= told.time_ns
     stopped = await agent.client.stop(pb.StopRequest(job=job.name, generation=1))
     assert stopped.ranks[0].shown_steps == 5
     await job.release()

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,20 @@ def test_a_reader_sees_what_the_writer_reported(tmp_path: Path) -> None:
     assert seen.newest is not None
     assert (seen.newest.step, seen.newest.loss, seen.newest.tokens) == (7, 1.25, 100)
     assert math.isnan(seen.newest.grad_norm)
+
+
+def test_when_it_stepped_last_is_known_with_reports_and_without(tmp_path: Path) -> None:
+    writer = fresh(tmp_path)
+    assert writer.snapshot().stepped_ns == 0
+    before = time.time_ns()
+    writer.count_optimizer_step()
+    optimizer = writer.snapshot().stepped_ns
+    assert before <= optimizer <= time.time_ns()
+    writer.complete(1)
+    assert writer.snapshot().stepped_ns == optimizer, "not a step of its own"
+    writer.report(0, 1.0, 1.0, 0)
+    newest = writer.snapshot().newest
+    assert newest and writer.snapshot().stepped_ns == newest.time_ns >= optimizer
 
 
 def test_only_the_first_time_at_a_milestone_counts(tmp_path: Path) -> None:

@@ -262,6 +262,18 @@ def test_a_hang_was_not_productive_before_it_was_noticed(ledger: Ledger) -> None
     assert (found.seconds["recovery"], found.seconds["productive"]) == (610, 380)
 
 
+def test_a_stall_is_not_productive_before_its_incident_is_opened(ledger: Ledger) -> None:
+    """Between the last step and the incident, ten minutes later, the ratio rose."""
+    running(ledger)
+    quiet = [ledger.ettr("gpt", now_ns=now * S, quiet_since_ns=1100 * S) for now in (1110, 1200, 1700)]
+    assert [one.seconds["productive"] for one in quiet if one] == [90, 90, 90]
+    last = ledger.ettr("gpt", now_ns=1150 * S, window_s=100.0, quiet_since_ns=1100 * S)
+    assert last is not None and last.ratio == pytest.approx(0.5)
+    ledger.job_ended("gpt", ended_ns=1120 * S, outcome="finished")
+    ended = ledger.ettr("gpt", now_ns=1700 * S, quiet_since_ns=1100 * S)
+    assert ended is not None and ended.seconds["productive"] == 110, "its end is known now, and was no stall"
+
+
 def test_an_end_that_was_never_noted_costs_nothing_beyond_the_next_step(ledger: Ledger) -> None:
     running(ledger)
     ledger.incident_opened(ID, anomaly(seen_ns=1100 * S), opened_ns=1101 * S)

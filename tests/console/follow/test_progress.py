@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from console.follow.progress import RankView, Rate, merge
+from agent.v1 import agent_pb2 as pb
+from console.follow.progress import RankView, Rate, merge, views_of
 from everstep.topology import Topology
 
 S = 10**9
@@ -59,6 +60,37 @@ def test_of_a_machine_that_does_not_answer_the_last_word_is_old() -> None:
     assert merge(views, time_ns=1).step == 12
     assert merge(views, time_ns=1, silent=["m1"]).step == 30
     assert merge(views, time_ns=1, silent=["m0", "m1"]).step == 12, "nobody knows better"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "silent", "quiet_since_s"),
+    [
+        ([{}, {}], [], None),  # nothing is known: an older release, or no step yet
+        ([{"stepped_ns": 60 * S}, {"stepped_ns": 80 * S}], [], 80),
+        ([{"stepped_ns": 60 * S}, {"stepped_ns": 91 * S}], [], None),  # one that steps is enough
+        ([{"stepped_ns": 80 * S, "step_s": 1.9}], [], 80),
+        ([{"stepped_ns": 80 * S, "step_s": 2.1}], [], None),  # steps take as long
+        ([{"stepped_ns": 80 * S}, {"stepped_ns": 0}], [], 80),
+        ([{"stepped_ns": 80 * S, "finished": True}], [], None),  # it need not step any more
+        ([{"stepped_ns": 80 * S, "alive": False}], [], 80),
+        ([{"stepped_ns": 80 * S}], ["m0"], None),  # it may step unseen
+    ],
+)
+def test_a_job_is_quiet_when_no_rank_steps_for_longer_than_steps_take(
+    ranks: list[dict[str, object]], silent: list[str], quiet_since_s: int | None
+) -> None:
+    picture = merge([view(rank, **changes) for rank, changes in enumerate(ranks)], time_ns=100 * S, silent=silent)
+    assert picture.quiet_since_ns == (quiet_since_s and quiet_since_s * S)
+
+
+def test_a_machine_whose_clock_is_off_has_stepped_when_ours_says() -> None:
+    told = pb.RankProgress(
+        rank=0, stepped_ns=31 * S, reports=11, milestones=pb.Milestones(first_step=11 * S), completed_steps=11
+    )
+    (found,) = views_of("m0", [told], 1000 * S)
+    assert (found.stepped_ns, found.step_s) == (1031 * S, 2.0)
+    (unknown,) = views_of("m0", [pb.RankProgress(rank=0, reports=1)], 1000 * S)
+    assert (unknown.stepped_ns, unknown.step_s) == (0, 0.0)
 
 
 def test_the_loss_comes_from_a_rank_that_has_one() -> None:
