@@ -53,7 +53,8 @@ sweep: temporal ## kill the worker at every event of an incident's history in tu
 	@$(BIN)/everstep sweep
 
 drills: temporal ## lose every machine, group and copy in turn (long; small file systems need root)
-	@$(BIN)/python -P -m pytest tests/drills/wide.py tests/drills/wide_deployed.py tests/drills/wide_network.py tests/drills/wide_clusters.py
+	@$(BIN)/python -P -m pytest -m "" tests/drills/wide.py tests/drills/wide_deployed.py tests/drills/wide_network.py tests/drills/wide_clusters.py
+	@$(BIN)/python -P -m pytest -m wide
 
 mutants: temporal ## break one line at a time; a test has to notice each (long; ONLY="words" picks some)
 	@$(BIN)/python -P -m tests.mutants $(ONLY)

@@ -79,7 +79,7 @@ def copied(folder: Path) -> Path:
 
 def tested(root: Path, tests: Sequence[str], limit_s: float = LIMIT_S) -> tuple[int, list[str]]:
     """Exit code of pytest in a copy, and the last lines that it printed."""
-    command = [sys.executable, "-P", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    command = [sys.executable, "-P", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "", *tests]
     process = subprocess.Popen(
         command,
         cwd=root,

@@ -16,13 +16,19 @@ DrillOf = Callable[..., Awaitable[DrillResult]]
 
 @pytest.mark.parametrize(
     ("stage", "moment"),
-    [("stop", "middle"), ("decide", "end"), ("reattempt", "middle"), ("reattempt", "end"), ("confirm", "middle")],
+    [
+        ("stop", "middle"),
+        pytest.param("decide", "end", marks=pytest.mark.wide),
+        pytest.param("reattempt", "middle", marks=pytest.mark.wide),
+        ("reattempt", "end"),
+        pytest.param("confirm", "middle", marks=pytest.mark.wide),
+    ],
 )
 async def test_the_worker_dies_in_a_stage(drill: DrillOf, recovered: Recovered, stage: str, moment: str) -> None:
     recovered(await drill("kill-worker", ranks=[1], in_stage=stage, moment=moment))
 
 
-@pytest.mark.parametrize("stage", ["stop", "confirm"])
+@pytest.mark.parametrize("stage", [pytest.param("stop", marks=pytest.mark.wide), "confirm"])
 async def test_temporal_dies_in_a_stage(drill: DrillOf, recovered: Recovered, stage: str) -> None:
     recovered(await drill("kill-temporal", ranks=[1], in_stage=stage))
 

@@ -26,7 +26,7 @@ def room_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("where", "restored_from", "lost"),
     [
-        ("buffer", {"own memory": 3, "backup": 1}, 0),  # the backup is as new
+        pytest.param("buffer", {"own memory": 3, "backup": 1}, 0, marks=pytest.mark.wide),  # the backup is as new
         ("backup", {"own memory": 3, "backup": 1}, 1),  # the backup before it
         ("file", {"disk": 4}, 5),  # the checkpoint on disk before it
     ],
@@ -40,6 +40,7 @@ async def test_a_bit_flips(
     assert "flipped" in result.damaged[0]
 
 
+@pytest.mark.wide
 async def test_a_file_is_cut_short(spread: DrillOf, went_on: WentOn) -> None:
     result = await spread("truncate-file", ranks=[2])
     went_on(result, {"disk": 4}, lost=5)

@@ -52,7 +52,9 @@ async def saved(cluster: DrillCluster, job: str) -> SavedReport | None:
     return await saved_of(cluster.control, await cluster.control.state(job))
 
 
-@pytest.mark.parametrize("backup", [True, False], ids=["backed-up", "own-memory-only"])
+@pytest.mark.parametrize(
+    "backup", [True, pytest.param(False, marks=pytest.mark.wide)], ids=["backed-up", "own-memory-only"]
+)
 async def test_it_is_told_and_a_fault_in_the_middle_costs_some_steps_and_not_all(
     cluster: DrillCluster, tmp_path: Path, backup: bool
 ) -> None:

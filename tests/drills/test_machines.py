@@ -40,12 +40,13 @@ async def test_all_machines_are_lost_and_the_disk_is_what_is_left(drill: DrillOf
     assert result.steps_redone <= result.steps_promised
 
 
-@pytest.mark.parametrize("part", ["kill-worker", "kill-temporal"])
+@pytest.mark.parametrize("part", ["kill-worker", pytest.param("kill-temporal", marks=pytest.mark.wide)])
 async def test_the_control_plane_dies_while_copies_are_moved(spread: DrillOf, went_on: WentOn, part: str) -> None:
     result = await spread(part, in_stage="restore", during="kill-machine", machine="m2")
     went_on(result, {"own memory": 3, "backup": 1}, lost=1)
 
 
+@pytest.mark.wide
 async def test_an_agent_that_was_restarted_still_knows_the_saves(spread: DrillOf, went_on: WentOn) -> None:
     result = await spread("kill-agent", then="kill-rank", machine="m1", at_step=6)
     went_on(result, {"own memory": 4}, lost=0)

@@ -22,6 +22,7 @@ Recovered = Callable[..., None]
 DrillOf = Callable[..., Awaitable[DrillResult]]
 
 
+@pytest.mark.wide
 async def test_a_rank_of_the_whole_mesh_is_killed(drill: DrillOf, recovered: Recovered) -> None:
     result = await drill("kill-rank", machines=4, tp=2, pp=2, ranks=[5], at_step=12, steps=30)
     recovered(result)
@@ -37,6 +38,7 @@ async def test_a_rank_is_killed_at_the_last_step(drill: DrillOf, recovered: Reco
     recovered(await drill("kill-rank", ranks=[3], at_step=23))
 
 
+@pytest.mark.wide
 async def test_two_ranks_at_once_are_one_incident(drill: DrillOf, recovered: Recovered) -> None:
     recovered(await drill("kill-rank", ranks=[1, 2]))
 
@@ -61,7 +63,7 @@ async def test_an_exception_in_user_code(drill: DrillOf, recovered: Recovered, c
     assert state.failures[0].cause == "ValueError"
 
 
-@pytest.mark.parametrize("code", [0, 3])
+@pytest.mark.parametrize("code", [0, pytest.param(3, marks=pytest.mark.wide)])
 async def test_a_rank_leaves_early(drill: DrillOf, recovered: Recovered, code: int) -> None:
     recovered(await drill("exit-rank", ranks=[1], code=code))
 

@@ -122,7 +122,7 @@ def shm() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def forker() -> Iterator[subprocess.Popen[str]]:
     """A process that forks ranks."""
     command = [sys.executable, str(Path(__file__).with_name("forker.py"))]

@@ -17,7 +17,7 @@ SMALL = ["--dim", "16", "--heads", "2", "--layers", "2", "--seq", "16", "--batch
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("dp", "fault"), [(2, "kill-rank"), (3, "kill-during-save")])
+@pytest.mark.parametrize(("dp", "fault"), [pytest.param(2, "kill-rank", marks=pytest.mark.wide), (3, "kill-during-save")])
 def test_killed_and_resumed_is_equal_to_undisturbed(make_job: Any, dp: int, fault: str) -> None:
     undisturbed = make_job("fsdp2.py", SMALL, dp=dp)
     assert set(undisturbed.launch()) == {0}
@@ -37,7 +37,7 @@ def losses(job: Any) -> dict[int, float]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("old", "new"), [(4, 2), (2, 4)])
+@pytest.mark.parametrize(("old", "new"), [(4, 2), pytest.param(2, 4, marks=pytest.mark.wide)])
 def test_a_job_goes_on_with_other_sizes_from_disk(make_job: Any, old: int, new: int) -> None:
     """Without dropout the batch is all that a step depends on, and it is the same for any number of ranks."""
     options = [*SMALL, "--dropout", "0"]

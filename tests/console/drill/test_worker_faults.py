@@ -74,10 +74,10 @@ class Workers:
 @pytest.mark.parametrize(
     ("fault", "place", "effects"),
     [
-        ({"in_stage": "stop", "moment": "begin"}, "begin of Stop ranks", 1),
+        pytest.param({"in_stage": "stop", "moment": "begin"}, "begin of Stop ranks", 1, marks=pytest.mark.wide),
         ({"in_stage": "stop", "moment": "end"}, "end of Stop ranks", 2),
         ({"at_event": 3}, None, 1),
-        ({"at_event": 6}, "end of Stop ranks", 2),
+        pytest.param({"at_event": 6}, "end of Stop ranks", 2, marks=pytest.mark.wide),
         ({"at_event": 11}, "seen in the history", 1),
     ],
 )
