@@ -4,7 +4,10 @@ A drill writes a *plan*, a JSON list of faults, and names its file in
 ``EVERSTEP_FAULTS``. Without that variable nothing here ever runs. Each fault
 fires once, whoever meets it first: before it acts it creates ``<plan>.<id>``
 exclusively, with the time, so that a restarted rank does not meet it again and
-the judge knows that it fired.
+the judge knows that it fired. A plan that many faults share says for each where its
+marks lie (``marks``, a path that takes the place of the plan's in ``<plan>.<id>``). A
+fault that comes ``after`` another one (the path of its mark) strikes only processes that
+began once that one had fired.
 """
 
 from __future__ import annotations
@@ -41,9 +44,9 @@ def load_plan() -> tuple[Path, list[dict[str, Any]]] | None:
 
 def claim(plan: Path, fault: Fault, **details: Any) -> bool:
     """Mark a fault as fired, with details for the judge; False when it has fired already."""
-    marker = plan.with_name(f"{plan.name}.{fault['id']}")
+    marker = _mark(plan, fault)
     # Of this call alone: several threads of a worker may meet a fault at once, and the marker is the file it links to.
-    temporary = plan.with_name(f"{plan.name}.{fault['id']}.{uuid.uuid4().hex}.new")
+    temporary = marker.with_name(f"{marker.name}.{uuid.uuid4().hex}.new")
     temporary.write_text(json.dumps({"time_ns": time.time_ns(), "pid": os.getpid(), **details}))
     try:
         # link() is atomic and refuses an existing name: the marker is never seen empty.
@@ -58,10 +61,16 @@ def claim(plan: Path, fault: Fault, **details: Any) -> bool:
 def fired(plan: Path, fault: Fault) -> dict[str, Any] | None:
     """``{"time_ns": …, "pid": …}`` of a fault that fired, else None."""
     try:
-        found: dict[str, Any] = json.loads(plan.with_name(f"{plan.name}.{fault['id']}").read_text())
+        found: dict[str, Any] = json.loads(_mark(plan, fault).read_text())
     except FileNotFoundError:
         return None
     return found
+
+
+def _mark(plan: Path, fault: Fault, name: str | None = None) -> Path:
+    """The file that says that a fault fired, or the one of another name beside it."""
+    base = Path(fault.get("marks", plan))
+    return base.with_name(f"{base.name}.{name or fault['id']}")
 
 
 class RankFaults:
@@ -69,7 +78,7 @@ class RankFaults:
 
     def __init__(self, plan: Path, faults: list[dict[str, Any]], rank: int) -> None:
         self._plan = plan
-        self._mine = [fault for fault in faults if fault.get("rank") == rank]
+        self._mine = [fault for fault in faults if fault.get("rank") == rank and self._begun_after(fault)]
 
     @classmethod
     def from_environment(cls, rank: int) -> RankFaults | None:
@@ -82,23 +91,30 @@ class RankFaults:
 
     def meet(self, point: str, step: int) -> None:
         """Act out every fault that is due at a point (``begin``, ``step`` or ``save``) of a step."""
-        for fault in self._mine:
-            due = fault.get("point", "step") == point and step >= fault.get("at_step", 0)
-            if due and fired(self._plan, fault) is None:
+        for fault in [one for one in self._mine if _is_due(one, point, step)]:
+            self._mine.remove(fault)  # whoever fires it: nobody meets it twice
+            if fired(self._plan, fault) is None:
                 self._await_others(fault)
                 if claim(self._plan, fault):
                     act(fault)
 
+    def _begun_after(self, fault: Fault) -> bool:
+        return "after" not in fault or Path(fault["after"]).exists()
+
     def _await_others(self, fault: Fault) -> None:
         """Faults that name each other in ``together`` act at once, when the last of their ranks has come."""
         together = fault.get("together", ())
-        here = [self._plan.with_name(f"{self._plan.name}.{one}.here") for one in together]
+        here = [_mark(self._plan, fault, f"{one}.here") for one in together]
         if not here:
             return
-        self._plan.with_name(f"{self._plan.name}.{fault['id']}.here").touch()
+        _mark(self._plan, fault, f"{fault['id']}.here").touch()
         deadline = time.monotonic() + TOGETHER_S
         while not all(path.exists() for path in here) and time.monotonic() < deadline:
             time.sleep(0.001)
+
+
+def _is_due(fault: Fault, point: str, step: int) -> bool:
+    return bool(fault.get("point", "step") == point and step >= fault.get("at_step", 0))
 
 
 def act(fault: Fault) -> None:

@@ -73,10 +73,9 @@ class Facts:
     """Begin and end of the launches of the incidents."""
 
 
-async def incidents(cluster: DrillCluster, job: str) -> list[IncidentFacts]:
-    """All incidents of a job, from Temporal alone: no worker need answer."""
+async def incidents(cluster: DrillCluster, job: str, number: int = 1) -> list[IncidentFacts]:
+    """All incidents of a job from that number on, from Temporal alone: no worker need answer."""
     found: list[IncidentFacts] = []
-    number = 1
     while True:
         name = incident_workflow_id(job, number)
         handle = cluster.control.client.get_workflow_handle(name, result_type=IncidentReport)

@@ -64,6 +64,11 @@ class Records:
         self.final |= others.final
         self.unknown += others.unknown
 
+    def between(self, begin: int, end: int) -> Records:
+        """Those of steps from ``begin`` to before ``end``, and no word of the last state."""
+        some = {rank: [one for one in found if begin <= one.step < end] for rank, found in self.of.items()}
+        return Records({rank: found for rank, found in some.items() if found}, unknown=list(self.unknown))
+
     def redone(self) -> int | None:
         """Most steps that any rank reported more than once; None without reports."""
         again = [sum(n - 1 for n in Counter(r.step for r in records).values()) for records in self.of.values()]
@@ -84,21 +89,25 @@ class Records:
         )
 
 
-async def collect(agents: AgentPool, job: str, machines: Sequence[Machine], known: Records | None = None) -> Records:
-    """Ask the agents for all step records of a job.
+async def collect(
+    agents: AgentPool, job: str, machines: Sequence[Machine], known: Records | None = None, *, from_step: int = 0
+) -> Records:
+    """Ask the agents for all step records of a job from a step on.
 
     Args:
         agents: the connections.
         job: its name.
         machines: where it ran.
         known: what machines had recorded that were emptied since.
+        from_step: the first one.
     """
     found = Records()
     if known:
         found.join(known)
     for machine in machines:
         try:
-            found.add([one async for one in agents.get(machine.address).steps(pb.StepsRequest(job=job, rank=-1))])
+            request = pb.StepsRequest(job=job, rank=-1, from_step=from_step)
+            found.add([one async for one in agents.get(machine.address).steps(request)])
         except AgentError as error:
             found.unknown.append(f"{machine.name} did not tell its step records: {error}")
     return found

@@ -2,13 +2,17 @@
 
 A worker loads this when ``EVERSTEP_FAULTS`` is in *its* environment; nothing
 here runs otherwise. The plan (everstep/faults.py) is read anew at each place,
-so that one cluster serves many drills. Two kinds of fault:
+so that one cluster serves many drills. Three kinds of entry:
 
 ``{"id", "fault": "kill-worker" | "kill-temporal", "job", "in_stage", "moment", "pid"}``
     SIGKILL of this worker, or of the process ``pid``, in an activity of that
     stage of an incident of the job: as it ``begin``s, in the ``middle`` (its
     work is under way), or at its ``end`` (its work is done, its result is
     not yet reported).
+
+``{"id", "fault": "hold", "job", "in_stage", "moment", "until"}``
+    Not a fault: the activity waits there until the file ``until`` is there, so
+    that another fault can strike in that stage.
 
 ``{"id", "fault": "kill-worker", "job", "at_event": n}``
     SIGKILL of this worker as soon as any part of it can know that event n of
@@ -34,6 +38,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -159,7 +164,10 @@ class _Activity(ActivityInboundInterceptor):
         for plan, fault in _pending("in_stage"):
             mine = info.workflow_id.startswith(f"incident/{fault['job']}/")
             if mine and info.activity_type == STAGES[fault["in_stage"]] and moment == fault.get("moment", "middle"):
-                die(plan, fault, place=place)
+                if fault["fault"] == "hold":
+                    await _hold(plan, fault, place)
+                else:
+                    die(plan, fault, place=place)
         if moment == "middle":
             return
         for plan, fault in _pending("at_event"):
@@ -225,6 +233,14 @@ def _pending(kind: str) -> Iterator[tuple[Path, Fault]]:
     for fault in found:
         if kind in fault and faults.fired(plan, fault) is None:
             yield plan, fault
+
+
+async def _hold(plan: Path, fault: Fault, place: str) -> None:
+    """Wait, once over all workers, until the file that the entry names is there."""
+    until, deadline = Path(fault["until"]), time.monotonic() + faults.HOLD_S
+    if faults.claim(plan, fault, place=place):
+        while not await asyncio.to_thread(until.exists) and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
 
 
 def die(plan: Path, fault: Fault, **details: Any) -> None:

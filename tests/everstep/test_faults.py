@@ -79,6 +79,36 @@ def test_exit_and_exception(tmp_path: Path) -> None:
     assert run_rank(path, 2)[:2] == (0, [0, 1])
 
 
+def test_faults_of_one_plan_have_marks_of_their_own(tmp_path: Path) -> None:
+    """Two faults of one id, each with its marks, as in a plan that is put together from others."""
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    path = tmp_path / "plan.json"
+    given = [
+        {"id": "f0", "fault": "exit-rank", "rank": 1, "at_step": step, "code": step, "marks": str(marks)}
+        for step, marks in ((3, first), (6, second))
+    ]
+    path.write_text(json.dumps(given))
+    assert run_rank(path)[:2] == (3, [0, 1, 2])
+    assert fired(first, {"id": "f0"}) and not fired(second, {"id": "f0"})
+    assert run_rank(path)[0] == 6
+    assert fired(path, given[1]) == fired(second, {"id": "f0"}) is not None
+    assert run_rank(path)[0] == 0
+
+
+def test_what_comes_after_a_fault_strikes_processes_that_began_later(tmp_path: Path) -> None:
+    path = plan(
+        tmp_path,
+        {"fault": "exit-rank", "rank": 1, "at_step": 4, "code": 3},
+        {"fault": "exit-rank", "rank": 1, "at_step": 2, "code": 5, "after": str(tmp_path / "plan.json.f0")},
+        {"fault": "exit-rank", "rank": 2, "at_step": 1, "code": 7, "after": str(tmp_path / "plan.json.f0")},
+    )
+    assert run_rank(path, rank=2)[0] == 0, "what it waits for has not fired yet"
+    assert run_rank(path)[:2] == (3, [0, 1, 2, 3])
+    assert run_rank(path)[:2] == (5, [0, 1])
+    assert run_rank(path)[0] == 0
+    assert run_rank(path, rank=2)[:2] == (7, [0])
+
+
 def test_many_claimants_one_winner(tmp_path: Path) -> None:
     path = plan(tmp_path, {"fault": "kill-rank", "rank": 1, "at_step": 4})
     with ThreadPoolExecutor(6) as all_at_once:
