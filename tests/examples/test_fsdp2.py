@@ -17,7 +17,9 @@ SMALL = ["--dim", "16", "--heads", "2", "--layers", "2", "--seq", "16", "--batch
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("dp", "fault"), [pytest.param(2, "kill-rank", marks=pytest.mark.wide), (3, "kill-during-save")])
+@pytest.mark.parametrize(
+    ("dp", "fault"), [pytest.param(2, "kill-rank", marks=pytest.mark.wide), (3, "kill-during-save")]
+)
 def test_killed_and_resumed_is_equal_to_undisturbed(make_job: Any, dp: int, fault: str) -> None:
     undisturbed = make_job("fsdp2.py", SMALL, dp=dp)
     assert set(undisturbed.launch()) == {0}
