@@ -23,6 +23,8 @@ from everstep.errors import ClusterError
 
 ROUNDS = 20
 """What forks while we kill is found in the next round (ours)."""
+STOP_LIMIT_S = 1.0
+"""A process stands still within this long after SIGSTOP, unless it waits for a disk (ours)."""
 LOOK_S = 0.0005
 """Between two looks whether it is the moment (ours)."""
 
@@ -96,6 +98,7 @@ def _stop_when(found: Sequence[procfs.Process], when: Callable[[], bool]) -> Non
         try:
             for process in found:
                 procfs.send(process, signal.SIGSTOP)
+            procfs.wait_stopped(found, STOP_LIMIT_S)
             it_is = when()
         finally:
             if not it_is:

@@ -20,6 +20,8 @@ from typing import NamedTuple
 from everstep import environment
 
 _PARENT, _STATE, _START = 1, 0, 19  # fields of /proc/<pid>/stat after the name
+STOP_LOOK_S = 0.0005
+"""Between two looks whether a process stands still (ours)."""
 
 
 class Process(NamedTuple):
@@ -140,6 +142,26 @@ def send(process: Process, number: int) -> None:
                 signal.pidfd_send_signal(descriptor, number)
         finally:
             os.close(descriptor)
+
+
+def wait_stopped(processes: Iterable[Process], seconds: float) -> None:
+    """Wait, for so many seconds at most, until every thread of the processes stands still: SIGSTOP takes its time."""
+    deadline = time.monotonic() + seconds
+    left = [process for process in processes if not _stands_still(process)]
+    while left and time.monotonic() < deadline:
+        time.sleep(STOP_LOOK_S)
+        left = [process for process in left if not _stands_still(process)]
+
+
+def _stands_still(process: Process) -> bool:
+    if not alive(process):
+        return True
+    with suppress(OSError):
+        for task in Path(f"/proc/{process.pid}/task").iterdir():
+            state = (task / "stat").read_text().rpartition(")")[2].split()[_STATE]
+            if state not in "TtZX":
+                return False
+    return True
 
 
 def wait_gone(processes: Iterable[Process], seconds: float) -> set[Process]:
