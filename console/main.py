@@ -33,6 +33,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "incident": ("incidents", "Jobs", "One incident: seen, decided, done, with times."),
     "drill": ("drill", "Game days", "Inject a real fault and judge the recovery."),
     "sweep": ("sweep", "Game days", "Kill the worker at every event of an incident in turn."),
+    "soak": ("soak", "Game days", "Let faults of every kind meet each other in one long job."),
     "worker": ("worker", "Deployment", "Run a worker: workflows, activities, watcher."),
     "agent": ("agent", "Deployment", "Run the agent of one machine."),
 }

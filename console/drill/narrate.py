@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.table import Table
@@ -72,13 +73,19 @@ def afterwards(runs: list[DrillResult]) -> list[str]:
     cluster = next((run.cluster for run in runs if run.cluster), "")
     if not cluster:
         return ["the incident went with the cluster: --keep leaves it up to be read"] if incidents else []
+    return places(cluster, incidents, next(run.prefix for run in runs if run.cluster))
+
+
+def places(cluster: str, incidents: Sequence[str] = (), before: str = "") -> list[str]:
+    """Exact commands for a cluster that was left up, and some of its incidents; none where it was not."""
+    if not cluster:
+        return []
     home = Path(cluster)  # <EVERSTEP_HOME>/clusters/<name>
-    before = next(run.prefix for run in runs if run.cluster)
     prefix = f"{before}EVERSTEP_HOME={shlex.quote(str(home.parent.parent))} everstep"
     option = f"--cluster {home.name}"
     return [
         *(f"read it    {prefix} incident {one} {option}" for one in incidents[:SHOWN]),
-        *([f"all        {prefix} incidents {option}"] if len(incidents) > SHOWN else []),
+        *([f"all        {prefix} incidents {option}"] if not incidents or len(incidents) > SHOWN else []),
         f"end it     {prefix} down {option} --purge",
     ]
 

@@ -1,0 +1,186 @@
+"""What a soak sees from outside while the job stands at a gate: processes, files, histories, and what status says."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from temporalio.api.enums.v1 import EventType
+
+from console.drill.cluster import DrillCluster
+from console.drill.compare import Comparison
+from console.drill.facts import IncidentFacts
+from console.drill.scene import SETTLE_LIMIT_S, Scene
+from console.follow.status import JobReport, job_report
+from console.local import mounts, procfs
+from everstep.errors import ClusterError, EverstepError
+from everstep.job import JobSpec
+from everstep.job_state import job_workflow_id
+
+_RANK = re.compile(r"everstep r\d+")
+_STORE = re.compile(r"everstep s\d+")
+_GENERATION = re.compile(r"^(report-\d+)-\d+$")
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process of the cluster."""
+
+    pid: int
+    name: str
+    """``agent-m1``, ``worker-0``, ``temporal``, …, ``rank``, ``store``, ``fork server`` or ``unknown: …``."""
+    memory_mb: float
+    """Memory of its own, without what it shares."""
+    descriptors: int
+
+
+@dataclass(slots=True)
+class Look:
+    """All that was seen at one gate."""
+
+    step: int
+    """At which the job was to stand."""
+    processes: list[Process] = field(default_factory=list)
+    files: dict[str, int] = field(default_factory=dict)
+    """In the machines' shared memory, without the number of the generation → how many of that name."""
+    newest: int = 0
+    """The newest step that any rank's memory holds."""
+    unsettled: str = ""
+    """Why not every copy of that step is where it belongs; empty: all are."""
+    disk_folders: int = 0
+    """Checkpoints on disk."""
+    mounts: list[str] = field(default_factory=list)
+    report: JobReport | None = None
+    silent: str = ""
+    """Why nobody says how the job stands."""
+    history_events: int = 0
+    """Length of the history of the job's workflow."""
+    incidents: list[IncidentFacts] = field(default_factory=list)
+    """Since the gate before."""
+    failed_tasks: list[str] = field(default_factory=list)
+    """Workflow tasks of those incidents that failed, with the reason."""
+    generation: int = 0
+    """The newest that a rank reported a step of."""
+    comparison: Comparison | None = None
+    """Of the losses since the gate before; None: nobody could tell."""
+    copies: int = 0
+    """Ranks of which two copies were seen since the gate before."""
+    blind_s: float = 0.0
+    """Longest time since then in which nobody looked for copies."""
+
+
+async def look(scene: Scene, step: int) -> Look:
+    """Look at a job that stands at a gate; incidents, losses and copies are the caller's to add."""
+    seen = Look(step)
+    try:
+        await _settle(scene, step)
+    except ClusterError as error:
+        seen.unsettled = str(error)
+    seen.newest = await asyncio.to_thread(scene.stored.newest)
+    seen.processes = await asyncio.to_thread(processes, scene.cluster)
+    seen.files = await asyncio.to_thread(files, scene.cluster.file.shm)
+    disk = Path(scene.spec.checkpoint.disk_path) / scene.spec.name
+    seen.disk_folders = len(list(await asyncio.to_thread(lambda: list(disk.glob("step-*")))))
+    mounted = mounts.below(scene.cluster.file.shm) + mounts.below(scene.cluster.home)
+    seen.mounts = [str(path) for path in mounted]
+    try:
+        seen.report = await job_report(scene.cluster.control, scene.spec.name)
+    except EverstepError as error:
+        seen.silent = str(error)
+    seen.history_events = await _history_events(scene.cluster, scene.spec)
+    return seen
+
+
+async def _settle(scene: Scene, step: int) -> None:
+    every = scene.spec.checkpoint.disk_every_steps
+    await scene.settled(step, disk=step - step % every if every else None)
+    # Not settled otherwise: who is behind sends every other step, but the last one of a job that stands still.
+    stored, ranks = scene.stored, range(scene.spec.topology().world_size)
+    await scene.until(
+        lambda: all(step in stored.backup_steps(rank) for rank in ranks if stored.backup(rank)),
+        SETTLE_LIMIT_S,
+        f"step {step} was not backed up",
+    )
+
+
+async def _history_events(cluster: DrillCluster, spec: JobSpec) -> int:
+    handle = cluster.control.client.get_workflow_handle(job_workflow_id(spec.name))
+    return (await handle.describe()).history_length
+
+
+async def failed_tasks(cluster: DrillCluster, incident: str) -> list[str]:
+    """Workflow tasks of an incident that failed: that is a fault of the workflow's code, whoever died meanwhile."""
+    found = []
+    async for event in cluster.control.client.get_workflow_handle(incident).fetch_history_events():
+        if event.event_type == EventType.EVENT_TYPE_WORKFLOW_TASK_FAILED:
+            failed = event.workflow_task_failed_event_attributes
+            found.append(f"{incident}, event {event.event_id}: {failed.failure.message}")
+    return found
+
+
+def processes(cluster: DrillCluster) -> list[Process]:
+    """All that lives below the cluster's supervisor, by what it is.
+
+    Raises:
+        TreeUnknown: there is no supervisor.
+    """
+    named = {pid: name for name, pid in cluster.processes().items()}
+    tree = cluster.tree()
+    named[tree.root] = "supervisor"
+    found = []
+    for one in tree.processes():
+        if not procfs.alive(procfs.Process(one.pid, one.start)):
+            continue
+        name = named.get(one.pid) or _kind(one.pid, one.name)
+        found.append(Process(one.pid, name, _own_memory_mb(one.pid), _descriptors(one.pid)))
+    return found
+
+
+def _kind(pid: int, name: str) -> str:
+    if _RANK.fullmatch(name):
+        return "rank"
+    if _STORE.fullmatch(name):
+        return "store"
+    with suppress(OSError):
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        if "fork_server.py" in command:
+            return "fork server"
+        return f"unknown: {command[:100]}"
+    return "gone"
+
+
+def _own_memory_mb(pid: int) -> float:
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("RssAnon:"):
+                return int(line.split()[1]) / 1024
+    return 0.0
+
+
+def _descriptors(pid: int) -> int:
+    with suppress(OSError):
+        return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+    return 0
+
+
+def files(shm: Path) -> dict[str, int]:
+    """Files in the machines' shared memory, named without generations: how many there are of each name."""
+    counts: dict[str, int] = {}
+    for folder, _, names in os.walk(shm):
+        for name in names:
+            path = Path(folder).relative_to(shm) / _GENERATION.sub(r"\1", name)
+            counts[str(path)] = counts.get(str(path), 0) + 1
+    return counts
+
+
+def census(found: list[Process]) -> Mapping[str, list[Process]]:
+    """The same by name."""
+    by_name: dict[str, list[Process]] = {}
+    for one in found:
+        by_name.setdefault(one.name, []).append(one)
+    return by_name
