@@ -24,15 +24,11 @@ class FaultKind:
     """Why it cannot be injected yet; empty: it can."""
     draws: tuple[str, ...] = ()
     """Options that a soak draws for it, see ``console/soak/draw.py``."""
-    not_soaked: str = ""
-    """Why a soak leaves it out; empty: it does not."""
 
 
 _HANGS = "needs the detection of hangs, which is not part of this release"
 _DEVICES = "needs the machine monitor, which is not part of this release"
 _NETWORK = "needs bad links between two machines, which are not part of this release"
-_ROOM = "needs a file system of its own below a machine from the job's beginning"
-_AWAY = "needs machines that have a network of their own"
 _LOSSES = "needs the watching of losses, which is not part of this release"
 
 CATALOGUE: tuple[FaultKind, ...] = (
@@ -94,30 +90,33 @@ CATALOGUE: tuple[FaultKind, ...] = (
         "disk-full",
         "--machine M",
         "no space for checkpoints on a machine's disk; then memory is lost",
-        not_soaked=_ROOM,
+        draws=("machine",),
     ),
     FaultKind("fs-readonly", "--machine M", "the machine's file system turns read-only", _DEVICES),
     FaultKind("oom", "--machine M", "a rank is killed for its memory", _DEVICES),
     FaultKind(
-        "link-down", "--machine M [--seconds S]", "a machine's link is down: it reaches nobody", not_soaked=_AWAY
+        "link-down",
+        "--machine M [--seconds S]",
+        "a machine's link is down: it reaches nobody",
+        draws=("machine", "link down"),
     ),
     FaultKind(
         "cut-off",
         "--machine M [--from control] [--seconds S]",
         "a machine and the control host do not reach each other; other machines reach it",
-        not_soaked=_AWAY,
+        draws=("machine", "away"),
     ),
     FaultKind(
         "kill-postgres",
         "[--seconds S] [--rank R]",
         "SIGKILL of the ledger's server, then of a rank; the server stays away until the job steps again",
-        not_soaked=_AWAY,
+        draws=("rank", "away"),
     ),
     FaultKind(
         "kill-workers",
         "[--seconds S] [--rank R]",
         "SIGKILL of all workers, then of a rank; then they come back",
-        not_soaked=_AWAY,
+        draws=("rank", "away"),
     ),
     FaultKind("cut-link", "--between M1 M2", "no packet passes between two machines", _NETWORK),
     FaultKind("slow-link", "--between M1 M2", "packets between two machines are late", _NETWORK),
@@ -143,7 +142,7 @@ CATALOGUE: tuple[FaultKind, ...] = (
         "shm-full",
         "--machine M [--fits nothing|own]",
         "shared memory too small for the machine's own checkpoints, or for the backups that others send",
-        not_soaked=_ROOM,
+        draws=("machine", "fits"),
     ),
     FaultKind(
         "hang-peer",

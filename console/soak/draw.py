@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from typing import Any
 
 from console.drill.catalogue import (
+    AWAY,
     CATALOGUE,
     CONTROL_FAULTS,
+    FITS,
     LOSSES,
     MACHINE_FAULTS,
     RANK_FAULTS,
@@ -28,10 +31,16 @@ HANG_S = (1.0, 2.0, 4.0)
 """For how long an agent hangs, seconds: for some steps, and for less than two gates are apart (ours)."""
 OPENS = (*RANK_FAULTS, *LOSSES)
 """Faults that open an incident within which another one can strike."""
+AWAY_S = (6.0, 12.0)
+"""For how long something is away, seconds (ours)."""
+LINK_DOWN_S = (6.0, 30.0)
+"""For how long a link is down, seconds: the job goes on by itself, or stands still for too long (ours)."""
+MEET_AWAY = ("kill-rank", "kill-machine")
+"""What strikes together with something that is away: without the network a rank, or a machine, is lost (ours)."""
 BESIDE = (*OPENS, *MACHINE_FAULTS, "hang-peer")
 """Faults that can strike together with another one, or within its recovery: they wait for nothing but their step."""
-OFTEN = 6
-"""A kind that meets no other one comes so often while each of the others meets every other one (ours)."""
+OFTEN = 8
+"""Every kind comes at least so often before all meetings begin again (ours)."""
 STAGES = ("stop", "decide", "reattempt", "confirm")
 WITH_RESTORE = (*STAGES[:2], "restore", *STAGES[2:])
 """Stages of an incident where memory was lost."""
@@ -70,6 +79,9 @@ DRAWS: dict[str, Draw] = {
     "then": lambda rng, topology: {"then": rng.choice(("", *THEN))},
     "launch or then": _launch_or_then,
     "seconds": lambda rng, topology: {"seconds": rng.choice(HANG_S)},
+    "away": lambda rng, topology: {"seconds": rng.choice(AWAY_S)},
+    "link down": lambda rng, topology: {"seconds": rng.choice(LINK_DOWN_S)},
+    "fits": lambda rng, topology: {"fits": rng.choice(FITS)},
     "stage": lambda rng, topology: {},  # that of its episode
 }
 """What a kind of fault can name in ``draws`` → how it is drawn."""
@@ -77,12 +89,12 @@ DRAWS: dict[str, Draw] = {
 
 def soaked() -> list[FaultKind]:
     """The kinds that a soak draws."""
-    return [kind for kind in CATALOGUE if not kind.not_built and not kind.not_soaked]
+    return [kind for kind in CATALOGUE if not kind.not_built]
 
 
 def left_out() -> dict[str, str]:
     """Kind → why no soak draws it."""
-    return {kind.name: kind.not_built or kind.not_soaked for kind in CATALOGUE if kind.not_built or kind.not_soaked}
+    return {kind.name: kind.not_built for kind in CATALOGUE if kind.not_built}
 
 
 def meetings() -> list[tuple[How, tuple[str, ...]]]:
@@ -98,6 +110,7 @@ def meetings() -> list[tuple[How, tuple[str, ...]]]:
         for second in names
         if first in OPENS and second in (*BESIDE, *CONTROL_FAULTS)
     ]
+    together += [("together", (first, second)) for first in MEET_AWAY for second in names if second in AWAY]
     return alone + together + within
 
 
@@ -121,11 +134,11 @@ def draw(seed: int, faults: int, sizes: Sizes | None = None, only: Sequence[str]
 
 
 def _deck(rng: Random, only: Sequence[str]) -> Iterator[tuple[How, tuple[str, ...]]]:
-    """All meetings in random order, again and again; faults that meet no other one ``OFTEN`` times as often."""
+    """All meetings in random order, again and again; a fault that meets few others comes alone the more often."""
     known = [one for one in meetings() if not only or set(one[1]) <= set(only)]
-    meets = {kind for how, kinds in known if how != "alone" for kind in kinds}
+    meets = Counter(kind for how, kinds in known if how != "alone" for kind in set(kinds))
     while known:
-        cards = [one for one in known for _ in range(1 if meets & set(one[1]) else OFTEN)]
+        cards = [one for one in known for _ in range(max(1, OFTEN - meets[one[1][0]]) if one[0] == "alone" else 1)]
         rng.shuffle(cards)
         yield from cards
 

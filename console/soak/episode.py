@@ -208,13 +208,13 @@ class Episodes:
         while not await asyncio.to_thread(lambda: gate.reached):
             if time.monotonic() - asked > STATE_S:
                 asked = time.monotonic()
-                if over := await self._over():
+                if over := await self._over(index - 1):
                     raise Stuck(over)
             if time.monotonic() > deadline:
                 raise Stuck(f"the job did not come to step {gate.step} within {LIMIT_S:.0f} s")
             await asyncio.sleep(LOOK_S)
 
-    async def _over(self) -> str:
+    async def _over(self, index: int) -> str:
         """Why the job comes to no gate any more; empty: it may."""
         try:
             state = await self.cluster.control.state(self.job.spec.name)
@@ -222,7 +222,8 @@ class Episodes:
             return ""  # the control plane is what was struck
         if state.outcome:
             return f"the job is over: {state.outcome}"
-        if state.status == "parked":
+        away = index >= 0 and self._episode(index).setting == "network"  # it goes on by itself once that is back
+        if state.status == "parked" and not away:
             open_one = state.incidents[-1] if state.incidents else None
             return f"the job is parked: {open_one.headline if open_one else state.status_text}"
         return ""

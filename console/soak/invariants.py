@@ -14,6 +14,7 @@ from console.drill.request import DrillRequest
 from console.drill.strike import Promise
 from console.soak.look import Look, Process, census
 from console.soak.plan import GAP
+from everstep.incident import Symptom
 from everstep.job import JobSpec
 
 WARM_UP = 3
@@ -29,6 +30,8 @@ MORE_FILES = 4
 (ours)."""
 MAX_EVENTS = 10_240
 """Events of a job's history: from there on Temporal warns (reference of the server's limits)."""
+STAND_STILL = ("stop-rank", "link-down", "cut-off")
+"""Faults of which a stall is all that can be seen."""
 FORK_SERVERS = 2
 """Of one machine: that of the job, and one that waits for the next (ours)."""
 
@@ -120,6 +123,18 @@ def incidents_are_few_and_closed(seen: Look, struck: Struck, spec: JobSpec, know
     return found
 
 
+def crashes_are_noticed_as_crashes(seen: Look, struck: Struck, spec: JobSpec, known: Known) -> list[str]:
+    """No end of a rank is missed until the job has stood still for too long."""
+    if any(request.base in STAND_STILL for request in struck.requests):
+        return []
+    return [
+        f"{one.id}: a stall was seen and nothing stood still"
+        for one in seen.incidents
+        for failure in (one.report.failures if one.report else [])
+        if failure.symptom is Symptom.STALL
+    ]
+
+
 def steps_lost_are_few(seen: Look, struck: Struck, spec: JobSpec, known: Known) -> list[str]:
     """No more is done again than the copies that were left allow."""
     found = []
@@ -190,6 +205,7 @@ INVARIANTS: tuple[Invariant, ...] = (
     disk_does_not_fill_up,
     copies_are_where_they_belong,
     incidents_are_few_and_closed,
+    crashes_are_noticed_as_crashes,
     steps_lost_are_few,
     workflows_do_not_fail,
     histories_are_short,

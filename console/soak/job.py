@@ -15,7 +15,13 @@ from console.soak.plan import SoakPlan
 from everstep import environment, faults, private
 from everstep.job import JobSpec
 
-POLICY: dict[str, Any] = {"stall_floor_s": 20.0, "exit_grace_s": 3.0, "steady_steps": 3, "backoff_initial_s": 0.2}
+POLICY: dict[str, Any] = {
+    "stall_floor_s": 20.0,
+    "confirm_timeout_s": 20.0,
+    "exit_grace_s": 3.0,
+    "steady_steps": 3,
+    "backoff_initial_s": 0.2,
+}
 """A job that stands at a gate is no hang; hundreds of faults in an hour, each at another step, are no reason to park
 it (ours)."""
 

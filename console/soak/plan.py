@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from console.drill.catalogue import CONTROL_FAULTS
+from console.drill.catalogue import CONTROL_FAULTS, ROOM
 from console.drill.request import DrillRequest
 from everstep import private
 from everstep.errors import ConfigError, TopologyError
@@ -24,6 +24,9 @@ AFTER = 5
 """Steps after the last gate (ours)."""
 
 How = Literal["alone", "together", "within"]
+Setting = Literal["one job", "own jobs", "network"]
+"""Where an episode runs: within the long job, in a job of its own (its file systems have to be small from the job's
+beginning), or within a long job on machines that have a network of their own."""
 
 
 class Sizes(BaseModel):
@@ -72,6 +75,13 @@ class Episode(BaseModel):
         return tuple(fault.fault for fault in self.faults)
 
     @property
+    def setting(self) -> Setting:
+        """Where it runs."""
+        if any(fault.needs_network for fault in self.faults):
+            return "network"
+        return "own jobs" if any(fault.base in ROOM for fault in self.faults) else "one job"
+
+    @property
     def meeting(self) -> str:
         """Which kinds meet how, for counting: ``kill-rank within kill-machine``."""
         if self.how == "together":
@@ -117,6 +127,15 @@ class SoakPlan(BaseModel):
             given["during"] = episode.faults[0].fault
             given |= {name: getattr(episode.faults[0], name) for name in ("ranks", "machine", "kind", "index")}
         return DrillRequest.model_validate(fault.model_dump(exclude_unset=True) | given)
+
+    def parts(self) -> list[tuple[Setting, SoakPlan]]:
+        """The episodes by setting, in the order in which they come: each part has a cluster of its own."""
+        by_setting = {one.setting: one for one in self.episodes}
+        return [
+            (setting, self.only({one.number for one in self.episodes if one.setting == setting}))
+            for setting in get_args(Setting)
+            if setting in by_setting
+        ]
 
     def only(self, numbers: Collection[int]) -> SoakPlan:
         """The same with some of the episodes."""

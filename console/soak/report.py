@@ -71,5 +71,5 @@ def show(result: SoakResult, folder: Path) -> None:
     if result.reduced:
         episodes = ", ".join(map(str, result.reduced))
         out.print(f"violated too by episodes {episodes} alone: everstep soak --plan {folder / 'reduced.json'}")
-    for line in narrate.places(result.kept):
+    for line in narrate.places(result.kept, before=result.prefix):
         out.print(f"  {line}", soft_wrap=True)

@@ -47,6 +47,8 @@ class SoakResult(BaseModel):
     left_out: dict[str, str] = Field(default_factory=dict, description="Kinds of fault that no soak here draws.")
     kept: str = ""
     """The cluster that was left up after a violation."""
+    prefix: str = ""
+    """What comes before commands that shall reach it; empty: nothing."""
     reduced: list[int] = Field(default_factory=list, description="Numbers of the episodes that are enough for it.")
 
     @property
@@ -75,7 +77,7 @@ class SoakResult(BaseModel):
         return {
             "faults_tried": self.tried.total(),
             "faults_survived": self.survived.total(),
-            "episodes": len(self.episodes),
+            "episodes_run": len(self.episodes),
             "meetings": len({one.meeting for one in self.episodes if one.survived}),
             "not_fired": sum(len(one.not_fired) for one in self.episodes),
             "recovered_s_median": round(statistics.median(times), 3) if times else None,

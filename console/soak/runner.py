@@ -5,25 +5,33 @@ from __future__ import annotations
 import asyncio
 import math
 import shutil
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from temporalio.client import WorkflowFailureError
 
 from console.drill import facts as gather
+from console.drill.catalogue import AWAY, ROOM
 from console.drill.cluster import DrillCluster, Say, silent
 from console.drill.compare import compare
 from console.drill.losses import Records
+from console.drill.network_cluster import NetworkCluster
+from console.drill.network_cluster import missing as network_lacks
 from console.drill.runner import References
+from console.local import mounts
 from console.soak.draw import left_out
 from console.soak.episode import Episodes
 from console.soak.job import SoakJob
-from console.soak.plan import SoakPlan
+from console.soak.own_job import run_own_job
+from console.soak.plan import Setting, SoakPlan
 from console.soak.reduce import reduced
 from console.soak.result import EpisodeResult, Journal, SoakResult
-from everstep.errors import EverstepError
+from everstep.errors import ClusterError, EverstepError
 
 PLAN, JOURNAL = "plan.json", "journal.jsonl"
 END_LIMIT_S = 120.0
@@ -40,6 +48,7 @@ class Soak:
         folder: where plan and journal are kept.
         minutes: when it ends early; None: not before its plan does.
         keep: whether the cluster is left up after a violation.
+        tries: how many shorter soaks a part that runs in a process of its own may try after a violation.
         say: takes a line about what begins.
         each: takes each episode when it is over.
     """
@@ -51,11 +60,12 @@ class Soak:
         *,
         minutes: float | None = None,
         keep: bool = True,
+        tries: int = 0,
         say: Say = silent,
         each: Each = lambda *_: None,
     ) -> None:
         self.plan, self.folder, self.minutes = plan, folder, minutes
-        self.keep, self.say, self.each = keep, say, each
+        self.keep, self.tries, self.say, self.each = keep, tries, say, each
         self.ran: list[int] = []
         """Numbers of the episodes that were run on the cluster at hand."""
         self.journal = Journal(folder / JOURNAL)
@@ -65,48 +75,99 @@ class Soak:
         """Run what the journal has not, to the end or to the first violation.
 
         Raises:
-            ClusterError: the cluster does not come up, or the job does not run even without a fault.
+            ClusterError: a cluster does not come up, or the job does not run even without a fault.
         """
         self.plan.write(self.folder / PLAN)
         done = self.journal.read()
         result = SoakResult(seed=self.plan.seed, planned=self.plan.faults, episodes=done, left_out=left_out())
         rest = self.plan.only({one.number for one in self.plan.episodes} - {one.number for one in done})
-        if not rest.episodes or not result.ok:
-            return result
-        cluster = DrillCluster(machines=self.plan.sizes.machines, standbys=0, workers=2, say=self.say)
-        async with cluster:
-            await self._on(cluster, rest, result)
-            cluster.keep = self.keep and not result.ok
-            result.kept = str(cluster.home) if cluster.keep else ""
-        result.violations += [f"nothing is left behind: {text}" for text in cluster.leaked]
+        self._deadline = math.inf if self.minutes is None else time.monotonic() + self.minutes * 60
+        for setting, part in rest.parts():
+            if said := missing(setting):
+                result.left_out |= {kind: said for one in part.episodes for kind in one.kinds if needs(kind, setting)}
+            elif setting == "network" and len(self.plan.parts()) > 1:
+                await self._elsewhere(part, result)
+            elif result.ok and not result.stopped:
+                await self._part(setting, part, result)
         return result
 
-    async def _on(self, cluster: DrillCluster, plan: SoakPlan, result: SoakResult) -> None:
+    async def _part(self, setting: Setting, plan: SoakPlan, result: SoakResult) -> None:
+        """The episodes of one setting, on a cluster of their own."""
+        given: dict[str, Any] = {"machines": self.plan.sizes.machines, "standbys": 0, "workers": 2, "say": self.say}
+        cluster = NetworkCluster(with_postgres=True, **given) if setting == "network" else DrillCluster(**given)
+        async with cluster:
+            await (self._own_jobs if setting == "own jobs" else self._one_job)(cluster, plan, result)
+            cluster.keep = self.keep and not result.ok
+            result.kept, result.prefix = (str(cluster.home), cluster.prefix) if cluster.keep else ("", "")
+        result.violations += [f"nothing is left behind: {text}" for text in cluster.leaked]
+
+    async def _one_job(self, cluster: DrillCluster, plan: SoakPlan, result: SoakResult) -> None:
+        """Episodes within one long job."""
         job = SoakJob(cluster, plan, cluster.next_name("soak"))
         reference = await References().of(cluster, job.spec)
         job.write()
         self.say(f"{plan.faults} faults in {len(plan.episodes)} episodes, {plan.steps} steps")
         await cluster.control.start_job(job.spec, job.machines)
-        episodes, deadline = Episodes(job, reference), self._deadline()
+        episodes = Episodes(job, reference)
         result.violations += await episodes.begin()
-        for index in range(len(plan.episodes)):
-            if not result.ok:
+        for index, episode in enumerate(plan.episodes):
+            if not self._goes_on(result):
+                if result.ok:
+                    await cluster.control.stop(job.spec.name, result.stopped)
                 return
-            if time.monotonic() > deadline:
-                result.stopped = f"{self.minutes:g} minutes are over"
-                await cluster.control.stop(job.spec.name, result.stopped)
-                return
-            self.ran.append(plan.episodes[index].number)
-            one = await episodes.run(index)
-            result.episodes.append(one)
-            self.journal.add(one)
-            self.each(one, result)
+            self.ran.append(episode.number)
+            self._note(await episodes.run(index), result)
         if result.ok:
             job.gate(len(plan.episodes)).open()
             result.violations += await self._ended(cluster, job, reference)
 
-    def _deadline(self) -> float:
-        return math.inf if self.minutes is None else time.monotonic() + self.minutes * 60
+    async def _own_jobs(self, cluster: DrillCluster, plan: SoakPlan, result: SoakResult) -> None:
+        """Episodes that are jobs of their own."""
+        references = References()
+        for episode in plan.episodes:
+            if not self._goes_on(result):
+                return
+            self.ran.append(episode.number)
+            self._note(await run_own_job(cluster, plan, episode, references), result)
+
+    async def _elsewhere(self, plan: SoakPlan, result: SoakResult) -> None:
+        """Episodes on machines with a network of their own, in a process of its own: one that has been on other
+        machines cannot enter that network with all its threads."""
+        if not self._goes_on(result):
+            return
+        place = self.folder / "network"
+        command = [sys.executable, "-P", "-m", "console.main", "soak", "--json", "--tries", str(self.tries)]
+        if (place / PLAN).exists():
+            command += ["--resume", str(place)]
+        else:
+            plan.write(self.folder / "network.json")
+            command += ["--plan", str(self.folder / "network.json"), "--folder", str(place)]
+        if self._deadline < math.inf:
+            command += ["--minutes", str(max(self._deadline - time.monotonic(), 0) / 60)]
+        child = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+        try:
+            said, _ = await child.communicate()
+        except asyncio.CancelledError:
+            child.terminate()
+            await child.wait()
+            raise
+        if not said:
+            raise ClusterError(f"the soak on machines with a network of their own ended with code {child.returncode}")
+        found = SoakResult.model_validate_json(said)
+        result.episodes += found.episodes
+        result.violations += found.violations
+        result.stopped, result.reduced = result.stopped or found.stopped, found.reduced
+        result.kept, result.prefix = result.kept or found.kept, result.prefix or found.prefix
+
+    def _goes_on(self, result: SoakResult) -> bool:
+        if time.monotonic() > self._deadline and not result.stopped:
+            result.stopped = f"{self.minutes:g} minutes are over"
+        return result.ok and not result.stopped
+
+    def _note(self, one: EpisodeResult, result: SoakResult) -> None:
+        result.episodes.append(one)
+        self.journal.add(one)
+        self.each(one, result)
 
     async def _ended(self, cluster: DrillCluster, job: SoakJob, reference: Records) -> list[str]:
         """What does not hold once the job has come to its end."""
@@ -129,6 +190,18 @@ class Soak:
         return found + [f"the last state is equal: {text}" for text in state]
 
 
+def missing(setting: Setting) -> str:
+    """What an episode of that setting lacks here; empty: nothing."""
+    if setting == "network":
+        return network_lacks(with_postgres=True)
+    return mounts.why_not(Path(tempfile.gettempdir())) if setting == "own jobs" else ""
+
+
+def needs(kind: str, setting: Setting) -> bool:
+    """Whether a kind of fault is why an episode has that setting."""
+    return kind in (AWAY if setting == "network" else ROOM)
+
+
 async def soak_and_reduce(
     plan: SoakPlan, folder: Path, *, minutes: float | None, tries: int, say: Say, each: Each
 ) -> SoakResult:
@@ -145,9 +218,10 @@ async def soak_and_reduce(
     Raises:
         ClusterError: the cluster does not come up, or the job does not run even without a fault.
     """
-    soak = Soak(plan, folder, minutes=minutes, say=say, each=each)
+    soak = Soak(plan, folder, minutes=minutes, tries=tries, say=say, each=each)
     result = await soak.run()
-    if result.ok or not soak.ran or not tries:
+    ours = soak.ran and result.episodes[-1].number == soak.ran[-1]
+    if result.ok or not ours or not tries:
         return result
 
     async def violated(numbers: Sequence[int]) -> bool:

@@ -18,7 +18,7 @@ from console.soak.invariants import INVARIANTS, WARM_UP, Known, Struck, learn, m
 from console.soak.look import Look, Process
 from console.soak.plan import GAP, Sizes
 from everstep.checkpoint_policy import CheckpointPolicy
-from everstep.incident import IncidentReport
+from everstep.incident import Failure, IncidentReport, Symptom
 from everstep.job import JobSpec
 from everstep.job_state import IncidentSummary
 
@@ -38,6 +38,7 @@ KILL = DrillRequest(
 
 def closed(**changes: Any) -> IncidentFacts:
     given: dict[str, Any] = {"headline": "Recovered in 1 s", "recovered": True, "lost_steps": 1, "resume_step": 35}
+    given["failures"] = [Failure.model_construct(symptom=Symptom.CRASH)]
     report = IncidentReport.model_construct(**(given | changes))
     return IncidentFacts("incident/soak-01/0001", 1, report)
 
@@ -70,6 +71,7 @@ def good() -> Look:
     )
 
 
+STALL = Failure.model_construct(symptom=Symptom.STALL)
 STRUCK = Struck((KILL,), (), GATE)
 
 
@@ -120,6 +122,7 @@ WRONG: list[tuple[str, Callable[[Look], None]]] = [
     ("copies are where they belong", put(unsettled="step 50 was not backed up within 20 s")),
     ("incidents are few and closed", put(incidents=[closed(), closed()])),
     ("incidents are few and closed", put(incidents=[IncidentFacts("incident/soak-01/0001", 1, None)])),
+    ("crashes are noticed as crashes", put(incidents=[closed(failures=[STALL])])),
     ("steps lost are few", put(incidents=[closed(lost_steps=2)])),
     ("steps lost are few", put(incidents=[closed(resume_step=GATE - 1)])),
     ("workflows do not fail", put(failed_tasks=["event 7: nondeterminism"])),

@@ -1,0 +1,27 @@
+"""Episodes that need a job of their own: the drill itself, on the cluster of the soak."""
+
+from __future__ import annotations
+
+import time
+
+from console.drill.cluster import DrillCluster
+from console.drill.request import DrillRequest
+from console.drill.runner import Drill, References
+from console.soak.plan import Episode, SoakPlan
+from console.soak.result import EpisodeResult, undisturbed
+
+
+async def run_own_job(cluster: DrillCluster, plan: SoakPlan, episode: Episode, references: References) -> EpisodeResult:
+    """Run an episode's fault as a drill; what its judge finds is violated."""
+    began, result = time.monotonic(), undisturbed(episode)
+    options = episode.faults[0].model_dump(exclude_unset=True) | plan.sizes.model_dump()
+    drilled = await Drill(cluster, DrillRequest.model_validate(options), references).run()
+    result.steps = (0, drilled.steps or 0)
+    result.incidents, result.recovered_s = drilled.incidents, drilled.recovered_s
+    result.steps_lost = drilled.steps_lost or 0
+    if drilled.fired:
+        result.violations = drilled.problems
+    else:
+        result.not_fired = drilled.problems or [f"{drilled.fault} did not fire"]
+    result.seconds = round(time.monotonic() - began, 3)
+    return result
