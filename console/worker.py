@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 import structlog
-from temporalio.client import Client
+from temporalio.client import Client, Plugin
 from temporalio.envconfig import ClientConfig
-from temporalio.worker import Plugin, Worker
+from temporalio.worker import Worker
 
 from activities.checkpoints import CheckpointActivities
 from activities.cleanup import Cleanup
@@ -45,8 +45,11 @@ COLLECT_AFTER = (20_000, 20, 50)
 long: with the defaults the rules of 1,000 machines have it run all the time (ours)."""
 
 
-async def connect() -> Client:
+async def connect(plugins: Sequence[Plugin] = ()) -> Client:
     """Connect to Temporal as the user configured it: its own environment variables and profile file.
+
+    Args:
+        plugins: Of the client; those that are a worker's too are its workers'.
 
     Raises:
         ClusterError: it does not answer.
@@ -55,7 +58,7 @@ async def connect() -> Client:
     address = config.get("target_host") or DEFAULT_ADDRESS
     config["target_host"] = address
     try:
-        return await Client.connect(**config, data_converter=data_converter())
+        return await Client.connect(**config, data_converter=data_converter(), plugins=plugins)
     except RuntimeError as error:
         raise ClusterError(
             f"Temporal does not answer at {address} ({error}): start one with 'everstep up', or set TEMPORAL_ADDRESS"
@@ -69,7 +72,6 @@ def build(
     ledger: Ledger,
     watcher: Watcher | None,
     task_queue: str,
-    plugins: Sequence[Plugin] = (),
     max_cached_workflows: int = 1000,
 ) -> Worker:
     """A worker with everything that everstep runs on Temporal."""
@@ -97,7 +99,6 @@ def build(
             records.record,
         ],
         workflow_runner=sandbox(),
-        plugins=list(plugins),
         max_cached_workflows=max_cached_workflows,
         sticky_queue_schedule_to_start_timeout=STICKY_TIMEOUT,
         max_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,
@@ -106,11 +107,11 @@ def build(
     )
 
 
-async def connect_patiently(stopped: asyncio.Event) -> Client | None:
+async def connect_patiently(stopped: asyncio.Event, plugins: Sequence[Plugin] = ()) -> Client | None:
     """Connect, and wait for a server that is not up yet: a worker is often started before it. None: stopped first."""
     while not stopped.is_set():
         try:
-            return await connect()
+            return await connect(plugins)
         except ClusterError as error:
             log.warning("waiting for Temporal", error=str(error))
             with contextlib.suppress(TimeoutError):
@@ -123,7 +124,7 @@ async def run_worker(*, ledger_url: str, task_queue: str, plugins: Sequence[Plug
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    client = await connect_patiently(stopped)
+    client = await connect_patiently(stopped, plugins)
     if client is None:
         return
     await register(client)
@@ -133,7 +134,7 @@ async def run_worker(*, ledger_url: str, task_queue: str, plugins: Sequence[Plug
     watcher = Watcher(client, agents, task_queue, events.take)
     gc.freeze()  # what was imported stays, and need not be looked at
     gc.set_threshold(*COLLECT_AFTER)
-    worker = build(client, agents=agents, ledger=ledger, watcher=watcher, task_queue=task_queue, plugins=plugins)
+    worker = build(client, agents=agents, ledger=ledger, watcher=watcher, task_queue=task_queue)
     log.info("worker is up", pid=os.getpid(), namespace=client.namespace, task_queue=task_queue, ledger=str(ledger.url))
     async with worker, asyncio.TaskGroup() as group:
         watching = group.create_task(watcher.run())

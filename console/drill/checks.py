@@ -21,7 +21,7 @@ from console.drill.catalogue import (
     kind_of,
 )
 from console.drill.settings import STEPS_AGAIN, placement_of
-from console.drill.worker_faults import MOMENTS, STAGES
+from console.drill.worker_faults import MOMENTS, REPORT, STAGES
 from console.local import mounts
 from everstep.errors import ConfigError
 from everstep.faults import exception_named
@@ -80,7 +80,7 @@ def _check_stage(request: DrillRequest) -> None:
     if request.at_event is not None and (request.fault != "kill-worker" or request.in_stage):
         raise ConfigError("--at-event goes with kill-worker and without --in-stage")
     if request.at_event is None:
-        _one_of("--in-stage", request.in_stage, tuple(STAGES))
+        _one_of("--in-stage", request.in_stage, (REPORT, *STAGES))
     _one_of("--moment", request.moment, MOMENTS)
     if request.base not in OPENS:
         raise ConfigError(f"--during {request.base} opens no incident: use one of {', '.join(OPENS)}")

@@ -8,7 +8,8 @@ so that one cluster serves many drills. Three kinds of entry:
     SIGKILL of this worker, or of the process ``pid``, in an activity of that
     stage of an incident of the job: as it ``begin``s, in the ``middle`` (its
     work is under way), or at its ``end`` (its work is done, its result is
-    not yet reported).
+    not yet reported). The stage ``report`` comes before the incident: the
+    worker has seen a fault and tells the job of it.
 
 ``{"id", "fault": "hold", "job", "in_stage", "moment", "until"}``
     Not a fault: the activity waits there until the file ``until`` is there, so
@@ -39,21 +40,19 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
-from temporalio import activity
+from temporalio import activity, client
 from temporalio.bridge.proto.workflow_activation import WorkflowActivation
 from temporalio.bridge.proto.workflow_completion import WorkflowActivationCompletion
-from temporalio.client import Client
 from temporalio.plugin import SimplePlugin
 from temporalio.service import RPCError
 from temporalio.worker import (
     ActivityInboundInterceptor,
     ExecuteActivityInput,
     Interceptor,
-    Plugin,
     Worker,
     WorkflowInstance,
     WorkflowInstanceDetails,
@@ -62,7 +61,7 @@ from temporalio.worker import (
 
 from activities import messages
 from everstep import environment, faults
-from everstep.job_state import incident_workflow_id
+from everstep.job_state import incident_workflow_id, job_workflow_id
 
 Fault = dict[str, Any]
 
@@ -75,6 +74,8 @@ STAGES = {
     "confirm": messages.CONFIRM,
 }
 """Stage of an incident → the activity that it consists of."""
+REPORT = "report"
+"""The stage before an incident; the update of the job's workflow has that name."""
 MOMENTS = ("begin", "middle", "end")
 MIDDLE_S = 0.02
 """An activity is in its middle after this long; a shorter one at its end (ours)."""
@@ -83,7 +84,7 @@ LOOK_S = 0.004
 INCIDENT = "Incident"
 
 
-def plugins() -> list[Plugin]:
+def plugins() -> list[DrillPlugin]:
     """What a worker of a drill's cluster loads; nothing in any other."""
     return [DrillPlugin()] if os.environ.get(environment.FAULTS) else []
 
@@ -92,8 +93,9 @@ class DrillPlugin(SimplePlugin):
     """Hooks a worker's activities, workflow tasks and idle time."""
 
     def __init__(self) -> None:
-        super().__init__("everstep.drill", workflow_runner=_wrap, interceptors=[_Activities(self)])
-        self.client: Client | None = None
+        interceptors: list[Interceptor | client.Interceptor] = [_Activities(self), _Reports()]
+        super().__init__("everstep.drill", workflow_runner=_wrap, interceptors=interceptors)
+        self.client: client.Client | None = None
 
     def configure_worker(self, config: Any) -> Any:
         """Keep the client, to look at histories with."""
@@ -144,18 +146,7 @@ class _Activity(ActivityInboundInterceptor):
         info = activity.info()
         if info.workflow_type != INCIDENT:
             return await self.next.execute_activity(input)
-        await self._meet("begin")
-        running = asyncio.ensure_future(self.next.execute_activity(input))
-        try:
-            done, _ = await asyncio.wait([running], timeout=MIDDLE_S)
-            await self._meet("middle")
-            if not done:
-                await asyncio.wait([running])
-        finally:
-            if not running.done():
-                running.cancel()
-        await self._meet("end")
-        return await running
+        return await _at_each_moment(self.next.execute_activity(input), self._meet)
 
     async def _meet(self, moment: str) -> None:
         info = activity.info()
@@ -163,11 +154,9 @@ class _Activity(ActivityInboundInterceptor):
         place = f"{moment} of {info.activity_type}"
         for plan, fault in _pending("in_stage"):
             mine = info.workflow_id.startswith(f"incident/{fault['job']}/")
-            if mine and info.activity_type == STAGES[fault["in_stage"]] and moment == fault.get("moment", "middle"):
-                if fault["fault"] == "hold":
-                    await _hold(plan, fault, place)
-                else:
-                    die(plan, fault, place=place)
+            stage = STAGES.get(fault["in_stage"])
+            if mine and info.activity_type == stage and moment == fault.get("moment", "middle"):
+                await _strike(plan, fault, place)
         if moment == "middle":
             return
         for plan, fault in _pending("at_event"):
@@ -177,6 +166,47 @@ class _Activity(ActivityInboundInterceptor):
                 # server knows it, and writes it down together with the result.
                 if newest + (moment == "end") >= fault["at_event"]:
                     die(plan, fault, place=place, newest=newest)
+
+
+class _Reports(client.Interceptor):
+    def intercept_client(self, next: client.OutboundInterceptor) -> client.OutboundInterceptor:
+        return _Report(next)
+
+
+class _Report(client.OutboundInterceptor):
+    """A watcher that tells a job of a fault."""
+
+    async def start_workflow_update(self, input: client.StartWorkflowUpdateInput) -> client.WorkflowUpdateHandle[Any]:
+        if input.update != REPORT:
+            return await super().start_workflow_update(input)
+
+        async def meet(moment: str) -> None:
+            for plan, fault in _pending("in_stage"):
+                mine = fault["in_stage"] == REPORT and input.id == job_workflow_id(fault["job"])
+                if mine and moment == fault.get("moment", "middle"):
+                    await _strike(plan, fault, f"{moment} of a report")
+
+        found: client.WorkflowUpdateHandle[Any] = await _at_each_moment(super().start_workflow_update(input), meet)
+        return found
+
+
+async def _at_each_moment(work: Coroutine[Any, Any, Any], meet: Callable[[str], Awaitable[None]]) -> Any:
+    """Do some work, and call ``meet`` at its begin, in its middle and at its end."""
+    running: asyncio.Future[Any] | None = None
+    try:
+        await meet("begin")
+        running = asyncio.ensure_future(work)
+        done, _ = await asyncio.wait([running], timeout=MIDDLE_S)
+        await meet("middle")
+        if not done:
+            await asyncio.wait([running])
+    finally:
+        if running is None:
+            work.close()
+        elif not running.done():
+            running.cancel()
+    await meet("end")
+    return await running
 
 
 class _Runner(WorkflowRunner):
@@ -233,6 +263,13 @@ def _pending(kind: str) -> Iterator[tuple[Path, Fault]]:
     for fault in found:
         if kind in fault and faults.fired(plan, fault) is None:
             yield plan, fault
+
+
+async def _strike(plan: Path, fault: Fault, place: str) -> None:
+    if fault["fault"] == "hold":
+        await _hold(plan, fault, place)
+    else:
+        die(plan, fault, place=place)
 
 
 async def _hold(plan: Path, fault: Fault, place: str) -> None:

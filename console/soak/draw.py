@@ -21,7 +21,7 @@ from console.drill.catalogue import (
 )
 from console.drill.checks import SIGNALS, machine_names
 from console.drill.request import DrillRequest
-from console.drill.worker_faults import MOMENTS
+from console.drill.worker_faults import MOMENTS, REPORT
 from console.soak.plan import Episode, How, Sizes, SoakPlan
 from everstep.topology import AXES, Topology
 
@@ -42,6 +42,7 @@ BESIDE = (*OPENS, *MACHINE_FAULTS, "hang-peer")
 OFTEN = 8
 """Every kind comes at least so often before all meetings begin again (ours)."""
 STAGES = ("stop", "decide", "reattempt", "confirm")
+"""Stages of every incident."""
 WITH_RESTORE = (*STAGES[:2], "restore", *STAGES[2:])
 """Stages of an incident where memory was lost."""
 
@@ -160,7 +161,8 @@ def _stages(first: str, second: str) -> Sequence[str]:
     """Stages of the incident of the first fault in which the second can strike: ranks live in the last two only."""
     if second in RANK_FAULTS:
         return ("confirm",)
-    return WITH_RESTORE if first in LOSSES else STAGES
+    stages = WITH_RESTORE if first in LOSSES else STAGES
+    return (REPORT, *stages) if second in CONTROL_FAULTS else stages
 
 
 def _fault(rng: Random, topology: Topology, name: str, *, alone: bool) -> DrillRequest:

@@ -11,7 +11,9 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from temporalio import workflow
 from temporalio.client import Client
+from temporalio.worker import Worker
 
 from console.drill.worker_faults import plugins
 from everstep import environment, faults
@@ -118,3 +120,56 @@ def test_a_worker_without_a_plan_loads_nothing(monkeypatch: pytest.MonkeyPatch) 
     assert plugins() == []
     monkeypatch.setenv(environment.FAULTS, "/nowhere/plan.json")
     assert [plugin.name() for plugin in plugins()] == ["everstep.drill"]
+
+
+REPORTER = """
+import asyncio, sys
+from temporalio.client import Client
+from console.drill.worker_faults import plugins
+
+async def main() -> None:
+    client = await Client.connect(sys.argv[1], plugins=plugins())
+    print(await client.get_workflow_handle("job/j").execute_update("report", "m1-1", id="m1-1"), flush=True)
+
+asyncio.run(main())
+"""
+
+
+@workflow.defn(name="Told", sandboxed=False)
+class Told:
+    """Takes reports as a job does."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    @workflow.run
+    async def run(self) -> list[str]:
+        await workflow.wait_condition(lambda: len(self.told) == 2)
+        return self.told
+
+    @workflow.update(name="report")
+    def report(self, text: str) -> str:
+        self.told.append(text)
+        return "taken"
+
+
+@pytest.mark.parametrize("moment", ["begin", "end"])
+async def test_a_worker_dies_as_it_tells_a_job_of_a_fault(temporal: Client, tmp_path: Path, moment: str) -> None:
+    script, plan = tmp_path / "reporter.py", tmp_path / "plan.json"
+    script.write_text(REPORTER)
+    planned = {"id": "f", "fault": "kill-worker", "job": "j", "in_stage": "report", "moment": moment}
+    plan.write_text(json.dumps([planned]))
+    queue = f"told-{moment}"
+    env = os.environ | {environment.FAULTS: str(plan), "PYTHONPATH": str(Path(__file__).parents[3])}
+    command = [sys.executable, str(script), temporal.service_client.config.target_host]
+    async with Worker(temporal, task_queue=queue, workflows=[Told], max_cached_workflows=0):
+        handle = await temporal.start_workflow(Told.run, id="job/j", task_queue=queue)
+        first = await asyncio.create_subprocess_exec(*command, env=env)
+        assert await first.wait() == -signal.SIGKILL
+        mark = faults.fired(plan, planned)
+        assert mark and mark["place"] == f"{moment} of a report"
+        again = await asyncio.create_subprocess_exec(*command, env=env, stdout=asyncio.subprocess.PIPE)
+        said, _ = await again.communicate()
+        assert (again.returncode, said.strip()) == (0, b"taken"), "it fires once"
+        await handle.execute_update(Told.report, "another")
+        assert await handle.result() == ["m1-1", "another"], "told once, whoever died before or after"

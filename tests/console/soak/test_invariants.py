@@ -38,7 +38,7 @@ KILL = DrillRequest(
 
 def closed(**changes: Any) -> IncidentFacts:
     given: dict[str, Any] = {"headline": "Recovered in 1 s", "recovered": True, "lost_steps": 1, "resume_step": 35}
-    given["failures"] = [Failure.model_construct(symptom=Symptom.CRASH)]
+    given["failures"] = [Failure(generation=1, step=35, symptom=Symptom.CRASH, cause="SIGKILL")]
     report = IncidentReport.model_construct(**(given | changes))
     return IncidentFacts("incident/soak-01/0001", 1, report)
 
@@ -71,7 +71,7 @@ def good() -> Look:
     )
 
 
-STALL = Failure.model_construct(symptom=Symptom.STALL)
+STALL = Failure(generation=1, step=35, symptom=Symptom.STALL, cause="stall")
 STRUCK = Struck((KILL,), (), GATE)
 
 
