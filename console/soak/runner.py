@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import shutil
 import sys
@@ -31,13 +32,37 @@ from console.soak.own_job import run_own_job
 from console.soak.plan import Setting, SoakPlan
 from console.soak.reduce import reduced
 from console.soak.result import EpisodeResult, Journal, SoakResult
+from everstep import private
 from everstep.errors import ClusterError, EverstepError
 
-PLAN, JOURNAL = "plan.json", "journal.jsonl"
+PLAN, JOURNAL, CLUSTER = "plan.json", "journal.jsonl", "cluster.json"
 END_LIMIT_S = 120.0
 """The job ends within this long after its last gate (ours)."""
 
 Each = Callable[[EpisodeResult, SoakResult], None]
+
+
+class LeftCluster:
+    """The cluster at hand, in a file: a soak that goes on ends what a killed one has left."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def note(self, cluster: DrillCluster) -> None:
+        """It is up."""
+        private.replace(self.path, json.dumps({"folder": str(cluster.folder), "name": cluster.name}))
+
+    def forget(self) -> None:
+        """It is down, or left up on purpose."""
+        self.path.unlink(missing_ok=True)
+
+    async def end(self, say: Say) -> None:
+        """Take down what was left."""
+        if self.path.exists():
+            left = json.loads(self.path.read_text())
+            say(f"ending the cluster that was left in {left['folder']}")
+            await DrillCluster(say=say).end(Path(left["folder"]), left["name"])
+            self.forget()
 
 
 class Soak:
@@ -69,6 +94,7 @@ class Soak:
         self.ran: list[int] = []
         """Numbers of the episodes that were run on the cluster at hand."""
         self.journal = Journal(folder / JOURNAL)
+        self.left = LeftCluster(folder / CLUSTER)
         folder.mkdir(parents=True, exist_ok=True)
 
     async def run(self) -> SoakResult:
@@ -78,6 +104,7 @@ class Soak:
             ClusterError: a cluster does not come up, or the job does not run even without a fault.
         """
         self.plan.write(self.folder / PLAN)
+        await self.left.end(self.say)
         done = self.journal.read()
         result = SoakResult(seed=self.plan.seed, planned=self.plan.faults, episodes=done, left_out=left_out())
         rest = self.plan.only({one.number for one in self.plan.episodes} - {one.number for one in done})
@@ -96,9 +123,11 @@ class Soak:
         given: dict[str, Any] = {"machines": self.plan.sizes.machines, "standbys": 0, "workers": 2, "say": self.say}
         cluster = NetworkCluster(with_postgres=True, **given) if setting == "network" else DrillCluster(**given)
         async with cluster:
+            self.left.note(cluster)
             await (self._own_jobs if setting == "own jobs" else self._one_job)(cluster, plan, result)
             cluster.keep = self.keep and not result.ok
             result.kept, result.prefix = (str(cluster.home), cluster.prefix) if cluster.keep else ("", "")
+        self.left.forget()
         result.violations += [f"nothing is left behind: {text}" for text in cluster.leaked]
 
     async def _one_job(self, cluster: DrillCluster, plan: SoakPlan, result: SoakResult) -> None:

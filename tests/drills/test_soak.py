@@ -1,0 +1,66 @@
+"""The command ``everstep soak``: ten faults that meet each other, in a soak that is killed and goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from console.cluster_file import ClusterFile
+from console.local import procfs
+from console.soak.plan import GAP, SoakPlan
+
+pytestmark = [pytest.mark.drill, pytest.mark.timeout(400)]
+
+SIZES = ["--machines", "4", "--ranks-per-machine", "1", "--tp", "2", "--pp", "1"]
+QUICK = ["kill-rank", "raise", "kill-during-save", "kill-machine", "kill-agent", "kill-forkserver", "kill-worker"]
+"""Without those that have to be waited for, and those that need another cluster."""
+ONLY = [text for kind in (*QUICK, "kill-temporal", "flip-bit") for text in ("--only", kind)]
+
+
+def soak(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-P", "-m", "console.main", "soak", "--json", "--tries", "0", *arguments]
+    env = os.environ | {"EVERSTEP_HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path)}
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def ended(process: subprocess.Popen[str]) -> dict[str, Any]:
+    out, err = process.communicate(timeout=360)
+    assert out, err
+    found: dict[str, Any] = json.loads(out)
+    assert (process.returncode, found["violations"], found["ok"]) == (0, 0, True), err
+    return found
+
+
+def test_ten_faults_meet_each_other_and_a_soak_that_is_killed_goes_on_with_the_rest(tmp_path: Path) -> None:
+    folder = tmp_path / "soak"
+    journal = folder / "journal.jsonl"
+    killed = soak(tmp_path, "--faults", "10", "--seed", "4", *SIZES, *ONLY, "--folder", str(folder))
+    deadline = time.monotonic() + 180
+    while not (journal.exists() and journal.read_text().endswith("\n")):
+        assert killed.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    left = json.loads((folder / "cluster.json").read_text())
+    described = Path(left["folder"]) / "clusters" / left["name"] / "cluster.json"
+    cluster = ClusterFile.model_validate_json(described.read_text())
+    assert procfs.of_cluster(cluster.id)
+
+    found = ended(soak(tmp_path, "--resume", str(folder)))
+
+    assert procfs.of_cluster(cluster.id) == set() and not cluster.shm.exists() and not described.exists()
+    plan = SoakPlan.read(folder / "plan.json")
+    assert found["faults_tried"] == found["faults_survived"] == plan.faults == 10
+    assert [one["number"] for one in found["episodes"]] == [one.number for one in plan.episodes]
+    assert any(one["incidents"] for one in found["episodes"])
+    assert all(one["steps"][1] == one["steps"][0] + GAP for one in found["episodes"])
+    assert list(tmp_path.glob("everstep-drill-*")) == []
+    assert ended(soak(tmp_path, "--resume", str(folder))) == found, "nothing is left to do"
