@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -41,6 +41,9 @@ BESIDE = (*OPENS, *MACHINE_FAULTS, "hang-peer")
 """Faults that can strike together with another one, or within its recovery: they wait for nothing but their step."""
 OFTEN = 8
 """Every kind comes at least so often before all meetings begin again (ours)."""
+EACH_STAGE = 3
+"""What dies in a stage of the other's recovery comes so much more often than two faults of ranks: it has several
+stages to die in (ours)."""
 STAGES = ("stop", "decide", "reattempt", "confirm")
 """Stages of every incident."""
 WITH_RESTORE = (*STAGES[:2], "restore", *STAGES[2:])
@@ -139,9 +142,16 @@ def _deck(rng: Random, only: Sequence[str]) -> Iterator[tuple[How, tuple[str, ..
     known = [one for one in meetings() if not only or set(one[1]) <= set(only)]
     meets = Counter(kind for how, kinds in known if how != "alone" for kind in set(kinds))
     while known:
-        cards = [one for one in known for _ in range(max(1, OFTEN - meets[one[1][0]]) if one[0] == "alone" else 1)]
+        cards = [one for one in known for _ in range(_times(*one, meets))]
         rng.shuffle(cards)
         yield from cards
+
+
+def _times(how: How, kinds: tuple[str, ...], meets: Mapping[str, int]) -> int:
+    """How often a meeting is in the deck."""
+    if how == "alone":
+        return max(1, OFTEN - meets[kinds[0]])
+    return EACH_STAGE if kinds[1] in CONTROL_FAULTS else 1
 
 
 def _episode(rng: Random, topology: Topology, number: int, how: How, kinds: tuple[str, ...]) -> Episode:

@@ -96,6 +96,7 @@ class SoakPlan(BaseModel):
 
     seed: int
     sizes: Sizes = Sizes()
+    workers: int = Field(1, ge=1, description="Worker processes; with 1 each kill of one stops all control.")
     step_seconds: float = Field(0.2, ge=0, description="Shortest step: long enough for the backup of the one before.")
     episodes: list[Episode] = Field(min_length=1)
 

@@ -120,7 +120,8 @@ class Soak:
 
     async def _part(self, setting: Setting, plan: SoakPlan, result: SoakResult) -> None:
         """The episodes of one setting, on a cluster of their own."""
-        given: dict[str, Any] = {"machines": self.plan.sizes.machines, "standbys": 0, "workers": 2, "say": self.say}
+        given: dict[str, Any] = {"machines": self.plan.sizes.machines, "standbys": 0, "say": self.say}
+        given["workers"] = self.plan.workers
         cluster = NetworkCluster(with_postgres=True, **given) if setting == "network" else DrillCluster(**given)
         async with cluster:
             self.left.note(cluster)
