@@ -12,7 +12,7 @@ BIN := .venv/bin
 UV := $(shell command -v uv 2>/dev/null || echo .tools/uv/bin/uv)
 STAMP := .venv/.everstep-installed
 
-.PHONY: help setup temporal demo test lint types stubs bench sweep drills mutants s3 lock clean
+.PHONY: help setup temporal demo test lint types stubs bench sweep drills soak mutants s3 lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -39,6 +39,8 @@ types: setup ## mypy, strict
 # share a cluster. SIDE_BY_SIDE=0 runs one after the other. Hundreds of processes import the same files, which are
 # compiled once, also where the environment says otherwise.
 SIDE_BY_SIDE ?= 3
+FAULTS ?= 300
+SEED ?= 1
 test: temporal ## everything that CI runs
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -P -m pytest --numprocesses $(SIDE_BY_SIDE) --dist loadfile --no-loadscope-reorder
 
@@ -55,6 +57,9 @@ sweep: temporal ## kill the worker at every event of an incident's history in tu
 drills: temporal ## lose every machine, group and copy in turn (long; small file systems need root)
 	@$(BIN)/python -P -m pytest -m "" tests/drills/wide.py tests/drills/wide_deployed.py tests/drills/wide_network.py tests/drills/wide_clusters.py
 	@$(BIN)/python -P -m pytest -m wide
+
+soak: temporal ## hundreds of faults that meet each other in one long job (FAULTS=300 SEED=1; network and small file systems need root)
+	@$(BIN)/everstep soak --faults $(FAULTS) --seed $(SEED)
 
 mutants: temporal ## break one line at a time; a test has to notice each (long; ONLY="words" picks some)
 	@$(BIN)/python -P -m tests.mutants $(ONLY)

@@ -113,13 +113,13 @@ async def _history_events(cluster: DrillCluster, spec: JobSpec) -> int:
     return (await handle.describe()).history_length
 
 
-async def failed_tasks(cluster: DrillCluster, incident: str) -> list[str]:
-    """Workflow tasks of an incident that failed: that is a fault of the workflow's code, whoever died meanwhile."""
+async def failed_tasks(cluster: DrillCluster, workflow_id: str) -> list[str]:
+    """Workflow tasks of a workflow that failed: that is a fault of its code, whoever died meanwhile."""
     found = []
-    async for event in cluster.control.client.get_workflow_handle(incident).fetch_history_events():
+    async for event in cluster.control.client.get_workflow_handle(workflow_id).fetch_history_events():
         if event.event_type == EventType.EVENT_TYPE_WORKFLOW_TASK_FAILED:
             failed = event.workflow_task_failed_event_attributes
-            found.append(f"{incident}, event {event.event_id}: {failed.failure.message}")
+            found.append(f"{workflow_id}, event {event.event_id}: {failed.failure.message}")
     return found
 
 

@@ -28,12 +28,14 @@ from console.local import mounts
 from console.soak.draw import left_out
 from console.soak.episode import Episodes
 from console.soak.job import SoakJob
+from console.soak.look import failed_tasks
 from console.soak.own_job import run_own_job
 from console.soak.plan import Setting, SoakPlan
 from console.soak.reduce import reduced
 from console.soak.result import EpisodeResult, Journal, SoakResult
 from everstep import private
 from everstep.errors import ClusterError, EverstepError
+from everstep.job_state import job_workflow_id
 
 PLAN, JOURNAL, CLUSTER = "plan.json", "journal.jsonl", "cluster.json"
 END_LIMIT_S = 120.0
@@ -211,6 +213,8 @@ class Soak:
         except WorkflowFailureError as error:
             return [f"the job ends: its workflow failed: {error.cause or error}"]
         found = [] if ended.outcome == "finished" else [f"the job ends: {ended.outcome}: {ended.headline}"]
+        failed = await failed_tasks(cluster, job_workflow_id(job.spec.name))
+        found += [f"workflows do not fail: {text}" for text in failed]
         left = await gather.left_behind(cluster, job.spec, job.machines)
         records, twice = await gather.records(cluster, job.spec, job.machines)
         found += [f"nothing is left behind: {text}" for text in left]
