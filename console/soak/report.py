@@ -71,5 +71,8 @@ def show(result: SoakResult, folder: Path) -> None:
     if result.reduced:
         episodes = ", ".join(map(str, result.reduced))
         out.print(f"violated too by episodes {episodes} alone: everstep soak --plan {folder / 'reduced.json'}")
+        met = {one.number: one.meeting for one in result.episodes}
+        for number in result.reduced:
+            out.print(f"  episode {number}: {met.get(number, 'of the network')}")
     for line in narrate.places(result.kept, before=result.prefix):
         out.print(f"  {line}", soft_wrap=True)

@@ -83,6 +83,7 @@ async def test_a_drill_that_is_terminated_leaves_nothing(tmp_path: Path) -> None
     assert not (SHM_ROOT / identifier).exists()
 
 
+@pytest.mark.wide
 async def test_a_sweep_finds_the_same_at_each_event() -> None:
     rows: list[SweepRow] = []
     result = await run_sweep(first=3, last=8, every=5, each=rows.append)

@@ -33,7 +33,7 @@ async def test_temporal_dies_in_a_stage(drill: DrillOf, recovered: Recovered, st
     recovered(await drill("kill-temporal", ranks=[1], in_stage=stage))
 
 
-@pytest.mark.parametrize("fault", ["kill-agent", "kill-forkserver"])
+@pytest.mark.parametrize("fault", ["kill-agent", pytest.param("kill-forkserver", marks=pytest.mark.wide)])
 async def test_ranks_go_on_without(drill: DrillOf, fault: str) -> None:
     # Steps long enough for a busy machine to make some while the part is away.
     result = await drill(fault, machine="m1", steps=30, step_seconds=0.2)

@@ -52,6 +52,7 @@ async def test_an_agent_that_was_restarted_still_knows_the_saves(spread: DrillOf
     went_on(result, {"own memory": 4}, lost=0)
 
 
+@pytest.mark.wide
 async def test_an_agent_that_was_restarted_takes_and_sends_backups_again(spread: DrillOf, went_on: WentOn) -> None:
     result = await spread("kill-agent", then="kill-machine", machine="m1", at_step=6)
     went_on(result, {"own memory": 3, "backup": 1}, lost=0)
@@ -65,6 +66,7 @@ async def test_a_peer_that_hangs_slows_nothing_down(spread: DrillOf) -> None:
     assert result.pace is not None and result.lag is not None and result.lag > 1
 
 
+@pytest.mark.wide
 async def test_a_peer_that_dies_in_the_middle_of_a_backup(spread: DrillOf, went_on: WentOn) -> None:
     result = await spread("kill-peer", ranks=[3], at_step=6)  # whose backup lies on m0
     assert result.problems == []
