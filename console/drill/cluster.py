@@ -95,14 +95,6 @@ class DrillCluster:
         else:
             await self._down()
 
-    async def end(self, folder: Path, name: str) -> None:
-        """Take down a cluster of such a folder and name, which a process that was killed has left."""
-        self.folder, self.name = folder, name
-        self._set(HOME, str(folder))
-        with suppress(ClusterError):
-            self.file = ClusterFile.load(name)
-        await self._down()
-
     def place(self) -> tuple[Path, str]:
         """The everstep home and the name of the cluster; called once, before anything is started."""
         return Path(tempfile.mkdtemp(prefix="everstep-drill-")), f"drill-{secrets.token_hex(3)}"

@@ -18,8 +18,7 @@ def each(one: EpisodeResult, result: SoakResult) -> None:
     median, worst = told["recovered_s_median"], told["recovered_s_max"]
     times = "" if median is None else f", recoveries: median {median:.1f} s, worst {worst:.1f} s"
     narrate.progress(
-        f"{told['faults_tried']}/{result.planned} {one.meeting}: {outcome(one)} "
-        f"({told['violations']} violations{times})"
+        f"{told['faults_tried']}/{result.planned} {one.meeting}: {outcome(one)} ({told['violated']} violations{times})"
     )
 
 

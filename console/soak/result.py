@@ -9,6 +9,7 @@ from pathlib import Path
 from pydantic import BaseModel, Field
 
 from console.soak.plan import Episode
+from everstep import private
 
 
 class EpisodeResult(BaseModel):
@@ -83,7 +84,7 @@ class SoakResult(BaseModel):
             "recovered_s_median": round(statistics.median(times), 3) if times else None,
             "recovered_s_max": round(times[-1], 3) if times else None,
             "steps_lost": sum(one.steps_lost for one in self.episodes),
-            "violations": len(self.violations) + sum(len(one.violations) for one in self.episodes),
+            "violated": len(self.violations) + sum(len(one.violations) for one in self.episodes),
         }
 
 
@@ -94,12 +95,13 @@ class Journal:
         self.path = path
 
     def read(self) -> list[EpisodeResult]:
-        """The episodes that were done; a torn last line was not."""
-        found = []
-        for line in self.path.read_text().splitlines(keepends=True) if self.path.exists() else []:
-            if line.endswith("\n"):
-                found.append(EpisodeResult.model_validate_json(line))
-        return found
+        """The episodes that were done. A torn last line was not: it is taken away, so that more can be added."""
+        if not self.path.exists():
+            return []
+        whole, _, torn = self.path.read_text().rpartition("\n")
+        if torn:
+            private.replace(self.path, f"{whole}\n" if whole else "")
+        return [EpisodeResult.model_validate_json(line) for line in whole.splitlines()]
 
     def add(self, one: EpisodeResult) -> None:
         """Note that an episode is over."""

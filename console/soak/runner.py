@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import shutil
 import sys
@@ -29,12 +28,12 @@ from console.local import mounts
 from console.soak.draw import left_out
 from console.soak.episode import Episodes
 from console.soak.job import SoakJob
+from console.soak.left import LeftCluster
 from console.soak.look import failed_tasks
 from console.soak.own_job import run_own_job
 from console.soak.plan import Setting, SoakPlan
 from console.soak.reduce import reduced
 from console.soak.result import EpisodeResult, Journal, SoakResult
-from everstep import private
 from everstep.errors import ClusterError, EverstepError
 from everstep.job_state import job_workflow_id
 
@@ -52,29 +51,6 @@ class Reference:
     records: Records
     steps: int
     """Length of that job: its last state is that of a job of the same length."""
-
-
-class LeftCluster:
-    """The cluster at hand, in a file: a soak that goes on ends what a killed one has left."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def note(self, cluster: DrillCluster) -> None:
-        """It is up."""
-        private.replace(self.path, json.dumps({"folder": str(cluster.folder), "name": cluster.name}))
-
-    def forget(self) -> None:
-        """It is down, or left up on purpose."""
-        self.path.unlink(missing_ok=True)
-
-    async def end(self, say: Say) -> None:
-        """Take down what was left."""
-        if self.path.exists():
-            left = json.loads(self.path.read_text())
-            say(f"ending the cluster that was left in {left['folder']}")
-            await DrillCluster(say=say).end(Path(left["folder"]), left["name"])
-            self.forget()
 
 
 class Soak:

@@ -35,7 +35,7 @@ def ended(process: subprocess.Popen[str]) -> dict[str, Any]:
     out, err = process.communicate(timeout=360)
     assert out, err
     found: dict[str, Any] = json.loads(out)
-    assert (process.returncode, found["violations"], found["ok"]) == (0, 0, True), err
+    assert (process.returncode, found["violated"], found["ok"]) == (0, 0, True), err
     return found
 
 
