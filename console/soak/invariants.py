@@ -234,7 +234,7 @@ def learn(seen: Look, known: Known) -> None:
 
 
 def _lasting(seen: Look) -> list[Process]:
-    return [one for one in seen.processes if one.name not in ("rank", "store", "gone")]
+    return [one for one in seen.processes if one.name not in ("rank", "store", "of the ledger", "gone")]
 
 
 def opens(request: DrillRequest) -> int:

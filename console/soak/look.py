@@ -15,6 +15,7 @@ from temporalio.api.enums.v1 import EventType
 from console.drill.cluster import DrillCluster
 from console.drill.compare import Comparison
 from console.drill.facts import IncidentFacts
+from console.drill.network_cluster import LEDGER
 from console.drill.scene import SETTLE_LIMIT_S, Scene
 from console.follow.status import JobReport, job_report
 from console.local import mounts, procfs
@@ -33,7 +34,8 @@ class Process:
 
     pid: int
     name: str
-    """``agent-m1``, ``worker-0``, ``temporal``, …, ``rank``, ``store``, ``fork server`` or ``unknown: …``."""
+    """``agent-m1``, ``worker-0``, ``temporal``, …, ``rank``, ``store``, ``fork server``, ``of the ledger`` or
+    ``unknown: …``."""
     memory_mb: float
     """Memory of its own, without what it shares."""
     descriptors: int
@@ -136,7 +138,8 @@ def processes(cluster: DrillCluster) -> list[Process]:
     for one in tree.processes():
         if not procfs.alive(procfs.Process(one.pid, one.start)):
             continue
-        name = named.get(one.pid) or _kind(one.pid, one.name)
+        server = named.get(one.parent) == LEDGER  # it forks a process for each connection
+        name = "of the ledger" if server else named.get(one.pid) or _kind(one.pid, one.name)
         found.append(Process(one.pid, name, _own_memory_mb(one.pid), _descriptors(one.pid)))
     return found
 
