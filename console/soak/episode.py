@@ -78,8 +78,9 @@ class Episodes:
         result = undisturbed(episode)
         result.steps = (self.job.plan.gate(index), self.job.plan.gate(index + 1))
         scenes = [self._scene(index, position) for position in range(len(episode.faults))]
+        hold = await self._arm(index, scenes)
         watch = self._watch()
-        striking = asyncio.create_task(self._strike(index, scenes))
+        striking = asyncio.create_task(self._strike(scenes, hold))
         try:
             self.job.gate(index).open()
             await self._reach(index + 1)
@@ -138,12 +139,16 @@ class Episodes:
 
     # Striking.
 
-    async def _strike(self, index: int, scenes: list[Scene]) -> list[str]:
-        """Strike, and wait until what strikes from outside is done; returns what went wrong."""
-        episode = self._episode(index)
+    async def _arm(self, index: int, scenes: list[Scene]) -> Fault | None:
+        """Tell the workers what they meet; returns where a recovery waits until the second fault has struck."""
         workers: list[Fault] = [fault for scene in scenes for fault in scene.given.workers]
-        hold = self._stage_hold(index) if self._waits_for_stage(episode, scenes) else None
+        within = self._episode(index).how == "within" and scenes[1].given.outside
+        hold = self._stage_hold(index) if within else None
         await asyncio.to_thread(self.job.arm_workers, [*workers, *([hold] if hold else [])])
+        return hold
+
+    async def _strike(self, scenes: list[Scene], hold: Fault | None) -> list[str]:
+        """Strike, and wait until what strikes from outside is done; returns what went wrong."""
         trouble = await asyncio.gather(
             *(
                 self._inject(scene, hold if position else None)
@@ -153,11 +158,7 @@ class Episodes:
         )
         return [text for text in trouble if text]
 
-    def _waits_for_stage(self, episode: Episode, scenes: list[Scene]) -> bool:
-        return episode.how == "within" and bool(scenes[1].given.outside)
-
     def _stage_hold(self, index: int) -> Fault:
-        """Where the recovery waits until the second fault has struck."""
         episode, folder = self._episode(index), self.job.place(index)
         return {
             "id": "stage",
