@@ -44,6 +44,8 @@ class _Step:
     number: int
     waiting: set[int]
     """Ranks that have yet to reach it."""
+    newest: int
+    """The newest step of any rank when it began: later than ``number`` where an agent goes on that was restarted."""
     ready: deque[tuple[int, SlotHeader]] = field(default_factory=deque)
     """Ranks whose slot is pinned."""
     left: set[int] = field(default_factory=set)
@@ -173,7 +175,7 @@ class DiskWriter:
             if choice.step is None:
                 return
             ranks = set(self._held)
-            self._step = _Step(choice.step, waiting=ranks, left=set(ranks))
+            self._step = _Step(choice.step, ranks, self._newest(), left=set(ranks))
             self._keeper.passed(choice.step - 1)
         begun = self._step
         for rank in sorted(begun.waiting):
@@ -185,6 +187,9 @@ class DiskWriter:
                 self._give_up(f"rank {rank} went on and overwrote it in memory before it was pinned")
                 return
         self._changed.notify_all()
+
+    def _newest(self) -> int:
+        return max((max(steps, default=-1) for steps in self._held.values()), default=-1)
 
     def _choose(self, every: int) -> Choice:
         held = {rank: sorted(steps) for rank, steps in self._held.items()}
@@ -305,8 +310,8 @@ class DiskWriter:
             return False
         assert self._terms
         seconds = time.monotonic() - step.began
-        newest = max((max(steps, default=-1) for steps in self._held.values()), default=-1)
-        self._say(self._keep_up(self._terms.options.disk_every_steps, step, newest - step.number, seconds))
+        lasted = self._newest() - max(step.number, step.newest)
+        self._say(self._keep_up(self._terms.options.disk_every_steps, step, lasted, seconds))
         logger.info("a step is on disk", job=self._place.job, step=step.number, seconds=round(seconds, 2))
         self._drop()
         self._advance()

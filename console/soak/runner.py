@@ -82,6 +82,8 @@ class Soak:
         self.plan, self.folder, self.minutes = plan, folder, minutes
         self.keep, self.tries, self.say, self.each = keep, tries, say, each
         self.reference = reference
+        self.violated = False
+        """Something was, in a part that ran in this process."""
         self.ran: list[int] = []
         """Numbers of the episodes that were run on the cluster at hand."""
         self.journal = Journal(folder / JOURNAL)
@@ -107,6 +109,7 @@ class Soak:
                 await self._elsewhere(part, result)
             elif result.ok and not result.stopped:
                 await self._part(setting, part, result)
+                self.violated = not result.ok
         return result
 
     async def _part(self, setting: Setting, plan: SoakPlan, result: SoakResult) -> None:
@@ -247,8 +250,7 @@ async def soak_and_reduce(
     """
     soak = Soak(plan, folder, minutes=minutes, tries=tries, say=say, each=each)
     result = await soak.run()
-    ours = soak.ran and result.episodes[-1].number == soak.ran[-1]
-    if result.ok or not ours or not tries:
+    if not soak.violated or not soak.ran or not tries:
         return result
 
     async def violated(numbers: Sequence[int]) -> bool:

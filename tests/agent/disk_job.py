@@ -60,6 +60,7 @@ class Machine:
         self.asked: set[int] = set()
         self.writing = self.ready_at = -1
         self.stride = 1
+        self.began_at = -1
 
     def told(self, request: pb.PersistRequest) -> None:
         """As ``JobTiers.persist`` and ``DiskWriter.persist``."""
@@ -83,12 +84,13 @@ class Machine:
             if not self.failing:
                 self.disk.add(step)
                 self.keeper.wrote(step)
-                self.stride = stride_after(self.policy.disk_every_steps, newest - step) if self._every() else 1
+                lasted = newest - max(step, self.began_at)
+                self.stride = stride_after(self.policy.disk_every_steps, lasted) if self._every() else 1
             self._end()
             if not self.failing:
                 self.disk -= self.keeper.old(self.terms, sorted(self.disk))
         if self.writing < 0 and (chosen := self._choice(self._every())) is not None:
-            self.writing = chosen
+            self.writing, self.began_at = chosen, max(self.memory)
             self.ready_at = now + self.takes()
             self.keeper.passed(chosen - 1)
 

@@ -201,6 +201,31 @@ def test_a_restarted_agent_goes_on(machine_of: Callable[..., Machine]) -> None:
     wait_for(lambda: machine.steps() == {0: [20], 1: [20]}, "one is kept")
 
 
+def test_the_time_without_an_agent_is_not_taken_for_that_of_a_slow_disk(machine_of: Callable[..., Machine]) -> None:
+    """It was killed while it wrote step 10; training went on, and spared the slots that were pinned."""
+    machine = machine_of()
+    machine.launch()
+    machine.tiers.close()
+    readers = []
+    for rank in machine.ranks.values():
+        rank.save(10)
+        readers.append(SlotReader(rank.path))
+        assert readers[-1].pin(Pin.DISK, 10)
+        for step in range(11, 26):
+            rank.save(step)
+
+    machine.tiers = machine.made()
+    machine.saved.clear()
+    machine.tiers.open(machine.terms())
+    machine.on_disk(10)
+
+    assert machine.problem() == ""
+    machine.save(30)
+    machine.on_disk(30)
+    for reader in readers:
+        reader.close()
+
+
 def test_a_folder_that_does_not_exist_is_named_and_used_once_it_does(
     machine_of: Callable[..., Machine], tmp_path: Path
 ) -> None:

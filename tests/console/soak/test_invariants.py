@@ -117,7 +117,7 @@ WRONG: list[tuple[str, Callable[[Look], None]]] = [
     ("processes are those of the job", more("unknown: sleep 600")),
     ("processes are those of the job", put(processes=[*good().processes, *[Process(999, "fork server", 1.0, 1)] * 5])),
     ("shared memory does not fill up", put(files={"m0/soak-01/report-0": 5})),
-    ("disk does not fill up", put(disk_folders=5)),
+    ("disk does not fill up", put(disk_folders=8)),
     ("disk does not fill up", put(mounts=["/tmp/x"])),
     ("copies are where they belong", put(unsettled="step 50 was not backed up within 20 s")),
     ("incidents are few and closed", put(incidents=[closed(), closed()])),
