@@ -128,7 +128,7 @@ def act(fault: Fault) -> None:
             os._exit(int(fault["code"]))
         case "hold":
             # Not a fault: the job waits here until the drill has seen what it wants to see.
-            deadline = time.monotonic() + HOLD_S
+            deadline = time.monotonic() + fault.get("hold_s", HOLD_S)
             while not Path(fault["until"]).exists() and time.monotonic() < deadline:
                 time.sleep(0.01)
         case "raise":

@@ -36,7 +36,8 @@ def soak(  # noqa: PLR0917 - one parameter for each option
     to a list of invariants: the job steps again, losses equal the undisturbed
     run bit for bit, no rank lives twice, copies are where they belong, nothing
     piles up, status is true. The first violation ends the soak. Its cluster is
-    left up, and shorter plans are run to find the shortest that is violated too.
+    left up (its job goes on), and shorter plans are run to find the shortest that
+    is violated too.
 
     The same seed draws the same plan. A soak that was killed goes on with
     --resume. What this machine cannot inject (without root: the network, small
@@ -85,4 +86,7 @@ def soak(  # noqa: PLR0917 - one parameter for each option
         report.show(result, place)
     if not result.ok:
         raise typer.Exit(EXIT_VIOLATED)
+    if not result.episodes and not result.stopped:
+        print("error: nothing of the plan can be injected here", file=sys.stderr)
+        raise typer.Exit(3)
     raise typer.Exit(EXIT_NOT_FIRED if any(one.not_fired for one in result.episodes) else 0)

@@ -63,12 +63,15 @@ class DrillCluster:
         self.keep = keep
         self.leaked: list[str] = []
         """What was left after the cluster went down; known once it did."""
+        self.placed: Callable[[DrillCluster], None] = lambda _: None
+        """Called once its folder and name are known, before anything is started."""
         self._machines, self._standbys, self._workers = machines, standbys, workers
         self._before: dict[str, str | None] = {}
         self._named: Counter[str] = Counter()
 
     async def __aenter__(self) -> Self:
         self.folder, self.name = await asyncio.to_thread(self.place)
+        self.placed(self)
         self._set(HOME, str(self.folder))
         self._set(environment.FAULTS, str(self.worker_plan))
         bringing = asyncio.create_task(asyncio.to_thread(self.bring_up))

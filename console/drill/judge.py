@@ -70,7 +70,7 @@ def judge(request: DrillRequest, spec: JobSpec, facts: Facts) -> DrillResult:
     result.problems = [
         *_not_fired(facts),
         *(_not_absorbed(facts, result) if request.absorbed else _not_recovered(request, spec, facts, result, reports)),
-        *_copies(request, facts, result),
+        *copies_told(request, facts, result),
         *_differences(spec, facts),
         *_not_clean(facts),
     ]
@@ -229,7 +229,7 @@ def _steps(facts: Facts, result: DrillResult, reports: list[IncidentReport]) -> 
     return found
 
 
-def _copies(request: DrillRequest, facts: Facts, result: DrillResult) -> list[str]:
+def copies_told(request: DrillRequest, facts: Facts, result: DrillResult) -> list[str]:
     """Whether what happened to copies was told: damage, machines that came back empty, full file systems."""
     promise = facts.seen.promise
     found = [promise.reason] if promise and promise.begins_again else []

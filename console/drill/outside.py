@@ -72,6 +72,8 @@ async def _kill_agent(scene: Scene) -> None:
 async def _kill_fork_server(scene: Scene) -> None:
     await scene.reach(scene.request.at_step)
     before = await scene.fork_server(scene.struck)
+    if not before:
+        raise ClusterError(f"the job has no fork server on {scene.struck.name}")
     killed_ns = _kill(scene, before)
     scene.seen.absorbed = Absorbed(killed_ns, await scene.fork_server_back(scene.struck, before))
 

@@ -99,8 +99,10 @@ class JobProgress:
         """When the last step was, where it was too long ago; None: ranks step, or nobody knows."""
         heard = [one for one in self.ranks.values() if one.machine not in self.silent and not one.finished]
         last = max((one.stepped_ns for one in heard), default=0)
-        limit_s = max(QUIET_S, QUIET_STEPS * max((one.step_s for one in heard), default=0.0))
-        return last if last and self.time_ns - last > limit_s * 1e9 else None
+        if not last or not all(one.step_s for one in heard if one.stepped_ns):
+            return None  # of a rank that made its first step nobody knows how long the next one takes
+        limit_s = max(QUIET_S, QUIET_STEPS * max(one.step_s for one in heard))
+        return last if self.time_ns - last > limit_s * 1e9 else None
 
     def tokens(self, topology: Topology) -> int:
         """Tokens of the whole job in this generation: ranks of one model replica train on the same ones."""

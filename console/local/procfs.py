@@ -158,9 +158,9 @@ def _stands_still(process: Process) -> bool:
         return True
     with suppress(OSError):
         for task in Path(f"/proc/{process.pid}/task").iterdir():
-            state = (task / "stat").read_text().rpartition(")")[2].split()[_STATE]
-            if state not in "TtZX":
-                return False
+            with suppress(OSError):  # a thread that has ended since
+                if (task / "stat").read_text().rpartition(")")[2].split()[_STATE] not in "TtZX":
+                    return False
     return True
 
 

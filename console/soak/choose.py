@@ -12,7 +12,7 @@ from console.cluster_file import everstep_home
 from console.drill.catalogue import CannotInject, kind_of
 from console.soak.draw import draw, left_out
 from console.soak.plan import Sizes, SoakPlan
-from console.soak.runner import JOURNAL, PLAN
+from console.soak.runner import PLAN
 from everstep.errors import ConfigError
 
 SEEDS = 1_000_000
@@ -40,13 +40,14 @@ def chosen(
         return SoakPlan.read(resume / PLAN), resume
     if plan:
         taken = SoakPlan.read(plan)
+        taken.check()
     else:
         for name in only:
             kind_of(name)
             if reason := left_out().get(name):
                 raise CannotInject(f"{name}: no soak draws it: {reason}")
         try:
-            taken = draw(secrets.randbelow(SEEDS) if seed is None else seed, faults, Sizes(**sizes), only)
+            taken = draw(secrets.randbelow(SEEDS) if seed is None else seed, faults, _sizes(sizes), only)
         except ValidationError as error:
             raise ConfigError(error.errors()[0]["msg"].removeprefix("Value error, ")) from error
     return taken, _unused(
@@ -54,12 +55,18 @@ def chosen(
     )
 
 
+def _sizes(given: Mapping[str, int]) -> Sizes:
+    if given["machines"] < 2:
+        raise ConfigError("--machines 1: a soak needs two machines at least: one has no backups, and no second place")
+    return Sizes(**given)
+
+
 def _unused(folder: Path, *, given: bool) -> Path:
-    """A folder without a journal: what is there is not gone on with by mistake."""
-    if not (folder / JOURNAL).exists():
+    """A folder without a soak: what is there is not gone on with by mistake."""
+    if not (folder / PLAN).exists():
         return folder
     if given:
-        raise ConfigError(f"{folder} has the journal of a soak: go on with --resume {folder}, or name another folder")
+        raise ConfigError(f"{folder} is that of a soak: go on with --resume {folder}, or name another folder")
     number = 2
     while (other := folder.with_name(f"{folder.name}-{number}")).exists():
         number += 1

@@ -23,12 +23,16 @@ from console.drill.checks import SIGNALS, machine_names
 from console.drill.request import DrillRequest
 from console.drill.worker_faults import MOMENTS, REPORT
 from console.soak.plan import Episode, How, Sizes, SoakPlan
+from everstep.errors import ConfigError
 from everstep.topology import AXES, Topology
 
+PLACES = 100
+"""Two faults that strike at one place so often are taken to have no other (ours)."""
 EXCEPTIONS = ("ValueError", "RuntimeError", "IndexError")
 CODES = (0, 1, 3)
 HANG_S = (1.0, 2.0, 4.0)
-"""For how long an agent hangs, seconds: for some steps, and for less than two gates are apart (ours)."""
+"""For how long an agent hangs, seconds: for some steps, and not much longer than from a fault to the next gate
+(ours)."""
 OPENS = (*RANK_FAULTS, *LOSSES)
 """Faults that open an incident within which another one can strike."""
 AWAY_S = (6.0, 12.0)
@@ -58,7 +62,7 @@ def _rank(rng: Random, topology: Topology) -> Options:
 
 
 def _ranks(rng: Random, topology: Topology) -> Options:
-    return {"ranks": sorted(rng.sample(range(topology.world_size), rng.choice((1, 1, 2))))}
+    return {"ranks": sorted(rng.sample(range(topology.world_size), min(rng.choice((1, 1, 2)), topology.world_size)))}
 
 
 def _group(rng: Random, topology: Topology) -> Options:
@@ -126,20 +130,29 @@ def draw(seed: int, faults: int, sizes: Sizes | None = None, only: Sequence[str]
         faults: how many at least.
         sizes: of the job.
         only: kinds to draw from; empty: all.
+
+    Raises:
+        ConfigError: none of the kinds opens an incident, and the others need one to strike in.
     """
     rng, chosen = Random(seed), sizes or Sizes()
     topology, episodes, count = chosen.topology(), list[Episode](), 0
     for how, kinds in _deck(rng, only):
         if count >= faults:
             break
-        episodes.append(_episode(rng, topology, len(episodes) + 1, how, kinds))
-        count += len(kinds)
+        episode = _episode(rng, topology, len(episodes) + 1, how, kinds)
+        if episode is not None:
+            episodes.append(episode)
+            count += len(kinds)
     return SoakPlan(seed=seed, sizes=chosen, episodes=episodes)
 
 
 def _deck(rng: Random, only: Sequence[str]) -> Iterator[tuple[How, tuple[str, ...]]]:
     """All meetings in random order, again and again; a fault that meets few others comes alone the more often."""
     known = [one for one in meetings() if not only or set(one[1]) <= set(only)]
+    if not known:
+        raise ConfigError(
+            f"{', '.join(only)}: it strikes within the recovery from another fault: name one with --only too"
+        )
     meets = Counter(kind for how, kinds in known if how != "alone" for kind in set(kinds))
     while known:
         cards = [one for one in known for _ in range(_times(*one, meets))]
@@ -154,11 +167,14 @@ def _times(how: How, kinds: tuple[str, ...], meets: Mapping[str, int]) -> int:
     return EACH_STAGE if kinds[1] in CONTROL_FAULTS else 1
 
 
-def _episode(rng: Random, topology: Topology, number: int, how: How, kinds: tuple[str, ...]) -> Episode:
-    while True:
+def _episode(rng: Random, topology: Topology, number: int, how: How, kinds: tuple[str, ...]) -> Episode | None:
+    """An episode of these kinds; None: a job of that size has no room for two such faults at different places."""
+    for _ in range(PLACES):
         faults = [_fault(rng, topology, name, alone=how == "alone") for name in kinds]
         if how == "alone" or _apart(faults[0], faults[1], topology):
             break
+    else:
+        return None
     stage, moment = "", rng.choice(MOMENTS)
     if how == "within":
         stage = rng.choice(_stages(*kinds))

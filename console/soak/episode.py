@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from temporalio.service import RPCError
@@ -15,10 +16,12 @@ from console.drill.catalogue import CONTROL_FAULTS
 from console.drill.compare import compare
 from console.drill.copies import CopyWatch
 from console.drill.damage import Damaged
-from console.drill.facts import IncidentFacts
+from console.drill.facts import Facts, IncidentFacts
 from console.drill.inject import Fault
+from console.drill.judge import copies_told
 from console.drill.losses import Records
 from console.drill.outside import inject
+from console.drill.result import DrillResult
 from console.drill.scene import Scene
 from console.soak.invariants import Known, Struck, learn, violations
 from console.soak.job import SoakJob
@@ -58,6 +61,7 @@ class Episodes:
         self._incidents = 0
         self._generation = 0
         self._damaged: list[Damaged] = []
+        self._damaged_before: list[Damaged] = []
 
     async def begin(self) -> list[str]:
         """Wait for the first gate, where nothing has struck yet; returns what does not hold there."""
@@ -106,14 +110,30 @@ class Episodes:
             result.violations.append(f"somebody can look: {error}")
             return
         seen.copies, seen.blind_s = len(watch.copies), watch.blind_s
+        seen.untold = await self._untold(scenes, seen.incidents)
         result.violations = self._judged(seen, self._struck(scenes, gate))
         result.incidents = [one.id for one in seen.incidents]
         result.steps_lost = sum(one.report.lost_steps or 0 for one in seen.incidents if one.report)
         result.recovered_s = recovered_s(scenes, seen.incidents)
 
+    async def _untold(self, scenes: list[Scene], incidents: list[IncidentFacts]) -> list[str]:
+        """Parts that did not come back; of a fault that came alone also what the judge of drills finds untold."""
+        found = [
+            f"{scene.request.fault} of {scene.struck.name}: it did not come back"
+            for scene in scenes
+            if scene.seen.absorbed and scene.seen.absorbed.back_ns is None
+        ]
+        if len(scenes) == 1 and scenes[0].given.outside:
+            texts = [text for one in incidents for text in await gather.texts(self.cluster, one)]
+            seen, request = scenes[0].seen, scenes[0].request
+            new = [one for one in seen.damaged if one not in self._damaged_before]
+            facts = Facts(seen=replace(seen, damaged=new), incidents=incidents, texts=texts)
+            found += copies_told(request, facts, DrillResult(fault=request.fault))
+        return found
+
     def _rescued(self, scenes: list[Scene]) -> Records:
         """What machines had recorded that were emptied since; damaged copies are kept in mind on the way."""
-        rescued = Records()
+        rescued, self._damaged_before = Records(), list(self._damaged)
         for scene in scenes:
             rescued.join(scene.seen.records)
             self._damaged += [one for one in scene.seen.damaged if one not in self._damaged]
@@ -244,7 +264,9 @@ class Episodes:
         newest = max((one.generation for records in found.of.values() for one in records), default=0)
         seen.generation = self._generation = max(newest, self._generation)
         world_size = self.job.spec.topology().world_size
-        seen.comparison = compare(self._reference.between(gate, step), found.between(gate, step), world_size)
+        since = found.between(gate, step)
+        seen.comparison = compare(self._reference.between(gate, step), since, world_size)
+        seen.redone = since.redone()
         return seen
 
     async def _closed(self) -> list[IncidentFacts]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from console.drill.catalogue import CONTROL_FAULTS, LOSSES, MACHINE_FAULTS
+from console.drill.catalogue import AWAY, CONTROL_FAULTS, LOSSES, MACHINE_FAULTS
 from console.drill.judge import MAX_BLIND_S, MAX_LOST
 from console.drill.request import DrillRequest
 from console.drill.strike import Promise
@@ -25,9 +25,9 @@ GROWTH_MB_OTHER = 60.0
 """A process may grow to so many times what it had, or by so many MB, whichever is more: caches fill up (ours)."""
 MORE_DESCRIPTORS = 24
 """A process may hold so many more descriptors than it did: connections come and go (ours)."""
-MORE_FILES = 4
-"""So many files of one name may lie in shared memory, e.g. reports of generations that are about to be cleared
-(ours)."""
+MORE_FILES = 6
+"""So many files of one name, numbers left aside, may lie in shared memory: reports of generations that are about to be
+cleared, what two fork servers keep (ours)."""
 MAX_EVENTS = 10_240
 """Events of a job's history: from there on Temporal warns (reference of the server's limits)."""
 STAND_STILL = ("stop-rank", "link-down", "cut-off")
@@ -108,6 +108,11 @@ def disk_does_not_fill_up(seen: Look, struck: Struck, spec: JobSpec, known: Know
     return [*found, f"{seen.disk_folders} checkpoints on disk"] if seen.disk_folders > most else found
 
 
+def what_was_struck_is_back(seen: Look, struck: Struck, spec: JobSpec, known: Known) -> list[str]:
+    """What was killed beside the ranks runs again, and what happened to copies was told."""
+    return list(seen.untold)
+
+
 def copies_are_where_they_belong(seen: Look, struck: Struck, spec: JobSpec, known: Known) -> list[str]:
     """Every rank's step is in its own memory, at its peer and on disk, as the placement promises."""
     return [seen.unsettled] if seen.unsettled else []
@@ -141,11 +146,21 @@ def steps_lost_are_few(seen: Look, struck: Struck, spec: JobSpec, known: Known) 
     """No more is done again than the copies that were left allow."""
     found = []
     for one in seen.incidents:
-        lost = one.report.lost_steps if one.report else None
-        if lost is not None and lost > (most := may_cost(struck)):
+        if one.report is None:
+            continue  # it is still open, and called so
+        lost = one.report.lost_steps
+        if lost is None:
+            found.append(f"{one.id}: nobody knows how many steps were lost")
+        elif lost > (most := may_cost(struck)):
             found.append(f"{one.id}: {lost} steps lost, {most} would have done")
-        if one.report and 0 <= one.report.resume_step < struck.gate:
+        if one.report.resume_step < struck.gate:
             found.append(f"{one.id}: back to step {one.report.resume_step}, before the gate at step {struck.gate}")
+    told = sum(one.report.lost_steps or 0 for one in seen.incidents if one.report)
+    # The step under way may have been reported and not completed: one more for each failure.
+    failures = sum(max(len(one.report.failures), 1) for one in seen.incidents if one.report)
+    over = all(one.report for one in seen.incidents)
+    if over and (seen.redone is None or not told <= seen.redone <= told + failures):
+        found.append(f"the incidents say {told} steps lost, the step records show {seen.redone} done again")
     return found
 
 
@@ -205,6 +220,7 @@ INVARIANTS: tuple[Invariant, ...] = (
     processes_are_those_of_the_job,
     shared_memory_does_not_fill_up,
     disk_does_not_fill_up,
+    what_was_struck_is_back,
     copies_are_where_they_belong,
     incidents_are_few_and_closed,
     crashes_are_noticed_as_crashes,
@@ -259,5 +275,5 @@ def _independent(struck: Struck) -> bool:
     """Whether of two faults one takes no copies, and none that the other one needs: owner and peer may be struck, or
     the agent that was to back up what is lost."""
     takes = [one for one in struck.requests if one.base in LOSSES and one.fault not in CONTROL_FAULTS]
-    holds_up = [one for one in struck.requests if one.fault in (*MACHINE_FAULTS, "hang-peer")]
+    holds_up = [one for one in struck.requests if one.fault in (*MACHINE_FAULTS, *AWAY, "hang-peer")]
     return not takes or len(takes) + len(holds_up) == 1

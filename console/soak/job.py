@@ -26,6 +26,10 @@ POLICY: dict[str, Any] = {
 it (ours)."""
 
 
+GATE_S = 600.0
+"""Ranks wait at a gate for this long at most: a look takes seconds, on a busy computer a minute (ours)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Gate:
     """A step at which all ranks wait."""
@@ -58,6 +62,7 @@ class Gate:
                 "at_step": self.step,
                 "point": "begin",
                 "until": str(self.folder / "go"),
+                "hold_s": GATE_S,
                 "marks": str(self.marks),
             }
             for rank in range(self.ranks)

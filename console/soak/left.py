@@ -3,16 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from console.drill.cluster import HOME, DrillCluster, Say
 from console.local import mounts
 from everstep import private
-from everstep.errors import ClusterError
+from everstep.errors import ClusterError, ConfigError
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """While it is open no other soak works in the folder.
+
+    Raises:
+        ConfigError: one does.
+    """
+    with (folder / "lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"a soak is at work in {folder}: name another folder, or wait for it") from None
+        yield
 
 
 class LeftCluster:
@@ -22,9 +40,8 @@ class LeftCluster:
         self.path = path
 
     def note(self, cluster: DrillCluster) -> None:
-        """It is up."""
-        told = {"folder": str(cluster.folder), "name": cluster.name, "shm": str(cluster.file.shm)}
-        private.replace(self.path, json.dumps(told))
+        """It is about to come up."""
+        private.replace(self.path, json.dumps({"folder": str(cluster.folder), "name": cluster.name}))
 
     def forget(self) -> None:
         """It is down, or left up on purpose."""
@@ -40,6 +57,8 @@ class LeftCluster:
             return
         left = json.loads(self.path.read_text())
         folder = Path(left["folder"])
+        described = folder / "clusters" / left["name"] / "cluster.json"
+        shm = [Path(json.loads(described.read_text())["shm"])] if described.exists() else []
         say(f"ending the cluster that was left in {folder}")
         command = [sys.executable, "-P", "-m", "console.main", "down", "--cluster", left["name"], "--purge"]
         child = await asyncio.create_subprocess_exec(
@@ -51,7 +70,7 @@ class LeftCluster:
         _, said = await child.communicate()
         if child.returncode:
             raise ClusterError(f"the cluster in {folder} cannot be ended: {said.decode(errors='replace').strip()}")
-        for path in mounts.below(Path(left["shm"])) + mounts.below(folder):
+        for path in [path for place in (*shm, folder) for path in mounts.below(place)]:
             mounts.unmount(path)
         shutil.rmtree(folder, ignore_errors=True)
         self.forget()

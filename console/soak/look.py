@@ -25,7 +25,7 @@ from everstep.job_state import job_workflow_id
 
 _RANK = re.compile(r"everstep r\d+")
 _STORE = re.compile(r"everstep s\d+")
-_GENERATION = re.compile(r"^(report-\d+)-\d+$")
+_NUMBERS = re.compile(r"(?<=^report-)(\d+)-\d+$|[0-9a-f]{8}[0-9a-f-]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,10 @@ class Look:
     """Workflow tasks of those incidents that failed, with the reason."""
     generation: int = 0
     """The newest that a rank reported a step of."""
+    redone: int | None = None
+    """Most steps that any rank reported more than once since the gate before; None: nobody reported any."""
+    untold: list[str] = field(default_factory=list)
+    """Parts that did not come back, and what happened to copies and was not told."""
     comparison: Comparison | None = None
     """Of the losses since the gate before; None: nobody could tell."""
     copies: int = 0
@@ -172,11 +176,11 @@ def _descriptors(pid: int) -> int:
 
 
 def files(shm: Path) -> dict[str, int]:
-    """Files in the machines' shared memory, named without generations: how many there are of each name."""
+    """Files in the machines' shared memory, named without generations and identifiers: how many of each name."""
     counts: dict[str, int] = {}
     for folder, _, names in os.walk(shm):
         for name in names:
-            path = Path(folder).relative_to(shm) / _GENERATION.sub(r"\1", name)
+            path = Path(folder).relative_to(shm) / _NUMBERS.sub(lambda found: found[1] or "*", name)
             counts[str(path)] = counts.get(str(path), 0) + 1
     return counts
 

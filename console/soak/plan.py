@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from console.drill.catalogue import CONTROL_FAULTS, ROOM
+from console.drill.catalogue import CONTROL_FAULTS, ROOM, CannotInject
 from console.drill.request import DrillRequest
 from everstep import private
 from everstep.errors import ConfigError, TopologyError
@@ -141,6 +141,26 @@ class SoakPlan(BaseModel):
     def only(self, numbers: Collection[int]) -> SoakPlan:
         """The same with some of the episodes."""
         return self.model_copy(update={"episodes": [one for one in self.episodes if one.number in numbers]})
+
+    def check(self) -> None:
+        """Refuse what makes no sense in a plan that was written by hand.
+
+        Raises:
+            ConfigError: a fault, or an option of one, does not exist, or two episodes have one number.
+        """
+        numbers = [one.number for one in self.episodes]
+        if again := {number for number in numbers if numbers.count(number) > 1}:
+            raise ConfigError(f"the plan has episode {min(again)} twice")
+        for index, episode in enumerate(self.episodes):
+            if episode.how == "within" and not (episode.stage or episode.faults[1].in_stage):
+                raise ConfigError(f"episode {episode.number}: 'within' needs a stage")
+            for position in range(len(episode.faults)):
+                try:
+                    self.request(index, position).check()
+                except CannotInject:
+                    pass  # it is left out, and listed
+                except ConfigError as error:
+                    raise ConfigError(f"episode {episode.number}: {error}") from error
 
     def write(self, path: Path) -> None:
         """Write it to a file, whole or not at all."""

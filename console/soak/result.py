@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections import Counter
 from pathlib import Path
 
 from pydantic import BaseModel, Field
 
-from console.soak.plan import Episode
+from console.soak.plan import Episode, Setting
 from everstep import private
 
 
@@ -33,6 +34,13 @@ class EpisodeResult(BaseModel):
     def survived(self) -> bool:
         """All its faults fired, and nothing was violated."""
         return not self.not_fired and not self.violations
+
+
+class PartResult(BaseModel):
+    """The end of all episodes of one setting: the job's last state, and what is left of the cluster, were looked at."""
+
+    setting: Setting
+    violations: list[str] = Field(default_factory=list)
 
 
 class SoakResult(BaseModel):
@@ -94,17 +102,19 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def read(self) -> list[EpisodeResult]:
-        """The episodes that were done. A torn last line was not: it is taken away, so that more can be added."""
+    def read(self) -> tuple[list[EpisodeResult], list[PartResult]]:
+        """What was done. A torn last line was not: it is taken away, so that more can be added."""
         if not self.path.exists():
-            return []
+            return [], []
         whole, _, torn = self.path.read_text().rpartition("\n")
         if torn:
             private.replace(self.path, f"{whole}\n" if whole else "")
-        return [EpisodeResult.model_validate_json(line) for line in whole.splitlines()]
+        rows = [json.loads(line) for line in whole.splitlines()]
+        parts = [PartResult.model_validate(row) for row in rows if "setting" in row]
+        return [EpisodeResult.model_validate(row) for row in rows if "setting" not in row], parts
 
-    def add(self, one: EpisodeResult) -> None:
-        """Note that an episode is over."""
+    def add(self, one: EpisodeResult | PartResult) -> None:
+        """Note that an episode, or all episodes of a setting, are over."""
         with self.path.open("a") as file:
             file.write(one.model_dump_json() + "\n")
 

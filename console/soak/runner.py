@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,13 +27,13 @@ from console.local import mounts
 from console.soak.draw import left_out
 from console.soak.episode import Episodes
 from console.soak.job import SoakJob
-from console.soak.left import LeftCluster
+from console.soak.left import LeftCluster, alone_in
 from console.soak.look import failed_tasks
 from console.soak.own_job import run_own_job
 from console.soak.plan import Setting, SoakPlan
 from console.soak.reduce import reduced
-from console.soak.result import EpisodeResult, Journal, SoakResult
-from everstep.errors import ClusterError, EverstepError
+from console.soak.result import EpisodeResult, Journal, PartResult, SoakResult
+from everstep.errors import EverstepError
 from everstep.job_state import job_workflow_id
 
 PLAN, JOURNAL, CLUSTER = "plan.json", "journal.jsonl", "cluster.json"
@@ -62,7 +61,6 @@ class Soak:
         minutes: when it ends early; None: not before its plan does.
         reference: of a job as long or longer; None: it is run first.
         keep: whether the cluster is left up after a violation.
-        tries: how many shorter soaks a part that runs in a process of its own may try after a violation.
         say: takes a line about what begins.
         each: takes each episode when it is over.
     """
@@ -75,12 +73,11 @@ class Soak:
         minutes: float | None = None,
         reference: Reference | None = None,
         keep: bool = True,
-        tries: int = 0,
         say: Say = silent,
         each: Each = lambda *_: None,
     ) -> None:
         self.plan, self.folder, self.minutes = plan, folder, minutes
-        self.keep, self.tries, self.say, self.each = keep, tries, say, each
+        self.keep, self.say, self.each = keep, say, each
         self.reference = reference
         self.violated = False
         """Something was, in a part that ran in this process."""
@@ -96,11 +93,18 @@ class Soak:
         Raises:
             ClusterError: a cluster does not come up, or the job does not run even without a fault.
         """
+        with alone_in(self.folder):
+            return await self._run()
+
+    async def _run(self) -> SoakResult:
         self.plan.write(self.folder / PLAN)
-        await self.left.end(self.say)
-        done = self.journal.read()
-        result = SoakResult(seed=self.plan.seed, planned=self.plan.faults, episodes=done, left_out=left_out())
-        rest = self.plan.only({one.number for one in self.plan.episodes} - {one.number for one in done})
+        for left in (self.left, *map(LeftCluster, self.folder.glob(f"reducing/*/{CLUSTER}"))):
+            await left.end(self.say)
+        done, ends = self.journal.read()
+        result = SoakResult(seed=self.plan.seed, planned=self.plan.faults, left_out=left_out())
+        result.violations = [text for one in ends for text in one.violations]
+        rest = self.rest(done, {one.setting for one in ends})
+        result.episodes = [one for one in done if one.number not in {episode.number for episode in rest.episodes}]
         self._deadline = math.inf if self.minutes is None else time.monotonic() + self.minutes * 60
         for setting, part in rest.parts():
             if said := missing(setting):
@@ -108,25 +112,42 @@ class Soak:
             elif setting == "network" and len(self.plan.parts()) > 1:
                 await self._elsewhere(part, result)
             elif result.ok and not result.stopped:
+                self.ran.clear()
                 await self._part(setting, part, result)
                 self.violated = not result.ok
         return result
+
+    def rest(self, done: Sequence[EpisodeResult], ended: Collection[Setting]) -> SoakPlan:
+        """The episodes that are not done. Of a part whose end was not looked at the last one is run again."""
+        numbers = {one.number for one in self.plan.episodes} - {one.number for one in done}
+        if all(not one.violations for one in done):
+            numbers |= {part.episodes[-1].number for setting, part in self.plan.parts() if setting not in ended}
+        return self.plan.only(numbers)
 
     async def _part(self, setting: Setting, plan: SoakPlan, result: SoakResult) -> None:
         """The episodes of one setting, on a cluster of their own."""
         given: dict[str, Any] = {"machines": self.plan.sizes.machines, "standbys": 0, "say": self.say}
         given["workers"] = self.plan.workers
         cluster = NetworkCluster(with_postgres=True, **given) if setting == "network" else DrillCluster(**given)
+        cluster.placed = self.left.note
+        before = len(result.violations)
         async with cluster:
-            self.left.note(cluster)
             await (self._own_jobs if setting == "own jobs" else self._one_job)(cluster, plan, result)
             cluster.keep = self.keep and not result.ok
             result.kept, result.prefix = (str(cluster.home), cluster.prefix) if cluster.keep else ("", "")
         self.left.forget()
         result.violations += [f"nothing is left behind: {text}" for text in cluster.leaked]
+        if not result.stopped:
+            self.journal.add(PartResult(setting=setting, violations=result.violations[before:]))
 
     async def _one_job(self, cluster: DrillCluster, plan: SoakPlan, result: SoakResult) -> None:
         """Episodes within one long job."""
+        if "temporal" not in cluster.processes():
+            result.left_out["kill-temporal"] = f"the server at {cluster.file.temporal_address} is not ours to kill"
+            others = {one.number for one in plan.episodes if "kill-temporal" not in one.kinds}
+            if not others:
+                return
+            plan = plan.only(others)
         job = SoakJob(cluster, plan, cluster.next_name("soak"))
         if self.reference is None or self.reference.steps < plan.steps:
             self.reference = Reference(await References().of(cluster, job.spec), plan.steps)
@@ -161,7 +182,7 @@ class Soak:
         if not self._goes_on(result):
             return
         place = self.folder / "network"
-        command = [sys.executable, "-P", "-m", "console.main", "soak", "--json", "--tries", str(self.tries)]
+        command = [sys.executable, "-P", "-m", "console.main", "soak", "--json", "--tries", "0"]
         if (place / PLAN).exists():
             command += ["--resume", str(place)]
         else:
@@ -177,11 +198,12 @@ class Soak:
             await child.wait()
             raise
         if not said:
-            raise ClusterError(f"the soak on machines with a network of their own ended with code {child.returncode}")
+            result.violations.append(f"the part with a network of its own ended with code {child.returncode}, unjudged")
+            return
         found = SoakResult.model_validate_json(said)
         result.episodes += found.episodes
         result.violations += found.violations
-        result.stopped, result.reduced = result.stopped or found.stopped, found.reduced
+        result.stopped = result.stopped or found.stopped
         result.kept, result.prefix = result.kept or found.kept, result.prefix or found.prefix
 
     def _goes_on(self, result: SoakResult) -> bool:
@@ -248,19 +270,24 @@ async def soak_and_reduce(
     Raises:
         ClusterError: the cluster does not come up, or the job does not run even without a fault.
     """
-    soak = Soak(plan, folder, minutes=minutes, tries=tries, say=say, each=each)
+    soak = Soak(plan, folder, minutes=minutes, say=say, each=each)
     result = await soak.run()
     if not soak.violated or not soak.ran or not tries:
+        return result
+    if any(one.setting == "network" for one in plan.episodes if one.number == soak.ran[-1]):
+        say("no shorter plan is looked for: this process cannot enter another network")
         return result
 
     async def violated(numbers: Sequence[int]) -> bool:
         say(f"is it violated by {len(numbers)} of {len(soak.ran)} episodes?")
-        place = folder / "reducing" / "-".join(map(str, numbers[-8:]))
-        shutil.rmtree(place, ignore_errors=True)
+        place = folder / "reducing" / f"{time.time_ns()}"
         shorter = await Soak(plan.only(set(numbers)), place, reference=soak.reference, say=silent, keep=False).run()
         say("no" if shorter.ok else "yes")
         return not shorter.ok
 
-    result.reduced = await reduced(soak.ran, violated, tries=tries)
-    plan.only(set(result.reduced)).write(folder / "reduced.json")
+    try:
+        result.reduced = await reduced(soak.ran, violated, tries=tries)
+        plan.only(set(result.reduced)).write(folder / "reduced.json")
+    except EverstepError as error:
+        say(f"no shorter plan was found: {error}")
     return result

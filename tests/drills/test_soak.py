@@ -58,7 +58,7 @@ def test_ten_faults_meet_each_other_and_a_soak_that_is_killed_goes_on_with_the_r
 
     assert procfs.of_cluster(cluster.id) == set() and not cluster.shm.exists() and not described.exists()
     plan = SoakPlan.read(folder / "plan.json")
-    assert found["faults_tried"] == found["faults_survived"] == plan.faults == 10
+    assert found["faults_tried"] == found["faults_survived"] == plan.faults >= 10
     assert [one["number"] for one in found["episodes"]] == [one.number for one in plan.episodes]
     assert any(one["incidents"] for one in found["episodes"])
     assert all(one["steps"][1] == one["steps"][0] + GAP for one in found["episodes"])

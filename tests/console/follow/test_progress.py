@@ -66,14 +66,15 @@ def test_of_a_machine_that_does_not_answer_the_last_word_is_old() -> None:
     ("ranks", "silent", "quiet_since_s"),
     [
         ([{}, {}], [], None),  # nothing is known: an older release, or no step yet
-        ([{"stepped_ns": 60 * S}, {"stepped_ns": 80 * S}], [], 80),
-        ([{"stepped_ns": 60 * S}, {"stepped_ns": 91 * S}], [], None),  # one that steps is enough
+        ([{"stepped_ns": 60 * S, "step_s": 0.1}, {"stepped_ns": 80 * S, "step_s": 0.1}], [], 80),
+        ([{"stepped_ns": 60 * S, "step_s": 0.1}, {"stepped_ns": 91 * S, "step_s": 0.1}], [], None),  # one that steps
+        ([{"stepped_ns": 80 * S, "step_s": 0.1}, {"stepped_ns": 80 * S}], [], None),  # a first step: who knows
         ([{"stepped_ns": 80 * S, "step_s": 1.9}], [], 80),
         ([{"stepped_ns": 80 * S, "step_s": 2.1}], [], None),  # steps take as long
-        ([{"stepped_ns": 80 * S}, {"stepped_ns": 0}], [], 80),
-        ([{"stepped_ns": 80 * S, "finished": True}], [], None),  # it need not step any more
-        ([{"stepped_ns": 80 * S, "alive": False}], [], 80),
-        ([{"stepped_ns": 80 * S}], ["m0"], None),  # it may step unseen
+        ([{"stepped_ns": 80 * S, "step_s": 0.1}, {"stepped_ns": 0}], [], 80),
+        ([{"stepped_ns": 80 * S, "step_s": 0.1, "finished": True}], [], None),  # it need not step any more
+        ([{"stepped_ns": 80 * S, "step_s": 0.1, "alive": False}], [], 80),
+        ([{"stepped_ns": 80 * S, "step_s": 0.1}], ["m0"], None),  # it may step unseen
     ],
 )
 def test_a_job_is_quiet_when_no_rank_steps_for_longer_than_steps_take(

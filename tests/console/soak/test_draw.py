@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -59,6 +60,31 @@ def test_a_plan_is_data(tmp_path: Path) -> None:
     assert some.request(1, 0).fault == plan.episodes[6].faults[0].fault
 
 
+@given(st.integers(0, 1000), st.sampled_from([(2, 1, 1, 1), (2, 1, 2, 1), (2, 2, 2, 2), (3, 1, 1, 1), (8, 1, 2, 2)]))
+@settings(max_examples=20, deadline=None)
+def test_a_job_of_any_size_has_a_plan(seed: int, size: tuple[int, int, int, int]) -> None:
+    machines, ranks_per_machine, tp, pp = size
+    plan = draw(seed, 30, Sizes(machines=machines, ranks_per_machine=ranks_per_machine, tp=tp, pp=pp))
+    assert plan.faults >= 30
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"faults": [{"fault": "kil-rank"}]}, "episode 1: no fault is called 'kil-rank': did you mean 'kill-rank'"),
+        ({"faults": [{"fault": "kill-rank", "ranks": [99]}]}, "episode 1: --rank 99 does not exist"),
+        ({"faults": [{"fault": "kill-machine", "machine": "m9"}]}, "episode 1: --machine m9 does not exist"),
+        ({"number": 2, "faults": [{"fault": "raise"}]}, "episode 2 twice"),
+        ({"how": "within", "faults": [{"fault": "raise"}, {"fault": "kill-machine"}]}, "'within' needs a stage"),
+    ],
+)
+def test_a_plan_that_makes_no_sense_is_refused(tmp_path: Path, changes: dict[str, object], said: str) -> None:
+    second = {"number": 2, "faults": [{"fault": "kill-rank"}]}
+    (tmp_path / "plan.json").write_text(json.dumps({"seed": 1, "episodes": [{"number": 1} | changes, second]}))
+    with pytest.raises(ConfigError, match=said):
+        choose(tmp_path, plan=tmp_path / "plan.json")
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -96,6 +122,8 @@ def test_what_is_asked_for_is_chosen_or_refused(tmp_path: Path) -> None:
         ({"only": ["kill-rnk"]}, "did you mean 'kill-rank'"),
         ({"only": ["xid"]}, "not built yet"),
         ({"sizes": {"machines": 3, "ranks_per_machine": 1, "tp": 2, "pp": 1}}, "cannot be split"),
+        ({"only": ["kill-worker"]}, "name one with --only too"),
+        ({"sizes": {"machines": 1, "ranks_per_machine": 4, "tp": 2, "pp": 2}}, "needs two machines"),
         ({"resume": tmp_path / "nowhere"}, "not the folder of a soak"),
         ({"plan": tmp_path / "nowhere"}, "cannot be read"),
     ):
@@ -104,6 +132,5 @@ def test_what_is_asked_for_is_chosen_or_refused(tmp_path: Path) -> None:
     folder.mkdir()
     plan.write(folder / "plan.json")
     assert choose(tmp_path, resume=folder, seed=99) == (plan, folder)
-    (folder / "journal.jsonl").touch()
     with pytest.raises(ConfigError, match="go on with --resume"):
         choose(tmp_path)

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from console.soak import report
-from console.soak.result import EpisodeResult, Journal, SoakResult
+from console.soak.draw import draw
+from console.soak.result import EpisodeResult, Journal, PartResult, SoakResult
+from console.soak.runner import Soak
 
 GOOD = EpisodeResult(number=1, meeting="kill-rank", kinds=["kill-rank"], recovered_s=1.25, steps_lost=1)
 ABSORBED = EpisodeResult(number=2, meeting="kill-agent with hang-peer", kinds=["kill-agent", "hang-peer"])
@@ -69,11 +71,33 @@ def test_a_person_reads_what_was_violated_and_what_to_run(tmp_path: Path, capsys
 
 def test_an_episode_that_was_not_written_whole_was_not_done(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.jsonl")
-    assert journal.read() == []
+    assert journal.read() == ([], [])
     journal.add(GOOD)
     journal.add(ABSORBED)
     with journal.path.open("a") as file:
         file.write('{"number": 3, "meet')
-    assert journal.read() == [GOOD, ABSORBED]
-    journal.add(UNFIRED)
-    assert journal.read() == [GOOD, ABSORBED, UNFIRED], "what was torn is gone before more is added"
+    assert journal.read() == ([GOOD, ABSORBED], [])
+    end = PartResult(setting="one job", violations=["the job ends: not within 120 s"])
+    for one in (UNFIRED, end):
+        journal.add(one)
+    assert journal.read() == ([GOOD, ABSORBED, UNFIRED], [end]), "what was torn is gone before more is added"
+
+
+def rest_of(folder: Path, *done: EpisodeResult | PartResult) -> list[int]:
+    soak = Soak(draw(4, 40), folder)
+    for one in done:
+        soak.journal.add(one)
+    episodes, ends = soak.journal.read()
+    return [one.number for one in soak.rest(episodes, {one.setting for one in ends}).episodes]
+
+
+def test_a_soak_that_goes_on_looks_at_every_end(tmp_path: Path) -> None:
+    plan = draw(4, 40)
+    of = {setting: [one.number for one in part.episodes] for setting, part in plan.parts()}
+    assert len(of) > 1
+    every = [EpisodeResult(number=one.number, meeting="", kinds=[]) for one in plan.episodes]
+    ends = [PartResult(setting=setting) for setting in of]
+    assert rest_of(tmp_path / "new") == [one.number for one in plan.episodes]
+    assert rest_of(tmp_path / "cut", *every[:3]) == [one.number for one in plan.episodes[3:]]
+    assert rest_of(tmp_path / "unended", *every, *ends[1:]) == of["one job"][-1:], "its end is looked at after one more"
+    assert rest_of(tmp_path / "whole", *every, *ends) == []
