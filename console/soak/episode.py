@@ -26,7 +26,7 @@ from console.drill.scene import Scene
 from console.soak.invariants import Known, Struck, learn, violations
 from console.soak.job import SoakJob
 from console.soak.look import Look, failed_tasks, look
-from console.soak.plan import Episode
+from console.soak.plan import GAP, Episode
 from console.soak.result import EpisodeResult, undisturbed
 from everstep import faults
 from everstep.errors import ClusterError, EverstepError
@@ -104,8 +104,9 @@ class Episodes:
     async def _fill(self, result: EpisodeResult, scenes: list[Scene], watch: CopyWatch) -> None:
         """Look at the job at the gate, and judge."""
         gate, step = result.steps
+        hung = any(scene.request.fault == "hang-peer" for scene in scenes)
         try:
-            seen = await self._seen(scenes[0], step, self._rescued(scenes), gate)
+            seen = await self._seen(scenes[0], step, self._rescued(scenes), gate, hung=hung)
         except (EverstepError, RPCError, OSError) as error:
             result.violations.append(f"somebody can look: {error}")
             return
@@ -251,10 +252,13 @@ class Episodes:
 
     # Judging.
 
-    async def _seen(self, scene: Scene, step: int, rescued: Records, gate: int = 0) -> Look:
-        """What is seen at a gate, of all since the gate before."""
+    async def _seen(self, scene: Scene, step: int, rescued: Records, gate: int = 0, *, hung: bool = False) -> Look:
+        """What is seen at a gate, of all since the gate before.
+
+        The time in which an agent ``hung`` is to it that of a slow disk, and it writes fewer steps for a while.
+        """
         incidents = await self._closed()
-        seen = await look(scene, step)
+        seen = await look(scene, step, late_disks=GAP if hung else 0)
         seen.incidents = incidents
         self._incidents += len(seen.incidents)
         for one in seen.incidents:

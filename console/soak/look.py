@@ -17,6 +17,7 @@ from console.drill.compare import Comparison
 from console.drill.facts import IncidentFacts
 from console.drill.network_cluster import LEDGER
 from console.drill.scene import SETTLE_LIMIT_S, Scene
+from console.drill.strike import best_step
 from console.follow.status import JobReport, job_report
 from console.local import mounts, procfs
 from everstep.errors import ClusterError, EverstepError
@@ -80,11 +81,17 @@ class Look:
     """Longest time since then in which nobody looked for copies."""
 
 
-async def look(scene: Scene, step: int) -> Look:
-    """Look at a job that stands at a gate; incidents, losses and copies are the caller's to add."""
+async def look(scene: Scene, step: int, *, late_disks: int = 0) -> Look:
+    """Look at a job that stands at a gate; incidents, losses and copies are the caller's to add.
+
+    Args:
+        scene: Of a fault of the job.
+        step: At which it stands.
+        late_disks: So many steps may be missing on disks.
+    """
     seen = Look(step)
     try:
-        await _settle(scene, step)
+        await _settle(scene, step, late_disks)
     except ClusterError as error:
         seen.unsettled = str(error)
     seen.newest = await asyncio.to_thread(scene.stored.newest)
@@ -102,11 +109,16 @@ async def look(scene: Scene, step: int) -> Look:
     return seen
 
 
-async def _settle(scene: Scene, step: int) -> None:
-    every = scene.spec.checkpoint.disk_every_steps
-    await scene.settled(step, disk=step - step % every if every else None)
-    # Not settled otherwise: who is behind sends every other step, but the last one of a job that stands still.
+async def _settle(scene: Scene, step: int, late_disks: int) -> None:
     stored, ranks = scene.stored, range(scene.spec.topology().world_size)
+    every = scene.spec.checkpoint.disk_every_steps
+    await scene.settled(step, disk=step - step % every if every and not late_disks else None)
+    await scene.until(
+        lambda: best_step({rank: stored.disk_steps(rank) for rank in ranks}) >= step - every - late_disks,
+        SETTLE_LIMIT_S,
+        f"no step after {step - every - late_disks} is on all disks",
+    )
+    # Not settled otherwise: who is behind sends every other step, but the last one of a job that stands still.
     await scene.until(
         lambda: all(step in stored.backup_steps(rank) for rank in ranks if stored.backup(rank)),
         SETTLE_LIMIT_S,
