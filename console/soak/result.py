@@ -111,7 +111,8 @@ class Journal:
             private.replace(self.path, f"{whole}\n" if whole else "")
         rows = [json.loads(line) for line in whole.splitlines()]
         parts = [PartResult.model_validate(row) for row in rows if "setting" in row]
-        return [EpisodeResult.model_validate(row) for row in rows if "setting" not in row], parts
+        episodes = {row["number"]: EpisodeResult.model_validate(row) for row in rows if "setting" not in row}
+        return list(episodes.values()), parts  # of one that was run again the later word counts
 
     def add(self, one: EpisodeResult | PartResult) -> None:
         """Note that an episode, or all episodes of a setting, are over."""

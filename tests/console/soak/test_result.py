@@ -81,6 +81,9 @@ def test_an_episode_that_was_not_written_whole_was_not_done(tmp_path: Path) -> N
     for one in (UNFIRED, end):
         journal.add(one)
     assert journal.read() == ([GOOD, ABSORBED, UNFIRED], [end]), "what was torn is gone before more is added"
+    again = ABSORBED.model_copy(update={"seconds": 2.0})
+    journal.add(again)
+    assert journal.read() == ([GOOD, again, UNFIRED], [end])
 
 
 def rest_of(folder: Path, *done: EpisodeResult | PartResult) -> list[int]:
