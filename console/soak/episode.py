@@ -107,11 +107,11 @@ class Episodes:
         hung = any(scene.request.fault == "hang-peer" for scene in scenes)
         try:
             seen = await self._seen(scenes[0], step, self._rescued(scenes), gate, hung=hung)
+            seen.untold = await self._untold(scenes, seen.incidents)
         except (EverstepError, RPCError, OSError) as error:
             result.violations.append(f"somebody can look: {error}")
             return
         seen.copies, seen.blind_s = len(watch.copies), watch.blind_s
-        seen.untold = await self._untold(scenes, seen.incidents)
         result.violations = self._judged(seen, self._struck(scenes, gate))
         result.incidents = [one.id for one in seen.incidents]
         result.steps_lost = sum(one.report.lost_steps or 0 for one in seen.incidents if one.report)
@@ -125,12 +125,19 @@ class Episodes:
             if scene.seen.absorbed and scene.seen.absorbed.back_ns is None
         ]
         if len(scenes) == 1 and scenes[0].given.outside:
-            texts = [text for one in incidents for text in await gather.texts(self.cluster, one)]
+            texts = [text for one in incidents for text in await self._texts(one)]
             seen, request = scenes[0].seen, scenes[0].request
             new = [one for one in seen.damaged if one not in self._damaged_before]
             facts = Facts(seen=replace(seen, damaged=new), incidents=incidents, texts=texts)
             found += copies_told(request, facts, DrillResult(fault=request.fault))
         return found
+
+    async def _texts(self, incident: IncidentFacts) -> list[str]:
+        """What an incident said; of a ledger that is not back yet, after it was killed, nothing is heard."""
+        try:
+            return await gather.texts(self.cluster, incident)
+        except EverstepError:
+            return [incident.report.headline, *incident.report.stages] if incident.report else []
 
     def _rescued(self, scenes: list[Scene]) -> Records:
         """What machines had recorded that were emptied since; damaged copies are kept in mind on the way."""
