@@ -15,7 +15,7 @@ from console.drill.request import DrillRequest
 from console.drill.strike import Promise
 from console.follow.status import JobReport
 from console.soak.invariants import INVARIANTS, WARM_UP, Known, Struck, learn, may_cost, violations
-from console.soak.look import Look, Process
+from console.soak.look import Look, Process, files
 from console.soak.plan import GAP, Sizes
 from everstep.checkpoint_policy import CheckpointPolicy
 from everstep.incident import Failure, IncidentReport, Symptom
@@ -195,4 +195,19 @@ def test_a_process_is_measured_once_it_has_warmed_up() -> None:
         with_process("agent-m1", memory_mb=80.0 + 100.0 * min(number, WARM_UP - 1))(seen)
         assert not [text for text in violations(seen, STRUCK, SPEC, found) if text.startswith("memory")]
         learn(seen, found)
-    assert Path("/proc").exists()
+    seen = good()
+    with_process("agent-m1", memory_mb=80.0 + 100.0 * (WARM_UP - 1) + 200.0)(seen)
+    assert [text for text in violations(seen, STRUCK, SPEC, found) if text.startswith("memory is flat: agent-m1")]
+
+
+def test_files_are_counted_by_name_without_generations_and_identifiers(tmp_path: Path) -> None:
+    folder = tmp_path / "m0" / "soak-01"
+    folder.mkdir(parents=True)
+    for name in ("report-3-1", "report-3-12", "report-4-1", "checkpoint-0", f"{'0f' * 16}.sock", f"{'ab' * 16}.sock"):
+        (folder / name).touch()
+    assert files(tmp_path) == {
+        "m0/soak-01/report-3": 2,
+        "m0/soak-01/report-4": 1,
+        "m0/soak-01/checkpoint-0": 1,
+        "m0/soak-01/*.sock": 2,
+    }
