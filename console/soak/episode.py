@@ -23,7 +23,7 @@ from console.drill.losses import Records
 from console.drill.outside import inject
 from console.drill.result import DrillResult
 from console.drill.scene import Scene
-from console.soak.invariants import Known, Struck, learn, violations
+from console.soak.invariants import Baseline, Struck, learn, violations
 from console.soak.job import SoakJob
 from console.soak.look import Look, failed_tasks, look
 from console.soak.plan import GAP, Episode
@@ -57,7 +57,7 @@ class Episodes:
     def __init__(self, job: SoakJob, reference: Records) -> None:
         self.job, self.cluster = job, job.cluster
         self._reference = reference
-        self._known = Known()
+        self._known = Baseline()
         self._incidents = 0
         self._generation = 0
         self._damaged: list[Damaged] = []

@@ -12,7 +12,7 @@ from console.drill.catalogue import AWAY, CONTROL_FAULTS, LOSSES, MACHINE_FAULTS
 from console.drill.judge import MAX_BLIND_S, MAX_LOST
 from console.drill.request import DrillRequest
 from console.drill.strike import Promise
-from console.soak.look import Look, Process, census
+from console.soak.look import ClusterProcess, Look, census
 from console.soak.plan import GAP
 from everstep.incident import Symptom
 from everstep.job import JobSpec
@@ -37,7 +37,7 @@ FORK_SERVERS = 2
 
 
 @dataclass(slots=True)
-class Known:
+class Baseline:
     """What the gates before have shown."""
 
     memory_mb: dict[tuple[int, str], tuple[int, float]] = field(default_factory=dict)
@@ -56,22 +56,22 @@ class Struck:
     """Step of the gate before: no fault may cost more than the way back there."""
 
 
-Invariant = Callable[[Look, Struck, JobSpec, Known], list[str]]
+Invariant = Callable[[Look, Struck, JobSpec, Baseline], list[str]]
 
 
-def stands_at_the_gate(seen: Look, struck: Struck, spec: JobSpec, known: Known) -> list[str]:
+def stands_at_the_gate(seen: Look, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
     """All ranks are at the step, and no further."""
     return [] if seen.newest == seen.step else [f"the job stands at step {seen.step} and its memory has {seen.newest}"]
 
 
-def losses_are_equal(seen: Look, struck: Struck, spec: JobSpec, known: Known) -> list[str]:
+def losses_are_equal(seen: Look, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
     """Every loss is that of the undisturbed run, bit for bit, and none is missing."""
     if seen.comparison is None or seen.comparison.losses is None:
         return ["no loss could be compared"]
     return seen.comparison.losses[:5]
 
 
-def one_copy_of_a_rank(seen: Look, struck: Struck, spec: JobSpec, known: Known) -> list[str]:
+def one_copy_of_a_rank(seen: Look, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
     """No rank ever lives twice, and somebody looked."""
     found = [f"{seen.copies} ranks had two copies"] if seen.copies else []
     if seen.blind_s > MAX_BLIND_S:
@@ -79,7 +79,7 @@ def one_copy_of_a_rank(seen: Look, struck: Struck, spec: JobSpec, known: Known) 
     return found
 
 
-def processes_are_those_of_the_job(seen: Look, struck: Struck, spec: JobSpec, known: Known) -> list[str]:
+def processes_are_those_of_the_job(seen: Look, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
     """One process for each rank, one store, no fork server too many, and nothing that nobody knows."""
     by_name = census(seen.processes)
     world = spec.topology().world_size
@@ -94,12 +94,12 @@ def processes_are_those_of_the_job(seen: Look, struck: Struck, spec: JobSpec, kn
     return found
 
 
-def shared_memory_does_not_fill_up(seen: Look, struck: Struck, spec: JobSpec, known: Known) -> list[str]:
+def shared_memory_does_not_fill_up(seen: Look, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
     """No file there has many versions."""
     return [f"{count} files {name} in shared memory" for name, count in seen.files.items() if count > MORE_FILES]
 
 
-def disk_does_not_fill_up(seen: Look, struck: Struck, spec: JobSpec, known: Known) -> list[str]:
+def disk_does_not_fill_up(seen: Look, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
     """No more checkpoints than are to be kept, and those since the gate before: what one machine could not write while
     its agent was away is whole nowhere, and goes once there is a later one. No file system is left mounted."""
     found = [f"{path} is left mounted" for path in seen.mounts]
@@ -108,17 +108,17 @@ def disk_does_not_fill_up(seen: Look, struck: Struck, spec: JobSpec, known: Know
     return [*found, f"{seen.disk_folders} checkpoints on disk"] if seen.disk_folders > most else found
 
 
-def what_was_struck_is_back(seen: Look, struck: Struck, spec: JobSpec, known: Known) -> list[str]:
+def what_was_struck_is_back(seen: Look, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
     """What was killed beside the ranks runs again, and what happened to copies was told."""
     return list(seen.untold)
 
 
-def copies_are_where_they_belong(seen: Look, struck: Struck, spec: JobSpec, known: Known) -> list[str]:
+def copies_are_where_they_belong(seen: Look, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
     """Every rank's step is in its own memory, at its peer and on disk, as the placement promises."""
     return [seen.unsettled] if seen.unsettled else []
 
 
-def incidents_are_few_and_closed(seen: Look, struck: Struck, spec: JobSpec, known: Known) -> list[str]:
+def incidents_are_few_and_closed(seen: Look, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
     """One incident for each fault that hurts ranks, or fewer, and all of them over and recovered."""
     most = sum(opens(request) for request in struck.requests)
     found = [f"{len(seen.incidents)} incidents of {most} faults"] if len(seen.incidents) > most else []
@@ -130,7 +130,7 @@ def incidents_are_few_and_closed(seen: Look, struck: Struck, spec: JobSpec, know
     return found
 
 
-def crashes_are_noticed_as_crashes(seen: Look, struck: Struck, spec: JobSpec, known: Known) -> list[str]:
+def crashes_are_noticed_as_crashes(seen: Look, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
     """No end of a rank is missed until the job has stood still for too long."""
     if any(request.base in STAND_STILL for request in struck.requests):
         return []
@@ -142,7 +142,7 @@ def crashes_are_noticed_as_crashes(seen: Look, struck: Struck, spec: JobSpec, kn
     ]
 
 
-def steps_lost_are_few(seen: Look, struck: Struck, spec: JobSpec, known: Known) -> list[str]:
+def steps_lost_are_few(seen: Look, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
     """No more is done again than the copies that were left allow."""
     found = []
     for one in seen.incidents:
@@ -164,17 +164,17 @@ def steps_lost_are_few(seen: Look, struck: Struck, spec: JobSpec, known: Known) 
     return found
 
 
-def workflows_do_not_fail(seen: Look, struck: Struck, spec: JobSpec, known: Known) -> list[str]:
+def workflows_do_not_fail(seen: Look, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
     """No workflow task failed: tasks that time out are the deaths of workers, failures are faults of the code."""
     return list(seen.failed_tasks)
 
 
-def histories_are_short(seen: Look, struck: Struck, spec: JobSpec, known: Known) -> list[str]:
+def histories_are_short(seen: Look, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
     """The job's workflow continues as new in time."""
     return [f"{seen.history_events} events in the job's history"] if seen.history_events > MAX_EVENTS else []
 
 
-def memory_is_flat(seen: Look, struck: Struck, spec: JobSpec, known: Known) -> list[str]:
+def memory_is_flat(seen: Look, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
     """No process that outlives the ranks grows on and on."""
     found = []
     for one in _lasting(seen):
@@ -185,7 +185,7 @@ def memory_is_flat(seen: Look, struck: Struck, spec: JobSpec, known: Known) -> l
     return found
 
 
-def descriptors_are_flat(seen: Look, struck: Struck, spec: JobSpec, known: Known) -> list[str]:
+def descriptors_are_flat(seen: Look, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
     """No process that outlives the ranks holds more and more files and sockets."""
     found = []
     for one in _lasting(seen):
@@ -195,7 +195,7 @@ def descriptors_are_flat(seen: Look, struck: Struck, spec: JobSpec, known: Known
     return found
 
 
-def status_is_true(seen: Look, struck: Struck, spec: JobSpec, known: Known) -> list[str]:
+def status_is_true(seen: Look, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
     """What ``everstep status`` says is what was seen."""
     if seen.report is None:
         return [f"nobody says how the job stands: {seen.silent}"]
@@ -233,7 +233,7 @@ INVARIANTS: tuple[Invariant, ...] = (
 )
 
 
-def violations(seen: Look, struck: Struck, spec: JobSpec, known: Known) -> list[str]:
+def violations(seen: Look, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
     """Everything that does not hold, with the name of the invariant."""
     return [
         f"{invariant.__name__.replace('_', ' ')}: {text}"
@@ -242,7 +242,7 @@ def violations(seen: Look, struck: Struck, spec: JobSpec, known: Known) -> list[
     ]
 
 
-def learn(seen: Look, known: Known) -> None:
+def learn(seen: Look, known: Baseline) -> None:
     """Take what was seen for the gates to come."""
     for one in _lasting(seen):
         looks, before = known.memory_mb.get((one.pid, one.name), (0, 0.0))
@@ -251,7 +251,7 @@ def learn(seen: Look, known: Known) -> None:
             known.descriptors[one.pid, one.name] = one.descriptors
 
 
-def _lasting(seen: Look) -> list[Process]:
+def _lasting(seen: Look) -> list[ClusterProcess]:
     return [one for one in seen.processes if one.name not in ("rank", "store", "of the ledger", "gone")]
 
 

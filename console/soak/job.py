@@ -31,7 +31,7 @@ GATE_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
+class SoakGate:
     """A step at which all ranks wait."""
 
     folder: Path
@@ -101,9 +101,9 @@ class SoakJob:
         """Folder of the marks of the episode at that place; of the number of episodes: of the last gate."""
         return self.folder / f"at-{index:04d}"
 
-    def gate(self, index: int) -> Gate:
+    def gate(self, index: int) -> SoakGate:
         """The gate before an episode."""
-        return Gate(self.place(index), self.plan.gate(index), self.spec.topology().world_size)
+        return SoakGate(self.place(index), self.plan.gate(index), self.spec.topology().world_size)
 
     def given(self, index: int, position: int) -> Planned:
         """What an injector needs for one fault, as the cluster is now."""

@@ -30,7 +30,7 @@ _NUMBERS = re.compile(r"(?<=^report-)(\d+)-\d+$|[0-9a-f]{8}[0-9a-f-]*")
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class ClusterProcess:
     """One process of the cluster."""
 
     pid: int
@@ -48,7 +48,7 @@ class Look:
 
     step: int
     """At which the job was to stand."""
-    processes: list[Process] = field(default_factory=list)
+    processes: list[ClusterProcess] = field(default_factory=list)
     files: dict[str, int] = field(default_factory=dict)
     """In the machines' shared memory, without the number of the generation → how many of that name."""
     newest: int = 0
@@ -141,7 +141,7 @@ async def failed_tasks(cluster: DrillCluster, workflow_id: str) -> list[str]:
     return found
 
 
-def processes(cluster: DrillCluster) -> list[Process]:
+def processes(cluster: DrillCluster) -> list[ClusterProcess]:
     """All that lives below the cluster's supervisor, by what it is.
 
     Raises:
@@ -156,7 +156,7 @@ def processes(cluster: DrillCluster) -> list[Process]:
             continue
         server = named.get(one.parent) == LEDGER  # it forks a process for each connection
         name = "of the ledger" if server else named.get(one.pid) or _kind(one.pid, one.name)
-        found.append(Process(one.pid, name, _own_memory_mb(one.pid), _descriptors(one.pid)))
+        found.append(ClusterProcess(one.pid, name, _own_memory_mb(one.pid), _descriptors(one.pid)))
     return found
 
 
@@ -197,9 +197,9 @@ def files(shm: Path) -> dict[str, int]:
     return counts
 
 
-def census(found: list[Process]) -> Mapping[str, list[Process]]:
+def census(found: list[ClusterProcess]) -> Mapping[str, list[ClusterProcess]]:
     """The same by name."""
-    by_name: dict[str, list[Process]] = {}
+    by_name: dict[str, list[ClusterProcess]] = {}
     for one in found:
         by_name.setdefault(one.name, []).append(one)
     return by_name

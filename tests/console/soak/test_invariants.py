@@ -14,8 +14,8 @@ from console.drill.facts import IncidentFacts
 from console.drill.request import DrillRequest
 from console.drill.strike import Promise
 from console.follow.status import JobReport
-from console.soak.invariants import INVARIANTS, WARM_UP, Known, Struck, learn, may_cost, violations
-from console.soak.look import Look, Process, files
+from console.soak.invariants import INVARIANTS, WARM_UP, Baseline, Struck, learn, may_cost, violations
+from console.soak.look import ClusterProcess, Look, files
 from console.soak.plan import GAP, Sizes
 from everstep.checkpoint_policy import CheckpointPolicy
 from everstep.incident import Failure, IncidentReport, Symptom
@@ -59,7 +59,7 @@ def good() -> Look:
     names = [*named, "store", *["rank"] * 4, *["fork server"] * 4]
     return Look(
         STEP,
-        processes=[Process(100 + number, name, 80.0, 20) for number, name in enumerate(names)],
+        processes=[ClusterProcess(100 + number, name, 80.0, 20) for number, name in enumerate(names)],
         files={"m0/soak-01/report-0": 2, "m0/soak-01/checkpoint-0": 1},
         newest=STEP,
         disk_folders=3,
@@ -76,8 +76,8 @@ STALL = Failure(generation=1, step=35, symptom=Symptom.STALL, cause="stall")
 STRUCK = Struck((KILL,), (), GATE)
 
 
-def known() -> Known:
-    found = Known()
+def known() -> Baseline:
+    found = Baseline()
     for _ in range(WARM_UP + 1):
         learn(good(), found)
     return found
@@ -95,7 +95,7 @@ def with_process(name: str, **changes: Any) -> Callable[[Look], None]:
 
 
 def more(name: str) -> Callable[[Look], None]:
-    return lambda seen: seen.processes.append(Process(999, name, 1.0, 1))
+    return lambda seen: seen.processes.append(ClusterProcess(999, name, 1.0, 1))
 
 
 def put(**fields: Any) -> Callable[[Look], None]:
@@ -116,7 +116,10 @@ WRONG: list[tuple[str, Callable[[Look], None]]] = [
     ("processes are those of the job", more("rank")),
     ("processes are those of the job", more("store")),
     ("processes are those of the job", more("unknown: sleep 600")),
-    ("processes are those of the job", put(processes=[*good().processes, *[Process(999, "fork server", 1.0, 1)] * 5])),
+    (
+        "processes are those of the job",
+        put(processes=[*good().processes, *[ClusterProcess(999, "fork server", 1.0, 1)] * 5]),
+    ),
     ("shared memory does not fill up", put(files={"m0/soak-01/report-0": 7})),
     ("disk does not fill up", put(disk_folders=8)),
     ("disk does not fill up", put(mounts=["/tmp/x"])),
@@ -189,7 +192,7 @@ def test_what_may_be_lost(requests: list[DrillRequest], promises: list[Promise],
 
 
 def test_a_process_is_measured_once_it_has_warmed_up() -> None:
-    found = Known()
+    found = Baseline()
     for number in range(WARM_UP + 2):
         seen = good()
         with_process("agent-m1", memory_mb=80.0 + 100.0 * min(number, WARM_UP - 1))(seen)
