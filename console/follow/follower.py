@@ -24,6 +24,7 @@ from console.follow.last_step import last_step
 from console.follow.parked import parked_lines
 from console.follow.problems import ProblemTeller
 from console.follow.progress import JobProgress, ProgressFeed, Rate
+from console.follow.status import ettr_of
 from everstep.errors import ClusterError, EverstepError
 from everstep.incident import IncidentReport
 from everstep.job_state import JobState
@@ -111,7 +112,7 @@ class Follower:
         while True:
             try:
                 self._state = await self._control.state(self._job)
-                await self._ask_ledger(feed.current.quiet_since_ns)
+                await self._ask_ledger(feed.current)
                 if self._silent_plane:
                     self._silent_plane = False
                     self._display.note("Temporal answers again")
@@ -122,16 +123,12 @@ class Follower:
             calm = self._state.status == "running" and feed.current.alive >= self._topology.world_size
             await asyncio.sleep(CALM_S if calm else BUSY_S)
 
-    async def _ask_ledger(self, quiet_since_ns: int | None = None) -> None:
-        ledger = await self._control.ledger()
-        if ledger is None:
-            return
-        now_ns = time.time_ns()
-        with suppress(EverstepError):
-            found = await ledger.call(type(ledger).ettr, self._job, now_ns=now_ns, quiet_since_ns=quiet_since_ns)
-            # Until this run is in the ledger the answer is about an earlier one of the same name.
-            if found and self._state.started_ns and found.wall_s <= (now_ns - self._state.started_ns) / 1e9 + 1:
-                self._ettr = found.ratio
+    async def _ask_ledger(self, progress: JobProgress | None = None) -> None:
+        found = await ettr_of(self._control, self._job, progress)
+        # Until this run is in the ledger the answer is about an earlier one of the same name.
+        lasts_s = (time.time_ns() - self._state.started_ns) / 1e9
+        if found and self._state.started_ns and found.wall_s <= lasts_s + 1:
+            self._ettr = found.ratio
 
     async def _result(self) -> JobResult:
         """The job's result, or what became of the job."""

@@ -156,7 +156,7 @@ async def _line(control: Control, run: JobRun) -> JobLine:
         state = await control.state(run.name)
     except ClusterError as error:
         line = _bare(run, str(error))
-        return line.model_copy(update={"ettr": _ratio(await _ettr(control, run.name))})
+        return line.model_copy(update={"ettr": _ratio(await ettr_of(control, run.name))})
     described = await describe_all(control, state.machines)
     progress = _progress(run.name, described)
     return JobLine(
@@ -170,7 +170,7 @@ async def _line(control: Control, run: JobRun) -> JobLine:
         machines=state.spec.machines,
         ranks=state.spec.topology().world_size,
         incidents=state.incidents_so_far,
-        ettr=_ratio(await _ettr(control, run.name, progress)) if state.launched else None,
+        ettr=_ratio(await ettr_of(control, run.name, progress)) if state.launched else None,
         started=run.started,
         ended=run.closed,
     )
@@ -191,7 +191,7 @@ async def job_report(control: Control, job: str) -> JobReport:
     if step is None and not run.running and state.launched:
         step, loss = await last_step(control.agents, job, state.machines)
     topology = state.spec.topology()
-    ettr = await _ettr(control, job, progress) if state.launched else None
+    ettr = await ettr_of(control, job, progress) if state.launched else None
     still_open = [one for one in state.incidents if not one.resolution] if run.running else []
     ended = run.status not in ("running", "completed")
     return JobReport(
@@ -213,7 +213,7 @@ async def job_report(control: Control, job: str) -> JobReport:
         loss=loss,
         ettr=_ratio(ettr),
         ettr_unknown=list(ettr.unknown) if ettr else [],
-        ettr_last_hour=_ratio(await _ettr(control, job, progress, WINDOW_S)) if run.running else None,
+        ettr_last_hour=_ratio(await ettr_of(control, job, progress, WINDOW_S)) if run.running else None,
         machines=[_machine(job, machine, described[machine.name]) for machine in state.machines],
         silent=list(progress.silent),
         backups=state.backups if run.running else "",
@@ -294,14 +294,21 @@ def _ratio(found: Ettr | None) -> float | None:
     return found.ratio if found else None
 
 
-async def _ettr(
+async def ettr_of(
     control: Control, job: str, progress: JobProgress | None = None, window_s: float | None = None
 ) -> Ettr | None:
+    """Effective training time ratio of a job, as ledger and agents say; None: the ledger does not say.
+
+    Args:
+        control: a connection.
+        job: its name.
+        progress: where its ranks stand: the time in which none steps is not productive. None: nobody knows.
+        window_s: length of a sliding window; None: since the start.
+    """
     ledger = await control.ledger()
     if ledger is None:
         return None
+    quiet_ns, now_ns = progress.quiet_since_ns if progress else None, time.time_ns()
     with suppress(EverstepError):
-        quiet_ns = progress.quiet_since_ns if progress else None
-        now_ns = time.time_ns()
         return await ledger.call(type(ledger).ettr, job, now_ns=now_ns, window_s=window_s, quiet_since_ns=quiet_ns)
     return None
