@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import socket
 
 import pytest
 
 from console.local import postgres
+from console.local.ports import Claims
 
 SWITCHED_OFF = os.environ.get("EVERSTEP_TEST_POSTGRES") == "off"
 SWITCHED_OFF_REASON = "EVERSTEP_TEST_POSTGRES=off"
@@ -20,9 +21,8 @@ class Postgres:
         if postgres.programs() is None:
             pytest.fail(f"{postgres.HOW_TO_INSTALL}, or set EVERSTEP_TEST_POSTGRES=off to test on SQLite only.")
         self._server = postgres.Postgres()
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self._open = contextlib.ExitStack()
+        self.port = self._open.enter_context(Claims()).choose("127.0.0.1")
 
     @property
     def url(self) -> str:
@@ -43,8 +43,9 @@ class Postgres:
         self._pg_ctl("-m", "immediate", "stop")
 
     def remove(self) -> None:
-        """Remove its files."""
+        """Remove its files and give back its port."""
         self._server.remove()
+        self._open.close()
 
     def _pg_ctl(self, *args: str) -> None:
         self._server.call("pg_ctl", "-D", self._server.data, "-w", *args)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from console.local.ports import Claims
 from everstep import environment
 from everstep.reports import ReportFile
 from everstep.shard_file import write_shard
@@ -74,9 +74,10 @@ class Job:
     def launch(self, resume: int = 0) -> list[int]:
         """Run one generation to its end; when a rank fails the others are killed. Returns the exit codes."""
         self.generation += 1
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        with Claims() as claims:
+            return self._launch(claims.choose("127.0.0.1"), resume)
+
+    def _launch(self, port: int, resume: int) -> list[int]:
         reports = [
             ReportFile.create(self.shm / f"report-{rank}-{self.generation}", rank=rank, generation=self.generation)
             for rank in range(self.world)

@@ -123,15 +123,17 @@ def test_a_worker_without_a_plan_loads_nothing(monkeypatch: pytest.MonkeyPatch) 
 
 
 REPORTER = """
-import asyncio, sys
+import asyncio, os, sys
 from temporalio.client import Client
 from console.drill.worker_faults import plugins
 
 async def main() -> None:
     client = await Client.connect(sys.argv[1], plugins=plugins())
-    print(await client.get_workflow_handle("job/j").execute_update("report", "m1-1", id="m1-1"), flush=True)
+    job = client.get_workflow_handle("job/" + sys.argv[2])
+    print(await job.execute_update("report", "m1-1", id="m1-1"), flush=True)
 
 asyncio.run(main())
+os._exit(0)  # Temporal's threads can crash an interpreter that ends while they run
 """
 
 
@@ -155,15 +157,14 @@ class Told:
 
 @pytest.mark.parametrize("moment", ["begin", "end"])
 async def test_a_worker_dies_as_it_tells_a_job_of_a_fault(temporal: Client, tmp_path: Path, moment: str) -> None:
-    script, plan = tmp_path / "reporter.py", tmp_path / "plan.json"
+    script, plan, job = tmp_path / "reporter.py", tmp_path / "plan.json", f"told-{moment}"
     script.write_text(REPORTER)
-    planned = {"id": "f", "fault": "kill-worker", "job": "j", "in_stage": "report", "moment": moment}
+    planned = {"id": "f", "fault": "kill-worker", "job": job, "in_stage": "report", "moment": moment}
     plan.write_text(json.dumps([planned]))
-    queue = f"told-{moment}"
     env = os.environ | {environment.FAULTS: str(plan), "PYTHONPATH": str(Path(__file__).parents[3])}
-    command = [sys.executable, str(script), temporal.service_client.config.target_host]
-    async with Worker(temporal, task_queue=queue, workflows=[Told], max_cached_workflows=0):
-        handle = await temporal.start_workflow(Told.run, id="job/j", task_queue=queue)
+    command = [sys.executable, str(script), temporal.service_client.config.target_host, job]
+    async with Worker(temporal, task_queue=job, workflows=[Told], max_cached_workflows=0):
+        handle = await temporal.start_workflow(Told.run, id=f"job/{job}", task_queue=job)
         first = await asyncio.create_subprocess_exec(*command, env=env)
         assert await first.wait() == -signal.SIGKILL
         mark = faults.fired(plan, planned)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fractions
 import math
 import multiprocessing
-import socket
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -75,14 +74,14 @@ def test_anything_else_is_named(
             everstep.join().report(0, **{"loss": 1.0, name: value})
 
 
-def a_rank(rank: int, port: int, folder: Path, results: Any) -> None:
+def a_rank(rank: int, folder: Path, results: Any) -> None:
     """A rank with a sharded model, that reports alone: a collective in a report would wait for ever."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_tensor
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2)
     mesh = init_device_mesh("cpu", (2,))
     model = nn.Linear(4, 4)
     fully_shard(model, mesh=mesh)
@@ -116,11 +115,8 @@ def a_rank(rank: int, port: int, folder: Path, results: Any) -> None:
 @pytest.mark.usefixtures("outside")
 def test_dtensors_of_two_ranks(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     results = context.Queue()
-    ranks = [context.Process(target=a_rank, args=(rank, port, tmp_path, results)) for rank in range(2)]
+    ranks = [context.Process(target=a_rank, args=(rank, tmp_path, results)) for rank in range(2)]
     for one in ranks:
         one.start()
     found = dict(results.get(timeout=100) for _ in ranks)
