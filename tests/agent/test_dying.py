@@ -71,7 +71,7 @@ async def job(agent: RunningAgent) -> AsyncIterator[Job]:
     await found.release()
 
 
-@pytest.mark.parametrize("with_server", [True, False])
+@pytest.mark.parametrize("with_server", [True, pytest.param(False, marks=pytest.mark.wide)])
 async def test_a_rank_that_takes_long_to_die_is_named_and_asked_for_again(
     agent: RunningAgent, job: Job, freezer: Freezer, with_server: bool
 ) -> None:

@@ -20,7 +20,7 @@ DrillOf = Callable[..., Awaitable[DrillResult]]
         ("stop", "middle"),
         pytest.param("decide", "end", marks=pytest.mark.wide),
         pytest.param("reattempt", "middle", marks=pytest.mark.wide),
-        ("reattempt", "end"),
+        pytest.param("reattempt", "end", marks=pytest.mark.wide),
         pytest.param("confirm", "middle", marks=pytest.mark.wide),
     ],
 )

@@ -151,6 +151,7 @@ async def test_a_hang_before_the_first_step_of_all_is_noticed(run: Run) -> None:
     assert state.failures[0].cause == "stall"
 
 
+@pytest.mark.wide
 async def test_a_slow_import_that_fails_each_time_never_recovers(run: Run) -> None:
     state = await run(SLOW_IMPORT, confirm_alive_s=0.5)
 

@@ -128,6 +128,7 @@ async def test_the_job_is_parked_and_goes_on_from_the_newer_step_when_an_operato
     assert (await cluster.control.result("gpt")).outcome == "finished"
 
 
+@pytest.mark.wide
 async def test_the_job_goes_on_by_itself_when_the_share_answers_in_time(cluster: DrillCluster, tmp_path: Path) -> None:
     share = Share(tmp_path)
     await lose_m1(cluster, share, storage_tries=1000, storage_wait_max_s=0.2)

@@ -22,6 +22,7 @@ async def test_the_machine_of_the_rendezvous_store_is_lost(spread: DrillOf, went
     assert [name for name, _ in result.stages] == ["stop", "decide", "restore", "reattempt", "confirm"]
 
 
+@pytest.mark.wide
 async def test_a_whole_pipeline_of_the_mesh_is_lost(drill: DrillOf, went_on: WentOn) -> None:
     whole = {"machines": 4, "ranks_per_machine": 2, "tp": 2, "pp": 2, "at_step": 10, "steps": 22}
     result = await drill("kill-group", kind="pp", index=0, **whole)
@@ -40,7 +41,8 @@ async def test_all_machines_are_lost_and_the_disk_is_what_is_left(drill: DrillOf
     assert result.steps_redone <= result.steps_promised
 
 
-@pytest.mark.parametrize("part", ["kill-worker", pytest.param("kill-temporal", marks=pytest.mark.wide)])
+@pytest.mark.wide
+@pytest.mark.parametrize("part", ["kill-worker", "kill-temporal"])
 async def test_the_control_plane_dies_while_copies_are_moved(spread: DrillOf, went_on: WentOn, part: str) -> None:
     result = await spread(part, in_stage="restore", during="kill-machine", machine="m2")
     went_on(result, {"own memory": 3, "backup": 1}, lost=1)
@@ -58,6 +60,7 @@ async def test_an_agent_that_was_restarted_takes_and_sends_backups_again(spread:
     went_on(result, {"own memory": 3, "backup": 1}, lost=0)
 
 
+@pytest.mark.wide
 async def test_a_peer_that_hangs_slows_nothing_down(spread: DrillOf) -> None:
     result = await spread("hang-peer", machine="m1", seconds=3.0, steps=40)
     assert result.problems == [] and result.ok
