@@ -57,7 +57,8 @@ def alive(process: Process) -> bool:
     return identify(process.pid) == process
 
 
-def _pids() -> list[int]:
+def pids() -> list[int]:
+    """Of all processes of this computer."""
     return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
 
 
@@ -65,7 +66,7 @@ def cluster_ids() -> dict[str, set[int]]:
     """Cluster id → pids of its live processes, by the environment they were started with."""
     key = f"{environment.CLUSTER}=".encode()
     found: dict[str, set[int]] = {}
-    for pid in _pids():
+    for pid in pids():
         try:
             block = Path(f"/proc/{pid}/environ").read_bytes()
         except OSError:  # gone meanwhile, or another user's
@@ -83,7 +84,7 @@ def of_cluster(cluster_id: str) -> set[int]:
     The caller itself and its ancestors are never among them.
     """
     found = cluster_ids().get(cluster_id, set())
-    parents = {pid: int(fields[_PARENT]) for pid in _pids() if (fields := _stat(pid)) and fields[_STATE] not in "ZX"}
+    parents = {pid: int(fields[_PARENT]) for pid in pids() if (fields := _stat(pid)) and fields[_STATE] not in "ZX"}
     found &= parents.keys()
     while more := {pid for pid, parent in parents.items() if parent in found and pid not in found}:
         found |= more

@@ -43,6 +43,8 @@ class Baseline:
     memory_mb: dict[tuple[int, str], tuple[int, float]] = field(default_factory=dict)
     """Pid and name → looks so far, and its memory when it had warmed up."""
     descriptors: dict[tuple[int, str], int] = field(default_factory=dict)
+    unheld: set[str] | None = None
+    """Semaphores and buffers that nobody held at the first of them: of others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,12 @@ def processes_are_those_of_the_job(seen: Look, struck: Struck, spec: JobSpec, kn
 def shared_memory_does_not_fill_up(seen: Look, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
     """No file there has many versions."""
     return [f"{count} files {name} in shared memory" for name, count in seen.files.items() if count > MORE_FILES]
+
+
+def no_semaphore_is_left(seen: Look, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
+    """No semaphore and no buffer between processes is left in /dev/shm by processes that are gone."""
+    before = seen.unheld if known.unheld is None else known.unheld
+    return [f"nobody holds {path}" for path in sorted(seen.unheld - before)]
 
 
 def disk_does_not_fill_up(seen: Look, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
@@ -219,6 +227,7 @@ INVARIANTS: tuple[Invariant, ...] = (
     one_copy_of_a_rank,
     processes_are_those_of_the_job,
     shared_memory_does_not_fill_up,
+    no_semaphore_is_left,
     disk_does_not_fill_up,
     what_was_struck_is_back,
     copies_are_where_they_belong,
@@ -244,6 +253,8 @@ def violations(seen: Look, struck: Struck, spec: JobSpec, known: Baseline) -> li
 
 def learn(seen: Look, known: Baseline) -> None:
     """Take what was seen for the gates to come."""
+    if known.unheld is None:
+        known.unheld = seen.unheld
     for one in _lasting(seen):
         looks, before = known.memory_mb.get((one.pid, one.name), (0, 0.0))
         known.memory_mb[one.pid, one.name] = (looks + 1, one.memory_mb if looks < WARM_UP else before)

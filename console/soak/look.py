@@ -26,6 +26,9 @@ from everstep.job_state import job_workflow_id
 
 _RANK = re.compile(r"everstep r\d+")
 _STORE = re.compile(r"everstep s\d+")
+SHM = Path("/dev/shm")
+_SHARED = re.compile(r"sem\.|psm_|torch_|nccl-")
+"""Names that Python's semaphores and shared memory, torch's tensors between processes and NCCL's buffers begin with."""
 _NUMBERS = re.compile(r"(?<=^report-)(\d+)-\d+$|[0-9a-f]{8}[0-9a-f-]*")
 
 
@@ -51,6 +54,8 @@ class Look:
     processes: list[ClusterProcess] = field(default_factory=list)
     files: dict[str, int] = field(default_factory=dict)
     """In the machines' shared memory, without the number of the generation → how many of that name."""
+    unheld: set[str] = field(default_factory=set)
+    """Semaphores and buffers in /dev/shm that no process holds."""
     newest: int = 0
     """The newest step that any rank's memory holds."""
     unsettled: str = ""
@@ -97,6 +102,7 @@ async def look(scene: Scene, step: int, *, late_disks: int = 0) -> Look:
     seen.newest = await asyncio.to_thread(scene.stored.newest)
     seen.processes = await asyncio.to_thread(processes, scene.cluster)
     seen.files = await asyncio.to_thread(files, scene.cluster.file.shm)
+    seen.unheld = await asyncio.to_thread(unheld)
     disk = Path(scene.spec.checkpoint.disk_path) / scene.spec.name
     seen.disk_folders = len(list(await asyncio.to_thread(lambda: list(disk.glob("step-*")))))
     mounted = mounts.below(scene.cluster.file.shm) + mounts.below(scene.cluster.home)
@@ -195,6 +201,34 @@ def files(shm: Path) -> dict[str, int]:
             path = Path(folder).relative_to(shm) / _NUMBERS.sub(lambda found: found[1] or "*", name)
             counts[str(path)] = counts.get(str(path), 0) + 1
     return counts
+
+
+def unheld(folder: Path = SHM) -> set[str]:
+    """Names of this user's semaphores and buffers in a folder that no process has open or mapped: nobody frees them."""
+    found = {entry for entry in _shared(folder) if not _is_held(entry)}
+    return found & _shared(folder)  # what was freed meanwhile is not left
+
+
+def _shared(folder: Path) -> set[str]:
+    names = set()
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(OSError):
+                if _SHARED.match(entry.name) and entry.stat(follow_symlinks=False).st_uid == os.getuid():
+                    names.add(entry.path)
+    return names
+
+
+def _is_held(path: str) -> bool:
+    for pid in procfs.pids():
+        with suppress(OSError):
+            if path in Path(f"/proc/{pid}/maps").read_text():
+                return True
+            for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+                with suppress(OSError):
+                    if str(descriptor.readlink()) == path:
+                        return True
+    return False
 
 
 def census(found: list[ClusterProcess]) -> Mapping[str, list[ClusterProcess]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from console.drill.request import DrillRequest
 from console.drill.strike import Promise
 from console.follow.status import JobReport
 from console.soak.invariants import INVARIANTS, WARM_UP, Baseline, Struck, learn, may_cost, violations
-from console.soak.look import ClusterProcess, Look, files
+from console.soak.look import ClusterProcess, Look, files, unheld
 from console.soak.plan import GAP, Sizes
 from everstep.checkpoint_policy import CheckpointPolicy
 from everstep.incident import Failure, IncidentReport, Symptom
@@ -121,6 +122,7 @@ WRONG: list[tuple[str, Callable[[Look], None]]] = [
         put(processes=[*good().processes, *[ClusterProcess(999, "fork server", 1.0, 1)] * 5]),
     ),
     ("shared memory does not fill up", put(files={"m0/soak-01/report-0": 7})),
+    ("no semaphore is left", put(unheld={"/dev/shm/sem.mp-1"})),
     ("disk does not fill up", put(disk_folders=8)),
     ("disk does not fill up", put(mounts=["/tmp/x"])),
     ("copies are where they belong", put(unsettled="step 50 was not backed up within 20 s")),
@@ -214,3 +216,25 @@ def test_files_are_counted_by_name_without_generations_and_identifiers(tmp_path:
         "m0/soak-01/checkpoint-0": 1,
         "m0/soak-01/*.sock": 2,
     }
+
+
+def test_semaphores_that_nobody_holds_are_found(tmp_path: Path) -> None:
+    for name in ("sem.mp-open", "sem.mp-mapped", "sem.mp-left", "torch_77_1_0", "report-1"):
+        (tmp_path / name).write_bytes(bytes(mmap.PAGESIZE))
+    left = {str(tmp_path / "sem.mp-left"), str(tmp_path / "torch_77_1_0")}
+    with (tmp_path / "sem.mp-open").open(), (tmp_path / "sem.mp-mapped").open("r+b") as file:
+        mapped = mmap.mmap(file.fileno(), 0)
+        file.close()
+        assert unheld(tmp_path) == left
+        mapped.close()
+    assert unheld(tmp_path) == left | {str(tmp_path / "sem.mp-open"), str(tmp_path / "sem.mp-mapped")}
+
+
+def test_semaphores_that_others_left_before_the_soak_are_not_its_own() -> None:
+    seen, found = good(), Baseline()
+    seen.unheld = {"/dev/shm/sem.of-another"}
+    assert violations(seen, STRUCK, SPEC, found) == []
+    learn(seen, found)
+    assert violations(seen, STRUCK, SPEC, found) == []
+    seen.unheld = {"/dev/shm/sem.of-another", "/dev/shm/torch_7_1_0"}
+    assert violations(seen, STRUCK, SPEC, found) == ["no semaphore is left: nobody holds /dev/shm/torch_7_1_0"]
