@@ -10,7 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from temporalio.api.enums.v1 import EventType
+from temporalio.api.enums.v1 import EventType, WorkflowTaskFailedCause
+from temporalio.api.history.v1 import HistoryEvent
 
 from console.drill.cluster import DrillCluster
 from console.drill.compare import Comparison
@@ -139,12 +140,24 @@ async def _history_events(cluster: DrillCluster, spec: JobSpec) -> int:
 
 async def failed_tasks(cluster: DrillCluster, workflow_id: str) -> list[str]:
     """Workflow tasks of a workflow that failed: that is a fault of its code, whoever died meanwhile."""
-    found = []
-    async for event in cluster.control.client.get_workflow_handle(workflow_id).fetch_history_events():
-        if event.event_type == EventType.EVENT_TYPE_WORKFLOW_TASK_FAILED:
-            failed = event.workflow_task_failed_event_attributes
-            found.append(f"{workflow_id}, event {event.event_id}: {failed.failure.message}")
-    return found
+    handle = cluster.control.client.get_workflow_handle(workflow_id)
+    return [
+        f"{workflow_id}, event {event.event_id}: {event.workflow_task_failed_event_attributes.failure.message}"
+        async for event in handle.fetch_history_events()
+        if task_failed(event)
+    ]
+
+
+def task_failed(event: HistoryEvent) -> bool:
+    """Whether an event says that a workflow's code failed.
+
+    A task also fails where something came while it was about to end its workflow
+    (*unhandled command*): the server has it look again, and nothing is lost.
+    """
+    if event.event_type != EventType.EVENT_TYPE_WORKFLOW_TASK_FAILED:
+        return False
+    cause = event.workflow_task_failed_event_attributes.cause
+    return cause != WorkflowTaskFailedCause.WORKFLOW_TASK_FAILED_CAUSE_UNHANDLED_COMMAND
 
 
 def processes(cluster: DrillCluster) -> list[ClusterProcess]:

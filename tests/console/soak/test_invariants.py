@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from temporalio.api.enums.v1 import EventType, WorkflowTaskFailedCause
+from temporalio.api.history.v1 import HistoryEvent
 
 from console.drill.compare import Comparison
 from console.drill.facts import IncidentFacts
@@ -16,7 +18,7 @@ from console.drill.request import DrillRequest
 from console.drill.strike import Promise
 from console.follow.status import JobReport
 from console.soak.invariants import INVARIANTS, WARM_UP, Baseline, Struck, learn, may_cost, violations
-from console.soak.look import ClusterProcess, Look, files, unheld
+from console.soak.look import ClusterProcess, Look, files, task_failed, unheld
 from console.soak.plan import GAP, Sizes
 from everstep.checkpoint_policy import CheckpointPolicy
 from everstep.incident import Failure, IncidentReport, Symptom
@@ -238,3 +240,15 @@ def test_semaphores_that_others_left_before_the_soak_are_not_its_own() -> None:
     assert violations(seen, STRUCK, SPEC, found) == []
     seen.unheld = {"/dev/shm/sem.of-another", "/dev/shm/torch_7_1_0"}
     assert violations(seen, STRUCK, SPEC, found) == ["no semaphore is left: nobody holds /dev/shm/torch_7_1_0"]
+
+
+def test_a_task_that_has_to_look_again_has_not_failed() -> None:
+    def failed(cause: str) -> HistoryEvent:
+        event = HistoryEvent(event_type=EventType.EVENT_TYPE_WORKFLOW_TASK_FAILED)
+        event.workflow_task_failed_event_attributes.cause = WorkflowTaskFailedCause.Value(cause)
+        return event
+
+    assert not task_failed(HistoryEvent(event_type=EventType.EVENT_TYPE_WORKFLOW_TASK_TIMED_OUT))
+    assert not task_failed(failed("WORKFLOW_TASK_FAILED_CAUSE_UNHANDLED_COMMAND"))
+    assert task_failed(failed("WORKFLOW_TASK_FAILED_CAUSE_NON_DETERMINISTIC_ERROR"))
+    assert task_failed(failed("WORKFLOW_TASK_FAILED_CAUSE_WORKFLOW_WORKER_UNHANDLED_FAILURE"))
