@@ -93,9 +93,9 @@ class Case:
         completed = max((one.completed_steps for one in evidence.exits), default=-1)
         lost = self.lost_machines()
         if completed < 0 and lost:
-            # Nobody is left who could say how far it had come; what was saved was completed.
+            # No rank says how far it had come; what was saved was completed.
             completed = max((one.completed_steps for one in self.usable(evidence) if one.valid), default=-1)
-            self.nobody_knows = True
+            self.nobody_knows |= not remembering(evidence, lost)
         self.farthest = step = max(completed, self.resume_step)
         if lost:
             symptom, cause = Symptom.CRASH, MACHINE_LOST
@@ -196,6 +196,18 @@ class Case:
         self.emptied.clear()
         self.verified.clear()
         self.accepted_from = None  # what the new generation saves was not given up
+
+
+def remembering(evidence: Evidence, lost: Sequence[str]) -> set[str]:
+    """Machines whose memory still is what it was while the ranks ran: they would know of a step.
+
+    Args:
+        evidence: Of the stop of the generation.
+        lost: Machines that came back empty.
+    """
+    of_ranks = {one.machine for one in evidence.exits}
+    in_memory = {one.machine for one in evidence.held if one.valid and one.tier in (Tier.OWN, Tier.BACKUP)}
+    return (of_ranks | in_memory) - set(lost)
 
 
 def found_damaged(evidence: Evidence, resume_step: int) -> list[Held]:

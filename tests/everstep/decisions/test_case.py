@@ -107,6 +107,20 @@ def test_when_all_machines_are_lost_nobody_knows_how_many_steps_that_cost() -> N
     assert one.lost_steps is None
 
 
+def test_a_machine_lost_before_the_first_step_of_a_restart_costs_what_the_others_know() -> None:
+    one = case()
+    one.failure(one.heard(Evidence(generation=1, exits=stopped(21), held=held(20))), now_ns=1, first=True)
+    one.launch(Restore(20, ""))
+    copies = [*held(20, range(4)), *backups(20, range(4, 6), "m1")]
+    evidence = one.heard(Evidence(generation=2, exits=stopped(-1, range(4)), held=copies, emptied=["m2"]))
+
+    failure = one.failure(evidence, now_ns=2, first=False)
+    one.launch(one.choose(evidence))
+
+    assert (failure.cause, failure.step, one.resume_step) == (MACHINE_LOST, 20, 20)
+    assert one.lost_steps == 1, "step 21 of the first generation: no rank had made one since"
+
+
 def test_steps_are_counted_from_the_farthest_the_job_had_come_in_any_attempt() -> None:
     one = case()
     one.failure(one.heard(Evidence(generation=1, exits=stopped(25))), now_ns=1, first=True)
