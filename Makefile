@@ -21,7 +21,7 @@ setup: ## make the environment in .venv (idempotent; quick when nothing changed)
 	@PYTHON='$(PYTHON)' UV='$(UV)' STAMP='$(STAMP)' sh deploy/setup.sh
 
 temporal: setup ## find, download or build the Temporal server
-	@$(BIN)/python -P -m console.local.temporal_server
+	@$(BIN)/python -P -m controlplane.local.temporal_server
 
 demo: temporal ## a training job that crashes and goes on, with a summary at the end
 	@$(BIN)/everstep demo
@@ -69,7 +69,7 @@ s3: setup ## remote storage against a server that speaks S3 (moto), in an enviro
 	@echo "import site; site.addsitedir('$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')')" \
 	  > "$$(.tools/s3/bin/python -c 'import site; print(site.getsitepackages()[0])')/everstep-venv.pth"
 	@test -x .tools/s3/bin/moto_server || .tools/s3/bin/pip install --quiet s3fs 'moto[server]'
-	@.tools/s3/bin/python -P -m pytest tests/agent/test_tiers_s3.py
+	@.tools/s3/bin/python -P -m pytest tests/agent/checkpoints/tiers/test_s3.py
 
 COMPILE = $(UV) pip compile --quiet --universal --upgrade --no-header --no-emit-index-url --generate-hashes
 lock: setup ## resolve all dependencies anew: requirements.lock, and what installs and builds, in deploy/

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from everstep.incident import Anomaly, Confirmation, Copy, Evidence, IncidentReport, Launched, Model, Showing
-from everstep.job import JobSpec
-from everstep.machine import Machine
+from everstep.model.incident import Anomaly, Confirmation, Copy, Evidence, IncidentReport, Launched, Model, Showing
+from everstep.model.job import JobSpec
+from everstep.model.machine import Machine
 
 PREPARE = "Prepare machines"
 STOP = "Stop ranks"
@@ -29,7 +29,7 @@ class PrepareInput(Model):
     spec: JobSpec
     machines: list[Machine]
     run: str = ""
-    """Id of the job's run; see ``everstep.run_id``."""
+    """Id of the job's run; see ``everstep.model.run_id``."""
 
 
 class StopInput(Model):
@@ -46,7 +46,7 @@ class StopInput(Model):
     spec: JobSpec | None = None
     """Says where each rank runs."""
     run: str = ""
-    """Id of the job's run; see ``everstep.run_id``."""
+    """Id of the job's run; see ``everstep.model.run_id``."""
 
 
 class FindInput(Model):
@@ -94,7 +94,7 @@ class RestoreInput(Model):
     reach_s: float = 10.0
     """How long a copy is tried again that could not be fetched, seconds (ours)."""
     run: str = ""
-    """Id of the job's run; see ``everstep.run_id``."""
+    """Id of the job's run; see ``everstep.model.run_id``."""
 
 
 class RoomInput(Model):
@@ -117,7 +117,7 @@ class LaunchInput(Model):
     reshard_from: str = ""
     """Folder of a disk checkpoint that the ranks start from, saved with any parallel sizes; empty: none."""
     run: str = ""
-    """Id of the job's run; see ``everstep.run_id``."""
+    """Id of the job's run; see ``everstep.model.run_id``."""
     begins_run: bool = False
     """It is the first generation of its run, whatever its number: a job's name counts on from run to run."""
 
@@ -152,7 +152,7 @@ class ReleaseInput(Model):
     job: str
     machines: list[Machine]
     run: str = ""
-    """Id of the job's run; see ``everstep.run_id``."""
+    """Id of the job's run; see ``everstep.model.run_id``."""
     dying_s: float = 600.0
     """Ranks that were killed have this long to be gone, seconds (``RecoveryPolicy.kill_patience_s``)."""
 

@@ -16,21 +16,21 @@ import grpc.aio
 import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from agent import logs
-from agent.exchange.hub import Exchange
-from agent.fork_client import ForkServers
-from agent.from_template import end_of
-from agent.host import Host
-from agent.live import FOLDER as LIVE
-from agent.live import LiveLines, LiveRecords
-from agent.network import socket_environment
-from agent.observations import ObservationLog
-from agent.processes import Reaper
-from agent.reads import Reads
-from agent.requests import RequestMemory
+from agent.checkpoints.peers.exchange import Exchange
+from agent.jobs.host import Host
+from agent.jobs.network import socket_environment
+from agent.launcher.fork_client import ForkServers
+from agent.launcher.from_template import end_of
+from agent.launcher.processes import Reaper
+from agent.reporting import rank_logs
+from agent.reporting.observations import ObservationLog
 from agent.security import ClientSecurity, ServerSecurity
-from agent.service import AgentService
-from agent.state_disk import StateDisk
+from agent.server.idempotency import RequestMemory
+from agent.server.service import AgentService
+from agent.state.disk import StateDisk
+from agent.state.live import FOLDER as LIVE
+from agent.state.live import LiveLines, LiveRecords
+from agent.state.reads import Reads
 from agent.v1 import agent_pb2_grpc
 from everstep import private
 from everstep.errors import AgentError, ConfigError
@@ -201,7 +201,7 @@ async def _rotate(service: AgentService, options: AgentOptions) -> None:
 
 def _rotated(folder: Path, suffix: str, options: AgentOptions) -> list[Path]:
     paths = folder.glob(f"rank-*.{suffix}")
-    return [path for path in paths if logs.rotate(path, options.log_bytes, options.log_backups)]
+    return [path for path in paths if rank_logs.rotate(path, options.log_bytes, options.log_backups)]
 
 
 @contextlib.contextmanager

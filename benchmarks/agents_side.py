@@ -16,13 +16,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from activities.convert import checkpoint_options, rank_launches, shared_environment
+from activities.agents.convert import checkpoint_options, rank_launches, shared_environment
 from agent.client import AgentClient
 from agent.security import ClientSecurity
 from agent.v1 import agent_pb2 as pb
 from everstep import private
 from everstep.errors import AgentUnreachable, ClusterError
-from everstep.job import JobSpec
+from everstep.model.job import JobSpec
 
 HOST = "127.0.0.1"
 START_S = 60.0

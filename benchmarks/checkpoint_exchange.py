@@ -17,19 +17,19 @@ from pathlib import Path
 
 import structlog
 
-from agent.exchange.fetch import fetch_slot
-from agent.exchange.offers import Header, Offer, as_message
-from agent.exchange.put import Fate, put
-from agent.exchange.received import Received
-from agent.exchange.server import DataPort, Shelf
-from agent.exchange.tokens import Tokens
-from agent.exchange.wire import Wire, connect
+from agent.checkpoints.peers.backups import Received
+from agent.checkpoints.peers.data_port import DataPort, Shelf
+from agent.checkpoints.peers.fetch import fetch_slot
+from agent.checkpoints.peers.messages import Header, Offer, as_message
+from agent.checkpoints.peers.send_slot import Fate, put
+from agent.checkpoints.peers.tokens import Tokens
+from agent.checkpoints.peers.wire import Wire, connect
 from benchmarks import forks
 from benchmarks.checkpoint_saves import scratch
 from benchmarks.common import Row, Spread, say
 from benchmarks.peers import copies
-from everstep.slot_reader import SlotReader
-from everstep.slots import SlotFile
+from everstep.slots.file import SlotFile
+from everstep.slots.reader import SlotReader
 
 AIM_GB_S = 1.0
 JOB = "bench"

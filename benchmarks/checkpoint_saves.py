@@ -23,7 +23,7 @@ from benchmarks.peers import environments
 from benchmarks.peers.savers import DLROVER_RUN, clean_dlrover
 from benchmarks.peers.torchrun import PeerFailed, last_words
 from everstep import environment
-from everstep.reports import ReportFile
+from everstep.step_reports import ReportFile
 
 RANKS = 2
 AGAINST_DLROVER, AGAINST_STAGER = 1 / 10, 1 / 2

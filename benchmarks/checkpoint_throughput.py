@@ -17,9 +17,9 @@ from benchmarks.agents_side import Agents
 from benchmarks.checkpoint_saves import calibrate
 from benchmarks.checkpoint_training import CALM
 from benchmarks.common import Row, quantile, say
-from everstep.checkpoint_policy import CheckpointPolicy
 from everstep.errors import EverstepError
-from everstep.job import JobSpec
+from everstep.model.checkpoint_policy import CheckpointPolicy
+from everstep.model.job import JobSpec
 
 AIM = 0.99
 SCRIPT = Path(__file__).with_name("checkpoint_training.py")

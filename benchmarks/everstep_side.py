@@ -16,13 +16,13 @@ from activities import messages
 from benchmarks.common import say
 from benchmarks.peers.torchrun import fault_time, write_plan
 from benchmarks.timeline import PARTS, Recovery, parts_between
-from console.control import Control
-from console.local import cluster as local
+from controlplane.client import Control
+from controlplane.local import cluster as local
 from everstep import environment
 from everstep.errors import ClusterError
-from everstep.incident import IncidentReport
-from everstep.job import JobSpec
-from everstep.job_state import incident_workflow_id
+from everstep.model.incident import IncidentReport
+from everstep.model.job import JobSpec
+from everstep.model.job_state import incident_workflow_id
 
 LIMIT_S = 120.0
 NAME = "bench"

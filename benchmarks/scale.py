@@ -33,12 +33,12 @@ from temporalio.testing import WorkflowEnvironment
 
 from activities.payloads import DATA_CONVERTER
 from benchmarks.common import Row, finish, say, show, show_json
-from console.local import temporal_binary
-from console.local.temporal_server import DYNAMIC_CONFIG
-from everstep.incident import IncidentReport
-from everstep.job import JobSpec
-from everstep.job_state import TASK_QUEUE, JobState, job_workflow_id
-from everstep.machine import Machine
+from controlplane.local import temporal_binary
+from controlplane.local.temporal_server import DYNAMIC_CONFIG
+from everstep.model.incident import IncidentReport
+from everstep.model.job import JobSpec
+from everstep.model.job_state import TASK_QUEUE, JobState, job_workflow_id
+from everstep.model.machine import Machine
 from workflows import attributes
 from workflows.job import JobWorkflow
 

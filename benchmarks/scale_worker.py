@@ -13,9 +13,9 @@ import sys
 import time
 from pathlib import Path
 
-from console.log_setup import configure
-from console.worker import run_worker
-from everstep.job_state import TASK_QUEUE
+from controlplane.logging_setup import configure
+from controlplane.worker import run_worker
+from everstep.model.job_state import TASK_QUEUE
 
 LOOK_S = 0.005
 

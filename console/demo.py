@@ -12,15 +12,15 @@ from contextlib import suppress
 from pathlib import Path
 
 from activities.ledger import IncidentRecord, Ledger
-from console.cluster_file import everstep_home
-from console.drill import Drill, DrillCluster, DrillRequest, DrillResult
-from console.drill.cluster import silent
-from console.drill.runner import References
-from console.follow import text
-from console.follow.display import Display, Ending, Lines, Terminal
-from console.follow.follower import EXIT_DETACHED, Follower
-from console.incident_report import aligned, report_blocks
-from console.local import cluster as local
+from console.views.display import Display, Ending, Lines, Terminal
+from console.views.follower import EXIT_DETACHED, Follower
+from console.views.incident_report import aligned, report_blocks
+from controlplane import text
+from controlplane.local import cluster as local
+from controlplane.local.cluster_file import everstep_home
+from drills import Drill, DrillCluster, DrillRequest, DrillResult
+from drills.clusters.local import silent
+from drills.runner import References
 from everstep.errors import EverstepError
 
 NAME = "demo"

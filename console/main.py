@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from console.shown import clean
+from controlplane.shown import clean
 from everstep.errors import ConfigError, EverstepError, TopologyError
 
 COMMANDS: dict[str, tuple[str, str, str]] = {

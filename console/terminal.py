@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from console.shown import clean
+from controlplane.shown import clean
 
 PIPE_WIDTH = 160
 """Columns of a table in a pipe (ours)."""

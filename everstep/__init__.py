@@ -20,14 +20,14 @@ __version__ = "0.1.0"
 __all__ = ["Checkpoint", "Run", "Topology", "join"]
 
 if TYPE_CHECKING:
-    from everstep.topology import Topology
+    from everstep.model.topology import Topology
     from everstep.training.checkpoint import Checkpoint
     from everstep.training.run import Run, join
 
 _HOME = {
     "Checkpoint": "everstep.training.checkpoint",
     "Run": "everstep.training.run",
-    "Topology": "everstep.topology",
+    "Topology": "everstep.model.topology",
     "join": "everstep.training.run",
 }
 

@@ -6,7 +6,7 @@ environment of that process; what is set later changes nothing. So a job that
 sets such a variable gets a fork server of its own, started with it.
 
 Which names torch's modules read is known from the modules themselves
-(tests/agent/test_import_variables.py looks at all of them). Names that the
+(tests/agent/launcher/test_import_variables.py looks at all of them). Names that the
 installed torch reads and that are not known here are said in the rank's log.
 """
 

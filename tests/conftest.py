@@ -14,8 +14,8 @@ from temporalio.client import Client
 from temporalio.testing import WorkflowEnvironment
 
 from activities.payloads import DATA_CONVERTER
-from console.local import temporal_binary
-from console.local.temporal_server import DYNAMIC_CONFIG
+from controlplane.local import temporal_binary
+from controlplane.local.temporal_server import DYNAMIC_CONFIG
 from everstep import environment, private
 from tests import templates
 from workflows import attributes

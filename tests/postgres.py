@@ -7,8 +7,8 @@ import os
 
 import pytest
 
-from console.local import postgres
-from console.local.ports import Claims
+from controlplane.local import postgres
+from controlplane.local.ports import Claims
 
 SWITCHED_OFF = os.environ.get("EVERSTEP_TEST_POSTGRES") == "off"
 SWITCHED_OFF_REASON = "EVERSTEP_TEST_POSTGRES=off"

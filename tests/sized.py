@@ -8,8 +8,8 @@ from collections.abc import Callable
 from functools import cache
 
 from agent.v1 import agent_pb2 as pb
-from everstep.job import JobSpec
-from everstep.machine import Machine
+from everstep.model.job import JobSpec
+from everstep.model.machine import Machine
 
 RANKS = 8
 """Of each machine."""

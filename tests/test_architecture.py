@@ -18,11 +18,11 @@ from pydantic import BaseModel
 
 import activities.messages
 import workflows.messages
-from everstep import incident, job_state
-from everstep.words import Words
+from everstep.model import incident, job_state
+from everstep.model.words import Words
 
 ROOT = Path(__file__).resolve().parents[1]
-LAYERS = ("everstep", "agent", "activities", "workflows", "console")
+LAYERS = ("everstep", "agent", "activities", "workflows", "controlplane", "drills", "console")
 """Imports go to the left only."""
 STANDARD_LIBRARY_ONLY = ("reports", "environment", "faults", "topology")
 """Modules of everstep that every rank imports."""
@@ -123,8 +123,9 @@ def test_proto_holds_schemas_only() -> None:
     assert not list((ROOT / "proto").rglob("*.py"))
 
 
-def test_tests_are_no_packages_but_for_the_drills_which_share_a_cluster() -> None:
-    assert list((ROOT / "tests").rglob("__init__.py")) == [ROOT / "tests/drills/__init__.py"]
+def test_no_folder_of_tests_is_a_package_but_the_drills_which_share_a_cluster() -> None:
+    found = sorted((ROOT / "tests").rglob("__init__.py"))
+    assert found == [ROOT / "tests/__init__.py", ROOT / "tests/drills/__init__.py"]
 
 
 def test_the_tests_that_the_docs_name_exist() -> None:
@@ -205,6 +206,6 @@ def test_no_message_has_a_closed_list(model: type[BaseModel]) -> None:
 
     walk(schema, (model.__name__,))
 
-    assert closed == [], "use everstep.words: Words for an enum, AnyWord for a Literal"
+    assert closed == [], "use everstep.model.words: Words for an enum, AnyWord for a Literal"
     for name in known & set(schema.get("$defs", {})):
         assert issubclass(getattr(incident, name), Words)

@@ -17,20 +17,20 @@ with workflow.unsafe.imports_passed_through():
     from activities import messages
     from activities.ledger.records import NumbersUsed
     from activities.messages import RecordInput
-    from everstep.decisions.lineage import extended
-    from everstep.decisions.reattempt import steady
-    from everstep.incident import CLOSED_OUTSIDE, Anomaly, Confirmation, IncidentReport, Launched, Left, Symptom
-    from everstep.job_state import NOT_YET, IncidentSummary, JobState, incident_workflow_id
-    from everstep.run_id import run_id
-    from workflows import actions, attributes, page
-    from workflows.beginning import Beginning, Refused
-    from workflows.confirming import Confirming, suspect
+    from everstep.decisions.checkpoints.lineage import extended
+    from everstep.decisions.recover.policy import steady
+    from everstep.model.incident import CLOSED_OUTSIDE, Anomaly, Confirmation, IncidentReport, Launched, Left, Symptom
+    from everstep.model.job_state import NOT_YET, IncidentSummary, JobState, incident_workflow_id
+    from everstep.model.run_id import run_id
+    from workflows import activity_calls, attributes, web_ui
+    from workflows.child_incident import Child, end_of, open_incident
+    from workflows.closed_incident import Reopening
+    from workflows.first_launch import Beginning, Refused
+    from workflows.first_step import Confirming, suspect
+    from workflows.incident.report import Closings
     from workflows.messages import JobResult, lost_incident
-    from workflows.opening import Child, end_of, open_incident
     from workflows.operator import read_request
     from workflows.options import TASK_TIMEOUT, on_ledger
-    from workflows.reopening import Reopening
-    from workflows.reporting import Closings
 
 INCIDENTS_KEPT = 20
 FAILURES_KEPT = 50
@@ -144,7 +144,7 @@ class JobWorkflow:
                     return await self._stopped()
                 case "finished":
                     return await self._end(
-                        "finished", f"finished after {page.count(len(self.state.incidents), 'incident')}"
+                        "finished", f"finished after {web_ui.count(len(self.state.incidents), 'incident')}"
                     )
                 case "anomaly":
                     if ended := await self._attend():
@@ -345,11 +345,11 @@ class JobWorkflow:
         grace_s = state.spec.policy.stop_grace_s
         left = ""
         with contextlib.suppress(ActivityError):  # the release ends what this could not
-            evidence = await actions.stop(
+            evidence = await activity_calls.stop(
                 state.spec, state.machines, state.run, state.generation, why=why, grace_s=grace_s, patience_s=5.0
             )
             if evidence.unreachable:
-                silent = page.listed(evidence.unreachable, 3)
+                silent = web_ui.listed(evidence.unreachable, 3)
                 left = f"; {silent} did not answer: ranks may live there, and are ended once it does"
         return await self._end("stopped", f"stopped by {self.state.stop_requested}{left}")
 
@@ -360,7 +360,7 @@ class JobWorkflow:
         self._show()
         await asyncio.gather(
             self._record(),
-            actions.release(state.spec, state.machines, state.run),
+            activity_calls.release(state.spec, state.machines, state.run),
             *self.records,
             *self.closings.again(),
             return_exceptions=True,
@@ -387,14 +387,14 @@ class JobWorkflow:
         )
         label = state.outcome or (f"generation {launched.generation}" if launched else "started")
         return workflow.start_activity(
-            messages.RECORD, given, result_type=NumbersUsed, summary=page.summary(label), **on_ledger()
+            messages.RECORD, given, result_type=NumbersUsed, summary=web_ui.summary(label), **on_ledger()
         )
 
     def _replace(self, summary: IncidentSummary) -> None:
         self.state.incidents = [summary if one.number == summary.number else one for one in self.state.incidents]
 
     def _show(self) -> None:
-        workflow.set_current_details(page.job_page(self.state, workflow.info().namespace))
+        workflow.set_current_details(web_ui.job_page(self.state, workflow.info().namespace))
         workflow.upsert_search_attributes(
             attributes.updates({attributes.JOB_NAME: self.state.spec.name, attributes.STAGE: self.state.status_text})
         )

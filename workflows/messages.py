@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from everstep.incident import Anomaly, Failure, Held, IncidentReport, Launched, Model, Showing, Stage
-from everstep.job import JobSpec
-from everstep.machine import Machine
+from everstep.model.incident import Anomaly, Failure, Held, IncidentReport, Launched, Model, Showing, Stage
+from everstep.model.job import JobSpec
+from everstep.model.machine import Machine
 
 
 class Carried(Model):
@@ -52,12 +52,12 @@ class IncidentInput(Model):
     history: list[Failure]
     opened_ns: int
     lineage: list[tuple[int, int]] = Field(default_factory=list)
-    """The job's line of generations; see ``everstep.decisions.lineage``."""
+    """The job's line of generations; see ``everstep.decisions.checkpoints.lineage``."""
     resume_path: str = ""
     """Folder of the disk checkpoint from which the job was started first; empty: none."""
     resume_path_step: int = -1
     run: str = ""
-    """Id of the job's run; see ``everstep.run_id``."""
+    """Id of the job's run; see ``everstep.model.run_id``."""
     origin_runs: list[str] = Field(default_factory=list)
     """Ids of the earlier runs whose copies the job was started from."""
     showing: Showing = Field(default_factory=Showing)

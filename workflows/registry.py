@@ -6,7 +6,7 @@ from temporalio.converter import StorageDriverStoreContext, WorkflowSerializatio
 from temporalio.worker import WorkflowInstance, WorkflowInstanceDetails
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
-from workflows.incident import IncidentWorkflow
+from workflows.incident.workflow import IncidentWorkflow
 from workflows.job import JobWorkflow
 
 WORKFLOWS = (JobWorkflow, IncidentWorkflow)

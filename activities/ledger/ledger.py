@@ -42,9 +42,9 @@ from activities.ledger.tables import (
 from everstep import private
 from everstep.decisions.ettr import Ettr, Interval, Kind, Launch, Outage, ettr, unproductive
 from everstep.errors import LedgerError
-from everstep.incident import Anomaly, Evidence, IncidentReport
-from everstep.job import JobSpec
-from everstep.job_state import incident_workflow_id
+from everstep.model.incident import Anomaly, Evidence, IncidentReport
+from everstep.model.job import JobSpec
+from everstep.model.job_state import incident_workflow_id
 
 P = ParamSpec("P")
 T = TypeVar("T")

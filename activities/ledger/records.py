@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from everstep.incident import Evidence, IncidentReport
+from everstep.model.incident import Evidence, IncidentReport
 
 
 class Record(BaseModel):

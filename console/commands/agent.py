@@ -58,7 +58,7 @@ def agent(  # noqa: PLR0917
     # Here, so that the other commands need not wait for gRPC.
     from agent.main import AgentOptions, serve
     from agent.security import ServerSecurity
-    from console.log_setup import configure
+    from controlplane.logging_setup import configure
 
     configure("agent", json=log_format == "json" if log_format else None)
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

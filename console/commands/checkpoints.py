@@ -10,8 +10,8 @@ import typer
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from console.follow.checkpoints import JobCheckpoints, StepCopies
-    from console.follow.saved import SavedReport
+    from controlplane.queries.checkpoints import JobCheckpoints, StepCopies
+    from controlplane.queries.saved import SavedReport
 
 Cluster = Annotated[str, typer.Option("--cluster", metavar="NAME", help="Local cluster.")]
 
@@ -48,18 +48,18 @@ def checkpoints(
 
     Exit codes: 0 shown; 1 with --verify: a copy is damaged; 2 no such job; 3 no cluster or no Temporal.
     """
-    from console.follow.running import finish
+    from console.commands.exit_codes import finish
 
     finish(_checkpoints(job, cluster, verify=verify, as_json=as_json))
 
 
 async def _checkpoints(job: str, cluster: str, *, verify: bool, as_json: bool) -> int:
-    from console.control import Control
-    from console.follow.checkpoints import ask_for_copies, report_of
-    from console.follow.status import saved_of
     from console.terminal import PlainConsole
-    from everstep.decisions.earlier import left_by_earlier_run
-    from everstep.decisions.lineage import UNKNOWN, Runs
+    from controlplane.client import Control
+    from controlplane.queries.checkpoints import ask_for_copies, report_of
+    from controlplane.queries.status import saved_of
+    from everstep.decisions.checkpoints.lineage import UNKNOWN, Runs
+    from everstep.decisions.checkpoints.start_from_run import left_by_earlier_run
 
     async with await Control.connect(cluster) as control:
         run = await control.run_of(job)
@@ -90,8 +90,8 @@ def table(report: JobCheckpoints, now_ns: int) -> Table:
     """The steps, the newest first; tiers in which nothing lies are left out."""
     from rich.table import Table
 
-    from console.follow import text
-    from everstep.incident import Tier
+    from controlplane import text
+    from everstep.model.incident import Tier
 
     shown = Table(box=None, pad_edge=False)
     tiers = [tier for tier in Tier if any(one.ranks.get(tier) for one in report.steps)]

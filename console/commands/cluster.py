@@ -47,7 +47,7 @@ def up(
 
     Exit codes: 0 everything answers; 1 something does not (its log is named); 2 wrong usage.
     """
-    from console.local import cluster as local
+    from controlplane.local import cluster as local
 
     running = local.up(cluster, machines=machines, standbys=standbys, workers=workers, progress=_say)
     if as_json:
@@ -85,7 +85,7 @@ def down(
 
     Exit codes: 0 nothing of it runs any more (also when nothing ran); 1 a process cannot be stopped.
     """
-    from console.local import cluster as local
+    from controlplane.local import cluster as local
 
     if not keep_jobs:
         _stop_jobs(cluster)
@@ -95,8 +95,8 @@ def down(
 
 def _stop_jobs(cluster: str) -> None:
     """Stop the jobs of a cluster that answers; one that does not is taken down all the same."""
-    from console.cluster_file import ClusterFile
-    from console.control import Control
+    from controlplane.client import Control
+    from controlplane.local.cluster_file import ClusterFile
     from everstep.errors import EverstepError
 
     async def stop() -> None:
@@ -147,9 +147,9 @@ def doctor(
     """
     from rich.table import Table
 
-    from console.inventory import named
-    from console.local.doctor import examine
     from console.terminal import PlainConsole, styled
+    from controlplane.inventory import named
+    from controlplane.local.doctor import examine
 
     findings = examine(named(inventory))
     missing = [finding.name for finding in findings if finding.status == "missing"]

@@ -37,8 +37,8 @@ def demo(
 
     Exit codes: 0 recovered, and all losses equal; 1 not; 3 the cluster does not come up; 130 interrupted.
     """
+    from console.commands.exit_codes import finish
     from console.demo import run_demo
-    from console.follow.running import finish
 
     if keep is None:
         keep = sys.stdout.isatty() and not as_json

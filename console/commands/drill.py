@@ -94,15 +94,16 @@ def drill(  # noqa: PLR0917 - one parameter for each option
     usage; 3 this fault cannot be injected here; 4 as 0, but nothing could be
     compared with the run without the fault.
     """
-    from console.drill import narrate, signals
-    from console.drill.catalogue import CannotInject
-    from console.drill.judge import together
-    from console.drill.request import DrillRequest
-    from console.drill.runner import run_drills
+    from console.views import drill
+    from drills import interrupts
+    from drills.judge.judge import together
+    from drills.runner import run_drills
+    from drills.spec.catalogue import CannotInject
+    from drills.spec.request import DrillRequest
     from everstep.errors import ConfigError
 
     if list_faults:
-        narrate.catalogue(as_json=as_json)
+        drill.catalogue(as_json=as_json)
         return
     if not fault:
         raise ConfigError("name a fault; 'everstep drill --list' shows them")
@@ -150,7 +151,7 @@ def drill(  # noqa: PLR0917 - one parameter for each option
             config=config,
             script=script or [],
         )
-        results = signals.run(run_drills(request, repeat=repeat, say=narrate.progress, keep=keep, each=narrate.each))
+        results = interrupts.run(run_drills(request, repeat=repeat, say=drill.progress, keep=keep, each=drill.each))
     except CannotInject as refused:
         if as_json:
             print(json.dumps({"fault": fault, "fired": False, "refused": str(refused)}))
@@ -162,7 +163,7 @@ def drill(  # noqa: PLR0917 - one parameter for each option
             answer = together(results)
         print(json.dumps(answer, indent=2))
     else:
-        narrate.results(results)
+        drill.results(results)
     if not all(one.ok for one in results):
         raise typer.Exit(EXIT_NOT_RECOVERED)
     blind = [one for one in results if not one.compared and one.resolution != "parked"]

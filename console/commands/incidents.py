@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from console.cluster_file import ClusterFile
-from console.shown import clean_line
+from controlplane.local.cluster_file import ClusterFile
+from controlplane.shown import clean_line
 from everstep.errors import ClusterError, ConfigError, LedgerError
-from everstep.job_state import incident_workflow_id
+from everstep.model.job_state import incident_workflow_id
 
 if TYPE_CHECKING:
     from activities.ledger import IncidentRecord, Ledger
-    from console.incident_report import Block
+    from console.views.incident_report import Block
 
 LedgerOption = Annotated[
     str,
@@ -61,7 +61,7 @@ def incidents(
     if as_json:
         _print_json([_listed(record, described) for record in found])
         return
-    from console.incident_report import summary_row
+    from console.views.incident_report import summary_row
 
     if not found:
         print(f"no incidents of job {job}" if job else "no incidents")
@@ -100,7 +100,7 @@ def incident(
     if as_json:
         _print_json(record.model_dump(mode="json") | {"link": _link(record, described)})
         return
-    from console.incident_report import report_blocks
+    from console.views.incident_report import report_blocks
 
     _print_blocks(report_blocks(record, _link(record, described)))
 
@@ -149,7 +149,7 @@ def _full_id(ledger: Ledger, given: str) -> str | None:
 
 
 def _link(record: IncidentRecord, cluster: ClusterFile | None) -> str:
-    from console.incident_report import link
+    from console.views.incident_report import link
 
     return link(record.id, cluster.ui_url, cluster.namespace) if cluster else ""
 
@@ -165,7 +165,7 @@ def _print_json(value: object) -> None:
 
 def _print_table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
     if not sys.stdout.isatty():
-        from console.incident_report import aligned
+        from console.views.incident_report import aligned
 
         print("\n".join(aligned(rows)))
         return
@@ -183,7 +183,7 @@ def _print_table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
 
 
 def _print_blocks(blocks: list[Block]) -> None:
-    from console.incident_report import aligned
+    from console.views.incident_report import aligned
 
     if not sys.stdout.isatty():
         for number, block in enumerate(blocks):

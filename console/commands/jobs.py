@@ -13,11 +13,11 @@ import typer
 from everstep.errors import AgentError, ClusterError, ConfigError
 
 if TYPE_CHECKING:
-    from console.control import Control
-    from console.follow.rank_logs import RankLogs, Source
-    from console.follow.status import JobReport
     from console.terminal import PlainConsole
-    from everstep.job_state import JobState
+    from controlplane.client import Control
+    from controlplane.queries.rank_logs import RankLogs, Source
+    from controlplane.queries.status import JobReport
+    from everstep.model.job_state import JobState
 
 Cluster = Annotated[str, typer.Option("--cluster", metavar="NAME", help="Local cluster.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -54,7 +54,7 @@ def status(
 
     Exit codes: 0 shown; 2 no such job; 3 no cluster or no Temporal.
     """
-    from console.follow.running import finish
+    from console.commands.exit_codes import finish
 
     finish(_status(job, cluster, as_json=as_json))
 
@@ -86,8 +86,8 @@ def logs(  # noqa: PLR0917 - options of a command
     Exit codes: 0 shown; 1 a machine does not answer, or a rank has no log; 2 no such job or rank;
     3 no cluster or no Temporal.
     """
-    from console.follow.rank_logs import STREAMS
-    from console.follow.running import finish
+    from console.commands.exit_codes import finish
+    from controlplane.queries.rank_logs import STREAMS
 
     if stream not in STREAMS:
         raise ConfigError(f"--stream {stream}: use one of {', '.join(STREAMS)}")
@@ -112,7 +112,7 @@ def stop(
 
     Exit codes: 0 stopped; 1 not yet; 2 no such job, or it does not run; 3 no cluster or no Temporal.
     """
-    from console.follow.running import finish
+    from console.commands.exit_codes import finish
 
     finish(_stop(job, note, cluster, wait=not no_wait))
 
@@ -144,7 +144,7 @@ def resume(
 
     Exit codes: 0 it tries again; 1 not yet; 2 no such job, or it is not parked; 3 no cluster or no Temporal.
     """
-    from console.follow.running import finish
+    from console.commands.exit_codes import finish
 
     finish(_answer("resume", reference, note, cluster, accept_loss=accept_loss))
 
@@ -160,16 +160,16 @@ def abandon(reference: Reference, note: Note = "", cluster: Cluster = "default")
 
     Exit codes: 0 given up; 1 not yet; 2 no such job, or no open incident; 3 no cluster or no Temporal.
     """
-    from console.follow.running import finish
+    from console.commands.exit_codes import finish
 
     finish(_answer("abandon", reference, note, cluster))
 
 
 async def _status(job: str, cluster: str, *, as_json: bool) -> int:
-    from console.control import Control, option_of
-    from console.follow.status import job_lines, job_report
-    from console.follow.status_text import jobs_table, problem_lines
     from console.terminal import PlainConsole
+    from console.views.status_text import jobs_table, problem_lines
+    from controlplane.client import Control, option_of
+    from controlplane.queries.status import job_lines, job_report
 
     console = PlainConsole()
     async with await Control.connect(cluster) as control:
@@ -193,8 +193,8 @@ async def _status(job: str, cluster: str, *, as_json: bool) -> int:
 
 
 async def _show_report(console: PlainConsole, control: Control, report: JobReport) -> None:
-    from console.follow.parked import parked_lines
-    from console.follow.status_text import incidents_table, job_facts, machine_rows
+    from console.views.parked import parked_lines
+    from console.views.status_text import incidents_table, job_facts, machine_rows
 
     console.print(report.name, style="bold")
     for key, value in [*job_facts(report), *machine_rows(report.machines, ended=report.ended is not None)]:
@@ -209,8 +209,8 @@ async def _show_report(console: PlainConsole, control: Control, report: JobRepor
 
 
 async def _logs(job: str, cluster: str, *, rank: int | None, follow: bool, stream: str, tail: int | None) -> int:
-    from console.control import Control
-    from console.follow.rank_logs import RankLogs, sources_of
+    from controlplane.client import Control
+    from controlplane.queries.rank_logs import RankLogs, sources_of
 
     async with await Control.connect(cluster) as control:
         run = await control.run_of(job)
@@ -266,7 +266,7 @@ def _prefix(rank: int) -> str:
 
 
 async def _stop(job: str, note: str, cluster: str, *, wait: bool) -> int:
-    from console.control import Control
+    from controlplane.client import Control
 
     async with await Control.connect(cluster) as control:
         await control.stop(job, note)
@@ -290,7 +290,7 @@ async def _stop(job: str, note: str, cluster: str, *, wait: bool) -> int:
 
 
 async def _answer(answer: str, reference: str, note: str, cluster: str, *, accept_loss: bool = False) -> int:
-    from console.control import Control, parse_incident
+    from controlplane.client import Control, parse_incident
 
     job, _ = parse_incident(reference)
     async with await Control.connect(cluster) as control:

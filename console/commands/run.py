@@ -15,9 +15,9 @@ import typer
 from everstep.errors import ClusterError, ConfigError
 
 if TYPE_CHECKING:
-    from console.control import Control
-    from console.follow.display import Display
-    from everstep.job import JobSpec
+    from console.views.display import Display
+    from controlplane.client import Control
+    from everstep.model.job import JobSpec
 
 Cluster = Annotated[str, typer.Option("--cluster", metavar="NAME", help="Local cluster.", rich_help_panel="Where")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object per line.")]
@@ -93,7 +93,7 @@ def run(  # noqa: PLR0917 - options of a command
     backup_every_steps, backup_rate_mb_s, backup_chunk_mb, disk, disk_path,
     disk_every_steps, disk_every_min, disk_keep, remote_url, remote_keep,
     state_mb_per_rank, max_unsaved_steps, max_unsaved_s (docs/checkpoints.md
-    explains them). The table policy has the limits of everstep/policy.py.
+    explains them). The table policy has the limits of everstep/model/recovery_policy.py.
     EVERSTEP_JOB_TP=4 sets tp, EVERSTEP_JOB_CHECKPOINT_SLOTS=4 checkpoint.slots, and so on.
 
     A job that has ended can go on from one of its checkpoints with
@@ -124,9 +124,9 @@ def run(  # noqa: PLR0917 - options of a command
     wrong job; 3 no cluster or no Temporal; 4 parked, it needs an operator;
     130 detached, the job runs on.
     """
-    from console.follow.running import finish
-    from console.job_file import load_job
-    from console.resume import checked_path, parse_step
+    from console.commands.exit_codes import finish
+    from controlplane.job_file.job_file import load_job
+    from controlplane.start_checks.resume import checked_path, parse_step
 
     if resume_from is not None and resume_path is not None:
         raise ConfigError("--resume-from and --resume-path exclude each other: give one of them")
@@ -166,7 +166,7 @@ def attach(
 
     Exit codes: as of `everstep run`; 2 also when there is no such job.
     """
-    from console.follow.running import finish
+    from console.commands.exit_codes import finish
 
     finish(_attach(job, cluster, as_json=as_json))
 
@@ -191,12 +191,12 @@ async def _run(
     spec: JobSpec, start: Start, cluster: str, inventory: Path | None, *, no_up: bool, detach: bool, as_json: bool
 ) -> int:
     from activities.payloads import key_file
-    from console.follow.display import Ending, display_for
-    from console.follow.follower import Follower, detached
-    from console.job_checks import env_warnings
-    from console.resume import as_earlier, check_step, earlier_run
-    from console.storage import check_storage
-    from everstep.job_state import JobState
+    from console.views.display import Ending, display_for
+    from console.views.follower import Follower, detached
+    from controlplane.job_file.checks import env_warnings
+    from controlplane.start_checks.resume import as_earlier, check_step, earlier_run
+    from controlplane.start_checks.storage import check_storage
+    from everstep.model.job_state import JobState
 
     display = display_for(as_json=as_json)
     async with await _connect(cluster, inventory, spec.machines, display, no_up=no_up) as control:
@@ -232,9 +232,9 @@ async def refused(control: Control, job: str) -> str:
 
 
 async def _attach(job: str, cluster: str, *, as_json: bool) -> int:
-    from console.control import Control
-    from console.follow.display import display_for
-    from console.follow.follower import Follower
+    from console.views.display import display_for
+    from console.views.follower import Follower
+    from controlplane.client import Control
 
     display = display_for(as_json=as_json)
     async with await Control.connect(cluster) as control:
@@ -250,9 +250,9 @@ async def _attach(job: str, cluster: str, *, as_json: bool) -> int:
 
 async def _connect(cluster: str, inventory: Path | None, machines: int, display: Display, *, no_up: bool) -> Control:
     """A connection; brings a local cluster up when none answers."""
-    from console.control import Control, option_of
-    from console.inventory import named
-    from console.local import cluster as local
+    from controlplane.client import Control, option_of
+    from controlplane.inventory import named
+    from controlplane.local import cluster as local
 
     try:
         return await Control.connect(cluster, inventory=inventory)

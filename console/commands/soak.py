@@ -56,11 +56,11 @@ def soak(  # noqa: PLR0917 - one parameter for each option
     Exit codes: 0 nothing was violated; 1 something was; 2 wrong usage; 3 it
     cannot run here; 4 as 0, but some faults did not fire.
     """
-    from console.drill import narrate, signals
-    from console.drill.catalogue import CannotInject
-    from console.soak import report
-    from console.soak.choose import chosen
-    from console.soak.runner import soak_and_reduce
+    from console.views import drill, soak
+    from drills import interrupts
+    from drills.soak.choose import chosen
+    from drills.soak.runner import soak_and_reduce
+    from drills.spec.catalogue import CannotInject
     from everstep.errors import ConfigError
 
     if plan and resume:
@@ -69,21 +69,21 @@ def soak(  # noqa: PLR0917 - one parameter for each option
     taken, place = chosen(
         faults=faults, seed=seed, only=only or [], sizes=sizes, plan=plan, resume=resume, folder=folder
     )
-    narrate.progress(f"seed {taken.seed}; plan and journal are in {place}")
+    drill.progress(f"seed {taken.seed}; plan and journal are in {place}")
     try:
-        result = signals.run(
-            soak_and_reduce(taken, place, minutes=minutes, tries=tries, say=narrate.progress, each=report.each)
+        result = interrupts.run(
+            soak_and_reduce(taken, place, minutes=minutes, tries=tries, say=drill.progress, each=soak.each)
         )
     except CannotInject as refused:
         print(f"error: {refused}", file=sys.stderr)
         raise typer.Exit(3) from None
     except KeyboardInterrupt:
-        narrate.progress(f"go on with: everstep soak --resume {place}")
+        drill.progress(f"go on with: everstep soak --resume {place}")
         raise
     if as_json:
-        print(report.as_json(result))
+        print(soak.as_json(result))
     else:
-        report.show(result, place)
+        soak.show(result, place)
     if not result.ok:
         raise typer.Exit(EXIT_VIOLATED)
     if not result.episodes and not result.stopped:

@@ -32,9 +32,10 @@ def sweep(
     """
     from rich.table import Table
 
-    from console.drill import narrate, signals
-    from console.drill.sweep import SweepRow, run_sweep
     from console.terminal import PlainConsole, styled
+    from console.views import drill
+    from drills import interrupts
+    from drills.sweep import SweepRow, run_sweep
     from everstep.errors import ConfigError
 
     if last is not None and last < first:
@@ -42,10 +43,10 @@ def sweep(
 
     def each(row: SweepRow) -> None:
         verdict = "same" if row.ok else "NOT THE SAME: " + "; ".join(row.problems)
-        narrate.progress(f"event {row.event} {row.kind} ({row.place or 'not hit'}): {verdict}")
+        drill.progress(f"event {row.event} {row.kind} ({row.place or 'not hit'}): {verdict}")
 
-    result = signals.run(
-        run_sweep(first=first, last=last, every=every, workers=workers, say=narrate.progress, each=each)
+    result = interrupts.run(
+        run_sweep(first=first, last=last, every=every, workers=workers, say=drill.progress, each=each)
     )
     if as_json:
         print(result.model_dump_json(indent=2))

@@ -10,7 +10,7 @@ import typer
 
 from everstep import environment
 from everstep.errors import ConfigError
-from everstep.job_state import TASK_QUEUE
+from everstep.model.job_state import TASK_QUEUE
 
 
 def worker(
@@ -31,12 +31,12 @@ def worker(
 
     Example: TEMPORAL_ADDRESS=temporal:7233 everstep worker --ledger postgresql+psycopg://everstep@db/everstep
     """
-    from console.drill import worker_faults
-    from console.log_setup import configure
-    from console.worker import run_worker
+    from controlplane.logging_setup import configure
+    from controlplane.worker import run_worker
+    from drills.inject import control_plane
 
     if not ledger:
         raise ConfigError("no ledger: give --ledger or set EVERSTEP_LEDGER_URL, e.g. sqlite:////var/lib/everstep/l.db")
     configure("worker", json=log_format == "json" if log_format else None)
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    asyncio.run(run_worker(ledger_url=ledger, task_queue=task_queue, plugins=worker_faults.plugins()))
+    asyncio.run(run_worker(ledger_url=ledger, task_queue=task_queue, plugins=control_plane.plugins()))

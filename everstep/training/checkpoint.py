@@ -1,6 +1,6 @@
 """Every-step checkpoints of one rank in shared memory that outlives it.
 
-A save is one copy of the rank's own tensors into a slot (``everstep/slots.py``),
+A save is one copy of the rank's own tensors into a slot (``everstep/slots/file.py``),
 most of it while training goes on (``saver.py``). DTensors save and load their
 local shard, so no rank ever gathers anything.
 """
@@ -17,18 +17,18 @@ import torch
 
 from everstep.errors import CheckpointError, ConfigError, CorruptCheckpoint, EverstepError
 from everstep.faults import RankFaults
-from everstep.slots import Payload, SlotFile
-from everstep.structure import TensorSpec
-from everstep.topology import Topology
-from everstep.training.arena import Arena
-from everstep.training.bell import Bell
+from everstep.model.topology import Topology
+from everstep.slots.file import Payload, SlotFile
+from everstep.slots.tensor_table import TensorSpec
 from everstep.training.codec import decode, encode
 from everstep.training.cuda import Cuda
 from everstep.training.digest import digest_of
 from everstep.training.gradients import WHAT_TO_DO, Gradients
 from everstep.training.layout import Layout, view_of
+from everstep.training.memory_check import check_room
+from everstep.training.restore_copy import Arena
 from everstep.training.rng import RandomState
-from everstep.training.room import check_room
+from everstep.training.save_signal import Bell
 from everstep.training.saver import Saver
 
 _RNG = "everstep.rng"

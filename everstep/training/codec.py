@@ -1,6 +1,6 @@
 """State dicts to bytes and back: tensors apart, everything else in one small structure.
 
-The structure (``everstep/structure.py``) is a table of the tensors, and a
+The structure (``everstep/slots/tensor_table.py``) is a table of the tensors, and a
 pickle in which tensors are numbered references. An unpickler that builds
 containers, numbers and strings only reads it, so that a checkpoint file can
 never run code; what that could not read is refused when saved, by its type.
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from everstep.errors import CheckpointError, CorruptCheckpoint
-from everstep.structure import TensorSpec, split
+from everstep.slots.tensor_table import TensorSpec, split
 from everstep.training.layout import Found, Layout, dtype_of, view_of
 
 _LEAVES = {str, int, float, bool, type(None), bytes}

@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from everstep.structure import TensorSpec
+from everstep.slots.tensor_table import TensorSpec
 
 LARGE = 1 << 16
 """Tensors from so many bytes on are worth a memmove of their own in the copying thread (ours)."""

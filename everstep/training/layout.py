@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from everstep.errors import CheckpointError, CorruptCheckpoint
-from everstep.slot_format import aligned
-from everstep.structure import TensorSpec, pack_table
+from everstep.slots.format import aligned
+from everstep.slots.tensor_table import TensorSpec, pack_table
 
 
 @dataclass(slots=True)

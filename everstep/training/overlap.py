@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from everstep.structure import TensorSpec
+from everstep.slots.tensor_table import TensorSpec
 
 PROBES = 64
 """Tensors that are probed at most (ours): some microseconds a save."""

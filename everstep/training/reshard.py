@@ -26,12 +26,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from everstep.errors import CheckpointError, CorruptCheckpoint, EverstepError
-from everstep.shard_file import open_shard, read_piece, verify_piece
-from everstep.shard_folders import held_in, step_of
-from everstep.shard_layout import whole_key
-from everstep.shard_manifest import Manifest, Part, Piece, data_name, read_manifest
-from everstep.structure import split
-from everstep.topology import Topology
+from everstep.model.topology import Topology
+from everstep.shards.file import open_shard, read_piece, verify_piece
+from everstep.shards.folders import held_in, step_of
+from everstep.shards.manifest import Manifest, Part, Piece, data_name, read_manifest
+from everstep.shards.safetensors_layout import whole_key
+from everstep.slots.tensor_table import split
 from everstep.training.codec import decode
 from everstep.training.dtensors import Description, MeshKey, matching, on_mesh
 from everstep.training.layout import dtype_of

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 from everstep import environment
 from everstep.errors import ConfigError
 from everstep.faults import RankFaults
-from everstep.reports import ReportFile
-from everstep.slots import SlotFile
-from everstep.topology import Axis, Coordinate, Topology
-from everstep.training.bell import Bell
+from everstep.model.topology import Axis, Coordinate, Topology
+from everstep.slots.file import SlotFile
+from everstep.step_reports import ReportFile
 from everstep.training.checkpoint import Checkpoint, Stateful
-from everstep.training.given import from_environment, origin_of, topology_of_job
-from everstep.training.scalars import Held, number, on_device, plain
+from everstep.training.deferred_reports import Held, number, on_device, plain
+from everstep.training.launch_environment import from_environment, origin_of, topology_of_job
+from everstep.training.save_signal import Bell
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -30,17 +30,17 @@ import torch
 
 from everstep.bulk import yield_the_core
 from everstep.errors import CheckpointError
-from everstep.slots import SlotFile
-from everstep.training.bell import Bell
+from everstep.slots.file import SlotFile
 from everstep.training.codec import Encoded
 from everstep.training.copier import Copier, HostCopier
+from everstep.training.copy_plan import HOST, Pieces, Plan
 from everstep.training.cuda import Cuda, TorchCuda
 from everstep.training.layout import Layout
 from everstep.training.overlap import Witness
-from everstep.training.plan import HOST, Pieces, Plan
+from everstep.training.save_signal import Bell
 
 if TYPE_CHECKING:
-    from everstep.training.pinned import PinnedMemory
+    from everstep.training.cuda_copier import PinnedMemory
 
 DRAIN_S = 30.0
 """A script that leaves its loop early waits so long at most for the last save (ours)."""
@@ -328,7 +328,7 @@ class Saver:
             if device == HOST:
                 self._copiers[device] = HostCopier()
             else:
-                from everstep.training.pinned import DeviceCopier, PinnedMemory
+                from everstep.training.cuda_copier import DeviceCopier, PinnedMemory
 
                 gpu = torch.device(device)
                 if self._pinned is None:

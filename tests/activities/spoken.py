@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 import grpc.aio
 
 from agent.v1 import agent_pb2_grpc
-from everstep.machine import Machine
+from everstep.model.machine import Machine
 from tests.hosts import own_host
 
 HOST = own_host(31)

@@ -7,19 +7,19 @@ from functools import cache
 
 import pytest
 
-from activities.confirm import states_of
-from activities.convert import backup_peers, checkpoint_options, rank_launches, shared_environment
-from activities.evidence import evidence_of, homes_of
-from activities.watched import Watched
+from activities.agents.confirm import states_of
+from activities.agents.convert import backup_peers, checkpoint_options, rank_launches, shared_environment
+from activities.agents.evidence import evidence_of, homes_of
+from activities.watching.job_view import Watched
 from agent.v1 import agent_pb2 as pb
-from everstep.decisions.case import Case
-from everstep.decisions.confirm import judge_confirmation
-from everstep.decisions.lineage import Runs
-from everstep.decisions.readers import readers
-from everstep.decisions.reattempt import Facts, decide_reattempt
-from everstep.decisions.search import merged
-from everstep.incident import Anomaly, Copy, Evidence, Showing, Symptom, Tier
-from everstep.placement import place_backups
+from everstep.decisions.checkpoints.lineage import Runs
+from everstep.decisions.checkpoints.placement import place_backups
+from everstep.decisions.checkpoints.search import merged
+from everstep.decisions.checkpoints.shared_reads import readers
+from everstep.decisions.recover.confirm import judge_confirmation
+from everstep.decisions.recover.policy import Facts, decide_reattempt
+from everstep.decisions.recover.state import Case
+from everstep.model.incident import Anomaly, Copy, Evidence, Showing, Symptom, Tier
 from tests.sized import (
     MOST,
     NOW_NS,

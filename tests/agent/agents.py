@@ -16,8 +16,8 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from agent.client import AgentClient
-from agent.live import FOLDER
 from agent.security import ClientSecurity
+from agent.state.live import FOLDER
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import AgentUnreachable
 from tests import templates

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from agent.processes import start_ticks
+from agent.launcher.processes import start_ticks
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import AgentUnreachable
 from tests.agent.agents import Job, RunningAgent, alive, running_agent, until
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 REPORTING = """
 import os, time
 from pathlib import Path
-from everstep.reports import ReportFile
+from everstep.step_reports import ReportFile
 report = ReportFile.open(Path(os.environ["EVERSTEP_REPORT_FILE"]))
 report.attach()
 for step in range(100_000):

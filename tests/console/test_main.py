@@ -83,7 +83,7 @@ def test_a_module_beside_the_user_hides_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("modules", "slow"),
-    [("console.control, console.follow.follower", "sqlalchemy"), ("activities.ledger", "alembic")],
+    [("controlplane.client, console.views.follower", "sqlalchemy"), ("activities.ledger", "alembic")],
 )
 def test_nobody_waits_for_an_import_that_is_not_used(modules: str, slow: str) -> None:
     program = f"import sys, {modules}; print(sorted({{{slow!r}, 'torch'}} & {{*sys.modules}}))"

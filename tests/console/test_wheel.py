@@ -15,8 +15,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import console, everstep, agent, activities, workflows
-from console.drill.request import example
-from console.local import temporal_binary
+from drills.spec.request import example
+from controlplane.local import temporal_binary
 for module in (console, everstep, agent, activities, workflows):
     print(module.__file__)
 print(example("gpt.py"))

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from console.drill import Drill, DrillCluster, DrillRequest, DrillResult
-from console.drill.runner import References
+from drills import Drill, DrillCluster, DrillRequest, DrillResult
+from drills.runner import References
 
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 

@@ -18,8 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from console.local import temporal_binary, temporal_server
-from console.local.network import CONTROL, Network
+from controlplane.local import temporal_binary, temporal_server
+from controlplane.local.network import CONTROL, Network
 
 ROOT = Path(__file__).parents[2]
 BOOK = (ROOT / "docs" / "deployment.md").read_text()

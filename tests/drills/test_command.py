@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from console.drill.sweep import SweepRow, run_sweep
-from console.local import procfs
-from console.local.cluster import SHM_ROOT
-from everstep.incident import Symptom
+from controlplane.local import procfs
+from controlplane.local.cluster import SHM_ROOT
+from drills.sweep import SweepRow, run_sweep
+from everstep.model.incident import Symptom
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(300)]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from console.drill import DrillResult
-from console.local import mounts
+from controlplane.local import mounts
+from drills import DrillResult
 
 pytestmark = [pytest.mark.drill, pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(300)]
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from console.drill.network_cluster import missing
+from drills.clusters.network import missing
 from tests.drills.deployed import MACHINES, STEPS, Deployed, Losses, over, read
 
 pytestmark = [

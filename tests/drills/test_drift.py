@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from console.drill import DrillCluster
-from console.follow.saved import SavedReport, saved_lines
-from console.follow.status import saved_of
-from everstep.checkpoint_policy import CheckpointPolicy
-from everstep.incident import IncidentReport
-from everstep.job import JobSpec
-from everstep.job_state import incident_workflow_id
+from controlplane.queries.saved import SavedReport, saved_lines
+from controlplane.queries.status import saved_of
+from drills import DrillCluster
+from everstep.model.checkpoint_policy import CheckpointPolicy
+from everstep.model.incident import IncidentReport
+from everstep.model.job import JobSpec
+from everstep.model.job_state import incident_workflow_id
 
 pytestmark = [pytest.mark.drill, pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(240)]
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from console.drill import DrillCluster
-from everstep.incident import NOT_CONFIRMED
-from everstep.job import JobSpec
-from everstep.job_state import JobState
-from everstep.policy import RecoveryPolicy
+from drills import DrillCluster
+from everstep.model.incident import NOT_CONFIRMED
+from everstep.model.job import JobSpec
+from everstep.model.job_state import JobState
+from everstep.model.recovery_policy import RecoveryPolicy
 
 pytestmark = [pytest.mark.drill, pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(240)]
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from console.drill import DrillCluster
-from console.local import power
-from everstep.checkpoint_policy import CheckpointPolicy
-from everstep.incident import IncidentReport
-from everstep.job import JobSpec
-from everstep.job_state import JobState, incident_workflow_id
-from everstep.policy import RecoveryPolicy
+from controlplane.local import power
+from drills import DrillCluster
+from everstep.model.checkpoint_policy import CheckpointPolicy
+from everstep.model.incident import IncidentReport
+from everstep.model.job import JobSpec
+from everstep.model.job_state import JobState, incident_workflow_id
+from everstep.model.recovery_policy import RecoveryPolicy
 
 pytestmark = [pytest.mark.drill, pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(240)]
 

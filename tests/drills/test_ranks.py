@@ -11,10 +11,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from console.drill import DrillCluster, DrillResult
-from console.drill.inject import planned
-from console.drill.request import DrillRequest, example
-from everstep.job_state import JobState
+from drills import DrillCluster, DrillResult
+from drills.inject.plan import planned
+from drills.spec.request import DrillRequest, example
+from everstep.model.job_state import JobState
 
 pytestmark = [pytest.mark.drill, pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(300)]
 

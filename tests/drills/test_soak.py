@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from console.cluster_file import ClusterFile
-from console.local import procfs
-from console.soak.plan import GAP, SoakPlan
+from controlplane.local import procfs
+from controlplane.local.cluster_file import ClusterFile
+from drills.soak.plan import GAP, SoakPlan
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(400)]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from console.drill import DrillResult
-from console.drill.catalogue import WHERE
+from drills import DrillResult
+from drills.spec.catalogue import WHERE
 
 pytestmark = [pytest.mark.drill, pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(600)]
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from console.control import Control
-from console.local import cluster as local
-from console.local import ports
-from everstep.job import JobSpec
-from everstep.job_state import job_workflow_id
+from controlplane.client import Control
+from controlplane.local import cluster as local
+from controlplane.local import ports
+from everstep.model.job import JobSpec
+from everstep.model.job_state import job_workflow_id
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(300)]
 NAMES = ("one", "two")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from console.drill.network_cluster import missing
+from drills.clusters.network import missing
 from tests.drills.deployed import Deployed, Losses, over, read
 from tests.postgres import Postgres
 

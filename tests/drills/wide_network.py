@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from console.drill.network_cluster import missing
-from console.local.network import NAMED
+from controlplane.local.network import NAMED
+from drills.clusters.network import missing
 
 pytestmark = [
     pytest.mark.drill,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.job import JobSpec
+from everstep.model.job import JobSpec
 from everstep.redaction import HIDDEN, is_secret, masked, redacted
 
 

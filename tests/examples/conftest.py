@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from console.local.ports import Claims
+from controlplane.local.ports import Claims
 from everstep import environment
-from everstep.reports import ReportFile
-from everstep.shard_file import write_shard
-from everstep.shard_folders import step_folder
-from everstep.slot_reader import SlotReader, held
+from everstep.shards.file import write_shard
+from everstep.shards.folders import step_folder
+from everstep.slots.reader import SlotReader, held
+from everstep.step_reports import ReportFile
 
 ROOT = Path(__file__).parents[2]
 

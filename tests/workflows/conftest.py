@@ -17,8 +17,8 @@ from temporalio.client import Client, WorkflowHandle
 from temporalio.worker import Worker
 
 from activities import messages
+from activities.closed_incidents import IncidentActivities
 from activities.heartbeat import heartbeating
-from activities.incidents import IncidentActivities
 from activities.ledger.records import NumbersUsed
 from activities.messages import (
     AwaitInput,
@@ -35,13 +35,13 @@ from activities.messages import (
     RoomInput,
     StopInput,
 )
-from everstep.checkpoint_policy import CheckpointPolicy
 from everstep.errors import LedgerError
-from everstep.incident import Anomaly, Confirmation, Evidence, Held, Launched, RankExit, Restored, Symptom
-from everstep.job import JobSpec
-from everstep.job_state import JobState, job_workflow_id
-from everstep.machine import Machine
-from everstep.policy import RecoveryPolicy
+from everstep.model.checkpoint_policy import CheckpointPolicy
+from everstep.model.incident import Anomaly, Confirmation, Evidence, Held, Launched, RankExit, Restored, Symptom
+from everstep.model.job import JobSpec
+from everstep.model.job_state import JobState, job_workflow_id
+from everstep.model.machine import Machine
+from everstep.model.recovery_policy import RecoveryPolicy
 from workflows.job import JobWorkflow
 from workflows.messages import JobResult
 from workflows.registry import WORKFLOWS, sandbox

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from console.worker import connect
+from controlplane.worker import connect
 
 HERE = Path(__file__).resolve()
 HISTORIES = HERE.parent.parent / "histories"

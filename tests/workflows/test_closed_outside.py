@@ -12,9 +12,9 @@ import pytest
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle, WorkflowHistory
 from temporalio.worker import Replayer, Worker
 
-from activities.incidents import read_closed
-from everstep.incident import CLOSED_OUTSIDE, Confirmation, Evidence
-from everstep.job_state import JobState, incident_workflow_id
+from activities.closed_incidents import read_closed
+from everstep.model.incident import CLOSED_OUTSIDE, Confirmation, Evidence
+from everstep.model.job_state import JobState, incident_workflow_id
 from tests.workflows.conftest import Jobs, ScriptedCluster, anomaly, exits, held
 from workflows.job import JobWorkflow
 from workflows.registry import WORKFLOWS, sandbox

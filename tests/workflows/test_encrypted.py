@@ -13,9 +13,9 @@ from temporalio.worker import Worker
 from activities.payload_keys import Keys
 from activities.payloads import DATA_CONVERTER, Codec
 from everstep.errors import ConfigError
-from everstep.incident import Evidence
-from everstep.job import JobSpec
-from everstep.job_state import JobState, incident_workflow_id, job_workflow_id
+from everstep.model.incident import Evidence
+from everstep.model.job import JobSpec
+from everstep.model.job_state import JobState, incident_workflow_id, job_workflow_id
 from tests.workflows.conftest import MACHINES, Jobs, ScriptedCluster, anomaly, exits, held
 from workflows.job import JobWorkflow
 from workflows.registry import WORKFLOWS, sandbox

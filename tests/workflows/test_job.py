@@ -14,11 +14,12 @@ from temporalio.service import RPCError
 
 from activities.ledger.records import NumbersUsed
 from activities.messages import ConfirmInput, StopInput
-from everstep.incident import Anomaly, Confirmation, Evidence, Held, RankExit, Symptom
-from everstep.job_state import incident_workflow_id
+from everstep.model.incident import Anomaly, Confirmation, Evidence, Held, RankExit, Symptom
+from everstep.model.job_state import incident_workflow_id
 from tests.workflows.conftest import exits, held
-from workflows import options, story
-from workflows.incident import IncidentWorkflow
+from workflows import options
+from workflows.incident import timeline
+from workflows.incident.workflow import IncidentWorkflow
 from workflows.job import JobWorkflow
 
 
@@ -212,7 +213,7 @@ async def test_a_cancelled_job_stops_its_ranks(jobs: Any) -> None:
 
 async def test_no_recovery_waits_for_a_ledger_that_is_away(jobs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long it is tried: else the incident, and with it the next one, would be over only when it is given up."""
-    monkeypatch.setattr(story, "on_ledger", options.on_ledger_when_back)
+    monkeypatch.setattr(timeline, "on_ledger", options.on_ledger_when_back)
     handle = await jobs.start()
     await jobs.until(handle, lambda state: state.status == "running")
     jobs.cluster.blocked.add("ledger")

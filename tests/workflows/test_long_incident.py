@@ -7,10 +7,10 @@ from typing import Any
 from temporalio.client import WorkflowHandle, WorkflowHistory
 from temporalio.worker import Replayer
 
-from activities.incidents import read_closed
+from activities.closed_incidents import read_closed
 from activities.payloads import DATA_CONVERTER
-from everstep.incident import CLOSED_OUTSIDE, Confirmation, Evidence
-from everstep.job_state import JobState, incident_workflow_id
+from everstep.model.incident import CLOSED_OUTSIDE, Confirmation, Evidence
+from everstep.model.job_state import JobState, incident_workflow_id
 from tests.workflows.conftest import anomaly, exits, held
 from workflows.job import JobWorkflow
 from workflows.registry import WORKFLOWS, sandbox

@@ -10,14 +10,14 @@ import pytest
 from temporalio.client import Client
 from temporalio.worker import Worker
 
-from console.control import Control
-from console.follow.status import JobLine, job_lines, job_report
-from console.follow.status_text import problem_lines
+from console.views.status_text import problem_lines
+from controlplane.client import Control
+from controlplane.queries.status import JobLine, job_lines, job_report
 from everstep import environment
 from everstep.errors import ClusterError
-from everstep.incident import Anomaly, Symptom
-from everstep.job import JobSpec
-from everstep.job_state import JobState, job_workflow_id
+from everstep.model.incident import Anomaly, Symptom
+from everstep.model.job import JobSpec
+from everstep.model.job_state import JobState, job_workflow_id
 from tests.workflows.other_release import UNREADABLE, OtherJob
 from workflows.job import JobWorkflow
 

@@ -6,11 +6,11 @@ import asyncio
 from typing import Any
 
 from activities.messages import FindInput, RestoreInput, StopInput
-from everstep.checkpoint_policy import CheckpointPolicy
-from everstep.incident import Evidence, Held, IncidentReport, RankExit, Restored, Symptom, Tier
-from everstep.job_state import incident_workflow_id
+from everstep.model.checkpoint_policy import CheckpointPolicy
+from everstep.model.incident import Evidence, Held, IncidentReport, RankExit, Restored, Symptom, Tier
+from everstep.model.job_state import incident_workflow_id
 from tests.workflows.conftest import anomaly
-from workflows.incident import IncidentWorkflow
+from workflows.incident.workflow import IncidentWorkflow
 from workflows.job import JobWorkflow
 
 VICTIM = RankExit(

@@ -9,12 +9,12 @@ import pytest
 from temporalio.exceptions import ApplicationError
 
 from activities.messages import FindInput, RestoreInput, StopInput
-from everstep.checkpoint_policy import CheckpointPolicy
-from everstep.incident import Evidence, Held, IncidentReport, RankExit, Restored, Tier, Unlisted
-from everstep.job_state import incident_workflow_id
+from everstep.model.checkpoint_policy import CheckpointPolicy
+from everstep.model.incident import Evidence, Held, IncidentReport, RankExit, Restored, Tier, Unlisted
+from everstep.model.job_state import incident_workflow_id
 from tests.workflows.conftest import anomaly
 from tests.workflows.test_restore import after_stop, copy
-from workflows.incident import IncidentWorkflow
+from workflows.incident.workflow import IncidentWorkflow
 from workflows.job import JobWorkflow
 
 DISK = CheckpointPolicy(disk_path="/mnt/runs", disk_every_steps=10)

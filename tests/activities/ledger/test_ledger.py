@@ -11,8 +11,8 @@ from sqlalchemy import text
 
 from activities.ledger import Ledger, MachineEventRecord, database
 from everstep.errors import LedgerError
-from everstep.incident import Anomaly, Confirmation, Evidence, Failure, IncidentReport, RankExit, Symptom
-from everstep.job import JobSpec
+from everstep.model.incident import Anomaly, Confirmation, Evidence, Failure, IncidentReport, RankExit, Symptom
+from everstep.model.job import JobSpec
 from everstep.redaction import HIDDEN
 
 S = 10**9

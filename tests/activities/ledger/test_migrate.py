@@ -21,8 +21,8 @@ from activities.ledger.database import LedgerUrl, connect
 from activities.ledger.migrate import HEAD, VERSION_TABLE, configuration, migrate
 from activities.ledger.tables import LedgerTable
 from everstep.errors import LedgerError
-from everstep.incident import Anomaly, Symptom
-from everstep.job import JobSpec
+from everstep.model.incident import Anomaly, Symptom
+from everstep.model.job import JobSpec
 
 REVISIONS = [script.revision for script in ScriptDirectory.from_config(configuration()).walk_revisions()]
 
@@ -38,8 +38,8 @@ SAMPLES = {
 WRITER = """
 import sys
 from activities.ledger import Ledger
-from everstep.incident import Anomaly, Symptom
-from everstep.job import JobSpec
+from everstep.model.incident import Anomaly, Symptom
+from everstep.model.job import JobSpec
 url, me = sys.argv[1:]
 print("ready", flush=True)
 sys.stdin.readline()

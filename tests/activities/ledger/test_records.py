@@ -5,10 +5,10 @@ from __future__ import annotations
 from temporalio.testing import ActivityEnvironment
 
 from activities.ledger import Ledger
+from activities.ledger.activities import RecordActivities
 from activities.messages import RecordInput
-from activities.records import RecordActivities
-from everstep.incident import Launched
-from everstep.job import JobSpec
+from everstep.model.incident import Launched
+from everstep.model.job import JobSpec
 
 
 async def test_the_ledger_keeps_where_the_backups_of_a_generation_lay(ledger: Ledger) -> None:

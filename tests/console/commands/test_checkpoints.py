@@ -7,17 +7,17 @@ import json
 import pytest
 from rich.console import Console
 
-from agent.tiers.listing import UNFINISHED
+from agent.checkpoints.tiers.listing import UNFINISHED
 from agent.v1 import agent_pb2 as pb
 from console.commands.checkpoints import lines, pairs, table
-from console.follow.checkpoints import JobCheckpoints, ask_for_copies, report_of
-from console.follow.saved import saved_report
-from everstep.decisions.lineage import Lineage
+from controlplane.queries.checkpoints import JobCheckpoints, ask_for_copies, report_of
+from controlplane.queries.saved import saved_report
+from everstep.decisions.checkpoints.lineage import Lineage
 from everstep.errors import AgentUnreachable
-from everstep.incident import Held, Tier
-from everstep.job import JobSpec
-from everstep.machine import Machine
-from everstep.slot_format import CUT_SHORT, NEVER_USED
+from everstep.model.incident import Held, Tier
+from everstep.model.job import JobSpec
+from everstep.model.machine import Machine
+from everstep.slots.format import CUT_SHORT, NEVER_USED
 
 SPEC = JobSpec(name="gpt", script="/gpt.py", machines=4, ranks_per_machine=2, tp=2, pp=2)
 MACHINES = [Machine(name=f"m{index}", address=f"a{index}") for index in range(4)]

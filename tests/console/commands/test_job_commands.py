@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from console.commands.run import split_arguments
-from console.control import parse_incident
-from console.follow.parked import evidence_lines
 from console.main import run
+from console.views.parked import evidence_lines
+from controlplane.client import parse_incident
 from everstep.errors import ConfigError
-from everstep.incident import Evidence, RankExit
+from everstep.model.incident import Evidence, RankExit
 
 
 @pytest.fixture(autouse=True)

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from console.control import Control
-from console.local import cluster as local
-from everstep.job_state import JobState
+from controlplane.client import Control
+from controlplane.local import cluster as local
+from everstep.model.job_state import JobState
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(240)]
 

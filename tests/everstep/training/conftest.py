@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from everstep import environment
-from everstep.reports import ReportFile
+from everstep.step_reports import ReportFile
 
 StartRank = Callable[..., ReportFile]
 

@@ -17,11 +17,11 @@ from torch.distributed.tensor import DTensor, Placement
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from everstep.shard_file import write_shard
-from everstep.shard_folders import step_folder
-from everstep.slot_reader import SlotReader
-from everstep.slots import SlotFile
-from everstep.topology import Topology
+from everstep.model.topology import Topology
+from everstep.shards.file import write_shard
+from everstep.shards.folders import step_folder
+from everstep.slots.file import SlotFile
+from everstep.slots.reader import SlotReader
 from everstep.training.codec import encode
 
 STEP = 7

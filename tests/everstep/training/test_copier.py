@@ -7,7 +7,7 @@ import ctypes
 import pytest
 import torch
 
-from everstep.structure import TensorSpec
+from everstep.slots.tensor_table import TensorSpec
 from everstep.training import copier as module
 from everstep.training.codec import encode
 from everstep.training.copier import Batch, HostCopier

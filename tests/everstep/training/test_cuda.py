@@ -13,14 +13,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from everstep.slot_reader import held
-from everstep.slots import SlotFile
-from everstep.training import plan
+from everstep.slots.file import SlotFile
+from everstep.slots.reader import held
+from everstep.training import copy_plan
 from everstep.training.checkpoint import Checkpoint
 from everstep.training.codec import encode
 from everstep.training.copier import Batch
 from everstep.training.cuda import Cuda, TorchCuda
-from everstep.training.pinned import DeviceCopier, PinnedMemory
+from everstep.training.cuda_copier import DeviceCopier, PinnedMemory
 from everstep.training.recording_cuda import RecordingCuda
 
 
@@ -73,8 +73,8 @@ PLATFORMS: list[type[Fake] | type[Real]] = [Fake, *([Real] if torch.cuda.is_avai
 def platform(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Platform]:
     """One after the other; the fake's tensors lie in the host's memory and say that they are the device's."""
     if request.param is Fake:
-        monkeypatch.setattr(plan, "_device", lambda _: "cuda:1")
-        monkeypatch.setattr(plan, "Batch", lambda tensors, specs, large: Batch(tensors, specs, large=1 << 60))
+        monkeypatch.setattr(copy_plan, "_device", lambda _: "cuda:1")
+        monkeypatch.setattr(copy_plan, "Batch", lambda tensors, specs, large: Batch(tensors, specs, large=1 << 60))
     yield request.param()
 
 

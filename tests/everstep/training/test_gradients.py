@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from everstep.errors import CheckpointError
-from everstep.slot_reader import held
-from everstep.slots import SlotFile
-from everstep.structure import split
+from everstep.slots.file import SlotFile
+from everstep.slots.reader import held
+from everstep.slots.tensor_table import split
 from everstep.training.checkpoint import Checkpoint
 
 Body = Callable[[int], None]

@@ -19,8 +19,8 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from everstep.errors import CheckpointError
-from everstep.shard_manifest import read_manifest
-from everstep.topology import Topology
+from everstep.model.topology import Topology
+from everstep.shards.manifest import read_manifest
 from everstep.training.dtensors import meshes_of, on_mesh
 from everstep.training.reshard import read_resharded
 from everstep.training.rng import RandomState

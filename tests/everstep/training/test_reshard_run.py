@@ -13,9 +13,9 @@ from torch import nn
 import everstep
 from everstep import environment
 from everstep.errors import CheckpointError, ConfigError
-from everstep.reports import ReportFile
-from everstep.slot_reader import held
-from everstep.topology import Topology
+from everstep.model.topology import Topology
+from everstep.slots.reader import held
+from everstep.step_reports import ReportFile
 from everstep.training.rng import RandomState
 from tests.everstep.training.old_jobs import STEP, Tree, bits, save_all
 

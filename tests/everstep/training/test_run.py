@@ -14,8 +14,8 @@ import torch
 import everstep
 from everstep import environment
 from everstep.errors import CheckpointError, ConfigError, TopologyError
-from everstep.reports import ReportFile
-from everstep.slot_reader import held
+from everstep.slots.reader import held
+from everstep.step_reports import ReportFile
 from everstep.training.checkpoint import Checkpoint
 
 StartRank = Callable[..., ReportFile]
@@ -192,13 +192,15 @@ def test_a_report_without_a_norm_says_nan(start_rank: StartRank) -> None:
 
 def test_import_everstep_is_light() -> None:
     heavy = ["torch", "numpy", "pydantic", "grpc", "temporalio", "xxhash"]
-    code = "import sys, everstep, everstep.reports, everstep.faults, everstep.topology, everstep.environment; "
+    code = (
+        "import sys, everstep, everstep.step_reports, everstep.faults, everstep.model.topology, everstep.environment; "
+    )
     code += f"print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
 def test_slots_need_no_torch() -> None:
-    code = "import everstep.slots, sys; print('torch' in sys.modules)"
+    code = "import everstep.slots.file, sys; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

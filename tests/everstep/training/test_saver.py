@@ -27,8 +27,8 @@ import everstep
 from everstep import environment
 from everstep.errors import CheckpointError
 from everstep.faults import RankFaults
-from everstep.slot_reader import held
-from everstep.slots import SlotFile
+from everstep.slots.file import SlotFile
+from everstep.slots.reader import held
 from everstep.training.checkpoint import Checkpoint, Stateful
 from everstep.training.codec import decode
 

@@ -1,0 +1,113 @@
+"""Activities on copies of training state: what there is, whether there is room, and bringing it where it is needed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+
+from temporalio import activity
+
+from activities import messages
+from activities.agents.call_all import names, on_all
+from activities.agents.evidence import fitted, held_of, homes_of, unlisted_of
+from activities.agents.restore import Restoring
+from activities.heartbeat import heartbeating
+from activities.messages import FindInput, FolderFound, FolderInput, RestoreInput, RoomInput
+from agent.client import AgentClient, AgentPool
+from agent.v1 import agent_pb2 as pb
+from everstep.decisions.checkpoints.capacity import Room, lack_of_room
+from everstep.decisions.checkpoints.start_from_folder import folder_of, judge_folder
+from everstep.model.incident import Evidence, Restored
+from everstep.model.machine import Machine
+
+LISTING_S = 60.0
+"""A listing of disks and remote storage may take this long, seconds (ours)."""
+MARGIN_S = 15.0
+"""An agent answers so long after the storage that it asks, or does not; seconds (ours)."""
+
+
+class CheckpointActivities:
+    """The activities that ask the agents for copies of training state. All of them may run twice."""
+
+    def __init__(self, agents: AgentPool) -> None:
+        self._agents = agents
+
+    @activity.defn(name=messages.FIND)
+    async def find(self, given: FindInput) -> Evidence:
+        """What copies the machines hold, on disks and remote storage too."""
+        policy, answer_s = given.spec.checkpoint, given.spec.policy.storage_answer_s
+        request = pb.CheckpointsRequest(
+            job=given.spec.name, disk_path=policy.disk_path, remote_url=policy.remote_url, patience_s=answer_s
+        )
+
+        async def one(machine: Machine, client: AgentClient) -> pb.CheckpointsReply:
+            return await client.checkpoints(request, timeout_s=answer_s + MARGIN_S)
+
+        async with heartbeating() as say:
+            done, silent = await on_all(self._agents, given.machines, one, say=say, patience_s=given.patience_s)
+            return await asyncio.to_thread(_found, given, done, silent)
+
+    @activity.defn(name=messages.FOLDER)
+    async def folder(self, given: FolderInput) -> FolderFound:
+        """Whether a job can start from the folder of one checkpoint, and at which step."""
+        parts = folder_of(given.path)
+        if parts is None:
+            example = "/disk/job/step-000000120"
+            return FolderFound(problem=f"{given.path} is no checkpoint: give an absolute path such as {example}")
+        request = pb.CheckpointsRequest(job=parts.job, disk_path=parts.root)
+
+        saved_by: dict[int, tuple[str, str]] = {}
+
+        async def one(machine: Machine, client: AgentClient) -> dict[int, str]:
+            reply = await client.checkpoints(request, timeout_s=LISTING_S)
+            there = [
+                copy
+                for copy in reply.checkpoints
+                if copy.tier == pb.HeldCheckpoint.DISK
+                and copy.completed_steps == parts.step
+                and copy.place.startswith(f"{parts.root}/")
+            ]
+            saved_by.update((copy.rank, (copy.run, copy.topology)) for copy in there if copy.valid)
+            return {copy.rank: "" if copy.valid else copy.reason for copy in there}
+
+        async with heartbeating() as say:
+            seen, silent = await on_all(self._agents, given.machines, one, say=say, patience_s=given.patience_s)
+        if silent:
+            return FolderFound(problem=f"{names(silent)} does not answer: bring its agent back")
+        ranks = len({rank for found in seen.values() for rank in found})
+        return FolderFound(problem=judge_folder(given.path, seen, saved_by), step=parts.step, ranks=ranks)
+
+    @activity.defn(name=messages.ROOM)
+    async def room(self, given: RoomInput) -> str:
+        """Why the job's checkpoints do not fit, with numbers; empty when they do."""
+
+        async def one(machine: Machine, client: AgentClient) -> pb.DescribeReply:
+            return await client.describe()
+
+        async with heartbeating() as say:
+            done, _ = await on_all(self._agents, given.machines, one, say=say, patience_s=given.patience_s)
+        rooms = {
+            machine: Room(shm_free=reply.room.shm_free, memory_available=reply.room.memory_available)
+            for machine, reply in done.items()
+            if reply.HasField("room")
+        }
+        return lack_of_room(given.spec, given.machines, rooms)
+
+    @activity.defn(name=messages.RESTORE)
+    async def restore(self, given: RestoreInput) -> Restored:
+        """Bring copies into the own slots of the machines whose ranks need them."""
+        async with heartbeating() as say:
+            return await Restoring(self._agents, given, say).run()
+
+
+def _found(given: FindInput, done: Mapping[str, pb.CheckpointsReply], silent: Iterable[str]) -> Evidence:
+    told = {machine: reply.checkpoints for machine, reply in done.items()}
+    held, shared = held_of(told, homes_of(given.spec, given.machines))
+    found = Evidence(
+        generation=0,
+        held=held,
+        unreachable=sorted(silent),
+        disk_shared=shared,
+        unlisted=unlisted_of(told, silent, remote_asked=bool(given.spec.checkpoint.remote_url)),
+    )
+    return fitted(found, at=given.at)

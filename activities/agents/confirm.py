@@ -1,0 +1,135 @@
+"""Watching a restarted generation until it steps again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from activities.agents.clocks import fit_milestones
+from activities.agents.convert import code_of
+from activities.heartbeat import now_ns
+from activities.messages import ConfirmInput
+from activities.turns import Pace, in_turns
+from agent.client import AgentPool
+from agent.v1 import agent_pb2 as pb
+from everstep.backoff import Backoff
+from everstep.decisions.recover.confirm import RankState, judge_confirmation, judge_timeout
+from everstep.errors import AgentError
+from everstep.model.incident import Confirmation, Showing
+from everstep.model.machine import Machine
+
+INTERVAL_S = 0.05
+"""Between two looks of an agent at its ranks, seconds. The ranks note their times themselves: a shorter one would
+only take CPU from ranks that start (ours)."""
+FIRST_RETRY_S, LAST_RETRY_S = 0.1, 1.0
+"""Between two calls of a silent agent, at first and at most, seconds (ours)."""
+
+
+async def confirm_steps(agents: AgentPool, given: ConfirmInput) -> Confirmation:
+    """Follow every machine's progress and judge it at each change.
+
+    A silent agent is asked again until the time is up: its ranks may well be
+    stepping.
+    """
+    world_size = given.spec.topology().world_size
+    policy = given.spec.policy
+    generation = given.launched.generation
+    showing = _showing(given)
+    shown: dict[int, RankState] = {}
+    whole_ns = 0
+    left_ns: dict[int, int] = {}
+    emptied: set[str] = set()
+    changed = asyncio.Event()
+
+    async def follow(machine: Machine) -> None:
+        request = pb.ProgressRequest(job=given.spec.name, interval_s=INTERVAL_S)
+        backoff = Backoff(FIRST_RETRY_S, LAST_RETRY_S)
+        while True:
+            try:
+                async for reply in agents.get(machine.address).progress(request):
+                    # It answered the launch; one that knows of an older generation only has lost it since.
+                    if reply.generation < generation:
+                        emptied.add(machine.name)
+                    fit_milestones(reply, heard_ns=now_ns())
+                    for rank in states_of(reply.ranks, generation):
+                        shown[rank.rank] = rank
+                        if rank.code == 0:
+                            left_ns.setdefault(rank.rank, now_ns())
+                    changed.set()
+                    backoff.reset()
+            except AgentError:
+                pass
+            await asyncio.sleep(backoff.next_s())
+
+    followers: list[asyncio.Task[None]] = []
+    pace = Pace()
+    bound_s = (given.timeout_s or policy.confirm_timeout_s) + given.restore_s
+    deadline_ns = now_ns() + int(bound_s * 1e9)
+    try:
+        async for machine in in_turns(given.machines):
+            followers.append(asyncio.create_task(follow(machine)))
+        while now_ns() < deadline_ns:
+            changed.clear()
+            pace.begin()
+            if len(shown) == world_size and not whole_ns:
+                whole_ns = now_ns()
+            verdict = judge_confirmation(
+                generation,
+                list(shown.values()),
+                world_size=world_size,
+                showing=showing,
+                now_ns=now_ns(),
+                policy=policy,
+                emptied=sorted(emptied),
+                whole_ns=whole_ns,
+                left_ns=left_ns,
+                patient=given.patient,
+            )
+            pace.end()
+            if verdict is not None:
+                return verdict
+            await pace.rest()
+            try:
+                async with asyncio.timeout(1.0):
+                    await changed.wait()
+            except TimeoutError:
+                continue
+    finally:
+        for follower in followers:
+            follower.cancel()
+        await asyncio.gather(*followers, return_exceptions=True)
+    return judge_timeout(
+        generation, list(shown.values()), world_size=world_size, showing=showing, bound_s=bound_s, now_ns=now_ns()
+    )
+
+
+def _showing(given: ConfirmInput) -> Showing:
+    """How the script showed its steps before; one that goes on from a step had a loop to save it in."""
+    if given.launched.resume_step >= 0 and not given.showing.kind:
+        return Showing(kind="steps")
+    return given.showing
+
+
+def states_of(ranks: Iterable[pb.RankProgress], generation: int) -> list[RankState]:
+    """The ranks of one generation, as the decision takes them."""
+    return [
+        RankState(
+            rank=rank.rank,
+            alive=rank.alive,
+            attached=rank.attached,
+            finished=rank.finished,
+            completed_steps=rank.completed_steps,
+            optimizer_steps=rank.optimizer_steps,
+            code=code_of(rank.exit) if rank.HasField("exit") else None,
+            forked_ns=rank.milestones.forked,
+            script_ns=rank.milestones.script_entered,
+            joined_ns=rank.milestones.joined,
+            entered_ns=rank.milestones.loop_entered,
+            restored_ns=rank.milestones.restored,
+            first_step_ns=rank.milestones.first_step,
+            left_ns=rank.milestones.loop_left,
+            reports=rank.reports,
+        )
+        for rank in ranks
+        if rank.generation == generation
+    ]

@@ -1,0 +1,124 @@
+"""Between the agents' messages and the vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agent.v1 import agent_pb2 as pb
+from everstep import environment
+from everstep.decisions.checkpoints.placement import Placement
+from everstep.decisions.detect.exits import Seen
+from everstep.import_variables import read_at_import
+from everstep.model.incident import RankExit
+from everstep.model.job import JobSpec
+from everstep.model.machine import Machine
+
+
+def seen_of(observation: pb.Observation, heard_ns: int, *, shift_ns: int = 0) -> Seen:
+    """A rank's end as a watcher judges it, which heard of it at ``heard_ns`` of its own clock.
+
+    ``shift_ns`` is added to the machine's time, for it to be the watcher's.
+    """
+    exited = observation.rank_exited
+    end = RankExit(
+        rank=exited.rank,
+        machine=observation.machine,
+        pid=exited.pid,
+        code=code_of(exited.exit),
+        signal=signal_of(exited.exit),
+        time_ns=(exited.exit.time_ns or observation.time_ns) + shift_ns,
+        completed_steps=exited.completed_steps,
+        exception=exited.exception,
+    )
+    return Seen(id=observation.id, end=end, attached=exited.attached, finished=exited.finished, heard_ns=heard_ns)
+
+
+def code_of(end: pb.Exit) -> int | None:
+    """Exit code, or None when the rank ended otherwise or nobody knows."""
+    return end.value if end.kind == pb.Exit.CODE else None
+
+
+def signal_of(end: pb.Exit) -> int | None:
+    """Signal number, or None when no signal ended the rank."""
+    return end.value if end.kind == pb.Exit.SIGNAL else None
+
+
+def shared_environment(spec: JobSpec, host: str, port: int, generation: int) -> dict[str, str]:
+    """Environment that all ranks of a job share: the user's, torchrun's and the topology."""
+    topology = spec.topology()
+    return {
+        "OMP_NUM_THREADS": "1",
+        **spec.env,
+        "MASTER_ADDR": host,
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(topology.world_size),
+        "LOCAL_WORLD_SIZE": str(topology.ranks_per_machine),
+        "GROUP_WORLD_SIZE": str(topology.machines),
+        "ROLE_WORLD_SIZE": str(topology.world_size),
+        "ROLE_NAME": "default",
+        "TORCHELASTIC_RUN_ID": spec.name,
+        "TORCHELASTIC_RESTART_COUNT": str(generation - 1),
+        "TORCHELASTIC_MAX_RESTARTS": str(spec.policy.max_attempts),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        environment.TOPOLOGY: ",".join(
+            map(
+                str,
+                (topology.machines, topology.ranks_per_machine, topology.tp, topology.pp, "-".join(topology.order)),
+            )
+        ),
+    }
+
+
+def rank_launches(spec: JobSpec, machine: int) -> list[pb.RankLaunch]:
+    """The ranks of one machine, each with torchrun's variables of its own."""
+    return [
+        pb.RankLaunch(
+            rank=rank,
+            local_rank=local,
+            env={
+                "RANK": str(rank),
+                "LOCAL_RANK": str(local),
+                "GROUP_RANK": str(machine),
+                "ROLE_RANK": str(rank),
+            },
+        )
+        for local, rank in enumerate(spec.topology().ranks(machine))
+    ]
+
+
+def checkpoint_options(spec: JobSpec, *, reshard_from: str = "") -> pb.CheckpointOptions:
+    """What the agents must know of the job's checkpoint policy."""
+    policy = spec.checkpoint
+    return pb.CheckpointOptions(
+        slots=policy.slots,
+        overlap=policy.overlap,
+        backup=policy.backup,
+        backup_slots=policy.backup_slots,
+        backup_every_steps=policy.backup_every_steps,
+        backup_rate_mb_s=policy.backup_rate_mb_s,
+        backup_chunk_mb=policy.backup_chunk_mb,
+        disk=policy.disk,
+        disk_path=policy.disk_path,
+        disk_every_steps=policy.disk_every_steps,
+        disk_keep=policy.disk_keep,
+        remote_url=policy.remote_url,
+        remote_keep=policy.remote_keep,
+        reshard_from=reshard_from,
+    )
+
+
+def backup_peers(spec: JobSpec, machines: Sequence[Machine], placement: Placement, machine: int) -> list[pb.BackupPeer]:
+    """To where one machine, by its index, sends the backups of its ranks."""
+    topology = spec.topology()
+    found = []
+    for rank in topology.ranks(machine):
+        peer = placement.peers[rank]
+        if peer is not None:
+            to = machines[topology.machine(peer)]
+            found.append(pb.BackupPeer(rank=rank, machine=to.name, address=to.address))
+    return found
+
+
+def import_environment(spec: JobSpec) -> dict[str, str]:
+    """What the fork server itself must have been started with; all else is given to each rank at its fork."""
+    return {name: value for name, value in spec.env.items() if read_at_import(name)}

@@ -1,0 +1,203 @@
+"""Activities on ranks: prepare, stop, launch, confirm and release, through the node agents.
+
+Every one can run twice, overlap with itself, or lose its worker at any await:
+the agents answer a repeated request id with the first reply, fence stopped
+generations and never fork a rank twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from temporalio import activity
+
+from activities import messages
+from activities.agents.call_all import on_all, prepare, prepared, refuse_silent
+from activities.agents.clocks import fit_stop
+from activities.agents.confirm import confirm_steps
+from activities.agents.convert import backup_peers, checkpoint_options, rank_launches, shared_environment
+from activities.agents.evidence import evidence_of, homes_of
+from activities.heartbeat import Say, heartbeating, now_ns, request_id
+from activities.messages import AwaitInput, ConfirmInput, LaunchInput, PrepareInput, ReleaseInput, StopInput
+from agent.client import AgentClient, AgentPool
+from agent.v1 import agent_pb2 as pb
+from everstep.decisions.checkpoints.placement import place_backups
+from everstep.model.incident import Confirmation, Evidence, Launched
+from everstep.model.job import JobSpec
+from everstep.model.machine import Machine
+
+DYING_NAMED = 16
+"""Machines with ranks that do not die that an answer names (ours)."""
+
+
+class JobHint(Protocol):
+    """What the launching worker tells its own watcher, so that it need not wait for the next listing."""
+
+    def ensure(self, spec: JobSpec, machines: list[Machine]) -> None:
+        """Watch a job."""
+
+
+class RankActivities:
+    """The activities that talk to the node agents."""
+
+    def __init__(self, agents: AgentPool, watcher: JobHint | None = None) -> None:
+        self._agents = agents
+        self._watcher = watcher
+
+    @activity.defn(name=messages.PREPARE)
+    async def prepare(self, given: PrepareInput) -> float:
+        """Start the job's fork server on every machine; returns the slowest start in seconds."""
+
+        async def one(machine: Machine, client: AgentClient) -> float:
+            return float((await prepare(client, given.spec, given.run)).seconds)
+
+        async with heartbeating() as say:
+            done, silent = await on_all(self._agents, given.machines, one, say=say, patience_s=60.0)
+        refuse_silent(silent, given.machines)
+        return max(done.values(), default=0.0)
+
+    @activity.defn(name=messages.STOP)
+    async def stop(self, given: StopInput) -> Evidence:
+        """Kill and fence every rank up to a generation; returns what the machines know."""
+        request = pb.StopRequest(
+            request_id=request_id(),
+            job=given.job,
+            generation=given.generation,
+            grace_s=given.grace_s,
+            run=given.run,
+            verify_bytes=int(given.spec.checkpoint.verify_at_stop_mb * 1e6) if given.spec else None,
+        )
+
+        async def one(machine: Machine, client: AgentClient) -> pb.StopReply:
+            asked_ns = now_ns()
+            reply = await client.stop(request, timeout_s=given.grace_s + 20)
+            fit_stop(reply, asked_ns=asked_ns, heard_ns=now_ns())
+            return reply
+
+        dying: dict[str, str] = {}
+        async with heartbeating() as say:
+            done, silent = await on_all(
+                self._agents,
+                given.machines,
+                one,
+                say=say,
+                patience_s=given.patience_s,
+                dying=dying,
+                dying_s=given.dying_s,
+            )
+            if dying:
+                said = [f"{machine}: {text}" for machine, text in sorted(dying.items())]
+                return Evidence(generation=given.generation, dying=said[:DYING_NAMED], unreachable=sorted(silent))
+            homes = homes_of(given.spec, given.machines) if given.spec else None
+            # In a thread: of 16,000 ranks it takes most of a second, and the heartbeats go on meanwhile.
+            return await asyncio.to_thread(evidence_of, given.generation, done, silent, homes)
+
+    @activity.defn(name=messages.LAUNCH)
+    async def launch(self, given: LaunchInput) -> Launched:
+        """Start the rendezvous store and then all ranks of a generation, at once."""
+        spec = given.spec
+        started_ns = now_ns()
+        if self._watcher is not None:
+            self._watcher.ensure(spec, given.machines)
+        host_machine = given.machines[0]
+        position = {machine.name: index for index, machine in enumerate(given.machines)}
+        async with heartbeating() as say:
+            domains = [machine.domain for machine in given.machines]
+            placement = await asyncio.to_thread(place_backups, spec.topology(), domains)
+            backed_up = spec.checkpoint.backup
+            store = await self._start_store(host_machine, given, say)
+
+            async def one(machine: Machine, client: AgentClient) -> pb.LaunchReply:
+                index = position[machine.name]
+                request = pb.LaunchRequest(
+                    request_id=request_id(),
+                    job=spec.name,
+                    generation=given.generation,
+                    ranks=rank_launches(spec, index),
+                    script=spec.script,
+                    args=spec.args,
+                    cwd=spec.cwd,
+                    env=shared_environment(spec, store.host, store.port, given.generation),
+                    resume_step=given.resume_step,
+                    checkpoint=checkpoint_options(spec, reshard_from=given.reshard_from),
+                    peers=backup_peers(spec, given.machines, placement, index) if backed_up else [],
+                    run=given.run,
+                    env_from=spec.env_from,
+                    env_file=spec.env_file,
+                    begins_run=given.begins_run,
+                )
+                return await prepared(client, spec, given.run, lambda: client.launch(request, timeout_s=60))
+
+            done, silent = await on_all(self._agents, given.machines, one, say=say, patience_s=given.patience_s)
+        refuse_silent(silent, given.machines)
+        forked = [rank.forked_ns for reply in done.values() for rank in reply.ranks]
+        return Launched(
+            generation=given.generation,
+            resume_step=given.resume_step,
+            started_ns=started_ns,
+            forked_ns=max(forked, default=0),
+            backups=placement.reason if backed_up else "there are none: backup is false in [checkpoint]",
+        )
+
+    async def _start_store(self, machine: Machine, given: LaunchInput, say: Say) -> pb.StartStoreReply:
+        request = pb.StartStoreRequest(
+            request_id=request_id(),
+            job=given.spec.name,
+            generation=given.generation,
+            world_size=given.spec.topology().world_size,
+            run=given.run,
+            begins_run=given.begins_run,
+        )
+
+        async def one(machine: Machine, client: AgentClient) -> pb.StartStoreReply:
+            return await prepared(client, given.spec, given.run, lambda: client.start_store(request, timeout_s=60))
+
+        done, silent = await on_all(self._agents, [machine], one, say=say, patience_s=given.patience_s)
+        refuse_silent(silent, [machine])
+        return done[machine.name]
+
+    @activity.defn(name=messages.CONFIRM)
+    async def confirm(self, given: ConfirmInput) -> Confirmation:
+        """Watch until every rank completed a step, one of them ended, or the time is up."""
+        async with heartbeating():
+            return await confirm_steps(self._agents, given)
+
+    @activity.defn(name=messages.AWAIT)
+    async def await_machines(self, given: AwaitInput) -> list[str]:
+        """Wait until machines answer; returns those that did not in time."""
+
+        async def one(_machine: Machine, client: AgentClient) -> str:
+            return str((await client.describe()).machine)
+
+        async with heartbeating() as say:
+            _, silent = await on_all(self._agents, given.machines, one, say=say, patience_s=given.patience_s)
+        return silent
+
+    @activity.defn(name=messages.RELEASE)
+    async def release(self, given: ReleaseInput) -> int:
+        """Give back fork servers and shared memory; returns the bytes freed.
+
+        A silent machine does not hold up the end of a job: :mod:`activities.watching.leftovers`
+        ends what is left there when its agent is back.
+        """
+        request = pb.ReleaseRequest(request_id=request_id(), job=given.job, run=given.run)
+
+        async def one(machine: Machine, client: AgentClient) -> int:
+            return int((await client.release(request, timeout_s=30)).bytes_freed)
+
+        dying: dict[str, str] = {}
+        async with heartbeating() as say:
+            done, silent = await on_all(
+                self._agents,
+                given.machines,
+                one,
+                say=say,
+                patience_s=10.0,
+                dying=dying,
+                dying_s=given.dying_s,
+            )
+        if silent or dying:
+            left = {"machines": silent, "dying": dying}
+            activity.logger.warning("machines were silent at release, or have ranks that do not die", extra=left)
+        return sum(done.values())

@@ -1,0 +1,169 @@
+"""Bringing copies of training state to the machines whose ranks need them.
+
+What the agents bring is in the rank's own slot afterwards, verified; ranks only
+ever restore from there. A copy that is there already is compared with its
+checksum and not moved again, so that all of this may run twice; of own slots that
+a Stop told of by their headers that is all there is to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from activities.agents.call_all import on_all, prepared
+from activities.agents.convert import checkpoint_options
+from activities.heartbeat import Say, request_id
+from activities.messages import RestoreInput
+from agent.client import AgentClient, AgentPool
+from agent.v1 import agent_pb2 as pb
+from everstep.decisions.checkpoints.shared_reads import readers
+from everstep.model.incident import Held, Restored, Tier
+from everstep.model.machine import Machine
+
+RETRY_S = 0.5
+"""Before a copy that could not be fetched is tried again, seconds (ours)."""
+SLOWEST_MB_S = 20.0
+"""An agent that brings less is taken to hang, MB/s (ours)."""
+LEAST_S = 30.0
+"""Any answer may take this long, seconds (ours)."""
+
+TIERS = {
+    Tier.OWN: pb.HeldCheckpoint.OWN,
+    Tier.BACKUP: pb.HeldCheckpoint.BACKUP,
+    Tier.DISK: pb.HeldCheckpoint.DISK,
+    Tier.REMOTE: pb.HeldCheckpoint.REMOTE,
+}
+
+
+@dataclass(slots=True)
+class _Round:
+    """What has become of the copies so far."""
+
+    moved: dict[int, pb.ShardRestored] = field(default_factory=dict)
+    damaged: dict[int, str] = field(default_factory=dict)
+    unreached: dict[int, str] = field(default_factory=dict)
+    silent: set[str] = field(default_factory=set)
+
+
+class Restoring:
+    """One restore; the activity of the name calls :meth:`run`."""
+
+    def __init__(self, agents: AgentPool, given: RestoreInput, say: Say) -> None:
+        self._agents = agents
+        self._given = given
+        self._say = say
+        self._topology = given.spec.topology()
+        self._addresses = {machine.name: machine.address for machine in given.machines}
+        self._copies = {copy.rank: copy for copy in given.copies}
+        self._so_far = _Round()
+
+    async def run(self) -> Restored:
+        """Bring all copies; damaged ones, unreachable ones and silent machines are in the answer."""
+        clock = asyncio.get_running_loop()
+        began = clock.time()
+        so_far = self._so_far
+        readers_of = readers(
+            self._given.copies, self._given.digests, self._topology, disk_shared=self._given.disk_shared
+        )
+        await self._bring(self._copies.keys() - readers_of.keys(), {}, "first")
+        from_reader = {rank: reader for rank, reader in readers_of.items() if reader in so_far.moved}
+        await self._bring(from_reader.keys(), from_reader, "second")
+        # Whoever got nothing from the rank that was to read for it reads for itself.
+        alone = readers_of.keys() - so_far.moved.keys()
+        for rank in alone:
+            so_far.damaged.pop(rank, None)
+            so_far.unreached.pop(rank, None)
+        await self._bring(alone, {}, "alone")
+        return Restored(
+            moved=[self._copies[rank] for rank in sorted(so_far.moved) if not self._in_place(rank)],
+            verified=[self._copies[rank] for rank in sorted(so_far.moved) if self._in_place(rank)],
+            failed=[self._failed(rank, reason) for rank, reason in sorted(so_far.damaged.items())],
+            unreached=[self._failed(rank, reason) for rank, reason in sorted(so_far.unreached.items())],
+            bytes=sum(reply.bytes for reply in so_far.moved.values()),
+            seconds=round(clock.time() - began, 4),
+            unreachable=sorted(so_far.silent),
+        )
+
+    async def _bring(self, ranks: Collection[int], from_reader: Mapping[int, int], phase: str) -> None:
+        """Ask all machines at once, and again for what could not be fetched, until the time is up."""
+        clock = asyncio.get_running_loop()
+        deadline = clock.time() + self._given.reach_s
+        so_far, waiting, attempt = self._so_far, set(ranks), 0
+        while waiting:
+            attempt += 1
+            await self._ask(waiting, from_reader, f"{phase}-{attempt}")
+            waiting &= so_far.unreached.keys()
+            if not waiting or clock.time() > deadline:
+                return
+            first = min(waiting)
+            self._say(f"trying again for rank {first}: {so_far.unreached[first]}")
+            await asyncio.sleep(RETRY_S)
+
+    async def _ask(self, ranks: Collection[int], from_reader: Mapping[int, int], label: str) -> None:
+        so_far = self._so_far
+        wanted: dict[str, list[int]] = defaultdict(list)
+        for rank in sorted(ranks):
+            wanted[self._home(rank).name].append(rank)
+        answering = wanted.keys() - so_far.silent
+        asked = [machine for machine in self._given.machines if machine.name in answering]
+
+        async def one(machine: Machine, client: AgentClient) -> pb.RestoreReply:
+            request = pb.RestoreRequest(
+                request_id=f"{request_id()}/{label}",
+                job=self._given.spec.name,
+                shards=[self._source(rank, from_reader.get(rank)) for rank in wanted[machine.name]],
+                checkpoint=checkpoint_options(self._given.spec),
+                run=self._given.run,
+            )
+            size_mb = sum(self._given.bytes.get(rank, 0) for rank in wanted[machine.name]) / 1e6
+            patience_s = LEAST_S + size_mb / SLOWEST_MB_S
+            given = self._given
+            return await prepared(client, given.spec, given.run, lambda: client.restore(request, timeout_s=patience_s))
+
+        done, silent = await on_all(self._agents, asked, one, say=self._say, patience_s=self._given.patience_s)
+        so_far.silent.update(silent)
+        for machine, reply in done.items():
+            answers = {shard.rank: shard for shard in reply.shards}
+            for rank in wanted[machine]:
+                self._take(rank, answers.get(rank, pb.ShardRestored(reason=f"{machine} said nothing of it")))
+
+    def _take(self, rank: int, answer: pb.ShardRestored) -> None:
+        so_far = self._so_far
+        so_far.unreached.pop(rank, None)
+        if answer.ok:
+            so_far.moved[rank] = answer
+        elif answer.damaged:
+            so_far.damaged[rank] = answer.reason
+        else:
+            so_far.unreached[rank] = answer.reason
+
+    def _source(self, rank: int, reader: int | None) -> pb.ShardSource:
+        copy = self._copies[rank]
+        at_home = copy.machine == self._home(rank).name
+        source = pb.ShardSource(
+            rank=rank,
+            completed_steps=copy.completed_steps,
+            tier=TIERS[copy.tier],
+            machine=copy.machine,
+            address="" if at_home else self._addresses.get(copy.machine, ""),
+            saved_ns=copy.saved_ns,
+        )
+        if reader is not None:
+            source.tensors_rank = reader
+            source.tensors_address = self._home(reader).address
+        return source
+
+    def _in_place(self, rank: int) -> bool:
+        """Whether a rank's copy is its own slot already, and is only verified."""
+        copy = self._copies[rank]
+        return copy.tier is Tier.OWN and copy.machine == self._home(rank).name
+
+    def _home(self, rank: int) -> Machine:
+        return self._given.machines[self._topology.machine(rank)]
+
+    def _failed(self, rank: int, reason: str) -> Held:
+        copy = self._copies[rank]
+        return Held(**copy.model_dump(), valid=False, reason=reason or "the agent gives no reason")

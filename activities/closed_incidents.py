@@ -1,0 +1,144 @@
+"""What an incident did that was closed from outside: its own history says so.
+
+An agent fences the generations that it was told to stop, so the number of a
+generation must never be used twice, and what a generation saved counts only where
+the job knows where it began. A closed workflow tells nobody any more; Temporal
+keeps what it did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from pydantic import Field
+from temporalio import activity
+from temporalio.api.common.v1 import Payload
+from temporalio.api.history.v1 import HistoryEvent
+from temporalio.client import Client
+from temporalio.service import RPCError, RPCStatusCode
+
+from activities import messages
+from activities.heartbeat import heartbeating
+from activities.messages import ClosedInput, LaunchInput
+from everstep.decisions.checkpoints.lineage import FROM_NOTHING
+from everstep.model.incident import Evidence, Launched, Left, Model
+
+T = TypeVar("T")
+CHARACTERS = 200
+"""Of a reason that a person gave."""
+
+
+class Carried(Model):
+    """What an incident took over from its earlier runs, as far as it matters here."""
+
+    launches: list[tuple[int, int]] = Field(default_factory=list)
+
+
+class Begun(Model):
+    """The input of an incident, as far as it matters here."""
+
+    resume_step: int = -1
+    emptied: list[str] = Field(default_factory=list)
+    carried: Carried | None = None
+
+
+class IncidentActivities:
+    """The activities that read workflows."""
+
+    @activity.defn(name=messages.CLOSED)
+    async def read_closed(self, given: ClosedInput) -> Left:
+        """Read what an incident had done when it was closed."""
+        async with heartbeating():
+            return await read_closed(activity.client(), given.incident)
+
+
+async def read_closed(client: Client, incident: str) -> Left:
+    """What an incident had done when it was closed, by its history; all runs of it, where it continued as new."""
+    reader = Reader(client)
+    try:
+        async for event in client.get_workflow_handle(incident).fetch_history_events():
+            await reader.take(event)
+    except RPCError as error:
+        if error.status is RPCStatusCode.NOT_FOUND:
+            return Left(how="deleted from outside", known=False)
+        raise
+    return reader.left
+
+
+class Reader:
+    """Follows the events of one run."""
+
+    def __init__(self, client: Client) -> None:
+        self._converter = client.data_converter
+        self._launch = 0
+        """Event that scheduled the newest launch."""
+        self._stops: set[int] = set()
+        self._cancelled_by = ""
+        self.left = Left(how="closed from outside")
+
+    async def take(self, event: HistoryEvent) -> None:
+        """Take the next event."""
+        match event.WhichOneof("attributes"):
+            case "workflow_execution_started_event_attributes":
+                begun = await self._read(event.workflow_execution_started_event_attributes.input.payloads, Begun)
+                launches = begun.carried.launches if begun.carried else []
+                self._learn(launches=launches, resume_step=begun.resume_step, emptied=begun.emptied)
+            case "activity_task_scheduled_event_attributes":
+                await self._scheduled(event)
+            case "activity_task_completed_event_attributes":
+                await self._completed(event)
+            case _:
+                self._closed(event)
+
+    async def _scheduled(self, event: HistoryEvent) -> None:
+        scheduled = event.activity_task_scheduled_event_attributes
+        if scheduled.activity_type.name == messages.STOP:
+            self._stops.add(event.event_id)
+            self._learn(launched=None)
+        elif scheduled.activity_type.name == messages.LAUNCH:
+            given = await self._read(scheduled.input.payloads, LaunchInput)
+            begun = FROM_NOTHING if given.reshard_from else given.resume_step
+            self._launch = event.event_id
+            self._learn(
+                launches=[*self.left.launches, (given.generation, begun)],
+                resume_step=given.resume_step,
+                launched=None,
+                emptied=[],
+            )
+
+    async def _completed(self, event: HistoryEvent) -> None:
+        completed = event.activity_task_completed_event_attributes
+        if completed.scheduled_event_id == self._launch and self._launch:
+            self._learn(launched=await self._read(completed.result.payloads, Launched))
+        elif completed.scheduled_event_id in self._stops:
+            evidence = await self._read(completed.result.payloads, Evidence)
+            self._learn(emptied=sorted({*self.left.emptied, *evidence.emptied}))
+
+    def _closed(self, event: HistoryEvent) -> None:
+        match event.WhichOneof("attributes"):
+            case "workflow_execution_cancel_requested_event_attributes":
+                asked = event.workflow_execution_cancel_requested_event_attributes
+                self._cancelled_by = _by(asked.identity, asked.cause)
+            case "workflow_execution_canceled_event_attributes":
+                self._learn(how=f"cancelled{self._cancelled_by}")
+            case "workflow_execution_terminated_event_attributes":
+                ended = event.workflow_execution_terminated_event_attributes
+                self._learn(how=f"terminated{_by(ended.identity, ended.reason)}")
+            case "workflow_execution_failed_event_attributes":
+                failure = event.workflow_execution_failed_event_attributes.failure.message
+                self._learn(how=f"ended by an error of its own: {failure[:CHARACTERS]}")
+            case "workflow_execution_timed_out_event_attributes":
+                self._learn(how="ended by a time-out of Temporal")
+
+    def _learn(self, **changes: Any) -> None:
+        self.left = self.left.model_copy(update=changes)
+
+    async def _read(self, payloads: Sequence[Payload], kind: type[T]) -> T:
+        found: list[T] = await self._converter.decode(payloads, [kind])
+        return found[0]
+
+
+def _by(identity: str, reason: str) -> str:
+    """`` by ada@host: too slow``, as far as it is known."""
+    return (f" by {identity}" if identity else "") + (f": {' '.join(reason.split())[:CHARACTERS]}" if reason else "")

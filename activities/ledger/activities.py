@@ -1,0 +1,86 @@
+"""Activities that write the ledger: conclusions of incidents, and the life of a job.
+
+All of them may run twice: the ledger's rows have natural keys and stay as first
+written. A ledger that is away delays nothing but its own rows.
+"""
+
+from __future__ import annotations
+
+from temporalio import activity
+
+from activities import messages
+from activities.heartbeat import heartbeating
+from activities.ledger import Ledger, NumbersUsed
+from activities.messages import DecideInput, RecordInput
+from everstep.model.incident import Confirmation, IncidentReport, Launched
+
+
+class RecordActivities:
+    """The activities that talk to the ledger."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    @activity.defn(name=messages.DECIDE)
+    async def decide(self, given: DecideInput) -> None:
+        """Write one conclusion of an incident; the last one closes it with its report."""
+        async with heartbeating():
+            await self._ledger.call(_write_conclusion, given)
+        activity.logger.info(
+            given.text, extra={"incident": given.incident, "stage": given.stage, "correlation": given.anomaly.id}
+        )
+
+    @activity.defn(name=messages.RECORD)
+    async def record(self, given: RecordInput) -> NumbersUsed:
+        """Write what happened to a job; returns the numbers that earlier runs of its name used."""
+        async with heartbeating():
+            return await self._ledger.call(_write_job, given)
+
+
+def _write_conclusion(ledger: Ledger, given: DecideInput) -> None:
+    ledger.incident_opened(given.incident, given.anomaly, opened_ns=given.opened_ns)
+    if given.evidence is not None:
+        ledger.incident_evidence(given.incident, given.evidence)
+    ledger.incident_event(given.incident, given.position, time_ns=given.time_ns, stage=given.stage, text=given.text)
+    _write_generation(ledger, given.job, given.launched, given.report.confirmation if given.report else None)
+    for begin_ns, end_ns in given.parked:
+        ledger.interval(given.job, start_ns=begin_ns, end_ns=end_ns, kind="parked", cause=given.incident)
+    if given.report is not None:
+        confirmation = given.report.confirmation
+        closed_ns = confirmation.stepped_ns if confirmation else given.time_ns
+        ledger.incident_closed(given.incident, given.report, closed_ns=closed_ns)
+        _write_lost_steps(ledger, given.job, given.incident, given.report)
+
+
+def _write_lost_steps(ledger: Ledger, job: str, incident: str, report: IncidentReport) -> None:
+    """The time in which lost steps are done again: at most as many times the first step's time."""
+    confirmation = report.confirmation
+    if confirmation is None or not report.lost_steps:
+        return
+    again_s = report.lost_steps * confirmation.parts.get("next step", 0.0)
+    end_ns = confirmation.stepped_ns + int(again_s * 1e9)
+    ledger.interval(job, start_ns=confirmation.stepped_ns, end_ns=end_ns, kind="lost steps", cause=incident)
+
+
+def _write_job(ledger: Ledger, given: RecordInput) -> NumbersUsed:
+    used = NumbersUsed()
+    if given.started_ns:
+        used = ledger.job_started(given.spec, started_ns=given.started_ns)
+    _write_generation(ledger, given.spec.name, given.launched, given.confirmation)
+    if given.outcome:
+        ledger.job_ended(given.spec.name, ended_ns=given.time_ns, outcome=given.outcome)
+    return used
+
+
+def _write_generation(ledger: Ledger, job: str, launched: Launched | None, confirmation: Confirmation | None) -> None:
+    if launched is not None:
+        ledger.generation_launched(
+            job,
+            launched.generation,
+            resume_step=launched.resume_step,
+            launched_ns=launched.started_ns,
+            forked_ns=launched.forked_ns,
+            reason=f"backups: {launched.backups}" if launched.backups else "",
+        )
+    if confirmation is not None and confirmation.ok:
+        ledger.generation_stepped(job, confirmation.generation, stepped_ns=confirmation.stepped_ns)

@@ -1,0 +1,397 @@
+"""The watcher: one in every worker process, outside Temporal.
+
+It holds the agents' observation streams of every running job, judges them by
+the pure rules of ``everstep.decisions.detect.exits`` and reports to the job's workflow
+by an update whose id is the generation's: when several watchers report the same
+fault, the server lets one through. Observations are acknowledged only after the
+workflow took the report; an observation that nobody heard waits in the agent's
+log. So a dead worker leaves no gap as long as another one lives, and loses
+nothing when none does.
+
+Jobs do not know of each other here: one whose state cannot be read, or whose
+workflow does not answer, is asked again, and all others are watched meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import timedelta
+from functools import partial
+
+import structlog
+from temporalio.client import Client, WorkflowUpdateFailedError
+from temporalio.exceptions import ApplicationError
+from temporalio.service import RPCError, RPCStatusCode
+
+from activities.heartbeat import steady_ns
+from activities.turns import Pace, in_turns
+from activities.watching.job_view import BARE_S, Watched
+from activities.watching.once import Once
+from agent.client import AgentClient, AgentPool
+from agent.v1 import agent_pb2 as pb
+from everstep.backoff import Backoff
+from everstep.decisions.checkpoints.common_disk_step import Agreed
+from everstep.decisions.detect.exits import Finished
+from everstep.errors import EverstepError
+from everstep.model.incident import Anomaly
+from everstep.model.job import JobSpec
+from everstep.model.job_state import NOT_YET, JobState, job_workflow_id, jobs_query
+from everstep.model.machine import Machine
+
+log = structlog.get_logger("watcher")
+
+LIST_S = 1.0
+"""Between two listings of the running jobs, seconds (ours)."""
+RETRY_S = 0.2
+"""Before an agent or Temporal is asked again for the first time, seconds (ours); the longest wait for a silent agent
+is in the job's policy."""
+ANSWER_LIMIT = timedelta(seconds=5)
+"""A job's workflow that does not say within this time what to watch is asked again (ours)."""
+ADOPT_AGAIN_S = 30.0
+"""Longest wait between two such questions, seconds (ours)."""
+TICK_S = 0.5
+"""Between two looks at the rules that depend on time, seconds (ours)."""
+
+TELL_WHOLE_S = 30.0
+"""Agents are told this often which step is on all disks: some may not have heard it (ours)."""
+ACKNOWLEDGE_S = 30.0
+"""Time for an agent to take an acknowledgement, and the longest wait before it is sent again, seconds (ours)."""
+ASK_S = 2.0
+"""An agent that does not take a request on copies of state within this time is left out, seconds (ours)."""
+
+ENDS_TOLD = 64
+"""Ranks of a generation whose ends are logged one by one (ours)."""
+
+MachineEvent = Callable[[pb.Observation], None]
+Call = Callable[[AgentClient], Awaitable[object]]
+
+
+class Watcher:
+    """Watches every running job of a task queue until it is cancelled."""
+
+    def __init__(
+        self, client: Client, agents: AgentPool, task_queue: str, machine_event: MachineEvent | None = None
+    ) -> None:
+        self._client = client
+        self._task_queue = task_queue
+        self._agents = agents
+        self._machine_event = machine_event
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._watched: dict[str, Watched] = {}
+        self._runs: dict[str, str] = {}
+        """Job's workflow → the run that was seen in the newest listing."""
+        self._adopting: dict[str, asyncio.Task[None]] = {}
+        self._troubles = Once()
+        """Of jobs that do not say what to watch."""
+        self._failures = Once()
+        """Of watching them."""
+
+    async def run(self) -> None:
+        """List the running jobs again and again, and watch each of them."""
+        try:
+            while True:
+                with contextlib.suppress(RPCError):
+                    await self._list()
+                await asyncio.sleep(LIST_S)
+        finally:
+            tasks = [*self._tasks.values(), *self._adopting.values()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _list(self) -> None:
+        """Watch what runs, anew where a name was taken by another run, and no longer what is over."""
+        listed = {}
+        async for found in self._client.list_workflows(jobs_query(self._task_queue, 'ExecutionStatus="Running"')):
+            listed[found.id] = found.run_id or ""
+        for over in self._runs.keys() - listed.keys():
+            self._leave(over)
+        for workflow_id, run in listed.items():
+            if self._runs.get(workflow_id, run) != run:
+                # Another job of the same name, or continue-as-new: the agents tell again what nobody acknowledged.
+                self._leave(workflow_id)
+            self._runs[workflow_id] = run
+            unwatched = workflow_id not in self._tasks or self._tasks[workflow_id].done()
+            if unwatched and workflow_id not in self._adopting:
+                # Not awaited: a workflow that nobody executes answers late, or never.
+                self._adopting[workflow_id] = asyncio.create_task(self._adopt(workflow_id))
+
+    def ensure(self, spec: JobSpec, machines: list[Machine], known: JobState | None = None) -> None:
+        """Watch a job now: the launching worker need not wait for the next listing.
+
+        Args:
+            spec: the job's; a watch that goes by another one is left.
+            machines: where it runs, likewise.
+            known: what its workflow says, where it was asked.
+        """
+        workflow_id = job_workflow_id(spec.name)
+        watched = self._watched.get(workflow_id)
+        if watched and (watched.spec, watched.machines) != (spec, machines):
+            self._leave(workflow_id)
+        running = self._tasks.get(workflow_id)
+        if running is None or running.done():
+            watched = self._watched[workflow_id] = Watched(spec, machines)
+            if known:
+                _learn(watched, known)
+            self._tasks[workflow_id] = asyncio.create_task(self._watch(watched), name=workflow_id)
+
+    def _leave(self, workflow_id: str) -> None:
+        self._runs.pop(workflow_id, None)
+        self._watched.pop(workflow_id, None)
+        self._troubles.well(workflow_id)
+        self._failures.well(workflow_id)
+        for tasks in (self._tasks, self._adopting):
+            if task := tasks.pop(workflow_id, None):
+                task.cancel()
+
+    async def _adopt(self, workflow_id: str) -> None:
+        """Ask a job what to watch, until it says so; whatever goes wrong is this job's alone."""
+        handle, wait_s = self._client.get_workflow_handle(workflow_id), LIST_S
+        while True:
+            try:
+                state = await handle.query("state", result_type=JobState, rpc_timeout=ANSWER_LIMIT)
+                break
+            except Exception as error:
+                # Its agents keep what they saw.
+                if self._troubles.new(workflow_id, error):
+                    log.warning("a job cannot say what to watch; it is asked again", job=workflow_id, error=str(error))
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, ADOPT_AGAIN_S)
+        self._troubles.well(workflow_id)
+        self._adopting.pop(workflow_id, None)  # before a watch by another spec is left, which would end this task too
+        if state.outcome == "":
+            self.ensure(state.spec, state.machines, state)
+
+    async def _watch(self, job: Watched) -> None:
+        with structlog.contextvars.bound_contextvars(job=job.spec.name):
+            log.info("watching", machines=len(job.machines))
+            tasks = [
+                asyncio.create_task(loop(job))
+                for loop in (self._judge, self._acknowledge, self._persist, self._align, self._ask_what_runs)
+            ]
+            try:
+                async for machine in in_turns(job.machines):
+                    tasks.append(asyncio.create_task(self._observe(job, machine)))
+                    tasks.append(asyncio.create_task(self._follow(job, machine)))
+                # The judge returns when the job's workflow is over; the streams never do.
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+                log.info("no longer watching")
+            except Exception as error:
+                # The next listing begins again: what was not reported yet is still in the agents' logs.
+                if self._failures.new(job_workflow_id(job.spec.name), error):
+                    log.exception("watching failed; it begins anew, and again until it succeeds")
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _observe(self, job: Watched, machine: Machine) -> None:
+        after, backoff = 0, Backoff(RETRY_S, job.spec.policy.agent_retry_max_s)
+        while True:
+            began = time.monotonic()
+            request = pb.ObserveRequest(after_sequence=after, job=job.spec.name)
+            try:
+                async for observation in self._agents.get(machine.address).observe(request):
+                    after = observation.sequence
+                    self._take(job, machine, observation)
+            except EverstepError as error:
+                log.debug("agent is silent", machine=machine.name, error=str(error))
+            await asyncio.sleep(backoff.next_s(lasted_s=time.monotonic() - began))
+
+    def _take(self, job: Watched, machine: Machine, observation: pb.Observation) -> None:
+        if observation.HasField("rank_exited"):
+            job.ended(machine.name, observation, steady_ns())
+            rank, generation = observation.rank_exited.rank, observation.generation
+            known = job.ends(generation)
+            say = log.info if known <= ENDS_TOLD else log.debug  # thousands of lines hold the loop for seconds
+            say("rank ended", observation=observation.id, rank=rank, generation=generation)
+            if known == ENDS_TOLD:
+                log.info("further ends of ranks are not told one by one", generation=generation)
+        elif self._machine_event is not None:
+            self._machine_event(observation)
+
+    async def _follow(self, job: Watched, machine: Machine) -> None:
+        request = pb.ProgressRequest(job=job.spec.name, interval_s=TICK_S)
+        backoff = Backoff(RETRY_S, job.spec.policy.agent_retry_max_s)
+        while True:
+            began = time.monotonic()
+            with contextlib.suppress(EverstepError):
+                async for reply in self._agents.get(machine.address).progress(request):
+                    job.showed(machine.name, reply, steady_ns())
+            await asyncio.sleep(backoff.next_s(lasted_s=time.monotonic() - began))
+
+    async def _judge(self, job: Watched) -> None:
+        pace = Pace()
+        while True:
+            job.woken.clear()
+            pace.begin()
+            verdicts = list(job.verdicts(steady_ns()))
+            pace.end()
+            for verdict in verdicts:
+                if verdict.generation not in job.reported and not await self._report(job, verdict):
+                    return
+            await pace.rest()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(TICK_S):
+                    await job.woken.wait()
+
+    async def _ask_what_runs(self, job: Watched) -> None:
+        """Ask the workflow what runs while a machine knows nothing of it: that machine may be lost."""
+        handle = self._client.get_workflow_handle(job_workflow_id(job.spec.name))
+        while True:
+            await asyncio.sleep(BARE_S)
+            if job.has_bare:
+                with contextlib.suppress(Exception):  # asked again; what else it means, others say
+                    _learn(job, await handle.query("state", result_type=JobState, rpc_timeout=ANSWER_LIMIT))
+
+    async def _persist(self, job: Watched) -> None:
+        """Ask all machines to write a step to disk when it is time, and tell which of those on disk all ranks have."""
+        told: tuple[int, Agreed] | None = None
+        told_at, pace = -math.inf, Pace()
+        async with _asking(self._agents, job) as ask:
+            await asyncio.sleep(TICK_S / 3)  # not in one turn of the loop with the judge
+            while True:
+                pace.begin()
+                step, found = job.persist(steady_ns()), job.on_disks()
+                pace.end()
+                generation, agreed = found
+                news = agreed != Agreed() and (found != told or time.monotonic() - told_at > TELL_WHOLE_S)
+                if step is not None or news:
+                    told, told_at = found, time.monotonic()
+                    request = pb.PersistRequest(
+                        job=job.spec.name,
+                        step=step or 0,
+                        whole=agreed.keep,
+                        generation=generation,
+                        settled=agreed.settled,
+                        gone=agreed.gone,
+                    )
+                    ask(partial(AgentClient.persist, request=request, timeout_s=ASK_S))
+                await pace.rest()
+                await asyncio.sleep(TICK_S)
+
+    async def _align(self, job: Watched) -> None:
+        """Let machines back up the same steps, once one is too slow to back up every step, or ranks drift apart."""
+        told, pace = None, Pace()
+        async with _asking(self._agents, job) as ask:
+            await asyncio.sleep(2 * TICK_S / 3)
+            while True:
+                pace.begin()
+                aligning = job.align(steady_ns())
+                pace.end()
+                if found := aligning:
+                    generation, aligned = found
+                    if told is None or aligned.named != told.named:
+                        log.info("aligning backups", generation=generation, whole=aligned.whole, named=aligned.named)
+                    if aligned.apart and not (told and told.apart):
+                        log.warning("ranks drift apart", generation=generation, steps=aligned.apart)
+                    told = aligned
+                    request = pb.AlignRequest(
+                        job=job.spec.name,
+                        generation=generation,
+                        whole=aligned.whole,
+                        settled=aligned.settled,
+                        named=aligned.named,
+                        apart=aligned.apart,
+                    )
+                    ask(partial(AgentClient.align, request=request, timeout_s=ASK_S))
+                await pace.rest()
+                await asyncio.sleep(TICK_S)
+
+    async def _report(self, job: Watched, verdict: Anomaly | Finished) -> bool:
+        """Tell the workflow, until it took it; returns False when the job is over."""
+        generation = verdict.generation
+        handle = self._client.get_workflow_handle(job_workflow_id(job.spec.name))
+        name, argument = ("report", verdict) if isinstance(verdict, Anomaly) else ("finished", generation)
+        while True:
+            try:
+                await handle.execute_update(name, argument, id=f"{name}-{generation}", result_type=str)
+                break
+            except WorkflowUpdateFailedError as error:
+                if isinstance(error.cause, ApplicationError) and error.cause.type == NOT_YET:
+                    return True  # told again as long as it holds
+                # The run ended while the update was under way: a next run has to be told again.
+                await asyncio.sleep(RETRY_S)
+            except RPCError as error:
+                if error.status == RPCStatusCode.NOT_FOUND:
+                    return False
+                log.warning("the job did not take the report yet", error=str(error))
+                await asyncio.sleep(RETRY_S)
+        job.reported.add(generation)
+        log.info("reported", verdict=name, generation=generation, observation=getattr(verdict, "id", ""))
+        return True
+
+    async def _acknowledge(self, job: Watched) -> None:
+        """Tell the agents which observations the workflow has, each on its own: nobody waits for a silent one.
+
+        What is never acknowledged is told again to the next watcher, and the
+        workflow says that it is dealt with.
+        """
+        taken: dict[str, int] = {}
+        telling: dict[str, asyncio.Task[None]] = {}
+        try:
+            while True:
+                async for machine in in_turns(job.machines):
+                    behind = job.dealt_with(machine.name) > taken.get(machine.name, 0)
+                    if behind and (machine.name not in telling or telling[machine.name].done()):
+                        telling[machine.name] = asyncio.create_task(self._tell(job, machine, taken))
+                await asyncio.sleep(TICK_S)
+        finally:
+            for task in telling.values():
+                task.cancel()
+
+    async def _tell(self, job: Watched, machine: Machine, taken: dict[str, int]) -> None:
+        wait_s = RETRY_S
+        while (up_to := job.dealt_with(machine.name)) > taken.get(machine.name, 0):
+            request = pb.AcknowledgeRequest(up_to_sequence=up_to, job=job.spec.name)
+            try:
+                await self._agents.get(machine.address).acknowledge(request, timeout_s=ACKNOWLEDGE_S)
+                taken[machine.name] = up_to
+            except EverstepError as error:
+                log.debug("an acknowledgement was not taken yet", machine=machine.name, error=str(error))
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, ACKNOWLEDGE_S)
+
+
+def _learn(job: Watched, state: JobState) -> None:
+    if state.status == "running":
+        job.runs(state.generation, max(state.resume_step, 1), steady_ns())
+
+
+@contextlib.asynccontextmanager
+async def _asking(agents: AgentPool, job: Watched) -> AsyncIterator[Callable[[Call], None]]:
+    """To ask all machines of a job something, again and again; none is waited for, nor asked while it is silent."""
+    asked: dict[str, asyncio.Task[None]] = {}
+    rounds: set[asyncio.Task[None]] = set()
+    silent: set[str] = set()
+
+    async def ask(machine: Machine, call: Call) -> None:
+        try:
+            await call(agents.get(machine.address))
+            silent.discard(machine.name)
+        except EverstepError as error:
+            if machine.name not in silent:
+                silent.add(machine.name)
+                log.warning("a machine was not asked for copies of state", machine=machine.name, error=str(error))
+
+    async def ask_each(call: Call) -> None:
+        async for machine in in_turns(job.machines):
+            if machine.name not in asked or asked[machine.name].done():
+                asked[machine.name] = asyncio.create_task(ask(machine, call))
+
+    def ask_all(call: Call) -> None:
+        going = asyncio.create_task(ask_each(call))
+        rounds.add(going)
+        going.add_done_callback(rounds.discard)
+
+    try:
+        yield ask_all
+    finally:
+        for task in [*rounds, *asked.values()]:
+            task.cancel()

@@ -1,0 +1,67 @@
+"""Which copies of training state this machine holds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from agent.checkpoints.options import Place
+from agent.checkpoints.save_watch import backup_files, own_files
+from agent.v1 import agent_pb2 as pb
+from everstep.slots.format import SlotInfo
+from everstep.slots.reader import held
+
+
+def in_memory(
+    place: Place, *, verify_own: bool = False, verify_backups: bool = False, own_bytes: int = 0
+) -> list[pb.HeldCheckpoint]:
+    """Every slot of the job's own files and of the backups held for others, files in parallel.
+
+    Args:
+        place: Of the job.
+        verify_own: Compare the checksums of the contents of own slots too, however long it takes: 5 to 8 GB/s on each
+            core (docs/checkpoints.md).
+        verify_backups: Those of backups; who restores from one verifies it anyway.
+        own_bytes: Compare those of own slots where all of them together have no more bytes than this.
+    """
+    own, backups = own_files(place.shm), backup_files(place.shm)
+    found = _look(own, pb.HeldCheckpoint.OWN, place, verify=verify_own)
+    if not verify_own and sum(one.bytes for one in found) <= own_bytes:
+        found = _look(own, pb.HeldCheckpoint.OWN, place, verify=True)
+    return [*found, *_look(backups, pb.HeldCheckpoint.BACKUP, place, verify=verify_backups)]
+
+
+def _look(
+    files: Mapping[int, Path], tier: pb.HeldCheckpoint.Tier.ValueType, place: Place, *, verify: bool
+) -> list[pb.HeldCheckpoint]:
+    if not files:
+        return []
+    with ThreadPoolExecutor(min(len(files), os.cpu_count() or 1), thread_name_prefix="verify") as pool:
+        found = list(pool.map(lambda path: held(path, verify=verify), files.values()))
+    return [
+        checkpoint
+        for rank, slots in zip(files, found, strict=True)
+        for checkpoint in _checkpoints(place.run, rank, tier, slots, verify)
+    ]
+
+
+def _checkpoints(
+    run: str, rank: int, tier: pb.HeldCheckpoint.Tier.ValueType, slots: Iterable[SlotInfo], verified: bool
+) -> list[pb.HeldCheckpoint]:
+    return [
+        pb.HeldCheckpoint(
+            rank=rank,
+            completed_steps=slot.completed_steps,
+            bytes=slot.bytes,
+            valid=slot.valid,
+            reason=slot.reason,
+            tier=tier,
+            generation=slot.generation,
+            saved_ns=slot.saved_ns,
+            run=run,
+            unverified=slot.valid and not verified,
+        )
+        for slot in slots
+    ]

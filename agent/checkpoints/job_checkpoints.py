@@ -1,0 +1,210 @@
+"""The copies of one job's training state on this machine: who is told of saves, who may write, what is thrown away.
+
+Open between Launch and Stop: the bell tells sender and lower tiers of each
+save, and backups are taken from others. Everything here may wait for threads
+and disks, so the runner calls it in a thread, one call at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import structlog
+
+from agent.checkpoints.options import LowerTiers, Place, Terms
+from agent.checkpoints.peers.backups import Received
+from agent.checkpoints.peers.data_port import Shelf
+from agent.checkpoints.peers.exchange import Exchange
+from agent.checkpoints.peers.fetch import copy_slot, fetch_range, fetch_slot
+from agent.checkpoints.peers.sender import Sender
+from agent.checkpoints.save_watch import Bell, make_fifo, own_files
+from agent.checkpoints.tiers.job_tiers import JobTiers
+from agent.checkpoints.tiers.open_with_timeout import PatientTiers
+from agent.v1 import agent_pb2 as pb
+from everstep import private
+from everstep.errors import CheckpointError, CorruptCheckpoint
+from everstep.slots.file import SlotFile
+from everstep.slots.format import DAMAGED, Pin, SlotHeader, same_save
+from everstep.slots.reader import SlotReader
+
+logger = structlog.get_logger()
+
+
+class Custody:
+    """One for each ``JobRunner``.
+
+    Args:
+        place: Where the copies lie.
+        exchange: Of the agent.
+        fenced: The newest generation that was stopped.
+    """
+
+    def __init__(self, place: Place, exchange: Exchange, fenced: int) -> None:
+        self.place = place
+        self.terms: Terms | None = None
+        """Of the generation that is open; None: closed."""
+        self.received = Received(place.shm, fenced)
+        self.shelf = Shelf(place.shm, self.received)
+        self.tiers: LowerTiers = JobTiers(place, self._fetch_range)
+        self._patient = PatientTiers(self.tiers, place.saved)
+        self._connect = partial(exchange.connect, run=place.run)
+        self._bell: Bell | None = None
+        self._sender: Sender | None = None
+        self._stale = False
+        """There may be backups that nobody needs any more."""
+        self.disk_asked: int | None = None
+        """The newest step that a Persist asked for since the launch, 0: none; None: it may have been another agent."""
+        self._log = logger.bind(job=place.job)
+
+    # From Launch to Stop.
+
+    def launch(self, terms: Terms, unforked: set[int]) -> None:
+        """Throw away what this generation does not go on from, then open.
+
+        Args:
+            terms: Of the launch.
+            unforked: Its ranks that do not run yet: nobody but us writes their files.
+        """
+        self._shut()
+        for rank, path in own_files(self.place.shm).items():
+            if rank in unforked:
+                self._discard_own(path, terms.resume_step)
+        self.received.launch(terms.generation, terms.resume_step)
+        self.place.saved.clear()
+        self._stale = True
+        self.disk_asked = 0
+        self.open(terms)
+
+    def open(self, terms: Terms) -> None:
+        """Begin, or after a restart of the agent go on, to send and to write."""
+        self.terms = terms
+        make_fifo(self.place.shm)
+        self._patient.open(terms)
+        self._sender = Sender(self.place, terms, self._connect)
+        subscribers = [self._saved, self._patient.on_saved, self._sender.on_saved]
+        self._bell = Bell(self.place.shm, subscribers, on_held=self.place.saved.held)
+        self._sender.start()
+        self._bell.start()
+
+    def stop(self, generation: int) -> None:
+        """Nothing of a generation or older ones is sent, taken or written any more when this returns."""
+        self.received.stop(generation)
+        if self.terms and self.terms.generation <= generation:
+            self._shut()
+
+    def close(self) -> None:
+        """The job is over here, or the agent ends: threads end, files are let go of."""
+        self.received.close()
+        self._shut()
+        self.tiers.close()
+
+    def _shut(self) -> None:
+        self.terms = None
+        if self._sender:
+            self._sender.close()
+        if self._bell:
+            self._bell.close()
+        self._patient.shut()
+        self._sender = self._bell = None
+
+    # What happens meanwhile.
+
+    def align(self, request: pb.AlignRequest) -> None:
+        """Back up what all machines back up; returns at once."""
+        terms, sender = self.terms, self._sender
+        if terms and sender and terms.generation == request.generation:
+            for rank in terms.ranks:
+                self.place.saved.update(rank, apart=request.apart)
+            sender.align(request)
+
+    def persist(self, request: pb.PersistRequest) -> None:
+        """Write a coming step to disk too, and keep what all ranks have there; returns at once."""
+        if self.disk_asked is not None:
+            self.disk_asked = max(self.disk_asked, request.step)
+        self.tiers.persist(request)
+
+    def _saved(self, rank: int, header: SlotHeader) -> None:
+        self.place.saved.own(rank, header.completed_steps, header.saved_ns)
+        if self._stale and (oldest := self._oldest_own()) is not None:
+            self._stale = self.received.remove_stale(oldest)
+
+    def _oldest_own(self) -> int | None:
+        """The oldest step in the own slots of this machine's ranks."""
+        steps = []
+        for path in own_files(self.place.shm).values():
+            with contextlib.suppress(OSError, CheckpointError), contextlib.closing(SlotReader(path)) as reader:
+                steps += [header.completed_steps for header in reader.headers()]
+        return min(steps, default=None)
+
+    def _discard_own(self, path: Path, resume_step: int) -> None:
+        """Forget own slots of an abandoned future; the rank does so too, unless it is killed before it can."""
+        try:
+            with contextlib.closing(SlotFile(path)) as file:
+                file.discard_after(resume_step if resume_step > 0 else -1)
+            with contextlib.closing(SlotReader(path)) as reader:
+                for pin in (Pin.BACKUP, Pin.NAMED, Pin.KEEP):  # whoever sends in this generation sets them anew
+                    reader.unpin(pin)
+        except (CheckpointError, OSError) as error:  # it is damaged, or was never written: the rank makes a new one
+            self._log.warning("later steps of a checkpoint file are not forgotten", path=str(path), reason=str(error))
+
+    # Restoring.
+
+    def restore(self, shard: pb.ShardSource, options: pb.CheckpointOptions, fenced: int) -> int:
+        """Bring one copy into the own slot of its rank, which does not run; returns the bytes moved.
+
+        Raises:
+            CorruptCheckpoint: the copy is bad or gone.
+            AgentUnreachable, CheckpointError, OSError: it cannot be had now, or there is no room.
+        """
+        path = self.place.shm / f"checkpoint-{shard.rank}"
+        fault = _fault(path, shard)
+        if not fault:
+            return 0
+        if shard.tier == pb.HeldCheckpoint.OWN and not shard.address:
+            raise CorruptCheckpoint(fault)
+        if shard.tier in {pb.HeldCheckpoint.DISK, pb.HeldCheckpoint.REMOTE}:
+            return self.tiers.restore(shard, options, fenced)
+        private.make_folder(path.parent)
+        file: Literal["own", "backup"] = "own" if shard.tier == pb.HeldCheckpoint.OWN else "backup"
+        with contextlib.closing(SlotFile(path, slots=slots_of(options))) as into:
+            if not shard.address:
+                return copy_slot(
+                    self.place.shm / f"backup-{shard.rank}", shard.completed_steps, into, saved_ns=shard.saved_ns
+                )
+            return fetch_slot(
+                lambda: self._connect(shard.address, self.place.job),
+                shard.rank,
+                shard.completed_steps,
+                file,
+                into,
+                saved_ns=shard.saved_ns,
+            )
+
+    def _fetch_range(self, address: str, job: str, rank: int, step: int, view: memoryview) -> SlotHeader:
+        return fetch_range(lambda: self._connect(address, job), rank, step, view)
+
+
+def slots_of(options: pb.CheckpointOptions) -> int:
+    """Slots of an own file; callers that know no policy name none."""
+    return options.slots or 2
+
+
+def _fault(path: Path, shard: pb.ShardSource) -> str:
+    """Why a file does not hold the very save that was chosen, with the contents that its checksum says; empty: it does.
+
+    It is this look that lets a rank restore from an own slot which a Stop told of by its header.
+    """
+    missing = f"{path} does not hold step {shard.completed_steps}, or another save of it"
+    try:
+        with contextlib.closing(SlotReader(path)) as reader:
+            header = reader.header(shard.completed_steps)
+            if header is None or not same_save(header, shard.saved_ns):
+                return missing
+            return "" if reader.intact(header) else DAMAGED
+    except FileNotFoundError:
+        return missing
+    except (OSError, CheckpointError) as error:
+        return str(error)

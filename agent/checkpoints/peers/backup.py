@@ -1,0 +1,202 @@
+"""One backup that this machine holds for another machine's rank, and the transfer into it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from pathlib import Path
+from typing import Protocol
+
+import structlog
+import xxhash
+
+from agent.checkpoints.options import abandoned
+from agent.checkpoints.peers.messages import Offer
+from agent.checkpoints.peers.wire import Wire
+from everstep.errors import AgentError, CheckpointError
+from everstep.slots.file import SlotFile
+from everstep.slots.format import SlotHeader, file_bytes
+from everstep.slots.reader import SlotReader
+
+logger = structlog.get_logger()
+
+
+class Refused(AgentError):
+    """An offer is not taken, for a reason that another offer may not meet.
+
+    ``newest`` is the step that is held already and is not older; -1: that is not why.
+    """
+
+    def __init__(self, reason: str, newest: int = -1) -> None:
+        super().__init__(reason)
+        self.newest = newest
+
+
+class Backup:
+    """One file and the transfer into it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.turn = threading.Lock()
+        """Held by the connection that fills the file, and by whoever clears it."""
+        self.generation = max((header.generation for header in self.headers()), default=0)
+        """The newest that offered something; after a restart of the agent: of which something is held."""
+        self.file: SlotFile | None = None
+        self.user: Wire | None = None
+        self.header: SlotHeader | None = None
+        """Of what has come in part, into ``view``; None: nothing has."""
+        self.view = memoryview(b"")
+        self.done = 0
+        self.digest = xxhash.xxh3_64()
+        self._mapped = (0, 0)
+
+    def opened(self, slots: int) -> SlotFile:
+        """The file, with so many slots when it is made anew.
+
+        One that was cut short or removed behind our back is opened again: a store beyond its end would kill the agent.
+        """
+        if self.file and self.file.region[1] and self._found() != self._mapped:
+            logger.warning("a backup was changed from outside", path=str(self.path))
+            self.close()
+        if self.file is None:
+            self.file = SlotFile(self.path, slots=slots)
+            self._mapped = self._found()
+        return self.file
+
+    def receive(self, header: SlotHeader, slots: int) -> None:
+        """Begin to take a slot over, into ``view``."""
+        self.view = self.opened(slots).receive(header)
+        self._mapped = self._found()  # it may have grown
+        self.header, self.done = header, 0
+        self.digest = xxhash.xxh3_64(seed=header.completed_steps)
+
+    def _found(self) -> tuple[int, int]:
+        """Which file is there, and its size."""
+        try:
+            found = self.path.stat()
+        except OSError:
+            return 0, 0
+        return found.st_ino, found.st_size
+
+    def headers(self) -> list[SlotHeader]:
+        """What is held, oldest first."""
+        try:
+            reader = SlotReader(self.path)
+        except (OSError, CheckpointError):
+            return []
+        with contextlib.closing(reader):
+            return reader.headers()
+
+    def give_up(self) -> None:
+        """Forget what has come in part."""
+        self.header = None
+        self.view.release()
+        self.view = memoryview(b"")
+        if self.file:
+            self.file.abort()
+
+    def keep(self, step: int) -> None:
+        """Let what comes next take the place of a later step than this one, if it is held."""
+        held = [header.completed_steps for header in self.headers()]
+        for later in held:
+            if 0 < step < later and step in held:
+                self.opened(2).forget(later)
+
+    def drop_abandoned(self, generation: int, resume_step: int) -> None:
+        """Forget what a generation that began at a step does not go on from."""
+        for header in self.headers():
+            if abandoned(header, generation, resume_step):
+                self.opened(2).forget(header.completed_steps)
+
+    def close(self) -> None:
+        """Unmap the file."""
+        self.give_up()
+        if self.file:
+            self.file.close()
+        self.file = None
+
+
+class Keeper(Protocol):
+    """Who says what may be written; ``Received``."""
+
+    def unfenced(self, generation: int) -> contextlib.AbstractContextManager[None]:
+        """Do something that counts, while no Stop comes in between."""
+
+    def require(self, size: int, rank: int) -> None:
+        """Make sure of room."""
+
+
+class Transfer:
+    """A slot on its way into a backup."""
+
+    def __init__(self, keeper: Keeper, backup: Backup, offer: Offer, header: SlotHeader) -> None:
+        self._keeper = keeper
+        self._backup = backup
+        self._offer = offer
+        self.header = header
+        self.held = False
+        """It is here already, complete."""
+
+    @property
+    def offset(self) -> int:
+        """Payload bytes that have come."""
+        return self.header.payload_bytes if self.held else self._backup.done
+
+    def grows(self) -> bool:
+        """Whether memory has to be allocated before anything can come, which takes seconds for each 10 GB."""
+        return not self.held and self._lacks() > 0
+
+    def _lacks(self) -> int:
+        """Bytes of memory that the file needs and does not have."""
+        file, need = self._backup.opened(self._offer.slots), self.header.payload_bytes
+        return file.missing if need <= file.capacity else file_bytes(need, self._offer.slots)
+
+    def begin(self) -> None:
+        """Make room, unless a part has come already.
+
+        Raises:
+            Refused: there is none.
+        """
+        backup = self._backup
+        if self.held:
+            return
+        lacks = self._lacks()
+        if backup.header == self.header:
+            return
+        backup.give_up()
+        if lacks:
+            self._keeper.require(lacks, self._offer.rank)
+        backup.keep(self._offer.keep)
+        try:
+            backup.receive(self.header, self._offer.slots)
+        except CheckpointError as error:
+            raise Refused(str(error)) from error
+
+    def rest(self) -> memoryview:
+        """Where the next bytes go."""
+        return self._backup.view[self._backup.done :]
+
+    def arrived(self, count: int) -> None:
+        """So many bytes came."""
+        backup = self._backup
+        backup.digest.update(backup.view[backup.done : backup.done + count])
+        backup.done += count
+
+    def give_up(self) -> None:
+        """The sender has it no more."""
+        self._backup.give_up()
+
+    def commit(self) -> None:
+        """All came: verify, and let it count.
+
+        Raises:
+            Fenced: its generation was stopped meanwhile.
+            CorruptCheckpoint: the bytes are not those that the rank saved.
+        """
+        backup = self._backup
+        try:
+            with self._keeper.unfenced(self._offer.generation):
+                assert backup.file
+                backup.file.commit_received(self.header, backup.digest.intdigest())
+        finally:
+            backup.give_up()

@@ -1,0 +1,201 @@
+"""The backups that this machine holds for other machines' ranks, and who may write them.
+
+Each is a checkpoint file of a few slots, ``backup-<rank>``, filled by one
+connection at a time. A transfer that breaks is resumed where it ended, by
+whoever offers the same slot again. Two fences keep old data out: a stopped
+generation can begin or commit nothing, and each offer says where its
+generation began, so that what was saved beyond that step before is forgotten,
+whichever comes first, the offer or this machine's own Launch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import structlog
+
+from agent.checkpoints.peers.backup import Backup, Refused, Transfer
+from agent.checkpoints.peers.messages import Offer, as_header
+from agent.checkpoints.peers.wire import Wire
+from agent.checkpoints.save_watch import backup_files
+from everstep import private
+from everstep.errors import ConfigError, Fenced
+from everstep.memory import free, memory_available
+from everstep.slots.format import SlotHeader
+
+TAKE_OVER_S = 5.0
+"""A connection that was cut lets go of its file within this time (ours)."""
+
+logger = structlog.get_logger()
+
+
+class Received:
+    """All backups that a machine holds for one job; thread-safe."""
+
+    def __init__(self, shm: Path, fenced: int = 0) -> None:
+        self._shm = shm
+        self._lock = threading.Lock()
+        self._fenced = fenced
+        self._launched = 0
+        self._closed = False
+        self._backups: dict[int, Backup] = {}
+
+    @contextlib.contextmanager
+    def transfer(self, offer: Offer, wire: Wire) -> Iterator[Transfer]:
+        """Take an offer; whoever filled the same backup before is cut off.
+
+        Raises:
+            Fenced: the offer's generation was stopped.
+            Refused: something newer is held.
+        """
+        header = as_header(offer.header.model_dump())
+        backup = self._backup(offer.rank)
+        with self.unfenced(offer.generation):
+            if offer.generation < backup.generation:
+                raise Fenced(f"generation {backup.generation} of rank {offer.rank} sends already")
+            if backup.user:
+                backup.user.cut()
+        if not backup.turn.acquire(timeout=TAKE_OVER_S):
+            raise Refused(f"another transfer of rank {offer.rank} does not end")
+        try:
+            with self.unfenced(offer.generation):
+                backup.user = wire
+            yield self._accept(backup, offer, header)
+        finally:
+            with self._lock:
+                if backup.user is wire:
+                    backup.user = None
+            backup.turn.release()
+
+    def _accept(self, backup: Backup, offer: Offer, header: SlotHeader) -> Transfer:
+        if offer.generation > backup.generation:
+            backup.drop_abandoned(offer.generation, offer.resume_step)
+            backup.generation = offer.generation
+        transfer = Transfer(self, backup, offer, header)
+        held = backup.headers()
+        transfer.held = header in held
+        newest = max((one.completed_steps for one in held), default=-1)
+        if newest > header.completed_steps and not transfer.held:
+            raise Refused(f"step {newest} of rank {offer.rank} is held already", newest)
+        return transfer
+
+    @contextlib.contextmanager
+    def unfenced(self, generation: int) -> Iterator[None]:
+        """Do something that counts, while no Stop comes in between.
+
+        Raises:
+            Fenced: the generation was stopped, or the job is over.
+        """
+        with self._lock:
+            if self._closed:
+                raise Fenced("the job is over here")
+            if generation <= self._fenced:
+                raise Fenced(f"generation {generation} was stopped: everything up to {self._fenced} is fenced")
+            yield
+
+    def launch(self, generation: int, resume_step: int) -> None:
+        """A generation begins: forget what it does not go on from."""
+        self._launched = generation
+        for rank in backup_files(self._shm):
+            backup = self._backup(rank)
+            # One that takes an offer of the new generation already has dropped them, and is not waited for.
+            if backup.generation < generation and backup.turn.acquire(timeout=TAKE_OVER_S):
+                if backup.generation < generation:
+                    backup.drop_abandoned(generation, resume_step)
+                backup.turn.release()
+
+    def stop(self, generation: int) -> None:
+        """Let nothing of a generation or older ones count any more; what came in part is forgotten."""
+        with self._lock:
+            self._fenced = max(self._fenced, generation)
+            backups = [one for one in self._backups.values() if one.generation <= generation]
+            for backup in backups:
+                if backup.user:
+                    backup.user.cut()
+        for backup in backups:
+            # Who still allocates memory for a large one takes longer; the fence keeps it from counting.
+            if backup.turn.acquire(timeout=TAKE_OVER_S):
+                backup.give_up()
+                backup.turn.release()
+
+    def close(self) -> None:
+        """The job is over, or the agent ends: nothing is taken any more, files are unmapped and stay."""
+        with self._lock:
+            self._closed = True
+            backups = list(self._backups.values())
+            for backup in backups:
+                if backup.user:
+                    backup.user.cut()
+        for backup in backups:
+            with backup.turn:
+                backup.close()
+
+    def require(self, size: int, rank: int) -> None:
+        """Make sure of room for a file, at the cost of stale ones.
+
+        Raises:
+            Refused: there is not enough, with numbers; or the folder is not ours alone.
+        """
+        try:
+            private.make_folder(self._shm)  # an offer may come before this machine's own Launch
+        except ConfigError as error:
+            raise Refused(str(error)) from error
+        if size > self._room():
+            self.remove_stale(None)
+        if size > (there := self._room()):
+            raise Refused(
+                f"no room for the backup of rank {rank}: it needs {size / 1e6:.1f} MB, and {there / 1e6:.1f} MB are "
+                f"free in {self._shm.parent}. Make /dev/shm larger, use fewer slots, or turn backups off"
+            )
+
+    def _room(self) -> int:
+        return min(free(self._shm), memory_available())
+
+    def remove_stale(self, before: int | None) -> bool:
+        """Remove backups whose ranks send theirs elsewhere since the newest Launch.
+
+        Nobody tells this machine which those are. It shows when other ranks have
+        sent something in the newest generation and these have not; still they are
+        kept as long as a restart might need them.
+
+        Args:
+            before: Only those whose steps are all older than this one: no rank here could go back so far.
+                None: all of them, since room is needed.
+
+        Returns:
+            Whether there may be some left.
+        """
+        with self._lock:
+            newest = max((one.generation for one in self._backups.values()), default=0)
+        if newest < self._launched:
+            return True
+        left = False
+        for rank in backup_files(self._shm):
+            backup = self._backup(rank)
+            if backup.generation >= newest:
+                continue
+            left = not self._remove(backup, before) or left
+        return left
+
+    def _remove(self, backup: Backup, before: int | None) -> bool:
+        if not backup.turn.acquire(blocking=False):
+            return False
+        try:
+            steps = [header.completed_steps for header in backup.headers()]
+            if before is not None and max(steps, default=-1) >= before:
+                return False
+            logger.info("removing a backup that its rank keeps elsewhere now", path=str(backup.path), steps=steps)
+            backup.close()
+            backup.path.unlink(missing_ok=True)
+            return True
+        finally:
+            backup.turn.release()
+
+    def _backup(self, rank: int) -> Backup:
+        with self._lock:
+            if rank not in self._backups:
+                self._backups[rank] = Backup(self._shm / f"backup-{rank}")
+            return self._backups[rank]

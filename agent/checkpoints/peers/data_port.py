@@ -1,0 +1,183 @@
+"""The data port: takes backups from other agents, and gives them copies to restore."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import structlog
+
+from agent.checkpoints.peers.backup import Refused, Transfer
+from agent.checkpoints.peers.backups import Received
+from agent.checkpoints.peers.handshake import Door
+from agent.checkpoints.peers.messages import Offer, Request, as_message, parse
+from agent.checkpoints.peers.tokens import Tokens
+from agent.checkpoints.peers.wire import STALL_S, Message, Wire, WireError, session_key
+from everstep.bulk import yield_the_core
+from everstep.errors import CheckpointError, CorruptCheckpoint, Fenced
+from everstep.slots.reader import SlotReader
+
+MOST_CONNECTIONS = 256
+"""More of those that know a token are turned away: each has a thread (ours)."""
+IDLE_S = 120.0
+"""A connection on which nothing is asked for so long is closed; a sender makes a new one (ours)."""
+PIECE = 4 << 20
+
+logger = structlog.get_logger()
+
+
+class Shelf:
+    """What one job keeps on this machine, as the data port sees it."""
+
+    def __init__(self, shm: Path, received: Received) -> None:
+        self.shm = shm
+        self.received = received
+
+    def path(self, request: Request) -> Path:
+        """The file that a machine asks for."""
+        return self.shm / f"{'checkpoint' if request.file == 'own' else 'backup'}-{request.rank}"
+
+
+class DataPort:
+    """Listens and serves: one thread for each connection that knows a token.
+
+    Args:
+        host: Where to listen; the port is chosen by the kernel.
+        tokens: Who may connect.
+
+    Raises:
+        OSError: the address is not of this machine.
+    """
+
+    def __init__(self, host: str, tokens: Tokens) -> None:
+        self._tokens = tokens
+        self._shelf: Callable[[str], Shelf | None] = lambda _: None
+        self._lock = threading.Lock()
+        self._connections: set[socket.socket] = set()
+        name = host.strip("[]")
+        family, *_, address = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        listener = socket.create_server((str(address[0]), 0), family=family)
+        self.port = int(listener.getsockname()[1])
+        self._door = Door(listener, self._key, self._enter)
+
+    def start(self, shelf: Callable[[str], Shelf | None]) -> None:
+        """Begin to serve.
+
+        Args:
+            shelf: The shelf of a job, None when the job is not known here; called in any thread.
+        """
+        self._shelf = shelf
+        self._door.open()
+
+    def close(self) -> None:
+        """Serve no more; connections break."""
+        self._door.close()
+        with self._lock:
+            open_now = list(self._connections)
+        for connection in open_now:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def _key(self, job: str, nonce: bytes, client_nonce: bytes) -> bytes:
+        # Without a token the answer is the same as to a wrong one, at the same time.
+        return session_key(self._tokens.of(job) or os.urandom(32), job, nonce, client_nonce)
+
+    def _enter(self, connection: socket.socket, peer: str, wire: Wire, job: str, request: Message) -> None:
+        with self._lock:
+            full = len(self._connections) >= MOST_CONNECTIONS
+            if not full:
+                self._connections.add(connection)
+        if full:
+            logger.warning("the data port has too many connections", peer=peer, most=MOST_CONNECTIONS)
+            connection.close()
+            return
+        given = (connection, peer, wire, job, request)
+        threading.Thread(target=self._serve, args=given, name=f"data from {peer}", daemon=True).start()
+
+    def _serve(self, connection: socket.socket, peer: str, wire: Wire, job: str, request: Message) -> None:
+        yield_the_core()
+        try:
+            with contextlib.suppress(OSError, Fenced):  # it broke, or was cut: whoever needs it makes a new one
+                self._converse(wire, job, request)
+        except WireError as error:
+            logger.warning("a connection to the data port is refused", peer=peer, reason=str(error))
+        except Exception as error:
+            logger.error("a connection to the data port failed", peer=peer, exc_info=error)
+        finally:
+            with self._lock:
+                self._connections.discard(connection)
+            connection.close()
+
+    def _converse(self, wire: Wire, job: str, request: Message) -> None:
+        shelf = self._shelf(job)
+        if shelf is None:
+            raise WireError(f"job {job[:40]!r} is not known here")
+        while True:
+            wire.set_patience(STALL_S)
+            match parse(request):
+                case Offer() as offer:
+                    take(wire, offer, shelf.received)
+                case Request() as wanted:
+                    give(wire, wanted, shelf)
+            wire.set_patience(IDLE_S)
+            request = wire.receive()
+
+
+def take(wire: Wire, offer: Offer, received: Received) -> None:
+    """PUT, the receiver's side."""
+    try:
+        with received.transfer(offer, wire) as transfer:
+            if transfer.grows():
+                wire.send({"allocating": True})
+            transfer.begin()
+            wire.send({"have": transfer.offset, "held": transfer.held})
+            if not transfer.held and not _fill(wire, transfer):
+                return
+        wire.send({"ok": True})
+    except CorruptCheckpoint as error:
+        wire.send({"damaged": str(error)})
+    except Refused as error:
+        wire.send({"refused": str(error), "newest": error.newest})
+    except (Fenced, CheckpointError) as error:
+        wire.send({"refused": str(error), "newest": -1})
+
+
+def _fill(wire: Wire, transfer: Transfer) -> bool:
+    """Take the payload; False when the sender gave up."""
+    while room := transfer.rest():
+        count = wire.receive_chunk(room)
+        if count == 0:
+            transfer.give_up()
+            return False
+        transfer.arrived(count)
+    transfer.commit()
+    return True
+
+
+def give(wire: Wire, wanted: Request, shelf: Shelf) -> None:
+    """GET, the giver's side: the header, then the payload, which the other side verifies."""
+    try:
+        reader = SlotReader(shelf.path(wanted))
+    except (OSError, CorruptCheckpoint) as error:
+        wire.send({"gone": f"{shelf.path(wanted).name} cannot be read: {error}"})
+        return
+    with contextlib.closing(reader):
+        header = reader.header(wanted.step)
+        if header is None:
+            wire.send({"gone": f"{shelf.path(wanted).name} does not hold step {wanted.step}"})
+            return
+        end = header.payload_bytes if wanted.length < 0 else min(header.payload_bytes, wanted.offset + wanted.length)
+        wire.send({"header": as_message(header)})
+        at = wanted.offset
+        while at < end:
+            if reader.header(wanted.step) != header:
+                wire.give_up()
+                return
+            count = min(PIECE, end - at)
+            wire.send_chunk_from(partial(reader.send, header), at, count)
+            at += count

@@ -1,0 +1,87 @@
+"""What all jobs of an agent share to exchange state: the data port, its tokens, the way to other agents."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+
+from agent.checkpoints.peers.data_port import DataPort
+from agent.checkpoints.peers.tokens import Tokens
+from agent.checkpoints.peers.wire import Wire, connect
+from agent.client import AgentPool
+from agent.security import ClientSecurity
+from agent.v1 import agent_pb2 as pb
+
+OPEN_S = 5.0
+"""An agent that does not answer gRPC within this time is not asked longer for now (ours)."""
+CONNECT_S = 3.0
+LOOK_S = 0.1
+ENDS = "the agent, or what needed the connection, ends"
+
+
+class Exchange:
+    """Serves the data port, and connects to those of others. Needs the running loop.
+
+    Args:
+        machine: This machine's name.
+        host: Where the data port listens; the same as gRPC.
+        security: What other agents ask for.
+
+    Raises:
+        OSError: the host is not of this machine.
+    """
+
+    def __init__(self, machine: str, host: str, security: ClientSecurity) -> None:
+        self.tokens = Tokens()
+        self.port = DataPort(host, self.tokens)
+        self._machine = machine
+        self._loop = asyncio.get_running_loop()
+        self._agents = AgentPool(security)
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._wires: weakref.WeakSet[Wire] = weakref.WeakSet()
+
+    def connect(self, address: str, job: str, closing: threading.Event | None = None, *, run: str = "") -> Wire:
+        """A connection to the data port of the agent at ``host:port``; called in any thread but the loop's.
+
+        Raises:
+            AgentError: the agent did not answer, or knows no such job, or of another run than the caller's.
+            OSError, WireError: its data port did not.
+        """
+        opening = self._open(address, job, run)
+        try:
+            asked = asyncio.run_coroutine_threadsafe(opening, self._loop)
+        except RuntimeError:
+            opening.close()
+            raise ConnectionAbortedError(ENDS) from None
+        while True:
+            try:
+                opened = asked.result(LOOK_S)
+                break
+            except TimeoutError:
+                if asked.done():
+                    raise
+                if self._ended.is_set() or (closing is not None and closing.is_set()):
+                    asked.cancel()
+                    raise ConnectionAbortedError(ENDS) from None
+        host = address.rpartition(":")[0]
+        wire = connect(host, opened.port, job, opened.token, connect_s=CONNECT_S)
+        with self._lock:
+            self._wires.add(wire)
+            if self._ended.is_set():
+                wire.cut()
+        return wire
+
+    async def _open(self, address: str, job: str, run: str) -> pb.OpenExchangeReply:
+        request = pb.OpenExchangeRequest(job=job, machine=self._machine, run=run)
+        return await self._agents.get(address).open_exchange(request, timeout_s=OPEN_S)
+
+    async def close(self) -> None:
+        """End; threads that wait for other agents get errors."""
+        with self._lock:
+            self._ended.set()
+            for wire in self._wires:
+                wire.cut()
+        self.port.close()
+        await self._agents.close()

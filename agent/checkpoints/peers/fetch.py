@@ -1,0 +1,200 @@
+"""Get a slot from another agent, into a checkpoint file of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import xxhash
+
+from agent.checkpoints.peers.messages import Request, as_header
+from agent.checkpoints.peers.prefault import Ahead
+from agent.checkpoints.peers.wire import Wire, WireError
+from everstep.errors import AgentError, AgentUnreachable, CorruptCheckpoint
+from everstep.slots.file import SlotFile
+from everstep.slots.format import SlotHeader, same_save
+from everstep.slots.reader import SlotReader
+
+ATTEMPTS = 3
+"""So many connections in a row may break without a byte of progress (ours)."""
+RETRY_S = 0.3
+PIECE = 4 << 20
+
+Connect = Callable[[], Wire]
+
+
+def fetch_slot(
+    connect: Connect, rank: int, step: int, file: Literal["own", "backup"], into: SlotFile, *, saved_ns: int = 0
+) -> int:
+    """Copy one slot of another agent into a file of ours, verified; a broken connection is taken up where it ended.
+
+    Args:
+        connect: Makes a connection to the agent that holds the copy.
+        rank: Whose state it is.
+        step: Completed steps.
+        file: Of the two files in which an agent may hold a rank's state.
+        into: Is changed only when all is verified, apart from the slot that it needs least.
+        saved_ns: When the rank saved it; 0: any save of the step will do.
+
+    Returns:
+        The bytes of the payload.
+
+    Raises:
+        CorruptCheckpoint: the copy is bad or gone, or of another save.
+        AgentUnreachable: the agent, or the way to it.
+        CheckpointError: no room here.
+    """
+    part = _Part(into, saved_ns)
+    failures = 0
+    while True:
+        before = part.done
+        try:
+            with contextlib.closing(connect()) as wire:
+                part.take_from(wire, Request(rank=rank, step=step, file=file, offset=part.done))
+                return part.commit()
+        except CorruptCheckpoint:
+            part.give_up()
+            raise
+        except (OSError, AgentError) as error:
+            failures = failures + 1 if part.done == before else 1
+            if failures >= ATTEMPTS:
+                part.give_up()
+                raise AgentUnreachable(f"step {step} of rank {rank} cannot be fetched: {error}") from error
+            time.sleep(RETRY_S)
+        except BaseException:
+            part.give_up()
+            raise
+
+
+class _Part:
+    """What has come of a slot."""
+
+    def __init__(self, into: SlotFile, saved_ns: int) -> None:
+        self._into = into
+        self._saved_ns = saved_ns
+        self._header: SlotHeader | None = None
+        self._view = memoryview(b"")
+        self._ahead: Ahead | None = None
+        self._digest = xxhash.xxh3_64()
+        self.done = 0
+
+    def take_from(self, wire: Wire, request: Request) -> None:
+        header = ask(wire, request)
+        check_save(header, self._saved_ns, f"the {request.file} slot of rank {request.rank} elsewhere")
+        if header != self._header:
+            if self.done:
+                self.give_up()
+                raise ConnectionError(f"step {request.step} of rank {request.rank} was saved anew: begin anew")
+            self._let_go()  # of an attempt that ended before its first byte
+            self._view = self._into.receive(header, whole=False)
+            self._ahead = Ahead(self._into, header.payload_bytes)
+            self._header, self._digest = header, xxhash.xxh3_64(seed=header.completed_steps)
+        while room := self._view[self.done :]:
+            count = wire.receive_chunk(room, self._reach)
+            if count == 0:
+                raise CorruptCheckpoint(f"step {request.step} of rank {request.rank} was overwritten while it was sent")
+            self._digest.update(room[:count])
+            self.done += count
+
+    def _reach(self, length: int) -> None:
+        assert self._ahead
+        self._ahead.reach(self.done + length)
+
+    def commit(self) -> int:
+        assert self._header
+        self._let_go()
+        self._into.commit_received(self._header, self._digest.intdigest())
+        return self.done
+
+    def give_up(self) -> None:
+        self._let_go()
+        self._into.abort()
+        self._header, self.done = None, 0
+
+    def _let_go(self) -> None:
+        if self._ahead:
+            self._ahead.close()
+        self._ahead = None
+        self._view.release()
+        self._view = memoryview(b"")
+
+
+def copy_slot(path: Path, step: int, into: SlotFile, *, saved_ns: int = 0) -> int:
+    """Copy one slot of another file of this machine, verified; returns its bytes.
+
+    Raises:
+        CorruptCheckpoint: the copy is bad or gone, or of another save than that at ``saved_ns``.
+        CheckpointError: no room here.
+    """
+    try:
+        reader = SlotReader(path)
+    except OSError as error:
+        raise CorruptCheckpoint(f"{path} cannot be read: {error}") from error
+    with contextlib.closing(reader):
+        header = reader.header(step)
+        if header is None:
+            raise CorruptCheckpoint(f"{path} does not hold step {step}")
+        check_save(header, saved_ns, str(path))
+        view, done, digest = into.receive(header, whole=False), 0, xxhash.xxh3_64(seed=step)
+        with view, contextlib.closing(Ahead(into, header.payload_bytes)) as ahead:
+            while room := view[done : done + PIECE]:
+                ahead.reach(done + len(room))
+                count = reader.read_into(header, done, room)
+                if count == 0:
+                    break
+                digest.update(room[:count])
+                done += count
+        into.commit_received(header, digest.intdigest())
+        return done
+
+
+def check_save(header: SlotHeader, saved_ns: int, where: str) -> None:
+    """Refuse a copy that is of the step but not the one that was chosen.
+
+    Raises:
+        CorruptCheckpoint: says so.
+    """
+    if not same_save(header, saved_ns):
+        raise CorruptCheckpoint(
+            f"{where} holds another save of step {header.completed_steps} than the one that was chosen: "
+            f"generation {header.generation}'s, of {header.saved_ns} ns and not {saved_ns} ns"
+        )
+
+
+def ask(wire: Wire, request: Request) -> SlotHeader:
+    """Ask for a payload; its header comes first.
+
+    Raises:
+        CorruptCheckpoint: it is not there.
+    """
+    wire.send(request.model_dump())
+    reply = wire.receive()
+    if "gone" in reply:
+        raise CorruptCheckpoint(str(reply["gone"]))
+    return as_header(reply.get("header"))
+
+
+def fetch_range(connect: Connect, rank: int, step: int, view: memoryview) -> SlotHeader:
+    """Fill ``view`` with the first bytes of the payload of an own slot elsewhere; not verified.
+
+    Raises:
+        CorruptCheckpoint: the slot is not there, was overwritten meanwhile, or is shorter.
+        AgentUnreachable: the agent, or the way to it.
+    """
+    try:
+        with contextlib.closing(connect()) as wire:
+            header = ask(wire, Request(rank=rank, step=step, file="own", length=len(view)))
+            if header.payload_bytes < len(view):
+                raise CorruptCheckpoint(f"step {step} of rank {rank} has {header.payload_bytes} bytes: too few")
+            done = 0
+            while room := view[done:]:
+                count = wire.receive_chunk(room)
+                if count == 0:
+                    raise CorruptCheckpoint(f"step {step} of rank {rank} was overwritten while it was sent")
+                done += count
+            return header
+    except (OSError, WireError) as error:
+        raise AgentUnreachable(f"step {step} of rank {rank} cannot be fetched: {error}") from error

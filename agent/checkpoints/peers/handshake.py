@@ -1,0 +1,191 @@
+"""The door of the data port: who connects waits here until it has shown that it knows a job's token.
+
+Anybody who reaches the port can connect, and a connection costs nothing to
+make. So one that has proven nothing gets no thread, little memory and little
+time; there are few of them, and only so many from one address. When there are
+more, the oldest goes, of the address that has most: whoever knows the token
+shows it at once, and is not among the oldest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import selectors
+import socket
+import threading
+import time
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable
+
+import structlog
+
+from agent.checkpoints.peers.wire import MAGIC, Greeting, Message, Wire, WireError
+
+GREET_S = 5.0
+"""Who has not shown by then that it knows a token is turned away (ours)."""
+MOST_UNPROVEN = 512
+"""Connections that have shown nothing yet, from all addresses together (ours)."""
+MOST_FROM_ONE = 64
+"""Those of them from one address (ours): the ranks of a machine connect one by one."""
+BACKLOG = 512
+"""Connections that wait to be accepted (ours)."""
+TELL_S = 60.0
+"""Between two lines in the log about those that were turned away (ours)."""
+FULL_S = 0.1
+"""The process has no file descriptor left: before the next try (ours)."""
+
+KeyOf = Callable[[str, bytes, bytes], bytes]
+"""``key_of(job, server_nonce, client_nonce)``: the key of a connection; never the right one without a token."""
+Enter = Callable[[socket.socket, str, Wire, str, Message], None]
+"""``enter(connection, address, wire, job, first_message)``: takes a connection over; must not take long."""
+
+logger = structlog.get_logger()
+
+
+def origin(address: str) -> str:
+    """What counts as one address: of IPv6 all that one machine can take for itself."""
+    found = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(found, ipaddress.IPv4Address):
+        return str(found)
+    return str(found.ipv4_mapped or ipaddress.IPv6Network((int(found) >> 64 << 64, 64)))
+
+
+class Waiting:
+    """A connection that has proven nothing."""
+
+    def __init__(self, connection: socket.socket, address: str) -> None:
+        self.connection = connection
+        self.address = address
+        self.until = time.monotonic() + GREET_S
+        self.greeting = Greeting(os.urandom)
+
+
+class Door:
+    """Accepts connections, in a thread of its own.
+
+    Args:
+        listener: Where they come in.
+        key_of: See :data:`KeyOf`.
+        enter: See :data:`Enter`.
+    """
+
+    def __init__(self, listener: socket.socket, key_of: KeyOf, enter: Enter) -> None:
+        self._listener = listener
+        self._key_of, self._enter = key_of, enter
+        self._closed = threading.Event()
+        self._selector = selectors.DefaultSelector()
+        self._waiting: OrderedDict[socket.socket, Waiting] = OrderedDict()
+        """The oldest first."""
+        self._of: defaultdict[str, OrderedDict[socket.socket, Waiting]] = defaultdict(OrderedDict)
+        """Address → the same."""
+        self._told, self._turned_away = -TELL_S, 0
+        self._thread = threading.Thread(target=self._run, name="data port", daemon=True)
+
+    def open(self) -> None:
+        """Begin to accept."""
+        self._listener.listen(BACKLOG)
+        self._listener.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Accept no more; who waits is turned away."""
+        self._closed.set()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._listener.close()
+        self._selector.close()
+
+    def _run(self) -> None:
+        try:
+            while not self._closed.is_set():
+                for key, _ in self._selector.select(self._patience()):
+                    if key.fileobj is self._listener:
+                        self._accept()
+                    elif key.data.connection in self._waiting:  # not turned away meanwhile
+                        self._hear(key.data)
+                self._turn_away_late()
+        finally:
+            for one in list(self._waiting.values()):
+                self._forget(one)
+                one.connection.close()
+
+    def _patience(self) -> float | None:
+        oldest = next(iter(self._waiting.values()), None)
+        return None if oldest is None else max(oldest.until - time.monotonic(), 0.0)
+
+    def _accept(self) -> None:
+        try:
+            connection, peer = self._listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return  # it went away again
+        except OSError as error:
+            if not self._closed.is_set():
+                logger.error("the data port cannot accept a connection", reason=str(error))
+                self._turn_away(next(iter(self._waiting.values()), None), str(error))
+                self._closed.wait(FULL_S)
+            return
+        address = origin(str(peer[0]))
+        self._make_room(address)
+        one = Waiting(connection, address)
+        try:
+            connection.send(MAGIC + one.greeting.nonce, socket.MSG_DONTWAIT)  # a fresh connection takes so little
+        except OSError:
+            connection.close()
+            return
+        self._waiting[connection] = self._of[address][connection] = one
+        self._selector.register(connection, selectors.EVENT_READ, one)
+
+    def _make_room(self, address: str) -> None:
+        same = self._of.get(address) or OrderedDict()
+        if len(same) >= MOST_FROM_ONE:
+            self._turn_away(next(iter(same.values())), "too many from its address have shown no token")
+        elif len(self._waiting) >= MOST_UNPROVEN:
+            most = max(self._of.values(), key=len)
+            self._turn_away(next(iter(most.values())), "too many have shown no token")
+
+    def _hear(self, one: Waiting) -> None:
+        try:
+            one.greeting.take(one.connection.recv(one.greeting.missing(), socket.MSG_DONTWAIT))
+            if one.greeting.missing():
+                return
+            job, key = one.greeting.job, self._key_of(one.greeting.job, one.greeting.nonce, one.greeting.client_nonce)
+            wire, message = one.greeting.proven(one.connection, key)
+        except BlockingIOError:
+            return
+        except WireError as error:
+            self._turn_away(one, str(error))
+        except OSError:
+            self._forget(one)
+            one.connection.close()
+        else:
+            self._forget(one)
+            self._enter(one.connection, one.address, wire, job, message)
+
+    def _turn_away_late(self) -> None:
+        now = time.monotonic()
+        while (oldest := next(iter(self._waiting.values()), None)) and oldest.until <= now:
+            self._turn_away(oldest, f"it has shown no token within {GREET_S:g} s")
+
+    def _turn_away(self, one: Waiting | None, reason: str) -> None:
+        if one is None:
+            return
+        self._forget(one)
+        one.connection.close()
+        self._turned_away += 1
+        if time.monotonic() - self._told >= TELL_S:
+            logger.warning(
+                "a connection to the data port is refused", peer=one.address, reason=reason, refused=self._turned_away
+            )
+            self._told, self._turned_away = time.monotonic(), 0
+
+    def _forget(self, one: Waiting) -> None:
+        self._selector.unregister(one.connection)
+        del self._waiting[one.connection]
+        del self._of[one.address][one.connection]
+        if not self._of[one.address]:
+            del self._of[one.address]

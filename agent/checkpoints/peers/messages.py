@@ -1,0 +1,94 @@
+"""What is said before a copy goes over the wire: offers, requests, headers; checked as they come in."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from agent.checkpoints.peers.wire import Message, WireError
+from everstep.slots.format import SlotHeader
+
+LARGEST = 1 << 46
+"""No shard is larger than 64 TiB: the header of one that is would be nonsense (ours)."""
+
+
+class Header(BaseModel):
+    """A slot's header as JSON."""
+
+    model_config = ConfigDict(strict=True)
+
+    completed_steps: int = Field(ge=0, lt=1 << 62)
+    generation: int = Field(ge=0, lt=1 << 31)
+    tensor_bytes: int = Field(ge=0, le=LARGEST)
+    structure_bytes: int = Field(ge=0, le=LARGEST)
+    checksum: int = Field(ge=0, lt=1 << 64)
+    saved_ns: int = Field(ge=0, lt=1 << 63)
+
+
+class Offer(BaseModel):
+    """PUT: a sender has a copy for this machine to keep."""
+
+    model_config = ConfigDict(strict=True)
+
+    op: Literal["put"] = "put"
+    machine: str = Field(max_length=200)
+    """The sender's."""
+    rank: int = Field(ge=0, lt=1 << 31)
+    generation: int = Field(ge=1, lt=1 << 31)
+    """The one that the sender runs."""
+    resume_step: int = Field(ge=-1, lt=1 << 62)
+    """Where that generation began."""
+    slots: int = Field(ge=2, le=8)
+    keep: int = Field(0, ge=0, lt=1 << 62)
+    """A step that gives way to none, though the newest one must: a restart may need it. 0: the newest stays."""
+    header: Header
+
+
+class Request(BaseModel):
+    """GET: a machine needs the payload of a slot, or a part of it."""
+
+    model_config = ConfigDict(strict=True)
+
+    op: Literal["get"] = "get"
+    rank: int = Field(ge=0, lt=1 << 31)
+    step: int = Field(ge=0, lt=1 << 62)
+    file: Literal["own", "backup"]
+    offset: int = Field(0, ge=0, le=2 * LARGEST)
+    length: int = Field(-1, ge=-1, le=2 * LARGEST)
+    """Bytes from ``offset`` on; -1: all that is left."""
+
+
+def as_message(header: SlotHeader) -> Message:
+    """A header for the wire."""
+    return asdict(header)
+
+
+def as_header(message: object) -> SlotHeader:
+    """A header from the wire.
+
+    Raises:
+        WireError: it makes no sense.
+    """
+    try:
+        return SlotHeader(**Header.model_validate(message).model_dump())
+    except ValidationError as error:
+        raise WireError(f"a header that makes no sense: {error.errors()[0]['msg']}") from error
+
+
+def parse(message: Message) -> Offer | Request:
+    """What a client asks for.
+
+    Raises:
+        WireError: nothing that exists.
+    """
+    kinds: dict[object, type[Offer | Request]] = {"put": Offer, "get": Request}
+    kind = kinds.get(message.get("op"))
+    if kind is None:
+        raise WireError(f"a request for {str(message.get('op'))[:40]!r}, which does not exist")
+    try:
+        return kind.model_validate(message)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise WireError(f"{'.'.join(map(str, first['loc']))} of a request makes no sense: {first['msg']}") from error

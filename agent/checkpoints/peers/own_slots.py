@@ -1,0 +1,72 @@
+"""Ranks that are not backed up: where machines are aligned, they keep the named steps in their own slots alone.
+
+So ranks that drift apart keep a step in common without backups too, or on a
+single machine. What a ``Lane`` does when the peer has a step is done here when
+the rank has it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from functools import partial
+
+from agent.checkpoints.options import Place
+from agent.checkpoints.peers.align import kept, lost, pending, pins, remember, told
+from agent.checkpoints.peers.own_file import on_own_file
+from agent.v1 import agent_pb2 as pb
+from everstep.decisions.checkpoints.align_backups import FREE
+from everstep.slots.format import EMPTY, Pin, SlotHeader
+from everstep.slots.reader import SlotReader
+
+
+class Keeper:
+    """Some ranks of a job on this machine; thread-safe."""
+
+    def __init__(self, place: Place, ranks: Sequence[int]) -> None:
+        self.ranks = ranks
+        self._place = place
+        self._lock = threading.Lock()
+        self._closed = False
+        for rank in ranks:
+            place.saved.update(rank, backup_none=True)
+            on_own_file(place, rank, partial(self._remember, rank))
+
+    def align(self, rank: int, request: pb.AlignRequest) -> None:
+        """Keep what all machines keep, or nothing any more."""
+        self._place.saved.change(rank, partial(told, request=request))
+        self._spare(rank)
+
+    def on_saved(self, rank: int, header: SlotHeader) -> None:
+        """A rank saved something: perhaps the named step, or one beyond it."""
+        state = self._place.saved.of(rank)
+        named = pending(state)
+        if not named or header.completed_steps < named:
+            return
+        if header.completed_steps == named:
+            self._place.saved.change(rank, partial(kept, step=named, every=1))
+        elif named not in state.own_steps:
+            self._place.saved.change(rank, partial(lost, named=named))
+        self._spare(rank)
+
+    def close(self) -> None:
+        """Pin nothing any more."""
+        with self._lock:
+            self._closed = True
+
+    def _remember(self, rank: int, reader: SlotReader) -> None:
+        """After a restart of the agent: what was promised is still pinned."""
+        pinned = {why: reader.pinned(why) for why in Pin}
+        if pinned[Pin.NAMED] > 0:
+            self._place.saved.change(rank, partial(remember, pinned=pinned))
+
+    def _spare(self, rank: int) -> None:
+        def pin(reader: SlotReader) -> None:
+            state = self._place.saved.of(rank)
+            sent = state.backup_step if state.backup_named != FREE else EMPTY
+            for why, step in pins(state, EMPTY, sent):
+                reader.pin(why, step)
+
+        with self._lock:
+            if not self._closed:
+                on_own_file(self._place, rank, pin)

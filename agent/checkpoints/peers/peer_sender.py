@@ -1,0 +1,318 @@
+"""One peer machine, and the thread that sends the saves of some ranks there.
+
+By itself it sends every step that it can; when machines are aligned
+(``everstep/decisions/checkpoints/align_backups.py``), the named step only, and then nothing until it
+is told that all ranks have it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import structlog
+
+from agent.checkpoints.options import Place, Terms
+from agent.checkpoints.peers.align import kept, lost, pending, pins, remember, told
+from agent.checkpoints.peers.messages import Header, Offer, as_message
+from agent.checkpoints.peers.own_file import on_own_file
+from agent.checkpoints.peers.rate_limit import Limiter
+from agent.checkpoints.peers.send_slot import Fate, Outcome, put
+from agent.checkpoints.peers.wire import Wire
+from agent.v1 import agent_pb2 as pb
+from everstep.bulk import yield_the_core
+from everstep.decisions.checkpoints.align_backups import FREE, STILL_S, STILL_STEPS
+from everstep.decisions.checkpoints.next_backup import choose_step, next_stride
+from everstep.decisions.checkpoints.step_rate import Pace
+from everstep.errors import AgentError, CorruptCheckpoint
+from everstep.slots.format import EMPTY, Pin, SlotHeader
+from everstep.slots.reader import SlotReader
+
+FIRST_RETRY_S = 0.5
+LAST_RETRY_S = 5.0
+"""A peer that failed is tried again after the first, then ever longer, up to the second (ours)."""
+JOIN_S = 1.0
+"""A thread that waits for a connection is left to itself after this; it sends nothing any more (ours)."""
+LET_GO_S = 60.0
+"""When no backup went through for so long, a rank need not spare the step of the newest one: the slot serves better
+to hold what the other ranks may still have to save; unless all ranks are known to have that step (ours)."""
+DEFAULT_PIECE = 4 << 20
+
+ConnectTo = Callable[[str, str, threading.Event], Wire]
+"""``connect(address, job, closing)``: a connection to another agent's data port."""
+
+logger = structlog.get_logger()
+
+
+class Lane:
+    """One peer machine and the ranks that are backed up there."""
+
+    def __init__(
+        self,
+        place: Place,
+        terms: Terms,
+        *,
+        machine: str,
+        address: str,
+        ranks: Sequence[int],
+        connect: ConnectTo,
+        limiter: Limiter,
+    ) -> None:
+        self.ranks = ranks
+        self._place = place
+        self._terms = terms
+        self._machine = machine
+        self._address = address
+        self._connect = connect
+        self._limiter = limiter
+        self._buffer = memoryview(bytearray(int(terms.options.backup_chunk_mb * 1e6) or DEFAULT_PIECE))
+        self._readers: dict[int, SlotReader] = {}
+        self._sent = dict.fromkeys(ranks, -1)
+        self._every = max(1, terms.options.backup_every_steps)
+        self._stride = 1
+        self._pace = Pace()
+        self._sending: dict[int, int] = {}
+        """Rank → the step of it that is being sent."""
+        self._kept_at = time.monotonic()
+        self._let_go = False
+        self._spoiled: set[tuple[int, SlotHeader]] = set()
+        self._wire: Wire | None = None
+        self._lock = threading.Lock()
+        self._due = threading.Event()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"backups to {machine}", daemon=True)
+        self._log = logger.bind(job=place.job, peer=machine)
+        for rank in ranks:
+            self._remember(rank)
+
+    def start(self) -> None:
+        """Begin, with what is held already."""
+        self._due.set()
+        self._thread.start()
+
+    def align(self, rank: int, request: pb.AlignRequest) -> None:
+        """Back up what all machines back up, or again on our own."""
+        self._place.saved.change(rank, partial(told, request=request))
+        self.spare(rank)
+        self.wake()
+
+    def wake(self) -> None:
+        """There is something new."""
+        self._due.set()
+
+    def end(self) -> None:
+        """Break off and end."""
+        self._closing.set()
+        self._due.set()
+        with self._lock:
+            if self._wire:
+                self._wire.cut()
+
+    def join(self) -> None:
+        """Wait for the end."""
+        if self._thread.is_alive():
+            self._thread.join(JOIN_S)
+
+    def _run(self) -> None:
+        yield_the_core()
+        retry_s = FIRST_RETRY_S
+        while True:
+            # Who skips steps looks now and then whether the job stands still at one of them.
+            self._due.wait(STILL_S if self._stride > 1 else None)
+            self._due.clear()
+            if self._closing.is_set():
+                break
+            if self._try():
+                retry_s = FIRST_RETRY_S
+            else:
+                self._let_go = time.monotonic() - self._kept_at > LET_GO_S
+                for rank in self.ranks:
+                    self.spare(rank)
+                self._closing.wait(retry_s)
+                retry_s = min(2 * retry_s, LAST_RETRY_S)
+                self._due.set()
+        self._disconnect()
+        for reader in self._readers.values():
+            reader.close()
+
+    def _try(self) -> bool:
+        """Send what is due; whatever comes up, the thread lives on: backups must not end without a word."""
+        try:
+            return self._send_what_is_due()
+        except Exception as error:
+            self._log.error("backups fail", exc_info=error)
+            self._disconnect()
+            self._problem(self.ranks, f"no backup to {self._machine}: {type(error).__name__}: {error}")
+            return False
+
+    def _send_what_is_due(self) -> bool:
+        """Whether there is no reason to wait before the next try."""
+        held = self._held()
+        due = self._choose(held)
+        if not due:
+            return True
+        self._due.set()  # look again when this is done: more may have been saved
+        self._sending = {rank: header.completed_steps for rank, header in due.items()}
+        try:
+            for rank in due:
+                self.spare(rank)
+            fine, newest = self._send_all(due)
+        finally:
+            sending, self._sending = self._sending, {}
+            for rank in due:
+                self.spare(rank)
+        if all(self._sent[rank] >= step for rank, step in sending.items()):
+            self._stride = next_stride(self._stride, self._every, newest - _newest(held))
+        return fine
+
+    def _choose(self, held: Mapping[int, Mapping[int, SlotHeader]]) -> dict[int, SlotHeader]:
+        """What to send now, by rank."""
+        named = {rank: name for rank in self.ranks if (name := pending(self._state(rank)))}
+        due = {rank: held[rank][name] for rank, name in named.items() if name in held[rank]}
+        for rank in named.keys() - due.keys():
+            if max(held[rank], default=-1) > named[rank]:
+                self._place.saved.change(rank, partial(lost, named=named[rank]))
+                self.spare(rank)
+        steps = {rank: list(slots) for rank, slots in held.items() if self._state(rank).backup_named == FREE}
+        now_ns, resumed = time.monotonic_ns(), self._terms.resume_step
+        self._pace.look(now_ns, _newest(held))
+        stride = 1 if self._pace.stands_still(now_ns, STILL_S, STILL_STEPS) else self._stride
+        step = choose_step(steps, self._sent, every=self._every, stride=stride, resumed=resumed)
+        if step is not None:
+            due |= {rank: held[rank][step] for rank in steps if step in held[rank] and self._sent[rank] < step}
+        return due
+
+    def _send_all(self, due: Mapping[int, SlotHeader]) -> tuple[bool, int]:
+        """Whether there is no reason to wait before the next try, and the newest step that was saved meanwhile."""
+        fine, newest = True, -1
+        for rank, header in due.items():
+            if self._closing.is_set():
+                return True, newest
+            try:
+                outcome = self._send(rank, header)
+                newest = max([newest, *self._slots(rank)])
+                fine = self._settle(rank, header, outcome) and fine
+            except (OSError, AgentError) as error:
+                self._disconnect()
+                self._problem(self.ranks, f"no backup to {self._machine} at {self._address}: {error}")
+                return False, newest
+        return fine, newest
+
+    def _held(self) -> dict[int, dict[int, SlotHeader]]:
+        """Rank → step → header of what is in the own slots."""
+        return {rank: self._slots(rank) for rank in self.ranks}
+
+    def _slots(self, rank: int) -> dict[int, SlotHeader]:
+        with contextlib.suppress(OSError, CorruptCheckpoint):  # nothing is saved yet, or the file is replaced
+            reader = self._readers.get(rank)
+            if reader is None:
+                reader = self._readers[rank] = SlotReader(self._place.shm / f"checkpoint-{rank}")
+            headers = [header for header in reader.headers() if (rank, header) not in self._spoiled]
+            return {header.completed_steps: header for header in headers}
+        return {}
+
+    def _send(self, rank: int, header: SlotHeader) -> Outcome:
+        reader = self._readers[rank]
+        offer = Offer(
+            machine=self._place.machine,
+            rank=rank,
+            generation=self._terms.generation,
+            resume_step=self._terms.resume_step,
+            slots=max(2, self._terms.options.backup_slots),
+            keep=self._state(rank).backup_whole,
+            header=Header(**as_message(header)),
+        )
+        wire, fresh = self._connected()
+        try:
+            return self._put(wire, reader, header, offer)
+        except (OSError, AgentError):
+            if fresh or self._closing.is_set():
+                raise
+            self._disconnect()  # the peer's agent may have been restarted since the last backup
+            return self._put(self._connected()[0], reader, header, offer)
+
+    def _put(self, wire: Wire, reader: SlotReader, header: SlotHeader, offer: Offer) -> Outcome:
+        return put(wire, reader, header, offer, buffer=self._buffer, limiter=self._limiter, closing=self._closing)
+
+    def _settle(self, rank: int, header: SlotHeader, outcome: Outcome) -> bool:
+        """Note what became of a slot; False: wait before the next try."""
+        match outcome.fate:
+            case Fate.KEPT:
+                self._kept(rank, header.completed_steps)
+            case Fate.REFUSED if outcome.newest >= 0:
+                self._kept(rank, outcome.newest)
+            case Fate.REFUSED:
+                self._problem([rank], f"{self._machine} took no backup of rank {rank}: {outcome.reason}")
+                return False
+            case Fate.DAMAGED:
+                self._spoiled.add((rank, header))
+                self._problem([rank], f"no backup of step {header.completed_steps} of rank {rank}: {outcome.reason}")
+            case Fate.GONE:
+                pass
+        return True
+
+    def _kept(self, rank: int, step: int) -> None:
+        """The peer has a step; the rank spares it until the peer, or in an alignment every rank, has a newer one."""
+        self._sent[rank] = max(self._sent[rank], step)
+        self._kept_at, self._let_go = time.monotonic(), False
+        if not self._closing.is_set():
+            self._place.saved.update(rank, backup_ns=time.time_ns(), backup_problem="")
+            self._place.saved.change(rank, partial(kept, step=step, every=self._every))
+        self.spare(rank)
+
+    def spare(self, rank: int) -> None:
+        """Pin what the rank's saves should spare; for any thread."""
+
+        def pin(reader: SlotReader) -> None:
+            sending, sent = self._sending.get(rank, EMPTY), EMPTY if self._let_go else self._sent[rank]
+            for why, step in pins(self._state(rank), sending, sent):
+                reader.pin(why, step)
+
+        with self._lock:
+            if not self._closing.is_set():
+                on_own_file(self._place, rank, pin)
+
+    def _remember(self, rank: int) -> None:
+        """After a restart of the agent: what was named, and what all ranks have, is still pinned."""
+
+        def look(reader: SlotReader) -> None:
+            self._place.saved.change(rank, partial(remember, pinned={why: reader.pinned(why) for why in Pin}))
+            self._sent[rank] = self._state(rank).backup_step
+
+        on_own_file(self._place, rank, look)
+
+    def _state(self, rank: int) -> pb.SavedState:
+        return self._place.saved.of(rank)
+
+    def _problem(self, ranks: Sequence[int], text: str) -> None:
+        if self._closing.is_set():
+            return
+        for rank in ranks:
+            known: pb.SavedState = self._place.saved.of(rank)
+            if known.backup_problem != text:
+                self._place.saved.update(rank, backup_problem=text)
+                self._log.warning("backups do not go through", rank=rank, reason=text)
+
+    def _connected(self) -> tuple[Wire, bool]:
+        """The connection, and whether it was made just now."""
+        if self._wire:
+            return self._wire, False
+        wire = self._connect(self._address, self._place.job, self._closing)
+        with self._lock:
+            self._wire = wire
+            if self._closing.is_set():
+                wire.cut()
+        return wire, True
+
+    def _disconnect(self) -> None:
+        with self._lock:
+            wire, self._wire = self._wire, None
+        if wire:
+            wire.close()
+
+
+def _newest(held: Mapping[int, Mapping[int, SlotHeader]]) -> int:
+    return max((step for slots in held.values() for step in slots), default=-1)

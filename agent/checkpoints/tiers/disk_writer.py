@@ -1,0 +1,331 @@
+"""Writes the due steps of this machine's ranks to disk, while they train.
+
+One thread, one file after the other. The slot that is being written is pinned,
+so that the rank's saves go elsewhere; where a pin comes too late the step is
+let go and said so. Whatever fails, training goes on, and the next due step is
+tried again. A step that was asked for takes the place of one that is written
+because it is due: all machines write it, whatever the speed of their disks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import structlog
+
+from agent.checkpoints.options import Place, Terms
+from agent.checkpoints.tiers.background import Gate, yield_the_disk
+from agent.checkpoints.tiers.retention import Keeper
+from everstep.bulk import yield_the_core
+from everstep.decisions.checkpoints.next_disk_step import Choice, choose_step, stride_after
+from everstep.errors import CorruptCheckpoint, EverstepError
+from everstep.shards.file import write_shard
+from everstep.shards.folders import step_folder
+from everstep.slots.format import Pin, SlotHeader
+from everstep.slots.reader import SlotReader
+
+SHUT_PATIENCE_S = 5.0
+"""Stop waits this long for a file that counts already; a disk that hangs longer is left alone (ours)."""
+
+logger = structlog.get_logger()
+
+
+@dataclass
+class _Step:
+    """A step on its way to disk."""
+
+    number: int
+    waiting: set[int]
+    """Ranks that have yet to reach it."""
+    newest: int
+    """The newest step of any rank when it began: later than ``number`` where an agent goes on that was restarted."""
+    ready: deque[tuple[int, SlotHeader]] = field(default_factory=deque)
+    """Ranks whose slot is pinned."""
+    left: set[int] = field(default_factory=set)
+    """Ranks whose file is not written yet."""
+    began: float = field(default_factory=time.monotonic)
+    bytes: int = 0
+
+
+class DiskWriter:
+    """The disk tier of one job on this machine. All methods return at once, but ``shut`` and ``close``.
+
+    Args:
+        place: Of the job.
+        say: Told why writing fails at the moment, with numbers; an empty text when it does not.
+        on_complete: Called in the writer's thread when a step is whole for all ranks of this machine.
+        keeper: Told what is there, and up to which step that is all.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        say: Callable[[str], None],
+        on_complete: Callable[[int], None],
+        keeper: Keeper,
+    ) -> None:
+        self._place = place
+        self._say = say
+        self._on_complete = on_complete
+        self._keeper = keeper
+        self._changed = threading.Condition(threading.RLock())
+        self._terms: Terms | None = None
+        self._root = place.state_dir
+        self._readers: dict[int, SlotReader] = {}
+        self._held: dict[int, dict[int, SlotHeader]] = {}
+        self._asked: set[int] = set()
+        self._done = -1
+        self._stride = 1
+        self._step: _Step | None = None
+        self._gate = Gate()
+        self._closing = False
+        self._thread: threading.Thread | None = None
+
+    def open(self, terms: Terms, root: Path, done: int) -> None:
+        """Begin, or go on after a restart of the agent.
+
+        Args:
+            terms: Of the generation.
+            root: Folder of the checkpoints of all jobs; nothing is written where it does not exist.
+            done: The newest step that is there for all ranks of this machine, or was given up; -1: none.
+        """
+        with self._changed:
+            self._terms, self._root, self._done, self._stride = terms, root, done, 1
+            self._asked.clear()
+            self._held = {rank: {} for rank in terms.ranks}
+            for rank in terms.ranks:
+                self._look(rank)
+                self._unpin(rank)  # an agent that was killed in the middle left it
+            self._wanted()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=f"disk {self._place.job}", daemon=True)
+                self._thread.start()
+            self._advance()
+
+    def on_saved(self, rank: int) -> None:
+        """A rank of this machine committed a slot."""
+        with self._changed:
+            if self._terms is not None and rank in self._held:
+                self._look(rank)
+                self._advance()
+
+    def persist(self, step: int) -> None:
+        """Write a step that comes, or that all ranks hold now, whether or not it is due."""
+        with self._changed:
+            if self._terms is None or step <= self._done:
+                return
+            self._asked.add(step)
+            self._keeper.named(step)
+            for rank in self._held:
+                self._look(rank)
+            self._advance()
+
+    def shut(self) -> None:
+        """Give up what is on its way. When this returns nothing on disk changes any more, but what is old may go."""
+        with self._changed:
+            self._terms, gate = None, self._gate
+            self._drop()
+            self._asked.clear()
+        if not gate.end(SHUT_PATIENCE_S):
+            logger.error("a disk hangs with a checkpoint on its way", job=self._place.job, folder=str(self._root))
+
+    def close(self) -> None:
+        """End the thread; a file on its way is given up."""
+        self.shut()
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+            thread, self._thread = self._thread, None
+        if thread:
+            thread.join(SHUT_PATIENCE_S)
+        for reader in self._readers.values():
+            reader.close()
+        self._readers.clear()
+
+    # Under the lock: what is due.
+
+    def _look(self, rank: int) -> None:
+        """Read which steps a rank holds now."""
+        assert self._terms
+        try:
+            if rank not in self._readers:
+                self._readers[rank] = SlotReader(self._place.shm / f"checkpoint-{rank}")
+            headers = self._readers[rank].headers()
+        except (OSError, CorruptCheckpoint):  # none yet, or being replaced; Stop names what is damaged
+            headers = []
+        self._held[rank] = {one.completed_steps: one for one in headers if not self._terms.abandons(one)}
+
+    def _advance(self) -> None:
+        """Begin a step when none is on its way, and pin what has been reached of it."""
+        assert self._terms
+        self._make_way()
+        if self._step is None:
+            choice = self._choose(self._terms.options.disk_every_steps)
+            for step, reason in choice.gone.items():
+                self._asked.discard(step)
+                self._say(reason)
+            self._wanted()
+            if choice.step is None:
+                return
+            ranks = set(self._held)
+            self._step = _Step(choice.step, ranks, self._newest(), left=set(ranks))
+            self._keeper.passed(choice.step - 1)
+        begun = self._step
+        for rank in sorted(begun.waiting):
+            header = self._held[rank].get(begun.number)
+            if header and self._pin(rank, begun.number):
+                begun.waiting.discard(rank)
+                begun.ready.append((rank, header))
+            elif header or max(self._held[rank], default=-1) > begun.number:
+                self._give_up(f"rank {rank} went on and overwrote it in memory before it was pinned")
+                return
+        self._changed.notify_all()
+
+    def _newest(self) -> int:
+        return max((max(steps, default=-1) for steps in self._held.values()), default=-1)
+
+    def _choose(self, every: int) -> Choice:
+        held = {rank: sorted(steps) for rank, steps in self._held.items()}
+        return choose_step(held, every=every, stride=self._stride, asked=self._asked, done=self._done)
+
+    def _make_way(self) -> None:
+        """Let a step that is due go for one that was asked for, once some rank has reached it."""
+        if self._step is None or self._step.number in self._asked or not self._asked:
+            return
+        if self._choose(every=0).step is not None:
+            logger.info("a step makes way for one that was asked for", job=self._place.job, step=self._step.number)
+            self._end_step()
+
+    def _give_up(self, reason: str) -> None:
+        """Let the step go, with the reason; the next one that is due is tried."""
+        assert self._step
+        step = self._step.number
+        logger.warning("a step does not go to disk", job=self._place.job, step=step, reason=reason)
+        self._say(f"step {step} is not on disk: {reason}")
+        self._end_step()
+
+    def _end_step(self) -> None:
+        assert self._step
+        self._done = max(self._done, self._step.number)
+        self._asked.discard(self._step.number)
+        self._wanted()
+        self._gate.end(0)
+        self._drop()
+        self._keeper.passed(self._done)
+
+    def _drop(self) -> None:
+        self._step = None
+        for rank in self._held:
+            self._unpin(rank)
+
+    def _pin(self, rank: int, step: int) -> bool:
+        with contextlib.suppress(OSError, CorruptCheckpoint):
+            return self._readers[rank].pin(Pin.DISK, step)
+        return False
+
+    def _unpin(self, rank: int) -> None:
+        with contextlib.suppress(OSError, CorruptCheckpoint, KeyError):
+            self._readers[rank].unpin(Pin.DISK)
+
+    def _wanted(self) -> None:
+        for rank in self._held:
+            self._place.saved.update(rank, disk_wanted=min(self._asked, default=-1))
+
+    # The thread.
+
+    def _run(self) -> None:
+        yield_the_core()
+        yield_the_disk()
+        while True:
+            with self._changed:
+                while not self._closing and not (self._step and self._step.ready):
+                    self._changed.wait()
+                if self._closing:
+                    return
+                assert self._step and self._terms
+                step, terms, root = self._step, self._terms, self._root
+                rank, header = step.ready.popleft()
+                gate = self._gate = Gate()
+            problem = self._write(rank, header, terms, root, gate)
+            with self._changed:
+                whole = self._step is step and self._written(step, rank, header, problem)
+            if whole:
+                try:
+                    self._on_complete(step.number)
+                except Exception as error:  # the next step comes all the same
+                    logger.error("a step on disk has no consequences", job=self._place.job, exc_info=error)
+
+    def _write(self, rank: int, header: SlotHeader, terms: Terms, root: Path, gate: Gate) -> str:
+        """Write one file; returns why it could not be written, empty: it is there."""
+        if not root.is_dir():
+            return f"{root} does not exist on {self._place.machine}: make it, or mount it"
+        try:
+            reader = SlotReader(self._place.shm / f"checkpoint-{rank}")
+            try:
+                write_shard(
+                    step_folder(root, self._place.job, header.completed_steps),
+                    job=self._place.job,
+                    rank=rank,
+                    topology=terms.topology,
+                    run=terms.run,
+                    header=header,
+                    read=partial(reader.read_into, header),
+                    pace=gate,
+                )
+            finally:
+                reader.close()
+        except (EverstepError, OSError) as error:
+            return str(error)
+        except Exception as error:
+            logger.error("a checkpoint cannot be written to disk", job=self._place.job, rank=rank, exc_info=error)
+            return f"{type(error).__name__}: {error}"
+        finally:
+            gate.leave()
+        return ""
+
+    def _written(self, step: _Step, rank: int, header: SlotHeader, problem: str) -> bool:
+        """Take the end of a file in; whether the step is whole with it. Under the lock."""
+        if problem:
+            self._give_up(problem)
+            self._advance()
+            return False
+        self._unpin(rank)
+        step.left.discard(rank)
+        step.bytes += header.payload_bytes
+        if not step.left:
+            # Before the last rank's file is told of: who hears of that may believe the rest.
+            self._done = max(self._done, step.number)
+            self._keeper.wrote(step.number)
+            self._asked.discard(step.number)
+            self._wanted()
+        self._place.saved.on_disk(rank, step.number, header.saved_ns, time.monotonic() - step.began)
+        if step.left:
+            return False
+        assert self._terms
+        seconds = time.monotonic() - step.began
+        lasted = self._newest() - max(step.number, step.newest)
+        self._say(self._keep_up(self._terms.options.disk_every_steps, step, lasted, seconds))
+        logger.info("a step is on disk", job=self._place.job, step=step.number, seconds=round(seconds, 2))
+        self._drop()
+        self._advance()
+        return True
+
+    def _keep_up(self, every: int, step: _Step, lasted: int, seconds: float) -> str:
+        """Adapt the distance of due steps to the disk; returns what is to be said of it."""
+        if not every:
+            return ""
+        self._stride = stride_after(every, lasted)
+        if self._stride == 1:
+            return ""
+        return (
+            f"the disk is slow: {lasted} steps went by while step {step.number} was written ({step.bytes / 1e6:.1f} MB "
+            f"in {seconds:.1f} s). Only every {every * self._stride}th step is written: set disk_every_steps to "
+            f"{every * self._stride} or more, or give a faster disk_path"
+        )

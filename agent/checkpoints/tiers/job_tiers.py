@@ -1,0 +1,256 @@
+"""The tiers below memory of one job on this machine: what ``agent/checkpoints/options.py`` calls ``LowerTiers``."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import structlog
+
+from agent.checkpoints.options import FetchRange, Place, Terms
+from agent.checkpoints.saved_state import SavedStates
+from agent.checkpoints.tiers.disk_writer import DiskWriter
+from agent.checkpoints.tiers.listing import (
+    check_listable,
+    on_disk,
+    on_remote,
+    root_of,
+    roots_of,
+    unlisted,
+    unlisted_disk,
+)
+from agent.checkpoints.tiers.looks import LOOKS
+from agent.checkpoints.tiers.opened import Opened
+from agent.checkpoints.tiers.remote_copier import RemoteCopier
+from agent.checkpoints.tiers.remote_folder import RemoteFolder
+from agent.checkpoints.tiers.restore import restore_shard
+from agent.checkpoints.tiers.retention import Keeper
+from agent.v1 import agent_pb2 as pb
+from everstep.errors import CheckpointError
+from everstep.model.topology import Topology
+from everstep.shards.folders import OnDisk, held_on_disk, prune, set_aside, step_folders, whole_steps
+from everstep.slots.format import SlotHeader
+
+MACHINES = "machines"
+"""Folder beside a job's checkpoints with a file for each machine that writes there, which names the generation: where
+there are two of one generation, machines share the folder."""
+LISTING_S = 45.0
+"""Disks and remote storage that are not listed within this time do not answer, unless whoever asks says so (ours)."""
+VERIFYING_S = 600.0
+"""And this long when every byte is read (ours)."""
+
+logger = structlog.get_logger()
+
+
+class JobTiers:
+    """Disk and remote storage, of one job.
+
+    Args:
+        place: Where the copies of the job lie.
+        fetch: Gets tensors from another agent.
+    """
+
+    def __init__(self, place: Place, fetch: FetchRange) -> None:
+        self._place = place
+        self._fetch = fetch
+        self._opened: Opened | None = None
+        self._remembers = True
+        """Whether a later agent will know it: not where the disk was full."""
+        self._looked = False
+        """Whether it was looked for on disk, which a thread may wait for and nobody else."""
+        self._closed = False
+        self._problems = _Problems(place.saved)
+        self._keeper = Keeper(place)
+        self._disk = DiskWriter(place, lambda text: self._problems.say("disk", text), self._whole, self._keeper)
+        self._remote = RemoteCopier(place, lambda text: self._problems.say("remote", text))
+
+    def open(self, terms: Terms) -> None:
+        """A generation starts, or goes on after the agent was restarted."""
+        root = root_of(self._place, terms.options.disk_path)
+        if not terms.options.disk_path:
+            root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        before = self._remembered()
+        again = before is not None and before.terms.generation == terms.generation
+        opened = Opened(terms, before.ns if before and again else time.time_ns())
+        self._opened = opened
+        self._problems.open(terms.ranks)
+        if not again or not self._remembers:
+            self._remembers = False
+            self._set_aside(opened, root)
+            opened.save(self._place)
+            self._remembers = True
+        mine = [one for one in held_on_disk(root, self._place.job, ranks=terms.ranks) if one.valid]
+        if self._closed:
+            return  # the job ended while the disk hung: nothing of it comes back into shared memory
+        there = self._there(mine, opened)
+        done = max([*there, self._keeper.open(terms, there) or -1])
+        if terms.options.disk:
+            self._mark(root, terms.generation)
+            self._disk.open(terms, root, done)
+            self._remote.open(opened, root)
+
+    def on_saved(self, rank: int, header: SlotHeader) -> None:
+        """A slot of an own file is committed."""
+        self._disk.on_saved(rank)
+
+    def persist(self, request: pb.PersistRequest) -> None:
+        """Write a coming step too, and keep the one that all ranks of the job have."""
+        opened = self._opened
+        if opened is None or request.generation not in {0, opened.terms.generation}:
+            return  # late: of a generation that was stopped
+        self._keeper.told(request)
+        if request.step > 0:
+            self._disk.persist(request.step)
+
+    def shut(self) -> None:
+        """Nothing is written to disk any more when this returns; copies under way to remote storage go on."""
+        self._disk.shut()
+
+    def held(self, request: pb.CheckpointsRequest) -> list[pb.HeldCheckpoint]:
+        """What lies on disk, and on remote storage where the request names it.
+
+        A configured folder or remote storage that cannot be listed, or does not answer in time, is one copy that is
+        not valid, with the reason.
+        """
+        opened = self._remembered()
+        known = opened.terms.options.disk_path if opened else ""
+        looks: dict[str, Callable[[], list[pb.HeldCheckpoint]]] = {}
+        roots = {f"{root}/{self._place.job}": root for root in roots_of(self._place, request.disk_path, known)}
+        configured = {Path(one) for one in (request.disk_path, known) if one}
+        for at, root in roots.items():
+            looks[at] = partial(self._on_disk, root, opened, must_exist=root in configured, verify=request.verify)
+        remote = f"{request.remote_url} of {self._place.job}"
+        if request.remote_url:
+            looks[remote] = partial(self._on_remote, request.remote_url, opened, verify=request.verify)
+        found: list[pb.HeldCheckpoint] = []
+        patience_s = request.patience_s or (VERIFYING_S if request.verify else LISTING_S)
+        for at, told in LOOKS.at(looks, patience_s).items():
+            if not isinstance(told, Exception):
+                found += told
+                continue
+            logger.warning("storage cannot be listed", job=self._place.job, place=at, reason=str(told))
+            found.append(
+                unlisted_disk(self._place, roots[at], told) if at in roots else unlisted(request.remote_url, told)
+            )
+        return found
+
+    def _on_disk(self, root: Path, opened: Opened | None, *, must_exist: bool, verify: bool) -> list[pb.HeldCheckpoint]:
+        check_listable(root, self._place.job, must_exist=must_exist)
+        return on_disk([root], self._place.job, opened, verify=verify)
+
+    def _on_remote(self, url: str, opened: Opened | None, *, verify: bool) -> list[pb.HeldCheckpoint]:
+        return on_remote(RemoteFolder(url, self._place.job), opened, verify=verify)
+
+    def restore(self, shard: pb.ShardSource, options: pb.CheckpointOptions, fenced: int) -> int:
+        """Fill the own slot file of ``shard.rank``; returns the bytes moved."""
+        return restore_shard(self._place, shard, options, fenced, self._fetch)
+
+    def close(self) -> None:
+        """The job or the agent ends: threads end; what is on disk stays."""
+        self._closed = True
+        self._disk.close()
+        self._remote.close()
+
+    def _remembered(self) -> Opened | None:
+        """The generation for which they were opened last, by this agent or an earlier one."""
+        if not self._looked:
+            found = Opened.load(self._place)
+            if not self._looked:
+                self._opened, self._looked = found, True
+        return self._opened
+
+    def _set_aside(self, opened: Opened, root: Path) -> None:
+        terms = opened.terms
+        try:
+            steps = set_aside(
+                root,
+                self._place.job,
+                terms.resume_step if terms.resume_step > 0 else -1,
+                terms.generation,
+                keep=max(terms.options.disk_keep, 1),
+                abandoned=opened.may_set_aside,
+            )
+        except (CheckpointError, OSError) as error:  # they are not listed in any case
+            self._problems.say("disk", str(error))
+            return
+        if steps:
+            logger.info("later steps on disk were set aside", job=self._place.job, steps=steps, folder=str(root))
+
+    def _there(self, mine: list[OnDisk], opened: Opened) -> set[int]:
+        """Tell what is on disk of this machine's ranks already; returns the steps that all of them have."""
+        steps: dict[int, set[int]] = {rank: set() for rank in opened.terms.ranks}
+        now_ns = time.time_ns()
+        for one in sorted(mine, key=lambda one: one.completed_steps):
+            if not opened.disowns(one):
+                steps[one.rank].add(one.completed_steps)
+                self._place.saved.on_disk(one.rank, one.completed_steps, one.saved_ns, (now_ns - one.saved_ns) / 1e9)
+        return set.intersection(*steps.values()) if steps else set()
+
+    def _mark(self, root: Path, generation: int) -> None:
+        """Leave this machine's name, so that others know that they share the folder."""
+        if not root.is_dir():
+            return  # said with the first step that is due
+        try:
+            machines = root / self._place.job / MACHINES
+            machines.mkdir(parents=True, exist_ok=True)
+            (machines / self._place.machine).write_text(str(generation))
+        except OSError as error:
+            self._problems.say("disk", f"{root} cannot be written: {error.strerror or error}")
+
+    def _whole(self, step: int) -> None:
+        """All ranks of this machine have a step on disk. In the writer's thread."""
+        self._remote.notify()
+        opened = self._opened
+        if opened is None:
+            return
+        terms = opened.terms
+        root = root_of(self._place, terms.options.disk_path)
+        everybody = range(Topology.parse(terms.topology).world_size) if terms.topology else range(0)
+        mine = whole_steps(root, self._place.job, terms.ranks, run=terms.run)
+        common: Sequence[int] = ()
+        if self._shared(root, terms.generation) or set(everybody) == set(terms.ranks):
+            # In a shared folder one machine deletes, which sees itself what all ranks of the job have.
+            if 0 not in terms.ranks:
+                self._keeper.found(terms, mine)
+                return
+            common = whole_steps(root, self._place.job, everybody, run=terms.run)
+        old = self._keeper.old(terms, mine, common=common, partly=step_folders(root, self._place.job).keys())
+        copying = self._remote.copying
+        prune(root, self._place.job, old - {copying}, run=terms.run)
+
+    def _shared(self, root: Path, generation: int) -> bool:
+        """Whether another machine writes there too."""
+        with contextlib.suppress(OSError):
+            for path in (root / self._place.job / MACHINES).iterdir():
+                if path.name != self._place.machine and path.read_text() == str(generation):
+                    return True
+        return False
+
+
+class _Problems:
+    """Why writing to disk or to remote storage fails at the moment, in one text for all ranks of the machine."""
+
+    def __init__(self, saved: SavedStates) -> None:
+        self._saved = saved
+        self._lock = threading.Lock()
+        self._texts: dict[str, str] = defaultdict(str)
+        self._ranks: tuple[int, ...] = ()
+
+    def open(self, ranks: tuple[int, ...]) -> None:
+        """A generation starts: nothing fails yet."""
+        with self._lock:
+            self._texts.clear()
+            self._ranks = ranks
+
+    def say(self, where: str, text: str) -> None:
+        """Set what is said of one place, empty: nothing fails there."""
+        with self._lock:
+            self._texts[where] = text
+            whole = "; ".join(filter(None, self._texts.values()))
+            for rank in self._ranks:
+                self._saved.update(rank, disk_problem=whole)

@@ -1,0 +1,165 @@
+"""What lies on disk and on remote storage, as the agent tells it."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePosixPath
+
+from agent.checkpoints.options import Place
+from agent.checkpoints.tiers.opened import Opened
+from agent.checkpoints.tiers.remote_folder import RemoteFolder
+from agent.v1 import agent_pb2 as pb
+from everstep.errors import CheckpointError
+from everstep.shards.file import verify_shard
+from everstep.shards.folders import OnDisk, held_on_disk, step_of
+from everstep.shards.manifest import Summary, data_name, manifest_name, parse_summary
+
+UNFINISHED = "it has no manifest: its copy was cut short"
+"""Why data on remote storage is no copy: it is on its way, or the job ended before it was whole."""
+ABANDONED = ".abandoned-g"
+"""In the names of remote manifests that were set aside; the generation follows."""
+_FILE = re.compile(rf"rank-(\d+)\.(json|safetensors)({re.escape(ABANDONED)}\d+)?")
+
+
+def root_of(place: Place, configured: str) -> Path:
+    """Folder of the checkpoints of all jobs on this machine's disk."""
+    return Path(configured) if configured else place.state_dir / "checkpoints"
+
+
+def roots_of(place: Place, *configured: str) -> list[Path]:
+    """Folders in which there may be some: those that are or were configured, then the agent's own."""
+    return list(dict.fromkeys(root_of(place, one) for one in [*filter(None, configured), ""]))
+
+
+def on_disk(roots: Iterable[Path], job: str, opened: Opened | None, *, verify: bool) -> list[pb.HeldCheckpoint]:
+    """The copies in each of some folders; damage gives reasons, never an exception.
+
+    Copies that the open generation does not go on from are left out: they are
+    about to be set aside, or could not be.
+    """
+    found = [one for root in roots for one in held_on_disk(root, job, verify=verify)]
+    return [
+        _told(one, pb.HeldCheckpoint.DISK, str(one.folder / data_name(one.rank)))
+        for one in found
+        if not (opened and one.valid and opened.disowns(one))
+    ]
+
+
+def on_remote(folder: RemoteFolder, opened: Opened | None, *, verify: bool) -> list[pb.HeldCheckpoint]:
+    """The copies on remote storage, as ``on_disk``; raises whatever the driver raises when it cannot be listed."""
+    sizes = folder.sizes()
+    found = []
+    for step, files in steps_in(sizes).items():
+        here = step_name(step)
+        texts = folder.read(f"{here}/{manifest_name(rank)}" for rank, kinds in files.items() if "json" in kinds)
+        for rank, kinds in sorted(files.items()):
+            name = f"{here}/{manifest_name(rank)}"
+            if "aside" in kinds and "json" not in kinds:
+                continue
+            one = _held(folder, step, rank, texts.get(name), sizes=sizes, verify=verify)
+            if not (opened and one.valid and opened.disowns(one)):
+                found.append(_told(one, pb.HeldCheckpoint.REMOTE, f"{folder.url}/{here}/{data_name(rank)}"))
+    return found
+
+
+def unlisted(url: str, error: Exception) -> pb.HeldCheckpoint:
+    """Says why nothing is known of remote storage; the same from every machine. ``Held.unlisted`` knows it."""
+    reason = f"{url} cannot be listed: {error or type(error).__name__}"
+    return pb.HeldCheckpoint(rank=0, completed_steps=-1, reason=reason, tier=pb.HeldCheckpoint.REMOTE, place=url)
+
+
+def unlisted_disk(place: Place, root: Path, error: Exception) -> pb.HeldCheckpoint:
+    """The same of a folder on disk."""
+    why = error.strerror if isinstance(error, OSError) else None
+    reason = f"{root} cannot be listed: {why or error or type(error).__name__}"
+    at = f"{place.machine}:{root}"  # each machine may have a disk of its own there
+    return pb.HeldCheckpoint(rank=0, completed_steps=-1, reason=reason, tier=pb.HeldCheckpoint.DISK, place=at)
+
+
+def check_listable(root: Path, job: str, *, must_exist: bool) -> None:
+    """Raise what keeps the folders of a job from being listed.
+
+    Args:
+        root: Of all jobs.
+        job: Name of the job; nothing was written where it has no folder.
+        must_exist: The root is a configured one: without it, a disk is not mounted.
+
+    Raises:
+        OSError: what the file system says.
+    """
+    if must_exist:
+        root.stat()
+    with contextlib.suppress(FileNotFoundError):  # it was never made, or a step is deleted at this moment
+        for folder in (root / job).iterdir():
+            if step_of(folder) is not None:
+                with contextlib.suppress(FileNotFoundError):
+                    next(folder.iterdir(), None)
+
+
+def step_name(step: int) -> str:
+    """Name of a step's folder, on disk and on remote storage."""
+    return f"step-{step:09d}"
+
+
+def steps_in(names: Iterable[str]) -> dict[int, dict[int, set[str]]]:
+    """Step → rank → what there is of it: ``json``, ``safetensors``, and ``aside`` for a manifest set aside."""
+    found: dict[int, dict[int, set[str]]] = {}
+    for name in names:
+        path = PurePosixPath(name)
+        step = step_of(Path(path.parent.name)) if len(path.parts) == 2 else None
+        if step is not None and (match := _FILE.fullmatch(path.name)):
+            found.setdefault(step, {}).setdefault(int(match[1]), set()).add("aside" if match[3] else match[2])
+    return dict(sorted(found.items()))
+
+
+def _held(
+    folder: RemoteFolder, step: int, rank: int, text: bytes | None, *, sizes: Mapping[str, int], verify: bool
+) -> OnDisk:
+    where = Path(step_name(step))
+    if text is None:
+        return OnDisk(rank, step, where, False, UNFINISHED)
+    try:
+        manifest = parse_summary(text, f"{folder.url}/{where}/{manifest_name(rank)}", rank)
+        reason = _fault(folder, manifest, step, sizes, verify)
+    except CheckpointError as error:
+        return OnDisk(rank, step, where, False, str(error))
+    fields = (manifest.generation, manifest.bytes, manifest.saved_ns, manifest.digest)
+    return OnDisk(rank, step, where, not reason, reason, *fields, manifest.run, manifest.topology)
+
+
+def _fault(folder: RemoteFolder, manifest: Summary, step: int, sizes: Mapping[str, int], verify: bool) -> str:
+    name = f"{step_name(step)}/{data_name(manifest.rank)}"
+    place = f"{folder.url}/{name}"
+    if manifest.step != step:
+        return f"{place} holds the state after step {manifest.step}"
+    if name not in sizes:
+        return f"{place} is gone"
+    if sizes[name] != manifest.bytes:
+        return f"{place} has {sizes[name]} of {manifest.bytes} bytes"
+    if not verify:
+        return ""
+    try:
+        with folder.reading(name) as read:
+            fault = verify_shard(manifest, read)
+    except Exception as error:  # whatever a driver raises
+        fault = f"it cannot be read: {error}"
+    return f"{place}: {fault}" if fault else ""
+
+
+def _told(one: OnDisk, tier: pb.HeldCheckpoint.Tier.ValueType, place: str) -> pb.HeldCheckpoint:
+    return pb.HeldCheckpoint(
+        rank=one.rank,
+        completed_steps=one.completed_steps,
+        bytes=one.bytes,
+        valid=one.valid,
+        reason=one.reason,
+        tier=tier,
+        generation=one.generation,
+        saved_ns=one.saved_ns,
+        digest=one.digest,
+        place=place,
+        run=one.run,
+        topology=one.topology,
+    )

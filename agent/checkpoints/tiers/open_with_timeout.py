@@ -1,0 +1,104 @@
+"""The lower tiers, opened and shut without waiting for a disk that hangs."""
+
+from __future__ import annotations
+
+import threading
+
+import structlog
+
+from agent.checkpoints.options import LowerTiers, Terms
+from agent.checkpoints.saved_state import SavedStates
+from everstep.errors import EverstepError
+from everstep.slots.format import SlotHeader
+
+OPEN_S = 5.0
+"""A disk that does not answer within this time is left to itself: ranks are started without it (ours)."""
+AGAIN_S = 5.0
+"""Between two attempts where opening fails, e.g. for want of room (ours)."""
+SILENT = "the disk does not answer"
+
+logger = structlog.get_logger()
+
+
+class PatientTiers:
+    """Opens tiers in a thread of its own. ``open`` and ``shut`` are called by one thread at a time."""
+
+    def __init__(self, tiers: LowerTiers, saved: SavedStates) -> None:
+        self._tiers = tiers
+        self._saved = saved
+        self._lock = threading.Condition()
+        self._wanted: Terms | None = None
+        self._opened: Terms | None = None
+        self._working = self._trying = False
+        self._told = ""
+
+    def open(self, terms: Terms) -> None:
+        """Open them; what keeps them from it is told as the ranks' ``disk_problem``."""
+        with self._lock:
+            self._wanted = terms
+            waits = self._working and self._trying  # for a disk that hangs already
+            if not self._working:
+                threading.Thread(target=self._work, name="open tiers", daemon=True).start()
+            self._working = self._trying = True
+            self._lock.notify_all()
+            silent = waits or not self._lock.wait_for(lambda: not self._trying, OPEN_S)
+        if silent:
+            self._problem(terms, SILENT)
+
+    def on_saved(self, rank: int, header: SlotHeader) -> None:
+        """A slot is committed."""
+        if self._opened:
+            self._tiers.on_saved(rank, header)
+
+    def shut(self) -> None:
+        """Nothing is written any more when this returns."""
+        with self._lock:
+            self._wanted = None
+            self._lock.notify_all()
+            opened, self._opened = self._opened, None
+        if opened:
+            self._tiers.shut()
+
+    def _work(self) -> None:
+        """Open what is wanted, which may change while the disk hangs; again while that fails."""
+        while terms := self._next():
+            try:
+                self._tiers.open(terms)
+            except (EverstepError, OSError) as error:
+                self._problem(terms, str(error))
+                self._wait(terms)
+            else:
+                if not self._took(terms):
+                    self._tiers.shut()
+                    continue
+                for rank in terms.ranks:
+                    if self._saved.of(rank).disk_problem in {SILENT, self._told}:
+                        self._saved.update(rank, disk_problem="")
+
+    def _next(self) -> Terms | None:
+        with self._lock:
+            found = self._wanted
+            self._working = self._trying = found is not None
+            self._lock.notify_all()
+            return found
+
+    def _wait(self, terms: Terms) -> None:
+        """Until it is time to try again, or something else is wanted."""
+        with self._lock:
+            self._trying = False
+            self._lock.notify_all()
+            self._lock.wait_for(lambda: self._wanted is not terms, AGAIN_S)
+
+    def _took(self, terms: Terms) -> bool:
+        with self._lock:
+            current = self._wanted is terms
+            if current:
+                self._wanted, self._opened = None, terms
+            return current
+
+    def _problem(self, terms: Terms, text: str) -> None:
+        if text != self._told or text == SILENT:
+            logger.error("nothing is written to disk", reason=text)
+        self._told = text
+        for rank in terms.ranks:
+            self._saved.update(rank, disk_problem=text)

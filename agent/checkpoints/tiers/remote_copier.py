@@ -1,0 +1,221 @@
+"""Copies what is whole on this machine's disk to remote storage, behind everything else.
+
+Data first, manifest last, so that what can be listed is whole. Each machine
+copies the files of its own ranks; the one that runs rank 0 deletes old steps.
+Failures are tried again, ever less often, and never reach training.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from agent.checkpoints.options import Place
+from agent.checkpoints.tiers.background import Gate, Interrupted, yield_the_disk
+from agent.checkpoints.tiers.listing import ABANDONED, step_name, steps_in
+from agent.checkpoints.tiers.opened import Opened
+from agent.checkpoints.tiers.remote_folder import RemoteFolder
+from everstep.bulk import yield_the_core
+from everstep.decisions.checkpoints.next_backup import roundness
+from everstep.errors import CheckpointError
+from everstep.model.topology import Topology
+from everstep.shards.folders import held_on_disk, step_folder
+from everstep.shards.manifest import data_name, manifest_name, parse_summary
+
+FIRST_RETRY_S = 2.0
+LAST_RETRY_S = 300.0
+"""What failed is tried again after 2 s, 4 s, … 5 minutes (ours)."""
+CLOSE_PATIENCE_S = 2.0
+REMOTE = "remote storage"
+"""Begins what is said of it."""
+
+logger = structlog.get_logger()
+
+
+def retry_after(failures: int) -> float:
+    """Seconds to wait after so many failures in a row, 1 or more."""
+    return float(min(FIRST_RETRY_S * 2 ** min(failures - 1, 20), LAST_RETRY_S))
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What a generation copies, and where."""
+
+    opened: Opened
+    root: Path
+    gate: Gate
+
+
+class RemoteCopier:
+    """The remote tier of one job on this machine. All methods return at once, but ``close``.
+
+    Args:
+        place: Of the job.
+        say: Told why copying fails at the moment; an empty text when it does not.
+    """
+
+    def __init__(self, place: Place, say: Callable[[str], None]) -> None:
+        self._place = place
+        self._say = say
+        self._changed = threading.Condition()
+        self._task: _Task | None = None
+        self._news = self._closing = False
+        self._copying: int | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def copying(self) -> int | None:
+        """The step that is on its way: not to be deleted from disk now."""
+        return self._copying
+
+    def open(self, opened: Opened, root: Path) -> None:
+        """Copy for a generation from now on: steps in ``root``, the folder of all jobs on disk."""
+        with self._changed:
+            if self._task:
+                self._task.gate.end(0)  # it may be a step that is abandoned now
+            self._task = _Task(opened, root, Gate()) if opened.terms.options.remote_url else None
+            if self._task and self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=f"remote {self._place.job}", daemon=True)
+                self._thread.start()
+        self.notify()
+
+    def notify(self) -> None:
+        """Another step is whole on disk."""
+        with self._changed:
+            self._news = True
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """End the thread; a file on its way is given up."""
+        with self._changed:
+            self._closing = True
+            if self._task:
+                self._task.gate.end(0)
+            self._changed.notify_all()
+            thread, self._thread = self._thread, None
+        if thread:
+            thread.join(CLOSE_PATIENCE_S)
+
+    def _run(self) -> None:
+        yield_the_core()
+        yield_the_disk()
+        failures = 0
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closing or self._news, retry_after(failures) if failures else None)
+                if self._closing:
+                    return
+                self._news, task = False, self._task
+            if task is None:
+                continue
+            try:
+                _Round(task, self._place, self._hold).run()
+            except Interrupted:
+                continue
+            except Exception as error:  # whatever a driver raises
+                failures += 1
+                url = task.opened.terms.options.remote_url
+                logger.warning("a copy to remote storage failed", job=self._place.job, url=url, reason=str(error))
+                again = f"it is tried again in {retry_after(failures):.0f} s"
+                self._say(f"{REMOTE} {url} fails: {error or type(error).__name__}; {again}")
+            else:
+                failures = 0
+                self._say("")
+
+    def _hold(self, step: int | None) -> None:
+        self._copying = step
+
+
+class _Round:
+    """Everything that is to be done now."""
+
+    def __init__(self, task: _Task, place: Place, hold: Callable[[int | None], None]) -> None:
+        terms = task.opened.terms
+        self._task, self._place, self._hold, self._terms = task, place, hold, terms
+        self._folder = RemoteFolder(terms.options.remote_url, place.job)
+
+    def run(self) -> None:
+        """Set aside, copy, delete; raises whatever the driver raises."""
+        self._set_aside()
+        there = {step for step, ranks in steps_in(self._folder.sizes()).items() if self._ours_in(ranks)}
+        newest = max(there, default=-1)
+        while True:
+            self._tell(newest)
+            whole = [step for step in self._whole_on_disk() if step > newest]
+            if not whole:
+                return
+            # Who is behind takes the roundest, so that machines which are behind by different amounts meet.
+            step = max(whole, key=lambda one: (roundness(one), one))
+            self._hold(step)
+            try:
+                self._copy(step)
+            finally:
+                self._hold(None)
+            newest = step
+            self._delete_old()
+
+    def _ours_in(self, ranks: dict[int, set[str]]) -> bool:
+        return all({"json", "safetensors"} <= ranks.get(rank, set()) for rank in self._terms.ranks)
+
+    def _whole_on_disk(self) -> list[int]:
+        found: dict[int, set[int]] = {}
+        for one in held_on_disk(self._task.root, self._place.job, ranks=self._terms.ranks):
+            if one.valid and not self._task.opened.disowns(one):
+                found.setdefault(one.completed_steps, set()).add(one.rank)
+        return [step for step, ranks in found.items() if ranks == set(self._terms.ranks)]
+
+    def _copy(self, step: int) -> None:
+        source, gate = step_folder(self._task.root, self._place.job, step), self._task.gate
+        gate(1)
+        for rank in self._terms.ranks:
+            manifest = f"{step_name(step)}/{manifest_name(rank)}"
+            before = self._folder.read([manifest]).get(manifest)
+            if before == (source / manifest_name(rank)).read_bytes():
+                continue  # an agent that was killed in the middle copied it
+            if before is not None:
+                self._folder.remove(manifest)
+            self._folder.put(source / data_name(rank), f"{step_name(step)}/{data_name(rank)}", gate)
+            self._folder.put(source / manifest_name(rank), manifest, gate)
+        logger.info("a step is on remote storage", job=self._place.job, step=step)
+
+    def _set_aside(self) -> None:
+        """Rename the manifests of our ranks' states that this generation does not go on from."""
+        after = self._terms.resume_step if self._terms.resume_step > 0 else -1
+        names = [
+            f"{step_name(step)}/{manifest_name(rank)}"
+            for step, ranks in steps_in(self._folder.sizes()).items()
+            for rank in self._terms.ranks
+            if step > after and "json" in ranks.get(rank, set())
+        ]
+        for name, text in self._folder.read(names).items():
+            try:
+                disowned = self._task.opened.may_set_aside(parse_summary(text, name))
+            except CheckpointError:
+                disowned = True  # good for nothing
+            if disowned:
+                self._folder.move(name, f"{name}{ABANDONED}{self._terms.generation}")
+
+    def _delete_old(self) -> None:
+        """Keep the last steps that are whole for all ranks, and as many that were set aside."""
+        if 0 not in self._terms.ranks or not self._terms.topology:
+            return
+        everybody = set(range(Topology.parse(self._terms.topology).world_size))
+        steps, keep = steps_in(self._folder.sizes()), max(self._terms.options.remote_keep, 1)
+        whole = [
+            step
+            for step, ranks in steps.items()
+            if everybody <= {rank for rank, kinds in ranks.items() if {"json", "safetensors"} <= kinds}
+        ]
+        kinds_in = {step: set().union(*ranks.values()) for step, ranks in steps.items()}
+        aside = [step for step, kinds in kinds_in.items() if "aside" in kinds and "json" not in kinds]
+        old = [step for step in steps if len(whole) >= keep and step < whole[-keep]]
+        for step in {*old, *aside[:-keep]}:
+            self._folder.remove(step_name(step))
+
+    def _tell(self, step: int) -> None:
+        for rank in self._terms.ranks:
+            self._place.saved.update(rank, remote_step=step)

@@ -1,0 +1,181 @@
+"""A folder on shared or object storage, by an fsspec URL: ``s3://bucket/runs``, ``file:///mnt/nfs/runs``.
+
+What differs between them is kept here: a file system can show half a file, so
+there a file comes under a temporary name and is moved; an object store shows an
+object once it is whole, and moving would copy it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from everstep.errors import ConfigError
+from everstep.shards.file import Pace, ReadAt
+
+PART = ".part"
+"""End of the names of files that are not whole yet."""
+_MOVES = {"file", "local", "sftp", "ssh", "smb", "hdfs", "arrow_hdfs", "memory"}
+"""Protocols of file systems, where a move is a rename."""
+_COPY_BYTES = 8 << 20
+_READ_AHEAD = 32 << 20
+"""What is asked for at once when a whole file is read: a request to an object store takes tens of ms (ours)."""
+
+
+class RemoteFolder:
+    """The files of one job below a URL; names are relative, with ``/``.
+
+    Any call may raise OSError or what the driver raises: callers treat every
+    exception as "not now".
+
+    Args:
+        url: ``CheckpointPolicy.remote_url``.
+        job: The job's name, the folder below it.
+
+    Raises:
+        ConfigError: nobody knows the URL's protocol, or its driver is not installed.
+    """
+
+    def __init__(self, url: str, job: str) -> None:
+        from fsspec.core import url_to_fs
+
+        self.url = f"{url.rstrip('/')}/{job}"
+        try:
+            files, root = url_to_fs(self.url)
+        except ImportError as error:
+            raise ConfigError(
+                f"remote_url {url} needs a driver that is not installed where the agents run: {error}"
+            ) from error
+        except ValueError as error:
+            raise ConfigError(
+                f"remote_url {url} cannot be used: {error}. Give an fsspec URL such as s3://bucket/runs or file:///mnt/runs"
+            ) from error
+        self._files: Any = files
+        self._root = str(root).rstrip("/")
+        protocols = {files.protocol} if isinstance(files.protocol, str) else set(files.protocol)
+        self._moves = bool(protocols & _MOVES)
+
+    def sizes(self) -> dict[str, int]:
+        """Every whole file with its bytes; none where the job has no folder yet.
+
+        Raises:
+            FileNotFoundError: the bucket does not exist.
+        """
+        self._files.invalidate_cache()  # drivers keep listings, and other machines write there
+        try:
+            found = self._files.find(self._root, detail=True)
+        except FileNotFoundError:
+            if not self._moves and not self._files.exists(self._root.partition("/")[0]):
+                raise
+            return {}
+        start = len(self._root) + 1
+        return {name[start:]: int(info["size"]) for name, info in found.items() if not name.endswith(PART)}
+
+    def put(self, local: Path, name: str, pace: Pace) -> None:
+        """Copy a file there; it appears whole or not at all.
+
+        Args:
+            local: The file.
+            name: Its name there.
+            pace: Called with the bytes of each piece; raises to give up.
+        """
+        target = self._at(name)
+        if not self._moves:  # it has no folders, and makedirs would make a bucket of a mistyped name
+            self._files.put_file(str(local), target, callback=_callback(pace))
+            return
+        self._files.makedirs(target.rpartition("/")[0], exist_ok=True)
+        temporary = f"{target}.{uuid.uuid4().hex[:8]}{PART}"
+        try:
+            self._copy(local, temporary, pace)
+            self._files.mv(temporary, target)
+        except BaseException:
+            with contextlib.suppress(Exception):
+                self._files.rm_file(temporary)
+            raise
+
+    def probe(self, name: str) -> None:
+        """Write a small file where the job's go, and remove it; raises what the driver raises.
+
+        Beside the job's folder where it may have to be made first; in it where there are no folders, since rights may
+        be given for what begins with its name only.
+
+        Raises:
+            FileNotFoundError: the URL is a folder of a file system that is not there, or a bucket that does not exist.
+        """
+        folder = self._root.rpartition("/")[0] if self._moves else self._root
+        place = f"{folder}/{name}{PART}"
+        self._files.pipe_file(place, b"everstep")
+        self._files.rm_file(place)
+
+    def read(self, names: Iterable[str]) -> dict[str, bytes]:
+        """The contents of small files, all at once; those that are gone are left out.
+
+        What cannot be read for another reason is not gone: that is raised.
+        """
+        places = {self._at(name): name for name in names}
+        if not places:
+            return {}
+        read = {}
+        for place, data in self._files.cat(list(places), on_error="return").items():
+            if isinstance(data, BaseException):
+                if not isinstance(data, FileNotFoundError):
+                    raise data
+                continue
+            read[places[place]] = bytes(data)
+        return read
+
+    @contextlib.contextmanager
+    def reading(self, name: str) -> Iterator[ReadAt]:
+        """``read(offset, buffer)`` of a file that is read from its beginning to its end."""
+        self._files.invalidate_cache()  # its size and tag are taken from a listing that a driver kept
+        with self._files.open(self._at(name), "rb", block_size=_READ_AHEAD) as file:
+
+            def read(offset: int, buffer: memoryview) -> int:
+                file.seek(offset)
+                return int(file.readinto(buffer))
+
+            yield read
+
+    def ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Parts of a file, (begin, end) each, all at once."""
+        path = self._at(name)
+        begins, ends = [begin for begin, _ in ranges], [end for _, end in ranges]
+        return [bytes(data) for data in self._files.cat_ranges([path] * len(ranges), begins, ends, on_error="raise")]
+
+    def move(self, name: str, to: str) -> None:
+        """Give a small file another name."""
+        self._files.mv(self._at(name), self._at(to))
+
+    def remove(self, name: str) -> None:
+        """Remove a file or folder, which may be gone already."""
+        with contextlib.suppress(FileNotFoundError):
+            self._files.rm(self._at(name), recursive=True)
+
+    def _copy(self, local: Path, target: str, pace: Pace) -> None:
+        with local.open("rb") as source, self._files.open(target, "wb") as sink:
+            while data := source.read(_COPY_BYTES):
+                sink.write(data)
+                pace(len(data))
+            sink.flush()
+            with contextlib.suppress(AttributeError, OSError):
+                os.fsync(sink.fileno())
+
+    def _at(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+
+def _callback(pace: Pace) -> Any:
+    """The pace as drivers take it."""
+    from fsspec.callbacks import Callback
+
+    class Pacing(Callback):  # type: ignore[misc]
+        def relative_update(self, inc: int = 1) -> None:
+            super().relative_update(inc)
+            if inc:
+                pace(inc)
+
+    return Pacing()

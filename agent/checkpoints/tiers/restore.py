@@ -1,0 +1,169 @@
+"""From disk and remote storage into a rank's own slots, verified from end to end."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from agent.checkpoints.options import FetchRange, Place
+from agent.checkpoints.peers.fetch import check_save
+from agent.checkpoints.tiers.listing import roots_of, step_name
+from agent.checkpoints.tiers.remote_folder import RemoteFolder
+from agent.v1 import agent_pb2 as pb
+from everstep import private
+from everstep.errors import CheckpointError, ConfigError, CorruptCheckpoint, EverstepError
+from everstep.shards.file import ReadAt, open_shard, restore
+from everstep.shards.folders import step_folder
+from everstep.shards.manifest import (
+    SHARED_BYTES,
+    Manifest,
+    Part,
+    Piece,
+    data_name,
+    manifest_name,
+    parse_manifest,
+    read_summary,
+)
+from everstep.slots.file import SlotFile
+
+T = TypeVar("T")
+
+MERGED_BYTES = 1 << 20
+"""Pieces of a remote file that lie closer than this are asked for together: a request costs as much (ours)."""
+
+
+def restore_shard(
+    place: Place, shard: pb.ShardSource, options: pb.CheckpointOptions, fenced: int, fetch: FetchRange
+) -> int:
+    """Fill the own slot file of ``shard.rank``; arguments, result and errors as ``LowerTiers.restore``."""
+    job, rank, step = shard.job or place.job, shard.rank, shard.completed_steps
+
+    def from_another(view: memoryview) -> None:
+        fetch(shard.tensors_address, place.job, shard.tensors_rank, step, view)
+
+    fill = from_another if shard.HasField("tensors_rank") else None
+    if shard.tier == pb.HeldCheckpoint.REMOTE:
+        source = _from_remote(options.remote_url, job, rank, step, sparse=fill is not None)
+    else:
+        folders = [step_folder(root, job, step) for root in roots_of(place, options.disk_path)]
+        source = _from_disk(_folder_of(folders, shard), shard)
+    private.make_folder(place.shm)
+    with source as (manifest, read):
+        if manifest.step != step:
+            raise CorruptCheckpoint(
+                f"the copy of rank {rank} at step {step} holds the state after step {manifest.step}"
+            )
+        check_save(manifest.slot_header(), shard.saved_ns, f"the file of rank {rank} on {shard.machine}")
+        with contextlib.closing(SlotFile(place.shm / f"checkpoint-{rank}", slots=options.slots or 2)) as slots:
+            restore(manifest, read, slots, fill=fill, newest_generation=fenced)
+    return manifest.slot_header().payload_bytes
+
+
+def _folder_of(folders: list[Path], shard: pb.ShardSource) -> Path:
+    """That of some folders which has the save that was chosen; else one that has any of its rank, else the first."""
+    there = [folder for folder in folders if (folder / manifest_name(shard.rank)).exists()]
+    for folder in there:
+        with contextlib.suppress(CheckpointError):
+            if shard.saved_ns in {0, read_summary(folder, shard.rank).saved_ns}:
+                return folder
+    return [*there, *folders][0]
+
+
+@contextlib.contextmanager
+def _from_disk(folder: Path, shard: pb.ShardSource) -> Iterator[tuple[Manifest, ReadAt]]:
+    path = folder / manifest_name(shard.rank)
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        where = f" {shard.machine} may have it, on a disk that this machine does not see." if shard.address else ""
+        raise CorruptCheckpoint(f"{path} cannot be read: {error.strerror or error}.{where}") from error
+    manifest = parse_manifest(text, str(path), shard.rank)
+    with contextlib.ExitStack() as stack:
+        try:
+            read = stack.enter_context(open_shard(folder, shard.rank))
+        except CheckpointError as error:
+            raise CorruptCheckpoint(str(error)) from error
+        yield manifest, _sure(read, folder / data_name(shard.rank))
+
+
+def _sure(read: ReadAt, path: Path) -> ReadAt:
+    """A disk that cannot give a part of a file has lost it: another copy is needed, not another attempt."""
+
+    def checked(offset: int, buffer: memoryview) -> int:
+        try:
+            return read(offset, buffer)
+        except OSError as error:
+            if error.errno == errno.EIO:
+                raise CorruptCheckpoint(f"{path} cannot be read at byte {offset}: {error.strerror}") from error
+            raise
+
+    return checked
+
+
+@contextlib.contextmanager
+def _from_remote(url: str, job: str, rank: int, step: int, *, sparse: bool) -> Iterator[tuple[Manifest, ReadAt]]:
+    """Manifest and reader of a remote file; ``sparse``: large tensors come from elsewhere.
+
+    Raises:
+        ConfigError: no URL is configured, or its driver is missing.
+        CorruptCheckpoint: it is gone, or damaged.
+        OSError: it cannot be read now.
+    """
+    if not url:
+        raise ConfigError("a copy on remote storage is asked for, and the job has no remote_url")
+    folder = RemoteFolder(url, job)
+    name = f"{step_name(step)}/{data_name(rank)}"
+    manifest_at = f"{step_name(step)}/{manifest_name(rank)}"
+    text = _now(f"{folder.url}/{manifest_at}", lambda: folder.read([manifest_at])).get(manifest_at)
+    if text is None:
+        raise CorruptCheckpoint(f"{folder.url}/{manifest_at} is gone")
+    manifest = parse_manifest(text, f"{folder.url}/{manifest_at}", rank)
+    if sparse:
+        yield manifest, _Pieces(folder, name, manifest).read
+        return
+    with contextlib.ExitStack() as stack:
+        read = _now(f"{folder.url}/{name}", lambda: stack.enter_context(folder.reading(name)))
+        yield manifest, lambda offset, buffer: _now(f"{folder.url}/{name}", lambda: read(offset, buffer))
+
+
+class _Pieces:
+    """What of a remote file no other rank can give, asked for at once."""
+
+    def __init__(self, folder: RemoteFolder, name: str, manifest: Manifest) -> None:
+        pieces: list[Part | Piece] = [part for part in manifest.tensors if part.nbytes < SHARED_BYTES]
+        pieces += [manifest.padding, manifest.structure]
+        self._ranges = _merged([(piece.at, piece.at + piece.nbytes) for piece in pieces])
+        self._data = _now(f"{folder.url}/{name}", lambda: folder.ranges(name, self._ranges))
+
+    def read(self, offset: int, buffer: memoryview) -> int:
+        for (begin, end), data in zip(self._ranges, self._data, strict=True):
+            if begin <= offset < end:
+                found = data[offset - begin : offset - begin + len(buffer)]
+                buffer[: len(found)] = found
+                return len(found)
+        return 0
+
+
+def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    found: list[tuple[int, int]] = []
+    for begin, end in sorted(one for one in ranges if one[0] < one[1]):
+        if found and begin - found[-1][1] <= MERGED_BYTES:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        else:
+            found.append((begin, end))
+    return found
+
+
+def _now(place: str, work: Callable[[], T]) -> T:
+    """Whatever a driver raises: a file that is gone is a damaged copy, anything else may go better later."""
+    try:
+        return work()
+    except EverstepError:
+        raise
+    except FileNotFoundError as error:
+        raise CorruptCheckpoint(f"{place} is gone") from error
+    except Exception as error:
+        raise OSError(f"{place} cannot be read now: {error or type(error).__name__}") from error

@@ -1,0 +1,167 @@
+"""Which steps on its disk this machine keeps, over restarts of the agent, and what it says of them.
+
+What it promised is written down, in shared memory so that no disk is waited
+for, before anybody hears of it.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+import structlog
+
+from agent.checkpoints.options import Place, Terms
+from agent.v1 import agent_pb2 as pb
+from everstep import private
+from everstep.decisions.checkpoints.kept_disk_steps import (
+    Kept,
+    steps_to_keep,
+    told,
+    told_by_an_older_worker,
+    went_back,
+)
+from everstep.errors import ConfigError
+
+NAME = "disk"
+"""File in a job's shared memory."""
+
+NOTED = ("settled", "promised", "named", "passed")
+
+logger = structlog.get_logger()
+
+
+class Keeper:
+    """Of one job on this machine; thread-safe, and its methods return at once.
+
+    Args:
+        place: Of the job.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._lock = threading.Lock()
+        self._terms: Terms | None = None
+        self._kept = Kept()
+        self._there: set[int] = set()
+
+    def open(self, terms: Terms, there: Collection[int]) -> int:
+        """A generation starts, or goes on after a restart of the agent.
+
+        Args:
+            terms: Of the generation.
+            there: The steps that all ranks of this machine have on disk.
+
+        Returns:
+            The newest step that it was done with before the restart; 0: none.
+        """
+        with self._lock:
+            generation, kept = (self._terms.generation, self._kept) if self._terms else self._load()
+            again = generation == terms.generation
+            self._kept = kept if again else went_back(kept, terms.resume_step)
+            self._terms, self._there = terms, set(there)
+            self._save(self._kept)
+            self._tell()
+            return self._kept.passed
+
+    def wrote(self, step: int) -> None:
+        """All ranks of this machine have a step on disk."""
+        with self._lock:
+            self._there.add(step)
+            self._pass(step)
+
+    def passed(self, step: int) -> None:
+        """Of the steps up to this one nothing comes any more."""
+        with self._lock:
+            self._pass(step)
+
+    def named(self, step: int) -> None:
+        """All machines were asked to write a step."""
+        with self._lock:
+            self._kept = replace(self._kept, named=max(self._kept.named, step))
+
+    def told(self, request: pb.PersistRequest) -> None:
+        """Take what a watcher says that all ranks have."""
+        with self._lock:
+            if request.generation:
+                now = told(self._kept, self._there, keep=request.whole, settled=request.settled, gone=request.gone)
+            else:
+                now = told_by_an_older_worker(self._kept, self._there, request.whole)
+            if now != self._kept and self._save(now):
+                self._kept = now
+                self._tell()
+
+    def found(self, terms: Terms, mine: Collection[int]) -> None:
+        """Somebody else deletes here: take what all ranks of this machine still have on disk."""
+        with self._lock:
+            if terms is self._terms:
+                self._there &= set(mine)
+                self._tell()
+
+    def old(
+        self, terms: Terms, mine: Sequence[int], *, common: Sequence[int] = (), partly: Collection[int] = ()
+    ) -> set[int]:
+        """The steps on disk that are to be deleted, which are not spoken of any more from now on.
+
+        Args:
+            terms: Of the generation for which the disk was looked at; once another one began nothing is deleted.
+            mine: The steps that all ranks of this machine have on disk, ascending.
+            common: Steps of which this machine sees itself that all ranks of the job have them, ascending.
+            partly: Steps of which some files are there.
+        """
+        newest = max(terms.options.disk_keep, 1)
+        with self._lock:
+            if terms is not self._terms:
+                return set()
+            if common and common[-1] > self._kept.settled:
+                self._kept = replace(self._kept, settled=common[-1], promised=max(common[-1], self._kept.promised))
+            self._there &= set(mine)
+            keep = steps_to_keep(self._there, self._kept, newest=newest) | set(common[-newest:])
+            whole = common or mine
+            oldest = whole[-newest] if len(whole) >= newest else 0
+            old = {step for step in mine if step not in keep}
+            old |= {step for step in partly if step not in mine and step not in keep and step < oldest}
+            self._there -= old
+            self._tell()
+        return old
+
+    # Under the lock.
+
+    def _pass(self, step: int) -> None:
+        if step > self._kept.passed:
+            self._kept = replace(self._kept, passed=step)
+            self._save(self._kept)
+        self._tell()
+
+    def _tell(self) -> None:
+        for rank in self._terms.ranks if self._terms else ():
+            self._place.saved.update(
+                rank,
+                disk_steps=sorted(self._there),
+                disk_passed=self._kept.passed,
+                disk_kept=self._kept.promised,
+                disk_settled=self._kept.settled,
+            )
+
+    def _save(self, kept: Kept) -> bool:
+        """Write it down; whether that worked."""
+        if self._terms is None:
+            return False
+        fields = {"generation": self._terms.generation, **{name: getattr(kept, name) for name in NOTED}}
+        try:
+            private.replace(private.make_folder(self._place.shm) / NAME, json.dumps(fields))
+        except (OSError, ConfigError) as error:
+            logger.error("what is kept on disk cannot be noted", job=self._place.job, reason=str(error))
+            return False
+        return True
+
+    def _load(self) -> tuple[int, Kept]:
+        """The generation that was noted, and what; 0: nothing was, or it cannot be read."""
+        try:
+            fields = json.loads((self._place.shm / NAME).read_bytes())
+            settled, promised, named, passed = (int(fields[name]) for name in NOTED)
+            return int(fields["generation"]), Kept(settled, promised, named, passed=passed)
+        except (OSError, ValueError, KeyError, TypeError):
+            return 0, Kept()

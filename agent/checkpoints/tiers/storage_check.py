@@ -1,0 +1,101 @@
+"""Whether this machine can write where a job's checkpoints are to go, looked at before the job starts.
+
+Only what will not get better by itself is a problem: a path or driver that is
+not there, no permission, no room. Storage that does not answer now may answer
+when the first step is due: not being able to test is not a fault.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import tempfile
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import structlog
+
+from agent.checkpoints.tiers.remote_folder import RemoteFolder
+from everstep.errors import ConfigError
+
+logger = structlog.get_logger()
+
+PATIENCE_S = 10.0
+"""Storage that does not answer within this time is not judged (ours)."""
+_BLOCK = 4096
+_PASSING = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EINTR, errno.EHOSTDOWN, errno.EHOSTUNREACH}
+"""What a share says whose server is away for a moment."""
+
+
+def checks(job: str, disk_path: str, remote_url: str) -> list[Callable[[], str]]:
+    """What is to be looked at, each on its own, since each may hang; empty settings are not looked at."""
+    found: list[Callable[[], str]] = []
+    if disk_path:
+        found.append(lambda: disk_problem(Path(disk_path), job))
+    if remote_url:
+        found.append(lambda: remote_problem(remote_url, job))
+    return found
+
+
+async def problems(looks: Sequence[Callable[[], str]]) -> list[str]:
+    """What looks at storage find; those that hang are not waited for.
+
+    Each has a thread of its own that the agent's end does not wait for: were they in the pool of the event loop, a few
+    that hang would keep every Stop waiting.
+    """
+    loop = asyncio.get_running_loop()
+
+    def look(work: Callable[[], str], found: asyncio.Future[str]) -> None:
+        try:
+            said = work()
+        except Exception as error:  # whatever it is, it is no answer
+            logger.warning("storage cannot be looked at", reason=str(error))
+            said = ""
+        with contextlib.suppress(RuntimeError):  # the agent has ended meanwhile
+            loop.call_soon_threadsafe(found.set_result, said)
+
+    futures = [loop.create_future() for _ in looks]
+    for work, found in zip(looks, futures, strict=True):
+        threading.Thread(target=look, args=(work, found), name="look at storage", daemon=True).start()
+    if futures:
+        await asyncio.wait(futures, timeout=PATIENCE_S)
+    return [said for one in futures if one.done() and (said := one.result())]
+
+
+def disk_problem(root: Path, job: str) -> str:
+    """Why no checkpoint of a job can be written below a folder; empty: it can."""
+    said = f"disk_path {root}"
+    if not root.is_dir():
+        return f"{said} {'is no folder' if root.exists() else 'does not exist: make it, or mount it'}"
+    folder = root / job if (root / job).is_dir() else root
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(_BLOCK))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        if error.errno in _PASSING:
+            return ""
+        return f"{said} cannot be written to: {error.strerror or error}"
+    return ""
+
+
+def remote_problem(url: str, job: str) -> str:
+    """Why no checkpoint can be copied to remote storage; empty: it can, or nobody knows now."""
+    name = f"probe-{uuid.uuid4().hex}"
+    try:
+        RemoteFolder(url, job).probe(name)
+    except ConfigError as error:
+        return str(error)
+    except Exception as error:  # whatever a driver raises
+        said = str(error).replace(name, "probe") or type(error).__name__  # the same from every machine
+        # Drivers have no common error for missing credentials; all that we know name them in the class.
+        if isinstance(error, FileNotFoundError):
+            return f"remote_url {url} does not exist: make the folder or bucket first, or mount it ({said})"
+        if isinstance(error, PermissionError) or "Credential" in type(error).__name__:
+            return f"remote_url {url} cannot be written to: {said}. The agents need credentials for it"
+    return ""

@@ -1,0 +1,1 @@
+"""The jobs of this machine: their ranks, from launch to end."""

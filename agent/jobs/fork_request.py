@@ -1,0 +1,80 @@
+"""What a launch tells the fork server: script, environment, files of each rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agent.checkpoints import save_watch
+from agent.checkpoints.job_checkpoints import slots_of
+from agent.launcher.fork_client import inherited_environment
+from agent.v1 import agent_pb2 as pb
+from everstep import environment
+from everstep.errors import ConfigError
+
+if TYPE_CHECKING:
+    from agent.jobs.job_runner import JobRunner
+
+
+def check_launch(request: pb.LaunchRequest) -> None:
+    """Refuse what cannot run, before anything is forked.
+
+    Raises:
+        ConfigError: no ranks, a rank twice, or a script or folder that is not there.
+    """
+    ranks = [rank.rank for rank in request.ranks]
+    if not ranks or len(set(ranks)) != len(ranks) or min(ranks) < 0:
+        raise ConfigError(f"ranks are {ranks}; each must be named once, from 0 on, and there must be one at least")
+    if not Path(request.script).is_absolute() or not Path(request.script).is_file():
+        raise ConfigError(f"script {request.script} is not a file on this machine; give the absolute path of one")
+    if request.cwd and not Path(request.cwd).is_dir():
+        raise ConfigError(f"cwd {request.cwd} is not a folder on this machine")
+
+
+def fork_arguments(runner: JobRunner, request: pb.LaunchRequest, ranks: Iterable[pb.RankLaunch]) -> dict[str, Any]:
+    """The arguments of the fork server's ``fork``; makes the report files of the ranks."""
+    shared = {
+        "OMP_NUM_THREADS": "1",  # as torchrun does
+        **runner.host.sockets,
+        **inherited_environment(),
+        **dict(runner.record.env),
+        **dict(request.env),
+        environment.JOB: request.job,
+        environment.MACHINE: runner.host.machine,
+        environment.GENERATION: str(request.generation),
+        environment.RESUME_STEP: str(request.resume_step),
+        **checkpoint_environment(request, runner.shm),
+    }
+    rows = []
+    for rank in ranks:
+        report = runner.reports.prepare(rank.rank, request.generation)
+        own = {
+            **dict(rank.env),
+            environment.REPORT_FILE: str(report),
+            environment.CHECKPOINT_FILE: str(runner.shm / f"checkpoint-{rank.rank}"),
+        }
+        files = {stream: str(runner.output_path(rank.rank, stream[3:])) for stream in ("stdout", "stderr")}
+        rows.append({"rank": rank.rank, "env": own, "report": str(report), **files})
+    return {
+        "generation": request.generation,
+        "fenced": runner.record.fenced,
+        "script": request.script,
+        "args": list(request.args),
+        "cwd": request.cwd or str(Path(request.script).parent),
+        "env": shared,
+        "ranks": rows,
+    }
+
+
+def checkpoint_environment(request: pb.LaunchRequest, shm: Path) -> dict[str, str]:
+    """What tells a rank how to keep its state."""
+    options = request.checkpoint
+    backups = options.backup_slots if options.backup and request.peers else 0
+    return {
+        environment.CHECKPOINT_SLOTS: str(slots_of(options)),
+        environment.CHECKPOINT_OVERLAP: str(int(options.overlap)),
+        environment.CHECKPOINT_BELL: str(shm / save_watch.NAME),
+        environment.BACKUP_SLOTS: str(backups),
+        environment.RESHARD_FROM: options.reshard_from,
+    }

@@ -1,0 +1,61 @@
+"""What all jobs of a machine share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from agent.checkpoints.options import Place
+from agent.checkpoints.peers.exchange import Exchange
+from agent.checkpoints.saved_state import SavedStates
+from agent.launcher.fork_client import ForkServers
+from agent.launcher.processes import Reaper
+from agent.reporting.observations import ObservationLog
+from agent.state.disk import StateDisk
+from agent.state.live import LiveRecords
+from agent.state.reads import Reads
+
+logger = structlog.get_logger()
+
+
+@dataclass
+class Host:
+    """What all jobs of a machine share."""
+
+    machine: str
+    address: str
+    """The host on which stores listen."""
+    sockets: dict[str, str]
+    """Variables that name the interface for gloo and NCCL, where a job says nothing else."""
+    state_dir: Path
+    shm_dir: Path
+    disk: StateDisk
+    """Writes to the state folder."""
+    reads: Reads
+    """Reads what may hang."""
+    records: LiveRecords
+    log: ObservationLog
+    reaper: Reaper
+    fork_servers: ForkServers
+    exchange: Exchange
+    tasks: set[asyncio.Task[Any]] = field(default_factory=set)
+
+    def place(self, job: str, run: str = "") -> Place:
+        """Where the copies of a job's state lie."""
+        return Place(job, self.machine, self.shm_dir / job, self.state_dir, SavedStates(), run)
+
+    def spawn(self, work: Awaitable[Any]) -> None:
+        """Run something in the background; a failure is logged."""
+        task = asyncio.ensure_future(work)
+        self.tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self.tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            logger.error("background work failed", error=str(error), exc_info=error)

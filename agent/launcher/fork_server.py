@@ -1,0 +1,658 @@
+"""The fork server: a process with torch imported and one thread, from which ranks are forked.
+
+Run by the agent as a program of its own, ``python -P …/agent/launcher/fork_server.py``,
+with the interpreter of the job. It imports the standard library, torch and
+three small modules of everstep; nothing that a training script could want to
+import under the same name.
+
+It is the parent of the ranks and of the rendezvous stores, and it outlives the
+agent: a new agent connects, asks for the table and goes on. Its table is the
+truth about what was forked. It never starts a rank twice, and nothing of a
+fenced generation. It is a subreaper: what a dead rank leaves behind (data
+loaders) becomes its child, is killed and reaped.
+
+One JSON object per line in both directions over a unix socket. Requests carry
+``id`` and ``op``:
+
+=========== ============================================ =======================================
+op          arguments                                    reply
+=========== ============================================ =======================================
+subscribe                                                the table; from then on exits are pushed
+assign      job                                          the table
+fork        generation, fenced, script, args, cwd, env,  ranks: one entry each
+            ranks: [{rank, env, report, stdout, stderr}]
+store       generation, fenced, host                     port, pid, start_ticks
+kill        generation, grace_s                          the table, once all of them are reaped
+reset                                                    the table, empty; the server is free again
+end                                                      nothing is left; then the server exits
+=========== ============================================ =======================================
+
+A pushed exit is ``{"event": "exit", "rank": …, "generation": …, "exit": …}``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import errno
+import gc
+import importlib
+import importlib.util
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+import types
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+
+Message = dict[str, Any]
+
+PR_SET_CHILD_SUBREAPER = 36
+ABANDONED_CHECK_S = 2.0
+"""How often the server looks whether its socket still has a name (ours)."""
+KILL_PATIENCE_S = 10.0
+"""A kill is answered after this long even if something cannot be reaped (ours)."""
+KEPT_GENERATIONS = 8
+"""Exited ranks of older generations are forgotten (ours)."""
+
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""numpy and OpenMP read these when they are imported; a second thread would make forks unsafe."""
+
+PRELOADED = (
+    "multiprocessing.popen_fork",
+    "multiprocessing.queues",
+    "multiprocessing.synchronize",
+    "numpy.random",
+    "torch",
+    "torch._dynamo",
+    "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.device_mesh",
+    "torch.distributed.elastic.control_plane",
+    "torch.distributed.pipelining",
+    "torch.distributed.tensor.parallel",
+    "torch.utils.data",
+    "torch.utils.serialization.config",
+    "everstep.environment",
+    "everstep.faults",
+    "everstep.step_reports",
+)
+PRELOADED_IF_THERE = (
+    "everstep.training.run",
+    "everstep.training.checkpoint",
+    "everstep.slots.file",
+    "xxhash",
+    "fsspec",
+)
+
+PEER = struct.Struct("3i")
+"""``struct ucred``: process, user, group."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class _Noted(type(os.environ)):  # type: ignore[misc]
+    """Notes which variables are asked for by name."""
+
+    names: ClassVar[set[str]] = set()
+
+    def __getitem__(self, key: str) -> str:
+        self.names.add(key)
+        value: str = super().__getitem__(key)
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What the imports of the server leave for its ranks."""
+
+    read: dict[str, str | None]
+    """Variables that were read meanwhile and what they were: another value in a rank comes too late."""
+    files: frozenset[int]
+    """Descriptors that were opened meanwhile, such as torch's logs; a rank keeps them."""
+
+
+def preload() -> Imported:
+    """Import what a training script will import; a rank then pays milliseconds instead of seconds.
+
+    Nothing here may start a thread, run a parallel operation or touch CUDA: a
+    child would hang in OpenMP or be refused CUDA. Hence no optimizer step, no
+    ``torch.cuda.is_available()``.
+    """
+    before, kind, files = dict(os.environ), type(os.environ), descriptors()
+    os.environ.__class__ = _Noted
+    try:
+        for name in PRELOADED:
+            importlib.import_module(name)
+    finally:
+        os.environ.__class__ = kind
+    for name in PRELOADED_IF_THERE:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    if sys.modules["torch"].cuda.is_initialized():
+        raise RuntimeError("an import initialised CUDA: ranks forked from here could not use it")
+    threads = len(list(Path("/proc/self/task").iterdir()))
+    if threads != 1:
+        raise RuntimeError(f"the fork server has {threads} threads after its imports; forking would not be safe")
+    gc.collect()
+    gc.freeze()
+    return Imported({name: before.get(name) for name in _Noted.names}, frozenset(descriptors() - files))
+
+
+def _load_rank_process() -> types.ModuleType:
+    spec = importlib.util.spec_from_file_location(
+        "_everstep_rank_process", Path(__file__).resolve().with_name("rank_process.py")
+    )
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+if TYPE_CHECKING:
+    from agent.launcher import rank_process
+else:
+    rank_process = _load_rank_process()
+
+
+@dataclass(slots=True)
+class Child:
+    """A process that was forked here: a rank, or a store (rank -1)."""
+
+    pid: int
+    generation: int
+    rank: int
+    forked_ns: int
+    start_ticks: int
+    report: str = ""
+    port: int = 0
+    exit: Message | None = None
+    stopped: bool = False
+    """It lived until it was told to stop."""
+
+    def entry(self) -> Message:
+        """The child as a row of the table."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(slots=True, eq=False)
+class Connection:
+    """One client of the socket."""
+
+    socket: socket.socket
+    inbox: bytes = b""
+    outbox: bytes = b""
+    subscribed: bool = False
+
+
+@dataclass(slots=True)
+class Kill:
+    """A kill that is under way."""
+
+    connection: Connection
+    request: Message
+    kill_at: float
+    give_up_at: float
+    killed: bool = False
+
+
+class Scripts:
+    """The newest script, compiled once for all ranks: that is 5 ms of each rank's way to its first step."""
+
+    def __init__(self) -> None:
+        self._known: tuple[str, bytes, types.CodeType] | None = None
+
+    def compiled(self, path: str) -> types.CodeType | None:
+        """The code of a script as it is now; None: the rank shall compile it, and tell of what is wrong."""
+        try:
+            source = Path(path).read_bytes()
+            if self._known is None or self._known[:2] != (path, source):
+                with warnings.catch_warnings():
+                    warnings.simplefilter("error")  # they belong into the log of the rank
+                    self._known = path, source, compile(source, path, "exec", dont_inherit=True)
+        except Exception:
+            return None
+        return self._known[2]
+
+
+class Refused(Exception):
+    """A request that is not carried out."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class ForkServer:
+    """The single-threaded loop: requests in, forks, exits out."""
+
+    def __init__(self, listener: socket.socket, path: Path, label: str, imported: Imported) -> None:
+        self.imported = imported
+        self.listener = listener
+        self.path = path
+        self.label = label
+        self.job = ""
+        self.fenced = 0
+        self.newest = 0
+        self.ranks: dict[tuple[int, int], Child] = {}
+        self.stores: dict[int, Child] = {}
+        self.connections: dict[int, Connection] = {}
+        self.kills: list[Kill] = []
+        self.ending = False
+        self.scripts = Scripts()
+        self.wake_read, self.wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    # The loop.
+
+    def run(self) -> None:
+        """Serve until told to end, or until nobody can find the socket any more."""
+        signal.set_wakeup_fd(self.wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, lambda *_: self.abandon())
+        self.listener.setblocking(False)
+        if not self.path.exists():
+            self.abandon()
+        self.path.with_suffix(".ready").touch(0o600)
+        looked_at = time.monotonic()
+        while not (self.ending and not self.kills):
+            poll = select.poll()
+            poll.register(self.listener, select.POLLIN)
+            poll.register(self.wake_read, select.POLLIN)
+            for number, connection in self.connections.items():
+                poll.register(number, select.POLLIN | (select.POLLOUT if connection.outbox else 0))
+            for number, _ in poll.poll(self._timeout_ms()):
+                self._ready(number)
+            self._reap()
+            self._continue_kills()
+            if time.monotonic() - looked_at > ABANDONED_CHECK_S:
+                looked_at = time.monotonic()
+                if not self.path.exists():
+                    self.abandon()
+
+    def abandon(self) -> None:
+        """Kill everything and end: nobody can reach this server again."""
+        self.fenced = max(self.fenced, self.newest)
+        self._signal_all(self.newest, signal.SIGKILL)
+        self._kill_orphans()
+        for suffix in (".ready", ".log"):
+            self.path.with_suffix(suffix).unlink(missing_ok=True)
+        os._exit(0)
+
+    def _timeout_ms(self) -> int:
+        times = [kill.give_up_at if kill.killed else kill.kill_at for kill in self.kills]
+        wait = min([ABANDONED_CHECK_S, *(at - time.monotonic() for at in times)])
+        return max(1, int(wait * 1000) + 1)
+
+    def _ready(self, number: int) -> None:
+        if number == self.wake_read:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self.wake_read, 4096)
+        elif number == self.listener.fileno():
+            with contextlib.suppress(BlockingIOError):
+                accepted, _ = self.listener.accept()
+                if user_of(accepted) not in {0, os.geteuid()}:
+                    print(f"refused a connection of user {user_of(accepted)}", file=sys.stderr, flush=True)
+                    accepted.close()
+                    return
+                accepted.setblocking(False)
+                self.connections[accepted.fileno()] = Connection(accepted)
+        elif connection := self.connections.get(number):
+            self._flush(connection)
+            self._read(connection)
+
+    def _read(self, connection: Connection) -> None:
+        try:
+            data = connection.socket.recv(1 << 20)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._drop(connection)
+            return
+        *lines, connection.inbox = (connection.inbox + data).split(b"\n")
+        for line in lines:
+            self._serve(connection, json.loads(line))
+
+    def _drop(self, connection: Connection) -> None:
+        self.connections.pop(connection.socket.fileno(), None)
+        connection.socket.close()
+
+    def _send(self, connection: Connection, message: Message) -> None:
+        connection.outbox += json.dumps(message).encode() + b"\n"
+        self._flush(connection)
+
+    def _flush(self, connection: Connection) -> None:
+        try:
+            while connection.outbox:
+                connection.outbox = connection.outbox[connection.socket.send(connection.outbox) :]
+        except BlockingIOError:
+            pass
+        except OSError:
+            connection.outbox = b""  # the reader is gone; reading notices it and drops the connection
+
+    # Requests.
+
+    def _serve(self, connection: Connection, request: Message) -> None:
+        try:
+            reply = self._handle(connection, request)
+        except Refused as refused:
+            reply = {"ok": False, "error": refused.kind, "message": str(refused)}
+        if reply is not None:
+            self._send(connection, {"ok": True, "id": request["id"], **reply})
+
+    def _handle(self, connection: Connection, request: Message) -> Message | None:
+        match request["op"]:
+            case "subscribe":
+                connection.subscribed = True
+                return self._table()
+            case "assign":
+                self.job = request["job"]
+                return self._table()
+            case "reset":
+                return self._reset()
+            case "fork":
+                return {"ranks": self._fork_ranks(request)}
+            case "store":
+                return self._fork_store(request)
+            case "kill" | "end":
+                self._start_kill(connection, request)
+                return None
+            case other:
+                raise Refused("unknown", f"the fork server knows no operation {other!r}")
+
+    def _table(self) -> Message:
+        return {
+            "pid": os.getpid(),
+            "job": self.job,
+            "label": self.label,
+            "fenced": self.fenced,
+            "newest": self.newest,
+            "ranks": [child.entry() for child in self.ranks.values()],
+            "stores": [child.entry() for child in self.stores.values()],
+        }
+
+    def _reset(self) -> Message:
+        """Forget a job that is over, its fences included; the next one finds a server like new."""
+        living = [child.pid for child in (*self.ranks.values(), *self.stores.values()) if not child.exit]
+        if living or self.kills:
+            raise Refused("alive", f"processes {living} of {self.job} still live")
+        self.ranks.clear()
+        self.stores.clear()
+        self.job, self.fenced, self.newest = "", 0, 0
+        return self._table()
+
+    def _admit(self, request: Message) -> int:
+        generation: int = request["generation"]
+        self.fenced = max(self.fenced, request["fenced"])
+        if generation <= self.fenced:
+            raise Refused("fenced", f"generation {generation} was stopped: everything up to {self.fenced} is fenced")
+        if generation < self.newest:
+            raise Refused("fenced", f"generation {generation} is older than {self.newest}, which was launched already")
+        if self.ending:
+            raise Refused("ending", "the fork server is ending")
+        return generation
+
+    def _fork_ranks(self, request: Message) -> list[Message]:
+        generation = self._admit(request)
+        wanted = {row["rank"]: row for row in request["ranks"]}
+        for child in self.ranks.values():
+            if child.rank in wanted and child.generation != generation and child.exit is None:
+                raise Refused(
+                    "alive", f"rank {child.rank} of generation {child.generation} still lives (pid {child.pid})"
+                )
+        self.newest = generation
+        for key in [k for k, child in self.ranks.items() if child.exit and k[0] <= generation - KEPT_GENERATIONS]:
+            del self.ranks[key]
+        code = self.scripts.compiled(request["script"])
+        for rank, row in wanted.items():
+            if (generation, rank) not in self.ranks:
+                self.ranks[generation, rank] = self._fork_rank(generation, rank, row, request, code)
+        return [self.ranks[generation, rank].entry() for rank in wanted]
+
+    def _fork_rank(
+        self, generation: int, rank: int, row: Message, request: Message, code: types.CodeType | None
+    ) -> Child:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        server, forked_ns = os.getpid(), time.time_ns()
+        pid = fork()
+        if pid == 0:
+            self._become_child()
+            rank_process.run_rank(server, rank, generation, row, request, code=code, read=self.imported.read)
+        return Child(pid, generation, rank, forked_ns, start_ticks(pid), report=row["report"])
+
+    def _fork_store(self, request: Message) -> Message:
+        generation = self._admit(request)
+        store = self.stores.get(generation)
+        if store is None or store.exit:
+            listener = _listen(request["host"])
+            port = listener.getsockname()[1]
+            pid = fork()
+            if pid == 0:
+                self._become_child(keep=listener.fileno())
+                rank_process.run_store(listener, request["host"], port, generation)
+            listener.close()
+            store = Child(pid, generation, -1, time.time_ns(), start_ticks(pid), port=port)
+            self.stores[generation] = store
+        return store.entry()
+
+    def _become_child(self, keep: int = -1) -> None:
+        """Leave nothing of the server open, and let no socket object close a number that is used anew."""
+        signal.set_wakeup_fd(-1)
+        self.listener.detach()
+        for connection in self.connections.values():
+            connection.socket.detach()
+        for number in descriptors() - self.imported.files:
+            if number > 2 and number != keep:
+                with contextlib.suppress(OSError):
+                    os.close(number)
+
+    # Exits.
+
+    def _reap(self) -> None:
+        """Collect all that ended, tell the subscribers, and clear away what they left."""
+        known = {child.pid: child for child in (*self.ranks.values(), *self.stores.values()) if not child.exit}
+        reaped = False
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            reaped = True
+            if child := known.get(pid):
+                code = os.waitstatus_to_exitcode(status)
+                kind = "signal" if code < 0 else "code"
+                child.exit = {"kind": kind, "value": abs(code), "time_ns": time.time_ns()}
+                if child.rank >= 0:
+                    self._push({"event": "exit", **child.entry()})
+        if reaped:
+            self._kill_orphans()
+
+    def _push(self, message: Message) -> None:
+        for connection in list(self.connections.values()):
+            if connection.subscribed:
+                self._send(connection, message)
+
+    def _kill_orphans(self) -> list[int]:
+        """Kill every process that a dead rank left behind; returns those that are still there."""
+        mine = {child.pid for child in (*self.ranks.values(), *self.stores.values()) if not child.exit}
+        living = [child for child in self.ranks.values() if not child.exit]
+        sessions = {child.pid for child in living}
+        found = []
+        for pid, parent, session, state in processes():
+            if parent != os.getpid() or pid in mine or session in sessions:
+                continue
+            # A process that made a session of its own is told by the environment that it was
+            # started with. Where that fails too it lives until no rank is left.
+            if living and not self._of_dead_rank(pid, session):
+                continue
+            if state != "Z":
+                found.append(pid)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        return found
+
+    def _of_dead_rank(self, pid: int, session: int) -> bool:
+        dead = [child for child in self.ranks.values() if child.exit]
+        if any(child.pid == session for child in dead):
+            return True
+        try:
+            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        except OSError:
+            return False
+        return any(f"EVERSTEP_REPORT_FILE={child.report}".encode() in environment for child in dead)
+
+    # Kills.
+
+    def _start_kill(self, connection: Connection, request: Message) -> None:
+        if request["op"] == "end":
+            self.ending = True
+            request |= {"generation": max(self.newest, *self.stores, 0), "grace_s": 0.0}
+        self.fenced = max(self.fenced, request["generation"])
+        grace = request["grace_s"]
+        now = time.monotonic()
+        self.kills.append(Kill(connection, request, now + grace, now + grace + KILL_PATIENCE_S))
+        for child in self._targets(request["generation"]):
+            child.stopped = True
+        if grace > 0:
+            for child in self._targets(request["generation"]):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child.pid, signal.SIGTERM)
+
+    def _targets(self, generation: int) -> list[Child]:
+        return [child for child in self.ranks.values() if child.generation <= generation and not child.exit]
+
+    def _signal_all(self, generation: int, number: int) -> None:
+        stores = [child for child in self.stores.values() if child.generation <= generation and not child.exit]
+        for child in (*self._targets(generation), *stores):
+            for kill in (os.killpg, os.kill):  # the group may not exist yet
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    kill(child.pid, number)
+
+    def _continue_kills(self) -> None:
+        for kill in list(self.kills):
+            generation = kill.request["generation"]
+            now = time.monotonic()
+            if not kill.killed and (now >= kill.kill_at or not self._targets(generation)):
+                kill.killed = True
+                self._signal_all(generation, signal.SIGKILL)
+            if not kill.killed:
+                continue
+            left = [child.pid for child in self._targets(generation)]
+            left += [s.pid for s in self.stores.values() if s.generation <= generation and not s.exit]
+            if not left:
+                left = self._kill_orphans()
+            if not left or now >= kill.give_up_at:
+                self.kills.remove(kill)
+                for old in [g for g, store in self.stores.items() if g <= generation and store.exit]:
+                    del self.stores[old]
+                self._send(kill.connection, {"ok": True, "id": kill.request["id"], "left": left, **self._table()})
+
+
+# The system.
+
+
+def fork() -> int:
+    """``os.fork``, tried again while the system is short of something.
+
+    Raises:
+        Refused: it stays short.
+    """
+    for attempt in range(5):
+        try:
+            return os.fork()
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.ENOMEM) or attempt == 4:
+                raise Refused("fork", f"fork failed: {error}; is the process or memory limit reached?") from error
+            time.sleep(0.01 * 2**attempt)
+    raise AssertionError
+
+
+def _listen(host: str) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.bind(address)
+        listener.listen(4096)
+    except OSError as error:
+        raise Refused("store", f"the rendezvous store cannot listen on {host}: {error}") from error
+    return listener
+
+
+def user_of(connection: socket.socket) -> int:
+    """The user at the other end of a unix socket, as the kernel says."""
+    _, uid, _ = PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size))
+    return int(uid)
+
+
+def descriptors() -> set[int]:
+    """Numbers of this process's open files."""
+    found = set()
+    for number in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
+        with contextlib.suppress(OSError):  # the one through which they were listed
+            os.fstat(number)
+            found.add(number)
+    return found
+
+
+def start_ticks(pid: int) -> int:
+    """Start time of a process in clock ticks since boot: with the pid it names a process for good."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+
+
+def processes() -> list[tuple[int, int, int, str]]:
+    """(pid, parent, session, state) of every process."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                state, parent, _, session, *_ = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            found.append((int(entry.name), int(parent), int(session), state))
+    return found
+
+
+def imports(everstep: str = "") -> Imported:
+    """Import what ranks need; ``everstep``: the folder that holds everstep, if it is not installed."""
+    os.environ.update(ONE_THREAD)
+    if everstep and importlib.util.find_spec("everstep") is None:
+        sys.path.append(everstep)
+    return preload()
+
+
+def serve(arguments: Sequence[str], import_all: Callable[[str], Imported]) -> NoReturn:
+    """Take the listening socket, import, fork ranks."""
+    parser = argparse.ArgumentParser(description="Fork server of an everstep agent; started by the agent.")
+    parser.add_argument("--socket-fd", type=int, required=True, help="inherited listening unix socket")
+    parser.add_argument("--socket-path", type=Path, required=True, help="its name; the server ends when it is removed")
+    parser.add_argument("--label", default="", help="what the server was started for")
+    parser.add_argument("--everstep", default="", help="folder that holds everstep, if it is not installed")
+    options = parser.parse_args(arguments)
+    try:
+        _libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
+        imported = import_all(options.everstep)
+        listener = socket.socket(fileno=options.socket_fd)
+        ForkServer(listener, options.socket_path, options.label, imported).run()
+        code = 0
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        code = 1
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1:], imports)

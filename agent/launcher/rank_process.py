@@ -1,0 +1,293 @@
+"""What a forked rank does before, around and after the user's script.
+
+Loaded by the fork server from this file, under a private name, so that no
+training script can take it for a module of its own. It runs in the child:
+torchrun's environment, a session of its own, its output in log files, the
+script as ``__main__``, and an end that runs ``atexit`` and flushes but skips
+the interpreter's finalisation.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import errno
+import fcntl
+import importlib
+import importlib.machinery
+import io
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+Message = dict[str, Any]
+
+PR_SET_PDEATHSIG = 1
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG}
+"""What a disk says that takes nothing more."""
+BESIDE = "beside another copy of it, pid"
+"""In the line that begins a generation: what must never be."""
+_OWN = {"TORCH_CUDA_SANITIZER"}
+"""Variables that torch reads at import and ``_fit_torch`` takes over."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def run_rank(
+    server: int,
+    rank: int,
+    generation: int,
+    row: Message,
+    request: Message,
+    *,
+    code: types.CodeType | None = None,
+    read: Mapping[str, str | None],
+) -> NoReturn:
+    """Become one rank: torchrun's environment, a session of its own, then the user's script.
+
+    ``code`` is the script, compiled; None: this rank compiles it, and says what is wrong with it. ``read`` are the
+    variables that the server's imports read.
+    """
+    status = 1
+    report = None
+    try:
+        _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != server:
+            os._exit(1)  # it died before this rank could ask to die with it
+        os.setsid()
+        _reset_signals()
+        Path("/proc/self/comm").write_text(f"everstep r{rank}")
+        _redirect(row["stdout"], row["stderr"])
+        os.environ.clear()
+        os.environ.update(request["env"] | row["env"])
+        report = _open_report(row["report"])
+        # From here on an agent finds the rank through its report file, whoever has died. Before,
+        # it must not outlive the server, or nobody would know of it.
+        _libc.prctl(PR_SET_PDEATHSIG, 0)
+        os.chdir(request["cwd"])
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        other = _other_copy(Path(row["report"]).with_name(f"rank-{rank}.lock"))
+        print(
+            generation_marker(rank, generation),
+            f"pid {os.getpid()}, {stamp}" + (f", {BESIDE} {other}" if other else ""),
+            file=sys.stderr,
+        )
+        _tell_of_ignored(read)
+        _fit_torch()
+        _watch_optimizer(rank, report)
+        _fit_path(request["script"])
+        report.mark("script_entered")
+        become_main(request["script"], request["args"], code)
+        status = 0
+    except SystemExit as error:
+        status = _exit_code(error)
+        _failed(report, status)
+    except BaseException as error:
+        _failed(report, status)
+        trace = error.__traceback__
+        while trace and trace.tb_frame.f_code.co_filename == __file__:
+            trace = trace.tb_next
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+    finally:
+        _leave(status)
+
+
+def _other_copy(lock: Path) -> str:
+    """Pid of another process that is this rank and lives; empty: there is none, as must always be.
+
+    The lock is this process's until it ends, and no child's.
+    """
+    try:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError:  # no room for a file: nobody can say
+        return ""
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return os.read(descriptor, 20).decode(errors="replace") or "unknown"
+    with contextlib.suppress(OSError):  # no room: who comes meanwhile cannot say which pid
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, str(os.getpid()).encode())
+    return ""
+
+
+def generation_marker(rank: int, generation: int) -> str:
+    """The line in a rank's stderr that begins a generation, up to its variable part."""
+    return f"--- everstep: rank {rank}, generation {generation},"
+
+
+def become_main(script: str, args: list[str], code: types.CodeType | None = None) -> None:
+    """Run a script as ``__main__``, and leave it there: runpy takes it away when the script returns."""
+    code = code or compile(Path(script).read_bytes(), script, "exec", dont_inherit=True)
+    main = types.ModuleType("__main__")
+    main.__file__ = script
+    main.__loader__ = importlib.machinery.SourceFileLoader("__main__", script)
+    main.__dict__.update(__builtins__=__builtins__, __cached__=None)
+    sys.modules["__main__"] = main
+    sys.argv[:] = [script, *args]
+    exec(code, main.__dict__)
+
+
+def run_store(listener: socket.socket, host: str, port: int, generation: int) -> NoReturn:
+    """Become the rendezvous store of one generation, until killed."""
+    try:
+        os.setsid()
+        _reset_signals()
+        Path("/proc/self/comm").write_text(f"everstep s{generation}")
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+        store = TCPStore(host, port, None, True, master_listen_fd=listener.detach(), wait_for_workers=False)
+        while store:
+            signal.pause()
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+    finally:
+        os._exit(1)
+
+
+def _failed(report: Any, status: int) -> None:
+    """An error leaves the loop as ``break`` does: take that back, for the rank may take long to end now."""
+    if report is not None and status:
+        report.unmark("loop_left")
+
+
+def _reset_signals() -> None:
+    for number in range(1, 32):
+        if number not in (signal.SIGKILL, signal.SIGSTOP) and signal.getsignal(number) is not None:
+            signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def _redirect(stdout: str, stderr: str) -> None:
+    append = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+    for number, path, flags in ((0, os.devnull, os.O_RDONLY), (1, stdout, append), (2, stderr, append)):
+        try:
+            opened = os.open(path, flags, 0o600)
+        except OSError:  # no room for a new file: a rank is worth more than what it prints
+            opened = os.open(os.devnull, flags & os.O_ACCMODE)
+        if opened != number:
+            os.dup2(opened, number)
+            os.close(opened)
+    sys.stdin = sys.__stdin__ = open(0, closefd=False)  # type: ignore[misc]  # noqa: SIM115
+    for name, number, errors in (("stdout", 1, "strict"), ("stderr", 2, "backslashreplace")):
+        buffer = io.BufferedWriter(_Output(number, "w", closefd=False))
+        stream = io.TextIOWrapper(buffer, errors=errors, line_buffering=True)
+        stream.mode = "w"  # type: ignore[misc]
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
+class _Output(io.FileIO):
+    """A log file. What finds no room is lost, and the script that prints it goes on."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            return memoryview(data).nbytes
+
+
+def _open_report(path: str) -> Any:
+    from everstep.step_reports import ReportFile
+
+    report = ReportFile.open(Path(path))
+    report.mark("forked")
+    report.set_pid(os.getpid())
+    return report
+
+
+def _tell_of_ignored(read: Mapping[str, str | None]) -> None:
+    """Say which variables of this rank come too late: its fork server imported torch without them."""
+    late = sorted(name for name, value in read.items() if os.environ.get(name) != value and name not in _OWN)
+    if late:
+        print(
+            f"everstep: {', '.join(late)}: torch was imported before this rank was forked, and reads this only then. "
+            "Set it in the environment of the agents",
+            file=sys.stderr,
+        )
+
+
+def _fit_torch() -> None:
+    """What torch and numpy read at import or share with the server, taken from this rank's own environment."""
+    import numpy.random
+    import torch
+    import torch.distributed
+
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    torch.set_num_threads(int(threads) if threads.isdecimal() and int(threads) else 1)
+    torch.distributed.set_debug_level_from_env()  # type: ignore[attr-defined]
+    if os.environ.get("TORCH_LOGS"):
+        torch._logging._internal._init_logs()
+    if "TORCH_CUDA_SANITIZER" in os.environ:
+        from torch.cuda._sanitizer import enable_cuda_sanitizer
+
+        enable_cuda_sanitizer()  # type: ignore[no-untyped-call]
+    # Unlike Python's own generator these do not notice a fork: all ranks would draw the same numbers.
+    torch.default_generator.seed()
+    numpy.random.seed()
+
+
+def _fit_path(script: str) -> None:
+    extra = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    sys.path[0:0] = [os.path.dirname(script), *(entry for entry in extra if entry not in sys.path)]  # noqa: PTH120
+    # What the server knew of folders is forgotten: files may be newer than its imports.
+    importlib.invalidate_caches()
+
+
+def _watch_optimizer(rank: int, report: Any) -> None:
+    """Count optimizer steps, so that a script that knows nothing of everstep shows progress too."""
+    from torch.optim.optimizer import (
+        register_optimizer_step_post_hook,
+        register_optimizer_step_pre_hook,
+    )
+
+    from everstep.faults import RankFaults
+
+    def after(*_: object) -> None:
+        if report.count_optimizer_step() == 1 and not report.snapshot().attached:
+            report.mark("first_step")
+
+    register_optimizer_step_post_hook(after)
+    faults = RankFaults.from_environment(rank)
+    if faults is None:
+        return
+
+    def before(*_: object) -> None:
+        now = report.snapshot()
+        if not now.attached:  # else the training library meets the faults, at the true step
+            faults.meet("step", now.optimizer_steps)
+
+    register_optimizer_step_pre_hook(before)
+
+
+def _exit_code(error: SystemExit) -> int:
+    if error.code is None:
+        return 0
+    if isinstance(error.code, int):
+        return error.code
+    print(error.code, file=sys.stderr)
+    return 1
+
+
+def _leave(code: int) -> NoReturn:
+    """End as Python would, without its finalisation: that costs 0.4 s and prints false leak reports."""
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        _libc.fflush(None)
+    finally:
+        os._exit(code & 0xFF)

@@ -1,0 +1,243 @@
+"""The template: a process that has imported what fork servers import, and from which they are forked.
+
+Where several agents share a computer, as in a local cluster, each needs a fork
+server, and importing torch takes each of them seconds of CPU. The template
+imports once. A fork server that is forked from it is in milliseconds what one
+that an agent started itself is in seconds: leader of its own session, with its
+own command line in /proc, its own log and the environment that its agent gave
+it. An agent alone on its machine needs no template.
+
+Run by the supervisor as a program of its own, ``python -P …/agent/launcher/template.py``.
+It may die at any time: its fork servers live on, and agents start theirs
+themselves meanwhile.
+
+One request for each connection to its unix socket: a line of JSON with
+``arguments`` and ``env``, and two descriptors, the fork server's listening
+socket and its log. The reply is a line of JSON, ``ok`` with ``pid`` or
+``message``: why the agent has to start this one itself. Or it is a line with
+``ended``, a pid, and ``start_ticks``: the template is the parent of what it forked, and of a rank
+whose fork server died, so it is asked how such a process ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import importlib.util
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import types
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+ABANDONED_CHECK_MS = 2000
+"""How often the template looks whether its socket still has a name (ours)."""
+ASKING_LIMIT_S = 5.0
+"""An agent that connects and does not say what it wants within this time is left (ours)."""
+REMEMBERED_ENDS = 1024
+_ARGUMENTS = slice(45, 47)
+"""Begin and end of a process's arguments in memory, in /proc/self/stat after the name."""
+_OWN_SIGNALS = (signal.SIGCHLD, signal.SIGTERM)
+
+
+def _load_fork_server() -> types.ModuleType:
+    spec = importlib.util.spec_from_file_location(
+        "_everstep_fork_server", Path(__file__).resolve().with_name("fork_server.py")
+    )
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+if TYPE_CHECKING:
+    from agent.launcher import fork_server
+else:
+    fork_server = _load_fork_server()
+
+
+class Template:
+    """Forks fork servers until its socket is removed, or SIGTERM."""
+
+    def __init__(self, listener: socket.socket, path: Path, imported: fork_server.Imported) -> None:
+        self.listener = listener
+        self.path = path
+        self.imported = imported
+        self._ends: dict[tuple[int, int], tuple[int, int]] = {}
+        """Process and its start → wait status, and when it was collected."""
+        self._inode = path.stat().st_ino
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def run(self) -> None:
+        """Serve one request after the other."""
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+        self.listener.setblocking(False)
+        poll = select.poll()
+        poll.register(self.listener, select.POLLIN)
+        poll.register(self._wake_read, select.POLLIN)
+        while self._has_its_name():
+            poll.poll(ABANDONED_CHECK_MS)
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._wake_read, 4096)
+            self._reap()
+            with contextlib.suppress(BlockingIOError):
+                connection, _ = self.listener.accept()
+                with connection:
+                    self._serve(connection)
+
+    def _reap(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                process = ended.si_pid, fork_server.start_ticks(ended.si_pid)
+                self._ends[process] = (os.waitpid(ended.si_pid, 0)[1], time.time_ns())
+        while len(self._ends) > REMEMBERED_ENDS:
+            del self._ends[next(iter(self._ends))]
+
+    def _has_its_name(self) -> bool:
+        with contextlib.suppress(OSError):
+            return self.path.stat().st_ino == self._inode
+        return False
+
+    def _serve(self, connection: socket.socket) -> None:
+        connection.settimeout(ASKING_LIMIT_S)
+        descriptors: list[int] = []
+        try:
+            if fork_server.user_of(connection) not in {0, os.geteuid()}:
+                return
+            request = _receive(connection, descriptors)
+            reply = self._ended(request) if "ended" in request else self._forked(request, descriptors)
+            connection.sendall(json.dumps(reply).encode() + b"\n")
+        except (OSError, ValueError, KeyError, TypeError, fork_server.Refused) as error:
+            print(f"a request for a fork server failed: {error}", file=sys.stderr, flush=True)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _ended(self, request: dict[str, Any]) -> dict[str, Any]:
+        self._reap()
+        status, time_ns = self._ends.get((request["ended"], request["start_ticks"]), (None, 0))
+        return {"ok": status is not None, "status": status, "time_ns": time_ns}
+
+    def _forked(self, request: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+        if why := self._refuse(request):
+            return {"ok": False, "message": why}
+        listener, log = descriptors
+        return {"ok": True, "pid": self._fork(request, listener, log)}
+
+    def _refuse(self, request: dict[str, Any]) -> str:
+        """Why the fork server that is asked for cannot be forked from here; empty: it can."""
+        env = _single_threaded(request["env"])
+        if late := sorted(name for name, value in self.imported.read.items() if env.get(name) != value):
+            return f"{', '.join(late)} differ from what was read when torch was imported"
+        begin, end = _arguments()
+        if len(_joined(_command(request["arguments"]))) > end - begin:
+            return "its command line is too long"
+        return ""
+
+    def _fork(self, request: dict[str, Any], listener: int, log: int) -> int:
+        if pid := fork_server.fork():
+            return int(pid)
+        try:
+            _become(_command(request["arguments"]), request["env"], log)
+            for number in fork_server.descriptors() - self.imported.files - {0, 1, 2, listener}:
+                os.close(number)
+            fork_server.serve([*request["arguments"], "--socket-fd", str(listener)], lambda _: self.imported)
+        except BaseException as error:  # nothing of the template's may run here
+            sys.excepthook(type(error), error, error.__traceback__)
+        os._exit(1)
+
+
+def _become(command: list[str], env: dict[str, str], log: int) -> None:
+    """Be a process like one that was started by this command in this environment."""
+    sys.argv = command[2:]
+    _show(command)
+    os.setsid()
+    os.chdir("/")
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    signal.set_wakeup_fd(-1)
+    for number in _OWN_SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    # Who was started in a script's background ignores it, which an agent's children do not: the agent handles it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.clear()
+    os.environ.update(_single_threaded(env))
+
+
+def _single_threaded(env: dict[str, str]) -> dict[str, str]:
+    return env | fork_server.ONE_THREAD
+
+
+def _command(arguments: list[str]) -> list[str]:
+    return [sys.executable, "-P", str(Path(fork_server.__file__).resolve()), *arguments]
+
+
+def _arguments() -> tuple[int, int]:
+    """Where this process's arguments lie in memory: what is written there /proc shows, and it cannot grow."""
+    begin, end = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[_ARGUMENTS]
+    return int(begin), int(end)
+
+
+def _show(command: list[str]) -> None:
+    """Let /proc show a command line as this process's own: by it the processes of a machine are found."""
+    begin, end = _arguments()
+    text = _joined(command)
+    ctypes.memset(begin, 0, end - begin)
+    ctypes.memmove(begin, text, len(text))
+
+
+def _joined(command: list[str]) -> bytes:
+    return b"".join(os.fsencode(one) + b"\0" for one in command)
+
+
+def _receive(connection: socket.socket, descriptors: list[int]) -> dict[str, Any]:
+    data = b""
+    while not data.endswith(b"\n"):
+        more, received, _, _ = socket.recv_fds(connection, 1 << 16, 2)
+        descriptors += received
+        if not more:
+            raise ValueError("the connection ended before the request did")
+        data += more
+    request: dict[str, Any] = json.loads(data)
+    return request
+
+
+def _listen(path: Path) -> socket.socket:
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    path.chmod(0o600)
+    listener.listen(1024)
+    return listener
+
+
+def main() -> NoReturn:
+    """Listen, import, fork."""
+    parser = argparse.ArgumentParser(description="Template of the fork servers of a local cluster.")
+    parser.add_argument("--listen", type=Path, required=True, help="where agents ask for fork servers")
+    parser.add_argument("--everstep", default="", help="folder that holds everstep, if it is not installed")
+    parser.add_argument("--room", default="", help="a long blank argument: here the forked show their command lines")
+    options = parser.parse_args()
+    try:
+        ctypes.CDLL(None).prctl(fork_server.PR_SET_CHILD_SUBREAPER, 1)
+        listener = _listen(options.listen)  # before the imports: agents wait for them
+        Template(listener, options.listen, fork_server.imports(options.everstep)).run()
+        code = 0
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        code = 1
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

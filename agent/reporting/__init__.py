@@ -1,0 +1,1 @@
+"""What the agent tells of ranks: observations, step records, captured output."""

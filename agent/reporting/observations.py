@@ -1,0 +1,154 @@
+"""The numbered log of what this machine saw, kept until the control plane acknowledged it.
+
+Lines of JSON in shared memory and on disk (``live.py``). The first line says after
+which number the log begins and in which boot of the machine it was written. No number
+is ever used twice: after a reboot, or where only the copy on disk is left, which may
+lack the last lines, numbering leaps ahead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import structlog
+from google.protobuf import json_format
+
+from agent.launcher.processes import boot_id
+from agent.state.live import LiveLines
+from agent.v1 import agent_pb2 as pb
+
+REBOOT_LEAP = 1000
+"""More than can be lost unwritten in a crash of the machine (ours)."""
+KEPT = 10_000
+"""Unacknowledged observations beyond this number are dropped, the oldest first (ours)."""
+
+logger = structlog.get_logger()
+
+
+class ObservationLog:
+    """The observations of one machine, in order."""
+
+    def __init__(self, file: LiveLines, machine: str) -> None:
+        self._file = file
+        self._machine = machine
+        self._entries: list[pb.Observation] = []
+        self.last = 0
+        """The newest number that was given."""
+        self.found = 0
+        """The newest number that an earlier agent's log has."""
+        self._changed = asyncio.Event()
+        self._lines = 0
+        boot = boot_id()
+        self._boot = boot
+        self._load(boot)
+        self._rewrite()
+
+    def append(self, *, job: str = "", generation: int = 0, **what: Any) -> pb.Observation:
+        """Number, keep and publish an observation; ``what`` is one of its three kinds."""
+        self.last += 1
+        found = pb.Observation(
+            sequence=self.last,
+            id=f"{self._machine}-{self.last}",
+            time_ns=time.time_ns(),
+            machine=self._machine,
+            job=job,
+            generation=generation,
+            **what,
+        )
+        self._entries.append(found)
+        self._lines += 1
+        self._write(_line(found))
+        if len(self._entries) > KEPT:
+            del self._entries[: len(self._entries) - KEPT]
+            if self._lines > 2 * KEPT + 64:
+                self._rewrite()
+        self._publish()
+        logger.info(
+            "observed",
+            correlation=found.id,
+            job=job or None,
+            generation=generation or None,
+            what=found.WhichOneof("what"),
+        )
+        return found
+
+    def acknowledge(self, up_to: int, job: str = "") -> None:
+        """Forget what is up to a number, of one job (and of no job), or of all."""
+        kept = [e for e in self._entries if e.sequence > up_to or (job and e.job not in (job, ""))]
+        if len(kept) == len(self._entries):
+            return
+        self._entries = kept
+        if self._lines > 2 * len(kept) + 64:
+            self._rewrite()
+        else:
+            self._lines += 1
+            self._write(json.dumps({"acknowledged": up_to, "job": job}).encode() + b"\n")
+
+    def forget(self, job: str) -> None:
+        """The job is over: nobody needs its observations."""
+        self._entries = [e for e in self._entries if e.job != job]
+        self._rewrite()
+
+    async def follow(self, after: int, job: str = "") -> AsyncIterator[pb.Observation]:
+        """What is kept after a number, then what comes; endless.
+
+        A number that this log never gave means that an earlier log was lost: all is sent.
+        """
+        if after > self.last:
+            after = 0
+        while True:
+            changed = self._changed
+            due = [e for e in self._entries if e.sequence > after]
+            for entry in due:
+                if not job or entry.job in (job, ""):
+                    yield entry
+            after = max([after, *(e.sequence for e in due)])
+            if not any(e.sequence > after for e in self._entries):
+                await changed.wait()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _publish(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def _load(self, boot: str) -> None:
+        lines = self._file.read()
+        leap = False
+        for number, line in enumerate(lines, 1):
+            try:
+                row = json.loads(line)
+                if "base" in row:
+                    self.last = row["base"]
+                    leap = row["boot"] != boot or not self._file.complete
+                elif "acknowledged" in row:
+                    up_to, job = row["acknowledged"], row["job"]
+                    self._entries = [e for e in self._entries if e.sequence > up_to or (job and e.job not in (job, ""))]
+                else:
+                    entry = json_format.ParseDict(row, pb.Observation(), ignore_unknown_fields=True)
+                    self._entries.append(entry)
+                    self.last = max(self.last, entry.sequence)
+            except (ValueError, KeyError, TypeError, json_format.ParseError) as error:
+                logger.warning("skipped a damaged line", path=str(self._file.path), line=number, reason=str(error))
+        self.found = self.last
+        self.last += REBOOT_LEAP if leap else 0
+        self._entries = self._entries[-KEPT:]
+
+    def _write(self, line: bytes) -> None:
+        if not self._file.append(line):
+            self._rewrite()
+
+    def _rewrite(self) -> None:
+        header = json.dumps({"base": self.last, "boot": self._boot}).encode() + b"\n"
+        self._file.rewrite([header, *map(_line, self._entries)])
+        self._lines = len(self._entries)
+
+
+def _line(entry: pb.Observation) -> bytes:
+    return json.dumps(json_format.MessageToDict(entry, preserving_proto_field_name=True)).encode() + b"\n"

@@ -1,0 +1,149 @@
+"""Step records of a job: drained from the mapped report files into files that outlive them.
+
+One file per rank, ``steps-<rank>.bin``, of fixed records, little endian:
+sequence u64 · generation u32 · unused u32 · step i64 · time_ns i64 · loss f64 ·
+grad_norm f64 · tokens i64. The last record says where draining goes on after a
+restart; a torn one is cut off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+from agent.state.disk import append
+from agent.v1 import agent_pb2 as pb
+from everstep import private
+from everstep.errors import EverstepError
+from everstep.step_reports import ReportFile
+
+_RECORD = struct.Struct("<QIIqqddq")
+REPLY_RECORDS = 1000
+
+
+class StepArchive:
+    """The step records of one job on this machine. One thread drains; any may ask for tokens and read."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._next: dict[int, tuple[int, int]] = {}
+        self._tokens: dict[int, int] = {}
+
+    def drain(self, report: ReportFile) -> int:
+        """Append what a report file holds and the archive does not; returns the number of records."""
+        generation, start = self._position(report.rank)
+        if generation > report.generation:
+            return 0
+        if generation < report.generation:
+            start = 0
+            self._tokens[report.rank] = 0
+        upto, records = report.records(start)
+        if not records:
+            return 0
+        first = upto - len(records)
+        data = b"".join(
+            _RECORD.pack(first + i, report.generation, 0, r.step, r.time_ns, r.loss, r.grad_norm, r.tokens)
+            for i, r in enumerate(records)
+        )
+        append(self._path(report.rank), data)
+        self._next[report.rank] = (report.generation, upto)
+        self._tokens[report.rank] += sum(r.tokens for r in records)
+        return len(records)
+
+    def tokens(self, rank: int, generation: int) -> int:
+        """Sum of the tokens that a rank reported in a generation, as far as they were drained; reads no file."""
+        known, _ = self._next.get(rank, (0, 0))
+        return self._tokens.get(rank, 0) if known == generation else 0
+
+    def ranks(self) -> list[int]:
+        """Ranks with records, ascending."""
+        return sorted(int(path.stem.partition("-")[2]) for path in self._folder.glob("steps-*.bin"))
+
+    def read(self, rank: int, from_step: int) -> Iterator[pb.StepsReply]:
+        """Records of a rank with ``step >= from_step``, as they were reported, in portions."""
+        with contextlib.suppress(FileNotFoundError), self._path(rank).open("rb") as file:
+            while data := file.read(REPLY_RECORDS * _RECORD.size):
+                whole = len(data) - len(data) % _RECORD.size
+                reply = pb.StepsReply(rank=rank)
+                for _, generation, _, step, time_ns, loss, grad_norm, tokens in _RECORD.iter_unpack(data[:whole]):
+                    if step >= from_step:
+                        reply.records.add(
+                            step=step,
+                            generation=generation,
+                            time_ns=time_ns,
+                            loss=loss,
+                            grad_norm=grad_norm,
+                            tokens=tokens,
+                        )
+                if reply.records:
+                    yield reply
+
+    def _position(self, rank: int) -> tuple[int, int]:
+        """(generation, next sequence) from which draining goes on."""
+        if rank not in self._next:
+            position, tokens = (0, 0), 0
+            with contextlib.suppress(FileNotFoundError), self._path(rank).open("r+b") as file:
+                size = file.seek(0, 2)
+                whole = size - size % _RECORD.size
+                file.truncate(whole)
+                if whole:
+                    file.seek(whole - _RECORD.size)
+                    sequence, generation, *_ = _RECORD.unpack(file.read(_RECORD.size))
+                    position = (generation, sequence + 1)
+                    file.seek(0)
+                    rows = _RECORD.iter_unpack(file.read(whole))
+                    tokens = sum(row[7] for row in rows if row[1] == generation)
+            self._tokens[rank] = tokens
+            self._next[rank] = position
+        return self._next[rank]
+
+    def _path(self, rank: int) -> Path:
+        return self._folder / f"steps-{rank}.bin"
+
+
+class Reports:
+    """The open report files of one job, by rank, of its newest generation."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._open: dict[int, ReportFile] = {}
+
+    def path(self, rank: int, generation: int) -> Path:
+        """Where the report file of a rank lies."""
+        return self._folder / f"report-{rank}-{generation}"
+
+    def prepare(self, rank: int, generation: int) -> Path:
+        """Make the report file of a rank, unless it is there."""
+        path = self.path(rank, generation)
+        private.make_folder(self._folder)
+        if not path.exists():
+            ReportFile.create(path, rank=rank, generation=generation)
+        return path
+
+    def get(self, rank: int, generation: int) -> ReportFile | None:
+        """The report file of a rank, or None where there is none that can be read."""
+        found = self._open.get(rank)
+        if found is None or found.generation != generation:
+            try:
+                opened = ReportFile.open(self.path(rank, generation))
+            except (OSError, EverstepError):
+                return None
+            if found:
+                found.close()
+            self._open[rank] = found = opened
+        return found
+
+    def remove_before(self, generation: int) -> None:
+        """Remove the report files of older generations."""
+        for path in self._folder.glob("report-*"):
+            *_, number = path.name.split("-")
+            if number.isdecimal() and int(number) < generation:
+                path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Unmap all."""
+        for report in self._open.values():
+            report.close()
+        self._open.clear()

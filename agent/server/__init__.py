@@ -1,0 +1,1 @@
+"""The agent's gRPC services: commands carried out once, and answers."""

@@ -1,0 +1,154 @@
+"""The rpcs on copies of training state."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import structlog
+
+from agent.checkpoints.inventory import in_memory
+from agent.checkpoints.job_checkpoints import Custody
+from agent.checkpoints.tiers import storage_check
+from agent.checkpoints.tiers.listing import root_of, unlisted_disk
+from agent.jobs.job_runner import JobRunner
+from agent.jobs.variables import taken
+from agent.server.job_registry import Context, ServiceParts, check_job, status_of
+from agent.v1 import agent_pb2 as pb
+from everstep.errors import AgentError, ConfigError, CorruptCheckpoint, EverstepError
+
+MOST_RESTORES = 8
+"""Shards that one Restore brings at once (ours)."""
+DISK_PATIENCE_S = 5.0
+"""A disk that does not answer within this time does not hold up a Stop (ours)."""
+
+logger = structlog.get_logger()
+
+
+class CheckpointsService(ServiceParts):
+    """Checkpoints, CheckStorage, Restore, Persist, Align and OpenExchange."""
+
+    async def Checkpoints(self, request: pb.CheckpointsRequest, context: Context) -> pb.CheckpointsReply:  # noqa: N802
+        """The copies that this machine holds, in all tiers; of a job that is not known here too."""
+        try:
+            check_job(request.job)
+            runner = self.runners.get(request.job)
+            custody = runner.custody if runner else Custody(self.host.place(request.job), self.host.exchange, 0)
+            verify = request.verify
+            memory, below = await asyncio.gather(
+                asyncio.to_thread(in_memory, custody.place, verify_own=verify, verify_backups=verify),
+                self.host.reads.do(lambda: custody.tiers.held(request)),
+            )
+        except (EverstepError, OSError) as error:
+            await context.abort(status_of(error), str(error))
+            raise
+        return pb.CheckpointsReply(checkpoints=[*memory, *below])
+
+    async def CheckStorage(self, request: pb.CheckStorageRequest, context: Context) -> pb.CheckStorageReply:  # noqa: N802
+        """Whether checkpoints can be written where they are to go; what hangs is not judged."""
+        try:
+            check_job(request.job)
+        except ConfigError as error:
+            await context.abort(status_of(error), str(error))
+            raise
+        looks = storage_check.checks(request.job, request.disk_path, request.remote_url)
+        missing = ""
+        try:
+            await asyncio.to_thread(taken, request.env_from, request.env_file, self.host.machine)
+        except ConfigError as error:
+            missing = str(error)
+        return pb.CheckStorageReply(problems=await storage_check.problems(looks), missing=missing)
+
+    async def Restore(self, request: pb.RestoreRequest, context: Context) -> pb.RestoreReply:  # noqa: N802
+        """Bring copies into own slots, verified."""
+
+        async def carry_out() -> pb.RestoreReply:
+            runner = self.present(request.job)
+            check_restore(request)
+            async with runner.lock:
+                runner.check_present()
+                living = {rank.rank for rank in runner.record.living()} & {shard.rank for shard in request.shards}
+                if living:
+                    raise AgentError(f"rank {min(living)} still lives and writes its slots: stop it first")
+                return pb.RestoreReply(shards=await self._restore(runner, request))
+
+        return await self.command("Restore", request, pb.RestoreReply, context, carry_out)
+
+    async def _restore(self, runner: JobRunner, request: pb.RestoreRequest) -> list[pb.ShardRestored]:
+        loop, fenced = asyncio.get_running_loop(), runner.record.fenced
+
+        def one(shard: pb.ShardSource) -> pb.ShardRestored:
+            began = time.monotonic()
+            reply = pb.ShardRestored(rank=shard.rank)
+            try:
+                reply.bytes = runner.custody.restore(shard, request.checkpoint, fenced)
+                reply.ok = True
+            except (EverstepError, OSError) as error:
+                reply.damaged, reply.reason = isinstance(error, CorruptCheckpoint), str(error)
+                logger.warning("a copy was not restored", job=request.job, rank=shard.rank, reason=str(error))
+            reply.seconds = time.monotonic() - began
+            return reply
+
+        pool = ThreadPoolExecutor(MOST_RESTORES, thread_name_prefix="restore")
+        try:
+            return list(await asyncio.gather(*(loop.run_in_executor(pool, one, shard) for shard in request.shards)))
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # they need this loop: it must not wait for them
+
+    async def Persist(self, request: pb.PersistRequest, context: Context) -> pb.PersistReply:  # noqa: N802
+        """Write a coming step to disk too."""
+        runner = await self.known(request.job, context)
+        runner.custody.persist(request)
+        return pb.PersistReply()
+
+    async def Align(self, request: pb.AlignRequest, context: Context) -> pb.AlignReply:  # noqa: N802
+        """Back up the same steps as the other machines."""
+        (await self.known(request.job, context)).custody.align(request)
+        return pb.AlignReply()
+
+    async def OpenExchange(self, request: pb.OpenExchangeRequest, context: Context) -> pb.OpenExchangeReply:  # noqa: N802
+        """Where other agents send and fetch the job's state, and the token for it."""
+        try:
+            check_job(request.job)
+            if self.shelf(request.job) is None:
+                self.runner(request.job)
+            if (run := self.runners[request.job].record.run) != request.run:
+                raise AgentError(
+                    f"{self.host.machine} has run {run or 'unknown'} of {request.job}, and {request.machine} asks for "
+                    f"{request.run or 'an unknown one'}"
+                )
+        except EverstepError as error:
+            await context.abort(status_of(error), str(error))
+            raise
+        return pb.OpenExchangeReply(
+            port=self.host.exchange.port.port, token=self.host.exchange.tokens.issue(request.job)
+        )
+
+    async def held_after_stop(self, runner: JobRunner, verify_bytes: int | None) -> list[pb.HeldCheckpoint]:
+        """What Stop answers: by headers, whatever the size, and small own slots verified.
+
+        Args:
+            runner: Of the job.
+            verify_bytes: Own slots are verified where all of them have no more bytes; None: in any case.
+        """
+        place, tiers = runner.custody.place, runner.custody.tiers
+        request = pb.CheckpointsRequest(job=place.job, disk_path=runner.disk_path(), patience_s=DISK_PATIENCE_S)
+        # It asks each folder with patience, and reads the state folder before: hence twice.
+        below = asyncio.create_task(self.host.reads.do(lambda: tiers.held(request), 2 * DISK_PATIENCE_S))
+        found = await asyncio.to_thread(in_memory, place, verify_own=verify_bytes is None, own_bytes=verify_bytes or 0)
+        try:
+            return [*found, *await below]
+        except (TimeoutError, AgentError) as error:
+            return [*found, unlisted_disk(place, root_of(place, request.disk_path), error)]
+
+
+def check_restore(request: pb.RestoreRequest) -> None:
+    """Refuse what makes no sense.
+
+    Raises:
+        ConfigError: no shards, or a rank twice.
+    """
+    ranks = [shard.rank for shard in request.shards]
+    if len(set(ranks)) != len(ranks) or any(rank < 0 for rank in ranks):
+        raise ConfigError(f"shards of ranks {ranks}: each rank once, from 0 on")

@@ -1,0 +1,188 @@
+"""What the agent's rpcs share: jobs by name, carrying a command out once, errors as gRPC statuses."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+import structlog
+from google.protobuf.message import Message
+
+from agent.checkpoints.peers.data_port import Shelf
+from agent.client import UnknownJob
+from agent.jobs.host import Host
+from agent.jobs.job_runner import JobRunner
+from agent.launcher.processes import boot_id
+from agent.server.idempotency import Command, RequestMemory
+from agent.state.job_record import FILE as RECORD
+from agent.state.job_record import JobRecord
+from agent.v1 import agent_pb2_grpc
+from everstep.errors import ConfigError, EverstepError, Fenced, StillDying
+from everstep.model.job import JOB_NAME
+from everstep.model.run_id import is_older
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Reply = TypeVar("Reply", bound=Message)
+
+logger = structlog.get_logger()
+
+
+class ServiceParts(agent_pb2_grpc.AgentServicer):
+    """The jobs of one machine; the rpcs are in the classes that inherit from this one."""
+
+    def __init__(self, host: Host, memory: RequestMemory) -> None:
+        self.host = host
+        self.memory = memory
+        self.runners: dict[str, JobRunner] = {}
+        self.started_ns = time.time_ns()
+        self._turn = asyncio.Lock()
+
+    def shelf(self, job: str) -> Shelf | None:
+        """What the data port may give and take for a job; None when it is not known here. Called in any thread."""
+        runner = self.runners.get(job)
+        return runner.custody.shelf if runner and not runner.record.released else None
+
+    async def command(
+        self,
+        name: str,
+        request: Command,
+        reply_type: type[Reply],
+        context: Context,
+        carry_out: Callable[[], Awaitable[Reply]],
+    ) -> Reply:
+        """Carry a command out once for each request id; errors become statuses."""
+        log = logger.bind(command=name, job=request.job, request=request.request_id)
+        try:
+            check_job(request.job)
+            if name != "Release":
+                await self._turn_to(request.job, request.run)
+            return await self.memory.once(name, request, reply_type, carry_out)
+        except (EverstepError, OSError) as error:
+            log.warning("refused", reason=str(error))
+            await context.abort(status_of(error), str(error))
+            raise
+
+    async def _turn_to(self, job: str, run: str) -> None:
+        """Throw away what an earlier run of a job's name left here, before anything of a newer one is done.
+
+        Such remains are there when the agent was down, or failed, at the earlier run's end.
+
+        Raises:
+            Fenced: the run is the older one, and the newer one is not over.
+        """
+        known = self.runners.get(job)
+        if known is None or (run in {"", known.record.run} and not known.record.released):
+            return  # and waits for no other job, whose ranks may take long to end
+        async with self._turn:
+            runner = self.runners.get(job)
+            if runner is None or run in {"", runner.record.run}:
+                return
+            theirs = runner.record.run
+            if is_older(run, theirs) and not runner.record.released:
+                raise Fenced(
+                    f"{self.host.machine} has run {theirs} of {job}, which is newer than {run}: nothing is done for an "
+                    f"older one. If {run} is the newer one, the clock of Temporal's machine was set back; wait until "
+                    "it is later again, or use another name"
+                )
+            if not runner.record.released:
+                logger.warning("throwing away what an earlier run left", job=job, run=theirs or "unknown", newer=run)
+                await self.release(runner)
+            self.new_runner(job, run)
+
+    async def release(self, runner: JobRunner) -> int:
+        """End a job on this machine; returns the bytes of memory given back."""
+        async with runner.lock:
+            freed = await runner.release()
+        self.host.log.forget(runner.record.job)
+        self.memory.forget(runner.record.job)
+        self.host.fork_servers.warm_up()
+        return freed
+
+    def runner(self, job: str) -> JobRunner:
+        """A job that was prepared and is not over.
+
+        Raises:
+            AgentError: it is over.
+            UnknownJob: it was not prepared.
+        """
+        runner = self.present(job)
+        if not runner.record.prepared:
+            raise UnknownJob(f"{job} is not prepared on {self.host.machine}: call Prepare first")
+        return runner
+
+    def present(self, job: str) -> JobRunner:
+        """A job that is not over, prepared or only stopped: copies of its state need no fork server.
+
+        Raises:
+            AgentError: it is over.
+            UnknownJob: it never was here.
+        """
+        runner = self.runners.get(job)
+        if runner is None:
+            raise UnknownJob(f"{job} is not prepared on {self.host.machine}: call Prepare first")
+        runner.check_present()  # a late attempt must not bring it back
+        return runner
+
+    def new_runner(self, job: str, run: str) -> JobRunner:
+        """A job that is not over, known from here on."""
+        runner = self.runners.get(job)
+        if runner and not runner.record.released:
+            return runner
+        folder = self.host.state_dir / "jobs" / job
+        self.host.disk.forget(folder / RECORD)  # of the earlier job of this name
+        self.host.disk.run(("new", job), lambda: _make_way(folder))
+        record = JobRecord(job=job, run=run, boot=boot_id(), revision=runner.record.revision if runner else 0)
+        runner = self.runners[job] = JobRunner(self.host, record)
+        self.host.records.begin(record)
+        runner.save()
+        runner.mark_memory()
+        return runner
+
+    async def known(self, job: str, context: Context) -> JobRunner:
+        """A job that was here at any time; ends the rpc when there is none."""
+        runner = self.runners.get(job)
+        if runner is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"{self.host.machine} knows no job {job!r}")
+            raise AssertionError
+        return runner
+
+
+def _make_way(folder: Path) -> None:
+    """An earlier job of a name leaves its logs, which are kept until the next one."""
+    if folder.exists():
+        previous = folder.with_name(f"{folder.name}.previous")
+        shutil.rmtree(previous, ignore_errors=True)
+        folder.rename(previous)
+
+
+def check_job(job: str) -> None:
+    """Refuse what is no job name; it becomes the name of folders.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if not JOB_NAME.fullmatch(job):
+        raise ConfigError(f"{job!r} is not a job name: use up to 30 of a-z, 0-9 and '-'")
+
+
+def status_of(error: Exception) -> grpc.StatusCode:
+    """The gRPC status that stands for an error; :func:`agent.client.translate` is its inverse."""
+    match error:
+        case Fenced():
+            return grpc.StatusCode.FAILED_PRECONDITION
+        case StillDying():
+            return grpc.StatusCode.OUT_OF_RANGE  # of the time that one call waits
+        case ConfigError():
+            return grpc.StatusCode.INVALID_ARGUMENT
+        case UnknownJob():
+            return grpc.StatusCode.NOT_FOUND
+        case OSError():
+            return grpc.StatusCode.RESOURCE_EXHAUSTED
+        case _:
+            return grpc.StatusCode.ABORTED

@@ -1,0 +1,65 @@
+"""What the agent says of ranks: where they stand, and how they ended."""
+
+from __future__ import annotations
+
+import math
+
+from agent.jobs.job_runner import JobRunner, to_exit
+from agent.reporting import rank_logs
+from agent.state.job_record import RankRecord
+from agent.v1 import agent_pb2 as pb
+from everstep.step_reports import Snapshot
+
+
+def progress_of(runner: JobRunner) -> list[pb.RankProgress]:
+    """Where each rank of a job's newest generation stands."""
+    found = []
+    disk = f"the state folder cannot be written: {problem}" if (problem := runner.host.disk.problem) else ""
+    for rank in runner.record.of(runner.record.generation):
+        report = runner.reports.get(rank.rank, rank.generation)
+        progress = pb.RankProgress(
+            rank=rank.rank,
+            generation=rank.generation,
+            pid=rank.pid,
+            alive=rank.end is None,
+            exit=to_exit(rank.end) if rank.end else None,
+            completed_steps=-1,
+            loss=math.nan,
+            grad_norm=math.nan,
+            saved=runner.custody.place.saved.of(rank.rank),
+        )
+        if disk:
+            progress.saved.disk_problem = "; ".join(filter(None, [disk, progress.saved.disk_problem]))
+        if report:
+            now = report.snapshot()
+            progress.attached, progress.finished = now.attached, now.finished
+            progress.completed_steps, progress.optimizer_steps = now.completed_steps, now.optimizer_steps
+            progress.reports, progress.stepped_ns = now.published, now.stepped_ns
+            progress.milestones.CopyFrom(pb.Milestones(**now.milestones))
+            progress.tokens = runner.archive.tokens(rank.rank, rank.generation)
+            if now.newest:
+                progress.loss, progress.grad_norm = now.newest.loss, now.newest.grad_norm
+        found.append(progress)
+    return found
+
+
+def shown_steps(now: Snapshot) -> int:
+    """Steps that a process showed, by whatever means."""
+    return max(now.published, now.optimizer_steps, int(now.milestones["first_step"] > 0))
+
+
+async def evidence_of(runner: JobRunner, rank: RankRecord) -> pb.RankEvidence:
+    """How a rank ended, and what it said last; nothing, where the disk does not say it in time."""
+    said = await runner.said(rank)
+    now = runner.snapshot(rank)
+    return pb.RankEvidence(
+        rank=rank.rank,
+        generation=rank.generation,
+        pid=rank.pid,
+        exit=to_exit(rank.end) if rank.end else None,
+        stopped_by_us=rank.stopped,
+        completed_steps=now.completed_steps if now else -1,
+        shown_steps=shown_steps(now) if now else None,
+        exception=rank.exception or rank_logs.exception_in(said),
+        log_tail=said[-rank_logs.TAIL_BYTES :].decode(errors="replace"),
+    )

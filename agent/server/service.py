@@ -1,0 +1,306 @@
+"""The agent's gRPC service: every rpc of ``proto/agent/v1/agent.proto`` that is not about copies of state."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import AsyncIterator
+
+import grpc
+import structlog
+
+import everstep
+from agent.jobs.job_runner import RUN, JobRunner
+from agent.jobs.variables import taken
+from agent.launcher.fork_client import ForkServer
+from agent.launcher.processes import boot_id, is_alive
+from agent.reporting import rank_logs
+from agent.server.checkpoint_service import CheckpointsService
+from agent.server.job_registry import Context
+from agent.server.replies import evidence_of, progress_of
+from agent.state.job_record import JobRecord
+from agent.state.live import FOLDER as LIVE
+from agent.v1 import agent_pb2 as pb
+from everstep.errors import AgentError
+from everstep.memory import free, memory_available
+from everstep.model.run_id import is_older
+
+PROGRESS_FLOOR_S = 0.01
+PROGRESS_CEILING_S = 1.0
+ROOM_PATIENCE_S = 0.1
+STEPS_PATIENCE_S = 5.0
+"""A disk that takes longer to take the newest steps is not waited for (ours)."""
+
+logger = structlog.get_logger()
+
+
+class AgentService(CheckpointsService):
+    """Serves one machine."""
+
+    _disk_free = 0
+
+    # Coming up.
+
+    async def recover(self) -> int:
+        """Take over what an earlier agent left; returns the number of adopted ranks."""
+        last_told = self.host.log.found
+        for record in self.host.records.load():
+            self.runners[record.job] = JobRunner(self.host, record)
+            self.host.records.begin(record)
+        servers = await self.host.fork_servers.adopt(lambda server: self.host.spawn(self._answered(server)))
+        adopted = len(self._living(servers))
+        self.host.log.append(agent_started=pb.AgentStarted(adopted_ranks=adopted, pid=os.getpid()))
+        for job, server in servers.items():
+            if job not in self.runners:
+                self._rebuild(server)
+        for job, runner in self.runners.items():
+            runner.retell(last_told)
+            if runner.record.released:
+                continue
+            runner.forget_other_boots(boot_id())
+            if job in servers:
+                runner.attach(servers.pop(job))
+            runner.find_orphans()
+            for rank in runner.record.living():
+                runner.watch(rank)
+            await runner.resume_custody()
+            if runner.server is None and runner.record.prepared and not runner.server_is_silent():
+                self.host.spawn(runner.ensure_server())
+            runner.drain()
+            runner.save()
+        for server in servers.values():
+            await server.end()
+        self._sweep()
+        return adopted
+
+    def _rebuild(self, server: ForkServer) -> JobRunner:
+        """A job whose record is lost: what runs is kept, and its fences."""
+        logger.warning("rebuilding a job's record from its fork server", job=server.job, pid=server.pid)
+        run = ""
+        with contextlib.suppress(OSError):
+            run = (self.host.shm_dir / server.job / RUN).read_text()
+        record = JobRecord(job=server.job, run=run, boot=boot_id(), prepared=True, fenced=server.table["fenced"])
+        runner = self.runners[server.job] = JobRunner(self.host, record)
+        return runner
+
+    async def _answered(self, server: ForkServer) -> None:
+        """A fork server that was silent when this agent started answers."""
+        runner = self.runners.get(server.job) if server.job else None
+        if server.job and runner is None:
+            runner = self._rebuild(server)
+        if runner is None or runner.record.released or runner.server:
+            await self.host.fork_servers.keep_or_end(server)
+            return
+        async with runner.lock:
+            if runner.server is None:
+                runner.attach(server)
+                runner.find_orphans()
+                runner.save()
+
+    def _living(self, servers: dict[str, ForkServer]) -> set[int]:
+        """Ranks that run, as the fork servers and the records say."""
+        found = {row["pid"] for server in servers.values() for row in server.table["ranks"] if not row["exit"]}
+        records = [runner.record for runner in self.runners.values() if not runner.record.released]
+        known = [rank for record in records for rank in record.living()]
+        return found | {rank.pid for rank in known if is_alive(rank.pid, rank.start_ticks)}
+
+    def _sweep(self) -> None:
+        """Give back the shared memory of jobs that are not here any more."""
+        kept = {job for job, runner in self.runners.items() if not runner.record.released}
+        for path in self.host.shm_dir.iterdir():
+            if path.name not in {*kept, LIVE}:
+                logger.warning("removing shared memory that no job owns", path=str(path))
+                shutil.rmtree(path, ignore_errors=True)
+
+    # Commands.
+
+    async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeReply:  # noqa: N802
+        """What this machine is and what runs on it."""
+        reply = pb.DescribeReply(
+            machine=self.host.machine,
+            version=everstep.__version__,
+            started_ns=self.started_ns,
+            pid=os.getpid(),
+            room=await self._room(),
+        )
+        for job, runner in self.runners.items():
+            record = runner.record
+            if record.released:
+                continue
+            server, ranks = runner.server, progress_of(runner)
+            runner.custody.place.saved.tell_ages(ranks)
+            reply.jobs.add(
+                job=job,
+                run=record.run,
+                generation=record.generation,
+                fenced_generation=record.fenced,
+                fork_server_pid=server.pid if server and not server.lost else 0,
+                ranks=ranks,
+            )
+        reply.time_ns = time.time_ns()
+        return reply
+
+    async def _room(self) -> pb.Room:
+        """What is free; of a disk that hangs what it said last."""
+        self.host.disk.run("room", self._look_at_disk)
+        await self.host.disk.settled(ROOM_PATIENCE_S)
+        return pb.Room(shm_free=free(self.host.shm_dir), memory_available=memory_available(), disk_free=self._disk_free)
+
+    def _look_at_disk(self) -> None:
+        self._disk_free = free(self.host.state_dir)
+
+    async def Prepare(self, request: pb.PrepareRequest, context: Context) -> pb.PrepareReply:  # noqa: N802
+        """Start the job's fork server."""
+        runner = self.runners.get(request.job)
+        if runner is None or runner.record.released:
+            self.memory.forget(request.job)  # the replies belong to an earlier job of this name
+
+        async def carry_out() -> pb.PrepareReply:
+            await asyncio.to_thread(taken, request.env_from, request.env_file, self.host.machine)
+            runner = self.new_runner(request.job, request.run)
+            async with runner.lock:
+                runner.check_present()
+                record = runner.record
+                reused = runner.server is not None and not runner.server.lost
+                wanted = (request.python, dict(request.env))
+                if reused and (record.python, record.env) != wanted:
+                    if record.living():
+                        raise AgentError(f"{request.job} runs with another interpreter or environment: stop it first")
+                    await self._end_server(runner)
+                    reused = False
+                record.python, record.env = wanted
+                record.prepared = True
+                runner.save()
+                server = await runner.ensure_server()
+                return pb.PrepareReply(
+                    fork_server_pid=server.pid,
+                    reused=reused,
+                    seconds=0.0 if reused else server.seconds,
+                    env_found=True,
+                )
+
+        return await self.command("Prepare", request, pb.PrepareReply, context, carry_out)
+
+    async def StartStore(self, request: pb.StartStoreRequest, context: Context) -> pb.StartStoreReply:  # noqa: N802
+        """Start the rendezvous store of a generation."""
+
+        async def carry_out() -> pb.StartStoreReply:
+            runner = self.runner(request.job)
+            async with runner.lock:
+                store = await runner.start_store(request.generation, begins_run=request.begins_run)
+            return pb.StartStoreReply(host=self.host.address, port=store.port, pid=store.pid)
+
+        return await self.command("StartStore", request, pb.StartStoreReply, context, carry_out)
+
+    async def Launch(self, request: pb.LaunchRequest, context: Context) -> pb.LaunchReply:  # noqa: N802
+        """Start this machine's ranks of a generation."""
+
+        async def carry_out() -> pb.LaunchReply:
+            runner = self.runner(request.job)
+            values = await asyncio.to_thread(taken, request.env_from, request.env_file, self.host.machine)
+            whole = pb.LaunchRequest()
+            whole.CopyFrom(request)
+            whole.env.update({name: value for name, value in values.items() if name not in request.env})
+            async with runner.lock:
+                ranks = await runner.launch(whole)
+            started = [pb.RankProcess(rank=r.rank, pid=r.pid, forked_ns=r.forked_ns) for r in ranks]
+            return pb.LaunchReply(generation=request.generation, resume_step=request.resume_step, ranks=started)
+
+        return await self.command("Launch", request, pb.LaunchReply, context, carry_out)
+
+    async def Stop(self, request: pb.StopRequest, context: Context) -> pb.StopReply:  # noqa: N802
+        """Kill and fence; return the evidence and the checkpoints."""
+
+        async def carry_out() -> pb.StopReply:
+            runner = self.new_runner(request.job, request.run)  # an unknown job gets its fence too
+            async with runner.lock:
+                unknown = runner.is_unknown()
+                ranks = await runner.stop(request.generation, request.grace_s)
+                verify_bytes = request.verify_bytes if request.HasField("verify_bytes") else None
+                checkpoints = await self.held_after_stop(runner, verify_bytes)
+            evidence = await asyncio.gather(*(evidence_of(runner, rank) for rank in ranks))
+            return pb.StopReply(
+                ranks=evidence, checkpoints=checkpoints, unknown=unknown, disk_asked=runner.custody.disk_asked
+            )
+
+        reply = await self.command("Stop", request, pb.StopReply, context, carry_out)
+        reply.now_ns = time.time_ns()  # not when it was carried out first
+        return reply
+
+    async def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.ReleaseReply:  # noqa: N802
+        """End the job on this machine."""
+
+        async def carry_out() -> pb.ReleaseReply:
+            runner = self.runners.get(request.job)
+            if runner is None or runner.record.released:
+                return pb.ReleaseReply()
+            if request.run and is_older(request.run, runner.record.run):
+                return pb.ReleaseReply()  # what that run had here was thrown away when the newer one came
+            return pb.ReleaseReply(bytes_freed=await self.release(runner))
+
+        return await self.command("Release", request, pb.ReleaseReply, context, carry_out)
+
+    async def Acknowledge(self, request: pb.AcknowledgeRequest, context: Context) -> pb.AcknowledgeReply:  # noqa: N802
+        """Forget observations."""
+        self.host.log.acknowledge(request.up_to_sequence, request.job)
+        return pb.AcknowledgeReply()
+
+    # Streams.
+
+    async def Observe(self, request: pb.ObserveRequest, context: Context) -> AsyncIterator[pb.Observation]:  # noqa: N802
+        """The observation log, then live."""
+        async for found in self.host.log.follow(request.after_sequence, request.job):
+            yield found
+
+    async def Progress(self, request: pb.ProgressRequest, context: Context) -> AsyncIterator[pb.ProgressReply]:  # noqa: N802
+        """Where each rank stands: on change, and once a second."""
+        interval = min(max(request.interval_s, PROGRESS_FLOOR_S), PROGRESS_CEILING_S)
+        sent, sent_at = b"", 0.0
+        while True:
+            runner = self.runners.get(request.job)
+            reply = pb.ProgressReply()
+            if runner:
+                reply.generation = runner.record.generation
+                reply.ranks.extend(progress_of(runner))
+            state = reply.SerializeToString(deterministic=True)
+            if state != sent or time.monotonic() - sent_at >= PROGRESS_CEILING_S:
+                sent, sent_at = state, time.monotonic()
+                reply.time_ns = time.time_ns()
+                if runner:
+                    runner.custody.place.saved.tell_ages(reply.ranks)
+                yield reply
+            await asyncio.sleep(interval)
+
+    async def Steps(self, request: pb.StepsRequest, context: Context) -> AsyncIterator[pb.StepsReply]:  # noqa: N802
+        """Step records of one rank, or of all."""
+        runner = await self.known(request.job, context)
+        runner.drain()
+        await self.host.disk.settled(STEPS_PATIENCE_S)
+        for rank in runner.archive.ranks() if request.rank < 0 else [request.rank]:
+            for reply in runner.archive.read(rank, request.from_step):
+                yield reply
+
+    async def ReadLog(self, request: pb.ReadLogRequest, context: Context) -> AsyncIterator[pb.LogChunk]:  # noqa: N802
+        """Captured output of one rank."""
+        runner = await self.known(request.job, context)
+        names = {pb.ReadLogRequest.STDOUT: "out", pb.ReadLogRequest.STDERR: "err"}
+        wanted = {
+            stream: runner.log_path(request.rank, suffix)
+            for stream, suffix in names.items()
+            if request.stream in (pb.ReadLogRequest.BOTH, stream)
+        }
+        there = await self.host.reads.do(lambda: any(rank_logs.kept_files(path) for path in wanted.values()))
+        if not there and not request.follow:
+            await context.abort(
+                grpc.StatusCode.NOT_FOUND, f"rank {request.rank} of {request.job} has no log on {self.host.machine}"
+            )
+        async for chunk in rank_logs.read_log(wanted, request.tail_bytes, request.follow, self.host.reads):
+            yield chunk
+
+    async def _end_server(self, runner: JobRunner) -> None:
+        if runner.server:
+            await runner.server.end()
+            runner.server = None

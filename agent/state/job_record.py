@@ -1,0 +1,91 @@
+"""What the agent knows about one job, in a file that survives the agent."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+FILE = "job.json"
+"""In the folder of a job."""
+KEPT_GENERATIONS = 2
+"""Ranks of older generations are forgotten (ours)."""
+
+
+class EndRecord(BaseModel):
+    """How a process ended."""
+
+    kind: Literal["code", "signal", "unknown"]
+    value: int
+    time_ns: int
+
+
+class RankRecord(BaseModel):
+    """One rank of one generation that was forked here."""
+
+    rank: int
+    generation: int
+    pid: int
+    start_ticks: int
+    forked_ns: int
+    end: EndRecord | None = None
+    stopped: bool = False
+    """It lived until a Stop killed it."""
+    exception: str = ""
+    sequence: int = 0
+    """Number of the observation of its end; 0: none was due; -1: it is still to come."""
+
+
+class StoreRecord(BaseModel):
+    """The rendezvous store of one generation."""
+
+    generation: int
+    pid: int
+    start_ticks: int
+    port: int
+
+
+class JobRecord(BaseModel):
+    """One job on this machine."""
+
+    job: str
+    run: str = ""
+    """Which run of its name, ``everstep/model/run_id.py``; empty: nobody said."""
+    boot: str = ""
+    """During which start of the machine its processes were started, ``boot_id``; empty: an older agent wrote it."""
+    python: str = ""
+    env: dict[str, str] = Field(default_factory=dict)
+    revision: int = 0
+    """Counts what was written: of two copies the later one."""
+    prepared: bool = False
+    """False when only a fence is known, from a Stop that came before any Prepare."""
+    generation: int = 0
+    fenced: int = 0
+    heard: int = 0
+    """The newest generation whose Stop came since the machine lost what it had in memory."""
+    fork_server_pid: int = 0
+    fork_server_ticks: int = 0
+    released: bool = False
+    terms: str = ""
+    """What the newest Launch said about copies of state, ``Terms.to_json``."""
+    emptied: bool = False
+    """What it had in shared memory was gone when the agent came up, and nothing was launched since."""
+    ranks: list[RankRecord] = Field(default_factory=list)
+    stores: list[StoreRecord] = Field(default_factory=list)
+
+    def find(self, generation: int, rank: int) -> RankRecord | None:
+        """The record of a rank."""
+        return next((r for r in self.ranks if r.generation == generation and r.rank == rank), None)
+
+    def of(self, generation: int) -> list[RankRecord]:
+        """The ranks of one generation, ascending."""
+        return sorted((r for r in self.ranks if r.generation == generation), key=lambda r: r.rank)
+
+    def living(self) -> list[RankRecord]:
+        """Ranks whose end was not seen."""
+        return [r for r in self.ranks if r.end is None]
+
+    def prune(self) -> None:
+        """Forget ranks of generations long past."""
+        oldest = self.generation - KEPT_GENERATIONS + 1
+        self.ranks = [r for r in self.ranks if r.generation >= oldest or r.end is None]

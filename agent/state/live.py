@@ -1,0 +1,174 @@
+"""What an agent knows, in shared memory at once and in its state folder as soon as the disk takes it.
+
+``<shm-dir>/_agent`` outlives the agent as the ranks do, and no disk is waited for
+there. The copies in the state folder count only where it is gone: after a reboot, or
+when shared memory was full. Then everything that ran is gone too, and what the last
+moments wrote may be missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from io import FileIO
+from pathlib import Path
+
+import structlog
+
+from agent.state.disk import StateDisk
+from agent.state.job_record import FILE, JobRecord
+from everstep import private
+from everstep.errors import ConfigError
+
+FOLDER = "_agent"
+"""In the agent's folder in shared memory; no job can have that name."""
+WAITING_BYTES = 4 << 20
+"""Lines that wait for the disk are replaced by the file's whole contents beyond this (ours)."""
+FENCE_BYTES = 4096
+
+logger = structlog.get_logger()
+
+
+class LiveLines:
+    """A file of lines, in shared memory and, with some delay, on disk.
+
+    Args:
+        path: In shared memory.
+        copy: On disk; None: there is none.
+        disk: Writes the copy.
+    """
+
+    def __init__(self, path: Path, copy: Path | None = None, disk: StateDisk | None = None) -> None:
+        self.path = path
+        self._copy = copy
+        self._disk = disk
+        self._file: FileIO | None = None
+        self.complete = path.exists() or copy is None
+        """Whether nothing can be missing in what ``read`` returns."""
+
+    def read(self) -> list[bytes]:
+        """The lines that an earlier agent wrote; what follows the last line feed was never finished."""
+        for path in (self.path, self._copy):
+            if path is not None and path.exists():
+                *lines, torn = path.read_bytes().split(b"\n")
+                if torn:
+                    logger.warning("dropped a torn last line", path=str(path), bytes=len(torn))
+                return lines
+        return []
+
+    def append(self, line: bytes) -> bool:
+        """Add a line; False: ``rewrite`` has to be called with all of them, this one included."""
+        waiting = self._disk.append(self._copy, line) if self._disk and self._copy else 0
+        if self._file is None:
+            return False
+        try:
+            if self._file.write(line) == len(line):
+                return waiting <= WAITING_BYTES
+            reason = "there is no room for all of it"
+        except OSError as error:
+            reason = str(error)
+        self._lose(reason)
+        return True
+
+    def rewrite(self, lines: Iterable[bytes]) -> None:
+        """Replace all lines."""
+        contents = b"".join(lines)
+        if self._disk and self._copy:
+            self._disk.put(self._copy, contents, lasting=True)
+        try:
+            private.make_folder(self.path.parent)
+            private.replace(self.path, contents)
+            self.close()
+            self._file = FileIO(os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC), "ab")
+        except (OSError, ConfigError) as error:
+            self._lose(str(error))
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file:
+            self._file.close()
+        self._file = None
+
+    def _lose(self, reason: str) -> None:
+        """Without room for all of it there had better be nothing: the copy on disk is what counts then."""
+        logger.error("nothing is kept in shared memory", path=str(self.path), reason=reason)
+        self.close()
+        with contextlib.suppress(OSError):
+            self.path.unlink(missing_ok=True)
+
+
+class LiveRecords:
+    """The records of all jobs, in shared memory and, with some delay, on disk.
+
+    Args:
+        folder: In shared memory.
+        jobs: The folder on disk that has one for each job.
+        disk: Writes the copies.
+    """
+
+    def __init__(self, folder: Path, jobs: Path, disk: StateDisk) -> None:
+        self._folder = folder
+        self._jobs = jobs
+        self._disk = disk
+
+    def load(self) -> Iterator[JobRecord]:
+        """The records that earlier agents wrote, of each job the latest, with its fence."""
+        latest: dict[str, JobRecord] = {}
+        paths = [*self._folder.glob("*.json"), *self._jobs.glob(f"*/{FILE}")]
+        for path in sorted(paths):
+            if "." in path.parent.name:
+                continue  # of an earlier run
+            try:
+                record = JobRecord.model_validate_json(path.read_bytes())
+            except (ValueError, OSError) as error:
+                logger.error("a job's record is damaged and ignored", path=str(path), reason=str(error))
+                continue
+            if record.job not in latest or record.revision > latest[record.job].revision:
+                latest[record.job] = record
+        for record in latest.values():
+            record.fenced = max(record.fenced, self._fence_of(record))
+            yield record
+
+    def begin(self, record: JobRecord) -> None:
+        """A job that this agent did not have, or another run of its name: nothing is fenced yet.
+
+        Room for its fence is taken now: it must not be wanting when it is needed.
+        """
+        try:
+            private.make_folder(self._folder)
+            private.replace(self._fence(record.job), _fence_page(record))
+        except (OSError, ConfigError) as error:
+            logger.error("a fence has no room in shared memory", job=record.job, reason=str(error))
+
+    def fence(self, record: JobRecord) -> None:
+        """Keep what is fenced, in room that is there; nothing can fail or wait."""
+        with contextlib.suppress(OSError), open(self._fence(record.job), "r+b", 0, opener=private.open_file) as file:
+            file.write(_fence_page(record))
+
+    def keep(self, record: JobRecord) -> None:
+        """Keep a record as it is now."""
+        record.revision += 1
+        text = record.model_dump_json().encode()
+        path = self._folder / f"{record.job}.json"
+        try:
+            private.make_folder(self._folder)
+            private.replace(path, text)
+        except (OSError, ConfigError) as error:
+            logger.error("a job's record has no room in shared memory", path=str(path), reason=str(error))
+        self._disk.put(self._jobs / record.job / FILE, text)
+
+    def _fence(self, job: str) -> Path:
+        return self._folder / f"{job}.fence"
+
+    def _fence_of(self, record: JobRecord) -> int:
+        try:
+            fields = json.loads(self._fence(record.job).read_bytes())
+            return int(fields["fenced"]) if fields["run"] == record.run else 0
+        except (OSError, ValueError, KeyError, TypeError):
+            return 0
+
+
+def _fence_page(record: JobRecord) -> bytes:
+    return json.dumps({"run": record.run, "fenced": record.fenced}).encode().ljust(FENCE_BYTES)

@@ -1,0 +1,172 @@
+"""What a drill tells a person."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.table import Table
+
+from console.terminal import PlainConsole, styled
+from controlplane.shown import clean
+from drills.judge.judge import summary
+from drills.judge.result import DrillResult
+from drills.spec.catalogue import CATALOGUE
+
+SHOWN = 3
+"""Incidents of which each gets a command."""
+SOURCES = {"own memory": "their own memory", "backup": "backups", "disk": "disk", "remote": "remote storage"}
+
+
+def progress(line: str) -> None:
+    """One line about the step that begins; on standard error, so that --json stays clean."""
+    print(f"  {clean(line)}", file=sys.stderr, flush=True)
+
+
+def each(result: DrillResult) -> None:
+    """One line about a run that is over."""
+    progress(one_line(result))
+
+
+def one_line(result: DrillResult) -> str:
+    """A run in one line."""
+    verdict = "ok" if result.ok else "NOT OK"
+    return (
+        f"{result.job}: {verdict}, detected in {_s(result.detected_s)}, back in {_s(result.recovered_s)}, "
+        f"steps lost: {_or(result.steps_lost)}, losses {_losses(result)}"
+    )
+
+
+def catalogue(*, as_json: bool) -> None:
+    """All faults, one line each."""
+    if as_json:
+        rows = [{"fault": k.name, "options": k.options, "what": k.summary, "not_built": k.not_built} for k in CATALOGUE]
+        print(json.dumps(rows, indent=2))
+        return
+    width = max(len(kind.name) for kind in CATALOGUE)
+    for kind in CATALOGUE:
+        if not kind.not_built:
+            print(f"{kind.name:{width}}  {kind.options:44}  {kind.summary}")
+    print("\nNot built yet; asked for, they are refused with the reason and exit code 3:\n")
+    for kind in CATALOGUE:
+        if kind.not_built:
+            print(f"{kind.name:{width}}  {kind.summary} ({kind.not_built.split(', which')[0]})")
+
+
+def results(runs: list[DrillResult]) -> None:
+    """The report: a single run in full, several as a table with median, p90 and maximum."""
+    out = PlainConsole()
+    if len(runs) > 1:
+        _runs(out, runs)
+    for run in runs if len(runs) == 1 else [run for run in runs if not run.ok]:
+        _report(out, run)
+    for line in afterwards(runs):
+        out.print(f"  {line}", soft_wrap=True)
+
+
+def afterwards(runs: list[DrillResult]) -> list[str]:
+    """How to read the incidents now: exact commands where the cluster was left, else what it takes."""
+    incidents = [one for run in runs for one in run.incidents]
+    cluster = next((run.cluster for run in runs if run.cluster), "")
+    if not cluster:
+        return ["the incident went with the cluster: --keep leaves it up to be read"] if incidents else []
+    return places(cluster, incidents, next(run.prefix for run in runs if run.cluster))
+
+
+def places(cluster: str, incidents: Sequence[str] = (), before: str = "") -> list[str]:
+    """Exact commands for a cluster that was left up, and some of its incidents; none where it was not."""
+    if not cluster:
+        return []
+    home = Path(cluster)  # <EVERSTEP_HOME>/clusters/<name>
+    prefix = f"{before}EVERSTEP_HOME={shlex.quote(str(home.parent.parent))} everstep"
+    option = f"--cluster {home.name}"
+    return [
+        *(f"read it    {prefix} incident {one} {option}" for one in incidents[:SHOWN]),
+        *([f"all        {prefix} incidents {option}"] if not incidents or len(incidents) > SHOWN else []),
+        f"end it     {prefix} down {option} --purge",
+    ]
+
+
+def _report(out: PlainConsole, run: DrillResult) -> None:
+    verdict = styled("recovered as it should", "bold green") if run.ok else styled("not as it should", "bold red")
+    out.print()
+    out.print(styled(run.fault, "bold").append(f" ({run.job}): ", "not bold").append(verdict))
+    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 2))
+    table.add_row("fault", "fired" if run.fired else styled("did not fire", "red"))
+    if run.incidents:
+        table.add_row("detected", f"{_s(run.detected_s)} after the fault: {', '.join(run.incidents)}")
+    back = "the part was back" if run.resolution == "absorbed" else "all ranks had completed a step again"
+    table.add_row("back", f"{_s(run.recovered_s)} after the fault {back} ({run.resolution or 'no resolution'})")
+    if run.stages:
+        table.add_row("stages", ", ".join(f"{name} {_s(seconds)}" for name, seconds in run.stages))
+    if run.parts:
+        table.add_row("first step", ", ".join(f"{name} {_s(seconds)}" for name, seconds in run.parts.items()))
+    allowed = "" if run.steps_promised is None else f" of {run.steps_promised} at most: {run.promise}"
+    table.add_row("steps lost", _or(run.steps_lost) + allowed)
+    if run.damaged:
+        table.add_row("damaged", "; ".join(run.damaged))
+    if run.emptied:
+        table.add_row("emptied", ", ".join(run.emptied))
+    if run.restored_from:
+        told = [f"{ranks} from {SOURCES.get(tier, tier)}" for tier, ranks in run.restored_from.items()]
+        table.add_row("restored", f"{sum(run.restored_from.values())} ranks: {', '.join(told)}")
+    if run.said:
+        table.add_row("told", "; ".join(run.said))
+    if run.pace is not None:
+        pace = f"a step took {run.pace:.2f} times as long while the agent hung"
+        table.add_row("pace", f"{pace}; backups were up to {_or(run.lag)} steps behind")
+    table.add_row("losses", _losses(run) + (f", {run.steps} steps" if run.losses_match is not None else ""))
+    table.add_row("last state", _matches(run.state_match))
+    if run.not_compared:
+        table.add_row("not compared", "; ".join(run.not_compared))
+    table.add_row("copies", "never two of a rank" if not run.duplicates else styled(str(run.duplicates), "red"))
+    table.add_row("left behind", "nothing" if not run.leaked else styled(", ".join(run.leaked[:10]), "red"))
+    table.add_row("ETTR", "unknown" if run.ettr is None else f"{run.ettr:.1%} of the job's time was productive")
+    out.print(table)
+    for link in run.links:
+        out.print(f"  {link}")
+    for problem in run.problems:
+        out.print(styled("  problem", "red").append(f": {clean(problem)}", "default"))
+
+
+def _runs(out: PlainConsole, runs: list[DrillResult]) -> None:
+    table = Table(box=None, pad_edge=False)
+    for name in ("run", "verdict", "detected", "back", "lost", "losses"):
+        table.add_column(name)
+    for run in runs:
+        verdict = "ok" if run.ok else styled("NOT OK", "red")
+        table.add_row(
+            run.job,
+            verdict,
+            _s(run.detected_s),
+            _s(run.recovered_s),
+            _or(run.steps_lost),
+            _losses(run).partition(" ")[0],
+        )
+    out.print(table)
+    told = summary(runs)
+    for name, label in (("detected_s", "detected"), ("recovered_s", "back")):
+        if times := told[name]:
+            out.print(f"{label}: median {times['median']:.3f} s, p90 {times['p90']:.3f} s, max {times['max']:.3f} s")
+    out.print(f"{told['ok']} of {told['runs']} runs as they should")
+
+
+def _s(seconds: float | None) -> str:
+    return "unknown" if seconds is None else f"{seconds:.3f} s" if seconds < 10 else f"{seconds:.1f} s"
+
+
+def _or(value: int | None) -> str:
+    return "unknown" if value is None else str(value)
+
+
+def _losses(run: DrillResult) -> str:
+    return _matches(run.losses_match)
+
+
+def _matches(value: bool | None) -> str:
+    if value is None:
+        return "not compared"
+    return "equal bit for bit to the job without a fault" if value else "DIFFERENT"

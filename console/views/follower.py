@@ -1,0 +1,279 @@
+"""Follow one job until it ends, is parked, or the person at the terminal goes away.
+
+Following only looks: whatever becomes of this process, the job is not affected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+
+from temporalio.client import WorkflowFailureError
+from temporalio.service import RPCError
+
+from console.views.display import Display, Ending, Tick
+from console.views.parked import parked_lines
+from controlplane import text
+from controlplane.client import Control
+from controlplane.local.cluster_file import ClusterFile
+from controlplane.problems import ProblemTeller
+from controlplane.progress import JobProgress, ProgressFeed, Rate
+from controlplane.queries.events import IncidentEvent, IncidentTeller, parts_line
+from controlplane.queries.last_step import last_step
+from controlplane.queries.status import ettr_of
+from everstep.errors import ClusterError, EverstepError
+from everstep.model.incident import IncidentReport
+from everstep.model.job_state import JobState
+from workflows.messages import JobResult
+
+EXIT_FINISHED, EXIT_FAILED, EXIT_PARKED, EXIT_DETACHED = 0, 1, 4, 130
+FRAME_S = 0.1
+"""Between two looks at the ranks, seconds (ours)."""
+CALM_S, BUSY_S = 1.0, 0.2
+"""Between two questions to the workflow, while all is well and while something is amiss, seconds (ours)."""
+LAST_STEPS = 64
+"""How far back the last step of an ended job is looked for (ours)."""
+
+
+class Follower:
+    """Follows one run of a job.
+
+    Args:
+        control: a connection.
+        state: of the job when following begins.
+        display: takes what happens.
+        attached: whether the job ran before: then its closed incidents are no news.
+    """
+
+    def __init__(self, control: Control, state: JobState, display: Display, *, attached: bool) -> None:
+        self._control = control
+        self._state = state
+        self._job = state.spec.name
+        self._topology = state.spec.topology()
+        self._display = display
+        self._teller = IncidentTeller()
+        self._problems = ProblemTeller()
+        if attached:
+            self._teller.skip_closed(state)
+        self._steps = Rate()
+        self._tokens = Rate()
+        self._generation = 0
+        self._step: int | None = None
+        self._loss: float | None = None
+        self._ettr: float | None = None
+        self._silent_plane = False
+
+    async def follow(self) -> Ending:
+        """Follow to the end; shows everything but the ending, which it returns.
+
+        Raises:
+            ClusterError: the local cluster was taken down.
+        """
+        left = asyncio.Event()
+        with _leaving(left):
+            async with self._control.feed(self._job, self._state.machines) as feed:
+                result = asyncio.create_task(self._result())
+                asking = asyncio.create_task(self._ask(feed))
+                try:
+                    return await self._watch(feed, result, left)
+                finally:
+                    for task in (result, asking):
+                        task.cancel()
+                    await asyncio.gather(result, asking, return_exceptions=True)
+
+    async def _watch(self, feed: ProgressFeed, result: asyncio.Task[JobResult], left: asyncio.Event) -> Ending:
+        while True:
+            self._display.tick(self._tick(feed.current))
+            await self._tell()
+            if self._state.status == "running":  # an incident takes peers away, and says so itself
+                for event in self._problems.changes(feed.copying, time.monotonic()):
+                    self._display.problem(event)
+            if result.done():
+                return await self._ended(result.result())
+            if self._state.status == "parked":
+                return await self._parked()
+            if left.is_set():
+                return self._detached()
+            cluster = self._control.cluster
+            if self._silent_plane and cluster and not ClusterFile.path_of(cluster.name).exists():
+                raise ClusterError(f"cluster {cluster.name} was taken down; 'everstep up' brings it and its jobs back")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(FRAME_S):
+                    await left.wait()
+
+    # What the workflow says.
+
+    async def _ask(self, feed: ProgressFeed) -> None:
+        """Ask the workflow and the ledger again and again; they may be away, the ranks step all the same."""
+        while True:
+            try:
+                self._state = await self._control.state(self._job)
+                await self._ask_ledger(feed.current)
+                if self._silent_plane:
+                    self._silent_plane = False
+                    self._display.note("Temporal answers again")
+            except EverstepError as error:
+                if not self._silent_plane:
+                    self._silent_plane = True
+                    self._display.note(f"{error}; the ranks are not affected")
+            calm = self._state.status == "running" and feed.current.alive >= self._topology.world_size
+            await asyncio.sleep(CALM_S if calm else BUSY_S)
+
+    async def _ask_ledger(self, progress: JobProgress | None = None) -> None:
+        found = await ettr_of(self._control, self._job, progress)
+        # Until this run is in the ledger the answer is about an earlier one of the same name.
+        lasts_s = (time.time_ns() - self._state.started_ns) / 1e9
+        if found and self._state.started_ns and found.wall_s <= lasts_s + 1:
+            self._ettr = found.ratio
+
+    async def _result(self) -> JobResult:
+        """The job's result, or what became of the job."""
+        try:
+            return await self._control.result(self._job)
+        except WorkflowFailureError as error:
+            headline = f"{self._job} was ended from outside: {error.cause or error}"
+            return JobResult(headline=headline, outcome="failed", generations=self._state.generation, incidents=[])
+        except RPCError:
+            return JobResult(headline=f"{self._job} is gone", outcome="failed", generations=0, incidents=[])
+
+    # What is shown.
+
+    def _tick(self, progress: JobProgress) -> Tick:
+        if progress.generation != self._generation:  # a restart is no speed
+            self._generation, self._steps, self._tokens = progress.generation, Rate(), Rate()
+        if progress.step is not None:
+            self._steps.add(progress.step, progress.time_ns)
+            self._step = progress.step
+        self._loss = progress.loss if progress.loss is not None else self._loss
+        self._tokens.add(progress.tokens(self._topology), progress.time_ns)
+        return Tick(
+            job=self._job,
+            status=self._state.status_text,
+            generation=max(progress.generation, self._state.generation),
+            step=self._step,
+            loss=self._loss,
+            steps_per_s=self._steps.per_second,
+            tokens_per_s=self._tokens.per_second,
+            ettr=self._ettr,
+            ranks_alive=progress.alive,
+            ranks=self._topology.world_size,
+            incidents=self._state.incidents_so_far,
+            silent=progress.silent,
+        )
+
+    async def _tell(self) -> None:
+        for event in self._teller.changes(self._state):
+            self._display.incident(event, await self._details(event))
+
+    async def _details(self, event: IncidentEvent) -> list[str]:
+        """Where the time of a recovery went."""
+        if event.kind != "recovered":
+            return []
+        handle = self._control.client.get_workflow_handle(event.incident.id, result_type=IncidentReport)
+        with suppress(RPCError, WorkflowFailureError, TimeoutError):
+            async with asyncio.timeout(CALM_S):
+                report = await handle.result()
+                return [parts_line(report), f"see it: everstep incident {event.incident.id}{self._option}"]
+        return []
+
+    # How it ends.
+
+    async def _ended(self, result: JobResult) -> Ending:
+        with suppress(EverstepError):
+            self._state = await self._control.state(self._job)
+            await self._tell()
+            await self._ask_ledger()
+        if result.outcome != "finished" and not self._state.launched:
+            return self._not_launched(result)
+        await self._last_step()
+        took = (time.time_ns() - self._state.started_ns) / 1e9 if self._state.started_ns else None
+        facts = ", ".join(
+            [
+                "no steps seen" if self._step is None else f"{self._step} step{'' if self._step == 1 else 's'}",
+                *([] if self._loss is None else [f"loss {text.loss(self._loss)}"]),
+                f"ETTR {text.ratio(self._ettr)}",
+                text.duration(took),
+                f"{result.generations} generation{'' if result.generations == 1 else 's'}",
+            ]
+        )
+        return Ending(
+            outcome=result.outcome,
+            headline=result.headline,
+            details=(facts, *(f"at its end, {event.line}" for event in self._problems.left()), *self._places()),
+            exit_code=EXIT_FINISHED if result.outcome == "finished" else EXIT_FAILED,
+            facts={
+                "steps": self._step,
+                "loss": self._loss,
+                "ettr": self._ettr,
+                "seconds": took,
+                "generations": result.generations,
+                "incidents": self._state.incidents_so_far,
+            },
+        )
+
+    def _not_launched(self, result: JobResult) -> Ending:
+        """What agents and ledger say is of an earlier run of the name."""
+        facts = {"steps": None, "loss": None, "ettr": None, "seconds": None, "generations": 0, "incidents": 0}
+        return Ending(result.outcome, result.headline, tuple(self._places()), EXIT_FAILED, facts)
+
+    async def _last_step(self) -> None:
+        """The last steps may have been made since the last look."""
+        start = max((self._step or 0) - LAST_STEPS, 0)
+        step, loss = await last_step(self._control.agents, self._job, self._state.machines, from_step=start)
+        if step is not None and step >= (self._step or 0):
+            self._step, self._loss = step, loss if loss is not None else self._loss
+
+    async def _parked(self) -> Ending:
+        parked = next((one for one in reversed(self._state.incidents) if not one.resolution), None)
+        return Ending(
+            outcome="parked",
+            headline=f"{self._job} is parked: it needs you. Nothing is lost, no rank runs",
+            details=tuple(await parked_lines(self._control, self._job, parked)) if parked else (),
+            exit_code=EXIT_PARKED,
+        )
+
+    def _detached(self) -> Ending:
+        return detached(self._job, self._option, EXIT_DETACHED)
+
+    def _places(self) -> list[str]:
+        link = self._control.link(f"job/{self._job}")
+        shown = [link] if link else []
+        if self._state.incidents:
+            shown.append(f"everstep incidents {self._job}{self._option}")
+        return shown
+
+    @property
+    def _option(self) -> str:
+        return self._control.option
+
+
+def detached(job: str, option: str, exit_code: int) -> Ending:
+    """The ending that leaves the job alone, and how to come back."""
+    return Ending(
+        outcome="detached",
+        headline=f"detached; {job} is still running",
+        details=(
+            f"everstep attach {job}{option}     follow it again",
+            f"everstep status {job}{option}",
+            f"everstep logs {job} -f{option}",
+            f"everstep stop {job}{option}",
+        ),
+        exit_code=exit_code,
+    )
+
+
+@contextlib.contextmanager
+def _leaving(left: asyncio.Event) -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the following, not the job."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, left.set)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)

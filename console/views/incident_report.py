@@ -1,0 +1,210 @@
+"""An incident as a person on call reads it: what was seen, decided and done, with times.
+
+Pure functions from a ledger's record to blocks of text; how blocks are printed
+depends on whether a terminal reads them.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import urllib.parse
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from controlplane.shown import clean_line
+from everstep.model.incident import NOT_CONFIRMED, Evidence, RankExit
+
+if TYPE_CHECKING:
+    from activities.ledger.records import IncidentRecord
+
+LOG_LINES = 12
+"""Lines of a rank's error output in a report (ours)."""
+EXITS_SHOWN = 8
+
+_CONTROL = re.compile(r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A title and its rows; the cells of a column are aligned."""
+
+    title: str
+    rows: list[tuple[str, ...]] = field(default_factory=list)
+
+
+def link(id: str, ui_url: str, namespace: str) -> str:
+    """Address of a workflow in Temporal's Web UI; empty when there is none."""
+    return f"{ui_url}/namespaces/{namespace}/workflows/{urllib.parse.quote(id, safe='')}" if ui_url else ""
+
+
+def clean(text: str) -> str:
+    """Without what would move a terminal's cursor or colours: ranks print what they like."""
+    return _CONTROL.sub("", text.expandtabs(4))
+
+
+def clock(time_ns: int | None) -> str:
+    """Local date and time, to the second."""
+    return datetime.fromtimestamp(time_ns / 1e9).astimezone().strftime("%Y-%m-%d %H:%M:%S") if time_ns else "-"
+
+
+def outcome(record: IncidentRecord) -> str:
+    """One or two words."""
+    if record.closed_ns is None:
+        return "open"
+    return record.resolution or ("recovered" if record.recovered else "not recovered")
+
+
+def headline(record: IncidentRecord) -> str:
+    """The report's line, else what was seen."""
+    report = record.parsed_report()
+    return clean((report.headline if report else None) or record.headline or "(its beginning was not recorded)")
+
+
+def symptom(record: IncidentRecord) -> str:
+    """What it was in the end, else what was seen first."""
+    report = record.parsed_report()
+    return str(report.failures[0].symptom) if report and report.failures else record.symptom or "?"
+
+
+def summary_row(record: IncidentRecord) -> tuple[str, ...]:
+    """Cells of the list: id, opened, symptom, outcome, lost steps, took, what."""
+    lost = "" if record.lost_steps is None else f"{record.lost_steps} lost"
+    took = "" if record.seconds is None else f"{record.seconds:.2f} s"
+    what = clean(record.headline or headline(record)) + (f" [{record.problem}]" if record.problem else "")
+    return (record.id, clock(record.fault_ns), symptom(record), outcome(record), took, lost, what)
+
+
+def report_blocks(record: IncidentRecord, ui_link: str = "") -> list[Block]:
+    """The report, block by block; the first title is the headline."""
+    blocks = [Block(f"{record.id}: {headline(record)}", _facts(record)), Block("What happened", _story(record))]
+    if stages := _stages(record):
+        blocks.append(Block("Where the time went", stages))
+    evidence = record.parsed_evidence()
+    if evidence is not None:
+        blocks.append(Block("Evidence", _exits(evidence, record.fault_ns)))
+        culprit = next((one for one in _by_themselves(evidence) if one.log_tail.strip()), None)
+        if culprit is not None:
+            lines = clean(culprit.log_tail).rstrip().splitlines()[-LOG_LINES:]
+            blocks.append(Block(f"End of rank {culprit.rank}'s error output", [(line,) for line in lines]))
+    blocks.append(Block("More", _more(record, evidence, ui_link)))
+    return blocks
+
+
+def _facts(record: IncidentRecord) -> list[tuple[str, ...]]:
+    anomaly = record.anomaly or {}
+    rows = [
+        ("job", record.job),
+        ("symptom", symptom(record)),
+        ("cause", clean(record.cause or "")),
+        ("seen on", ", ".join([*(f"rank {rank}" for rank in anomaly.get("ranks", [])), *anomaly.get("machines", [])])),
+        ("fault at", clock(record.fault_ns)),
+        ("at step", "" if record.step is None or record.step < 0 else str(record.step)),
+        ("steps lost", "" if record.lost_steps is None else str(record.lost_steps)),
+        ("outcome", outcome(record)),
+        ("accepted", clean(report.accepted_loss) if (report := record.parsed_report()) else ""),
+        ("not read", record.problem),
+        ("evicted", ", ".join(record.evicted) or ("nobody" if record.closed_ns else "")),
+    ]
+    return [row for row in rows if row[1]]
+
+
+def _story(record: IncidentRecord) -> list[tuple[str, ...]]:
+    told: list[tuple[int, str, str]] = []
+    if record.seen_ns:
+        told.append((record.seen_ns, "seen", record.headline or record.symptom or ""))
+    if record.opened_ns:
+        told.append((record.opened_ns, "opened", f"correlation id {record.correlation_id or '?'}"))
+    told += [(event.time_ns, event.stage, event.text) for event in record.events]
+    report = record.parsed_report()
+    if record.closed_ns:
+        stepped = report.confirmation if report and report.confirmation else None
+        text = outcome(record)
+        if stepped and stepped.ok:
+            text = f"{'all ranks stepped' if stepped.confirmed else NOT_CONFIRMED}: {stepped.reason}"
+        told.append((record.closed_ns, "closed", text))
+    # Sorted by time alone: events of one moment stay in their order.
+    return [
+        (since(time_ns, record.fault_ns), stage, clean(text))
+        for time_ns, stage, text in sorted(told, key=lambda t: t[0])
+    ]
+
+
+def _stages(record: IncidentRecord) -> list[tuple[str, ...]]:
+    report = record.parsed_report()
+    if report is None:
+        return []
+    rows: list[tuple[str, ...]] = [
+        (stage.name, f"{stage.seconds:.3f} s", clean(stage.found)) for stage in report.timings
+    ]
+    parts = report.confirmation.parts if report.confirmation else {}
+    rows += [(f"  {name}", f"{seconds:.3f} s", "of the restart, slowest rank") for name, seconds in parts.items()]
+    return rows
+
+
+def _by_themselves(evidence: Evidence) -> list[RankExit]:
+    mine = [one for one in evidence.exits if not one.stopped_by_us]
+    return sorted(mine, key=lambda one: (one.time_ns, one.rank))
+
+
+def _exits(evidence: Evidence, fault_ns: int | None) -> list[tuple[str, ...]]:
+    mine = _by_themselves(evidence)
+    rows: list[tuple[str, ...]] = []
+    for one in mine[:EXITS_SHOWN]:
+        done = f" after {one.completed_steps} steps" if one.completed_steps >= 0 else ""
+        when = since(one.time_ns, fault_ns) if one.time_ns else ""
+        rows.append((f"rank {one.rank} on {one.machine}", when, how_it_ended(one) + done))
+        if one.exception:
+            rows.append(("", "", clean(one.exception)))
+    if len(mine) > EXITS_SHOWN:
+        rows.append((f"and {len(mine) - EXITS_SHOWN} more", "", ""))
+    stopped = len(evidence.exits) - len(mine)
+    if stopped:
+        rows.append((f"{stopped} other rank{'s' if stopped > 1 else ''}", "", "ran until everstep stopped them"))
+    rows += [(f"machine {machine}", "", "did not answer") for machine in evidence.unreachable]
+    if evidence.left_out:
+        rows.append(("not kept", "", evidence.left_out))
+    rows += [
+        (f"{held.tier} seen from {held.machine}", "", clean(held.reason)) for held in evidence.held if held.unlisted
+    ]
+    bad = [held for held in evidence.held if not held.valid and not held.unlisted]
+    rows += [
+        (f"checkpoint of rank {held.rank} on {held.machine}", "", f"not valid: {clean(held.reason)}")
+        for held in bad[:EXITS_SHOWN]
+    ]
+    return rows
+
+
+def how_it_ended(one: RankExit) -> str:
+    """``SIGKILL``, ``exit code 1`` or ``ended, nobody knows how``."""
+    if one.signal is not None:
+        known = {number.value: number.name for number in signal.Signals}
+        return known.get(one.signal, f"signal {one.signal}")
+    return f"exit code {one.code}" if one.code is not None else "ended, nobody knows how"
+
+
+def _more(record: IncidentRecord, evidence: Evidence | None, ui_link: str) -> list[tuple[str, ...]]:
+    ranks = [one.rank for one in _by_themselves(evidence)] if evidence else []
+    rank = (ranks or (record.anomaly or {}).get("ranks") or [None])[0]
+    option = "" if rank is None else f" --rank {rank}"
+    rows: list[tuple[str, ...]] = [("logs", f"everstep logs {record.job}{option}")]
+    if record.closed_ns is None:
+        rows.append(("job", f"everstep status {record.job}"))
+    return [*rows, ("Web UI", ui_link)] if ui_link else rows
+
+
+def since(time_ns: int, fault_ns: int | None) -> str:
+    """Seconds after the fault, as ``+0.412 s``."""
+    return f"{(time_ns - (fault_ns or time_ns)) / 1e9:+.3f} s"
+
+
+def aligned(rows: Sequence[tuple[str, ...]], indent: str = "") -> list[str]:
+    """Rows as plain lines: columns two spaces apart, nothing at the line's end."""
+    shown = [[clean_line(cell) for cell in row] for row in rows]
+    widths = [max(len(row[i]) for row in shown if i < len(row)) for i in range(max(map(len, shown), default=0))]
+    return [
+        indent + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip()
+        for row in shown
+    ]

@@ -1,0 +1,128 @@
+"""The status of jobs as a person reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timezone
+
+from rich.table import Table
+
+from console.terminal import styled
+from console.views.parked import incident_rows
+from controlplane import text
+from controlplane.queries.saved import saved_lines, saved_short
+from controlplane.queries.status import JobLine, JobReport, MachineStatus
+from everstep.model.incident import NOT_CONFIRMED
+
+STYLE = {"running": "green", "finished": "green"} | dict.fromkeys(
+    ("recovering", "starting", "stopping", NOT_CONFIRMED), "yellow"
+)
+"""Colour of a status; red for all others."""
+PROBLEMS_SHOWN = 5
+
+
+def jobs_table(lines: Sequence[JobLine]) -> Table:
+    """All jobs, one line each."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("Job", "Status", "Started", "Ran"):
+        table.add_column(name, no_wrap=True)
+    for name in ("Step", "Saved/backup/disk", "Loss", "Ranks", "Generation", "Incidents", "ETTR"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in lines:
+        table.add_row(
+            one.name,
+            styled(one.status, STYLE.get(one.status, "red")),
+            one.started.astimezone().strftime("%m-%d %H:%M"),
+            text.duration(_ran(one.started, one.ended)),
+            _number(one.step),
+            saved_short(one.saved),
+            text.loss(one.loss),
+            _number(one.ranks),
+            _number(one.generation),
+            _number(one.incidents),
+            text.ratio(one.ettr),
+        )
+    return table
+
+
+def problem_lines(lines: Sequence[JobLine]) -> list[str]:
+    """Which jobs say little of themselves, and why; of many the first ones."""
+    troubled = [one.problem for one in lines if one.problem]
+    more = [f"and {len(troubled) - PROBLEMS_SHOWN} more"] if len(troubled) > PROBLEMS_SHOWN else []
+    return [*troubled[:PROBLEMS_SHOWN], *more]
+
+
+def _at_most(report: JobReport) -> str:
+    if not report.ettr_unknown:
+        return text.ratio(report.ettr)
+    why = f"not known: {', '.join(report.ettr_unknown)}"
+    return f"unknown ({why})" if report.ettr is None else f"at most {text.ratio(report.ettr)} ({why})"
+
+
+def job_facts(report: JobReport) -> list[tuple[str, str]]:
+    """The facts about one job, in reading order."""
+    hour = f" ({text.ratio(report.ettr_last_hour)} in the last hour)" if report.ettr_last_hour is not None else ""
+    why = report.outcome or report.unconfirmed
+    facts = [
+        ("status", f"{report.status}{': ' + why if why else ''}"),
+        ("script", " ".join([report.script, *report.args])),
+        ("size", f"{report.world_size} ranks: tp {report.tp}, pp {report.pp}, dp {report.dp}"),
+    ]
+    if report.launched:
+        facts += [
+            ("step", f"{_number(report.step)}, loss {text.loss(report.loss)}, generation {report.generation}"),
+            ("ETTR", f"{_at_most(report)}{hour}"),
+        ]
+    took = f", ran {text.duration(_ran(report.started, report.ended))}" if report.launched else ""
+    facts.append(("started", f"{text.moment(report.started)}{took}"))
+    if report.saved:
+        facts += saved_lines(report.saved)
+    if report.kept:
+        facts.append(("kept", report.kept))
+    if report.backups:
+        facts.append(("backups", report.backups))
+    if report.silent:
+        facts.append(("no answer", f"{', '.join(report.silent)}: the ranks there may well be stepping"))
+    if report.open_incident:
+        one = report.open_incident
+        facts.append(("incident", f"{one.id} is open, {one.stage or 'at work'}: {one.headline}"))
+    facts += [("rejected", line) for line in report.rejected]
+    if report.link:
+        facts.append(("link", report.link))
+    return facts
+
+
+def machine_rows(machines: Sequence[MachineStatus], *, ended: bool = False) -> list[tuple[str, str]]:
+    """Each machine with its ranks and their pids; of a job that has ended those where something is left."""
+    return [(machine.name, _ranks(machine)) for machine in machines if machine.ranks or not ended]
+
+
+def _ranks(machine: MachineStatus) -> str:
+    if not machine.answers:
+        return machine.problem or f"its agent at {machine.address} does not answer"
+    if not machine.ranks:
+        return "no ranks"
+    return ", ".join(
+        f"r{rank.rank} pid {rank.pid}{'' if rank.alive else ' done' if rank.finished else ' dead'}"
+        for rank in machine.ranks
+    )
+
+
+def incidents_table(report: JobReport) -> Table:
+    """The last incidents."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("Incident", no_wrap=True)
+    table.add_column("What")
+    table.add_column("Lost steps", justify="right")
+    table.add_column("Took", justify="right", no_wrap=True)
+    for row in incident_rows(report.incidents):
+        table.add_row(*row)
+    return table
+
+
+def _number(value: int | None) -> str:
+    return text.DASH if value is None else str(value)
+
+
+def _ran(started: datetime, ended: datetime | None) -> float:
+    return ((ended or datetime.now(timezone.utc)) - started).total_seconds()  # noqa: UP017 - as the client gives it

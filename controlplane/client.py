@@ -1,0 +1,437 @@
+"""The control plane as a command uses it: start a job, ask it, tell it, follow it."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import functools
+import getpass
+import os
+import zlib
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+from urllib.parse import quote
+
+from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle, WorkflowQueryFailedError
+from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
+from temporalio.envconfig import ClientConfig
+from temporalio.exceptions import WorkflowAlreadyStartedError
+from temporalio.runtime import LoggingConfig, Runtime, TelemetryConfig, TelemetryFilter
+from temporalio.service import RPCError, RPCStatusCode
+
+from activities.payloads import data_converter
+from agent.client import AgentPool
+from agent.security import ClientSecurity
+from controlplane.inventory import VARIABLE, Inventory, load, named
+from controlplane.local.cluster_file import ClusterFile
+from controlplane.local.temporal_server import configured
+from controlplane.progress import JobProgress, ProgressFeed
+from everstep import environment
+from everstep.errors import ClusterError, ConfigError, LedgerError
+from everstep.model.incident import Stage
+from everstep.model.job import JobSpec
+from everstep.model.job_state import TASK_QUEUE, EarlierRun, IncidentSummary, JobState, job_workflow_id, jobs_query
+from everstep.model.machine import Machine
+from workflows import attributes
+from workflows.messages import JobResult
+from workflows.options import TASK_TIMEOUT
+from workflows.web_ui import summary
+
+if TYPE_CHECKING:  # SQLAlchemy: no command waits for it that needs no ledger
+    from activities.ledger import Ledger
+
+ANSWER_LIMIT = timedelta(seconds=5)
+"""A query that no worker answers within this is given up (ours)."""
+ASK_AGAIN_S = 1.0
+"""Before Temporal is asked again that was away, seconds (ours)."""
+JOBS_LISTED = 50
+
+
+@dataclass(frozen=True, slots=True)
+class JobRun:
+    """The newest run of a job, as Temporal lists it."""
+
+    name: str
+    status: str
+    """``running``, ``completed``, ``failed``, ``terminated``, … of the workflow."""
+    started: datetime
+    closed: datetime | None
+
+    @property
+    def running(self) -> bool:
+        """Whether its workflow is open."""
+        return self.status == "running"
+
+
+@functools.cache
+def quiet_runtime() -> Runtime:
+    """The SDK's runtime for a person's terminal: retries are ours to tell, in our own words."""
+    errors = LoggingConfig(filter=TelemetryFilter(core_level="ERROR", other_level="ERROR"))
+    return Runtime(telemetry=TelemetryConfig(logging=errors))
+
+
+class Control:
+    """A connection to Temporal, to the agents and to the ledger; use it as an async context manager."""
+
+    def __init__(self, client: Client, cluster: ClusterFile | None, inventory: Inventory | None = None) -> None:
+        self.client = client
+        self.cluster = cluster
+        self.inventory = inventory
+        token_file = cluster.token_file if cluster else None
+        authority = cluster.agents_ca if cluster else None
+        self.agents = AgentPool(ClientSecurity(ca_file=authority, token_file=token_file) if token_file else None)
+        self._ledger: Ledger | None = None
+        self.task_queue = cluster.task_queue if cluster else os.environ.get(environment.TASK_QUEUE) or TASK_QUEUE
+        """Of the cluster's jobs."""
+
+    @classmethod
+    async def connect(
+        cls, cluster_name: str = "default", *, inventory: Path | None = None, local: bool = False
+    ) -> Control:
+        """Connect to a local cluster, or else to the server that the user configured for Temporal's tools.
+
+        Who names an inventory, by the argument or by ``EVERSTEP_INVENTORY``, means the deployed cluster that it
+        describes, whatever runs on this computer.
+
+        Args:
+            cluster_name: Of the local cluster.
+            inventory: File with the machines of a deployed cluster.
+            local: A local cluster is meant in any case.
+
+        Raises:
+            ClusterError: there is neither, or it does not answer.
+            ConfigError: the inventory cannot be used.
+        """
+        os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+        choice = configured()
+        cluster: ClusterFile | None = None
+        path = None if local else named(inventory)
+        if path and choice is None:
+            raise ConfigError(
+                f"the inventory {path} names the machines of a deployed cluster, and nothing its Temporal server: set "
+                f"TEMPORAL_ADDRESS, or unset {VARIABLE} for a local cluster"
+            )
+        machines = load(path) if path else None
+        if not path and (choice is None or ClusterFile.path_of(cluster_name).exists()):
+            cluster = ClusterFile.load(cluster_name)
+        address = cluster.temporal_address if cluster else choice.address if choice else ""
+        try:
+            if choice is not None and address == choice.address:  # with its TLS and keys
+                client = await Client.connect(
+                    **ClientConfig.load_client_connect_config(),
+                    data_converter=data_converter(),
+                    runtime=quiet_runtime(),
+                )
+            else:
+                namespace = cluster.namespace if cluster else "default"
+                client = await Client.connect(
+                    address, namespace=namespace, data_converter=data_converter(), runtime=quiet_runtime()
+                )
+        except RuntimeError as error:
+            hint = f"'everstep up{option_of(cluster.name)}' starts it" if cluster else "check TEMPORAL_ADDRESS"
+            raise ClusterError(f"Temporal does not answer at {address}: {hint} ({error})") from error
+        return cls(client, cluster, machines)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.agents.close()
+        if self._ledger is not None:
+            self._ledger.close()
+
+    # Where things are.
+
+    def link(self, workflow_id: str) -> str:
+        """Address of a workflow in Temporal's Web UI; "" when we do not know where that is."""
+        base = self.cluster.ui_url if self.cluster else os.environ.get("EVERSTEP_UI_URL", "")
+        return f"{base}/namespaces/{self.client.namespace}/workflows/{quote(workflow_id, safe='')}" if base else ""
+
+    @property
+    def option(self) -> str:
+        """The option that names our cluster in a command that we suggest."""
+        return option_of(self.cluster.name) if self.cluster else ""
+
+    @property
+    def machines(self) -> list[Machine]:
+        """The machines that jobs may have: all but the standbys. Empty where nobody says which there are."""
+        if self.cluster is None:
+            return self.inventory.offered if self.inventory else []
+        return self.cluster.machines[: len(self.cluster.machines) - self.cluster.standbys]
+
+    async def ledger(self) -> Ledger | None:
+        """The ledger; None when there is none that can be read from here."""
+        url = self.cluster.ledger_url if self.cluster else os.environ.get("EVERSTEP_LEDGER_URL", "")
+        if self._ledger is None and url:
+            from activities.ledger import Ledger
+
+            with suppress(LedgerError):
+                self._ledger = await asyncio.to_thread(Ledger.open, url, create=False)
+        return self._ledger
+
+    # A job.
+
+    async def start_job(
+        self,
+        spec: JobSpec,
+        machines: Sequence[Machine],
+        *,
+        resume_from: int | None = None,
+        resume_path: str = "",
+        earlier: EarlierRun | None = None,
+    ) -> None:
+        """Start a job on machines.
+
+        Args:
+            spec: The job.
+            machines: Where it runs.
+            resume_from: Completed steps of a checkpoint of the last run of its name; None: from the beginning.
+            resume_path: Folder of a disk checkpoint of any job, with any parallel sizes.
+            earlier: The last run of its name, for ``resume_from``; None: nobody knows it.
+
+        Raises:
+            ConfigError: a job of this name is running.
+            ClusterError: Temporal does not answer.
+        """
+        topology = spec.topology()
+        line = " ".join([os.path.basename(spec.script), *spec.args])  # noqa: PTH119 - a path of another machine
+        with self._answers(spec.name):
+            try:
+                await self.client.start_workflow(
+                    "Job",
+                    JobState(
+                        spec=spec,
+                        machines=list(machines),
+                        resume_from=resume_from,
+                        resume_path=resume_path,
+                        earlier=earlier or EarlierRun(),
+                    ),
+                    id=job_workflow_id(spec.name),
+                    task_queue=self.task_queue,
+                    task_timeout=TASK_TIMEOUT,
+                    id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
+                    id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
+                    search_attributes=attributes.search_attributes(
+                        {attributes.JOB_NAME: spec.name, attributes.STAGE: "starting"}
+                    ),
+                    static_summary=summary(
+                        f"{topology.world_size} ranks on {topology.machines} machines "
+                        f"(tp {topology.tp}, pp {topology.pp}, dp {topology.dp}): `{line}`"
+                    ),
+                )
+            except WorkflowAlreadyStartedError:
+                raise ConfigError(
+                    f"job {spec.name} is running already: follow it with 'everstep attach {spec.name}{self.option}', "
+                    f"or choose another --name"
+                ) from None
+
+    async def state(self, job: str) -> JobState:
+        """What the newest run of a job knows of itself; also of one that has ended.
+
+        Raises:
+            ConfigError: there is no such job.
+            ClusterError: Temporal does not answer, or no worker does.
+        """
+        with self._answers(job):
+            state: JobState = await self._handle(job).query("state", result_type=JobState, rpc_timeout=ANSWER_LIMIT)
+            return state
+
+    async def result(self, job: str) -> JobResult:
+        """Wait for a job's end, however often Temporal goes away meanwhile; see also ``run_of`` for one that was
+        terminated.
+
+        Raises:
+            temporalio.client.WorkflowFailureError: it was terminated, or its workflow failed.
+            temporalio.service.RPCError: Temporal knows of no such job.
+        """
+        handle = self.client.get_workflow_handle(job_workflow_id(job), result_type=JobResult)
+        while True:
+            try:
+                result: JobResult = await handle.result()
+                return result
+            except RPCError as error:
+                if error.status is RPCStatusCode.NOT_FOUND:
+                    raise
+                await asyncio.sleep(ASK_AGAIN_S)
+
+    async def run_of(self, job: str) -> JobRun:
+        """The newest run of a job.
+
+        Raises:
+            ConfigError: there is no such job; the message names near ones.
+        """
+        try:
+            with self._answers(job):
+                found = await self._handle(job).describe()
+        except NoSuchJob:
+            known = [run.name for run in await self.jobs()]
+            near = difflib.get_close_matches(job, known, n=1)
+            hint = (
+                f"did you mean {near[0]}?" if near else f"known are {', '.join(known[:8])}" if known else "none ran yet"
+            )
+            raise ConfigError(f"there is no job {job}: {hint}") from None
+        return JobRun(job, _status(found.status), found.start_time, found.close_time)
+
+    async def jobs(self, limit: int = JOBS_LISTED) -> list[JobRun]:
+        """The newest run of every job, newest first, as long as Temporal keeps them.
+
+        Raises:
+            ClusterError: Temporal does not answer.
+        """
+        found: dict[str, JobRun] = {}
+        with self._answers(""):
+            listing = self.client.list_workflows(jobs_query(self.task_queue, 'ExecutionStatus!="ContinuedAsNew"'))
+            async for one in listing:
+                name = one.id.removeprefix("job/")
+                if name not in found:
+                    found[name] = JobRun(name, _status(one.status), one.start_time, one.close_time)
+                if len(found) >= limit:
+                    break
+        return sorted(found.values(), key=lambda run: (not run.running, -run.started.timestamp()))
+
+    async def stop(self, job: str, note: str = "") -> None:
+        """Ask a job to end for good.
+
+        Raises:
+            ConfigError: there is no such job, or it does not run.
+        """
+        await self._running(job)
+        with self._answers(job):
+            await self._handle(job).signal("stop", {"operator": getpass.getuser(), "note": note})
+
+    async def _running(self, job: str) -> None:
+        run = await self.run_of(job)
+        if not run.running:
+            raise ConfigError(f"job {job} does not run any more: see 'everstep status {job}{self.option}'")
+
+    # Its incidents.
+
+    async def open_incident(self, reference: str) -> IncidentSummary:
+        """The incident that a person means by ``gpt`` (its open one), ``gpt/2`` or ``incident/gpt/0002``.
+
+        Raises:
+            ConfigError: there is no such job or incident, or it is not open.
+        """
+        job, number = parse_incident(reference)
+        await self._running(job)
+        state = await self.state(job)
+        wanted = [one for one in state.incidents if number in (None, one.number)]
+        if number is not None and not wanted:
+            raise ConfigError(f"job {job} has no incident {number}: see 'everstep incidents {job}{self.option}'")
+        still_open = [one for one in wanted if not one.resolution]
+        if not still_open:
+            what = f"incident {wanted[-1].id} is closed" if number is not None else f"job {job} has no open incident"
+            raise ConfigError(f"{what}; the job is {state.status}: see 'everstep status {job}{self.option}'")
+        return still_open[-1]
+
+    async def stage(self, incident_id: str) -> Stage:
+        """Stage of an incident, and why.
+
+        Raises:
+            ClusterError: Temporal does not answer, or no worker does.
+        """
+        with self._answers(incident_id):
+            handle = self.client.get_workflow_handle(incident_id)
+            stage: Stage = await handle.query("stage", result_type=Stage, rpc_timeout=ANSWER_LIMIT)
+            return stage
+
+    async def tell(self, incident_id: str, answer: str, note: str = "", *, accept_loss: bool = False) -> None:
+        """Send an operator's ``resume`` or ``abandon``; ``accept_loss``: newer steps that may exist are given up.
+
+        Raises:
+            ClusterError: Temporal does not answer.
+        """
+        with self._answers(incident_id):
+            handle = self.client.get_workflow_handle(incident_id)
+            more = {"accept_loss": True} if accept_loss else {}
+            await handle.signal(answer, {"operator": getpass.getuser(), "note": note, **more})
+
+    # Its progress.
+
+    def feed(self, job: str, machines: Sequence[Machine], interval_s: float = 0.2) -> ProgressFeed:
+        """Progress of a job's ranks on all machines, to be held as an async context manager."""
+        return ProgressFeed(self.agents, job, machines, interval_s=interval_s)
+
+    async def progress(
+        self, job: str, machines: Sequence[Machine], interval_s: float = 0.2
+    ) -> AsyncIterator[JobProgress]:
+        """A picture at every change, for ever."""
+        async with self.feed(job, machines, interval_s) as feed:
+            async for picture in feed.pictures():
+                yield picture
+
+    # Small things.
+
+    def _handle(self, job: str) -> WorkflowHandle[object, object]:
+        return self.client.get_workflow_handle(job_workflow_id(job))
+
+    def _address_hint(self) -> str:
+        return f"'everstep up{self.option}' helps" if self.cluster else "check TEMPORAL_ADDRESS and TEMPORAL_NAMESPACE"
+
+    @contextmanager
+    def _answers(self, what: str) -> Iterator[None]:
+        """Turn the failures of a call into errors that say what to do."""
+        try:
+            yield
+        except WorkflowQueryFailedError as error:
+            raise ClusterError(f"{what} cannot be asked now: {error}") from error
+        except (ValueError, zlib.error) as error:  # pydantic's errors are ValueErrors
+            raise ClusterError(
+                f"{what} says what this release cannot read: use the everstep that it was started with, or a newer "
+                f"one; 'everstep stop {what}{self.option}' works all the same ({_line(error)})"
+            ) from error
+        except RPCError as error:
+            if error.status is RPCStatusCode.NOT_FOUND and "namespace" in str(error).lower():
+                raise ClusterError(
+                    f"the Temporal server at {self.client.service_client.config.target_host} is another one: it has no "
+                    f"namespace {self.client.namespace}; {self._address_hint()}"
+                ) from error
+            if error.status is RPCStatusCode.NOT_FOUND:
+                raise NoSuchJob(f"there is no job or incident {what}: see 'everstep status'") from error
+            if "imeout" in str(error) or error.status is RPCStatusCode.DEADLINE_EXCEEDED:
+                hint = (
+                    f"'everstep up{self.option}' starts what is missing"
+                    if self.cluster
+                    else f"see that workers run, with task queue {self.task_queue} and this namespace"
+                )
+                raise ClusterError(f"Temporal is up but no worker answers for {what}: {hint}") from error
+            hint = f"'everstep up{self.option}' starts it" if self.cluster else "check TEMPORAL_ADDRESS"
+            raise ClusterError(f"Temporal does not answer ({error}): {hint}") from error
+
+
+class NoSuchJob(ConfigError):
+    """Temporal knows no workflow of that id."""
+
+
+def parse_incident(reference: str) -> tuple[str, int | None]:
+    """Job and number of an incident as people write it: ``incident/gpt/0002``, ``gpt/2`` or ``gpt``.
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    job, _, number = reference.removeprefix("incident/").removeprefix("job/").partition("/")
+    if not job or (number and not number.isdecimal()):
+        raise ConfigError(f"{reference!r} names neither a job nor an incident: write gpt, gpt/2 or incident/gpt/0002")
+    return job, int(number) if number else None
+
+
+def option_of(cluster_name: str) -> str:
+    """The option that names a cluster in a command that we suggest; "" for the default one."""
+    return "" if cluster_name == "default" else f" --cluster {cluster_name}"
+
+
+def _line(error: BaseException) -> str:
+    """An error in one line, cut."""
+    line = " ".join(str(error).split())
+    return line if len(line) <= 200 else line[:198] + " …"
+
+
+def _status(status: WorkflowExecutionStatus | None) -> str:
+    return status.name.lower().replace("_", " ") if status is not None else "unknown"

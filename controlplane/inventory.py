@@ -1,0 +1,130 @@
+"""The machines of a deployed cluster: a TOML file that says where their agents listen.
+
+    standbys = 1                      # so many at the end are kept for replacement
+
+    [[machine]]
+    name = "gpu-0417"                 # as its agent's --machine
+    address = "10.0.4.17:7070"        # as its agent's --listen
+    failure_domain = "rack-12"        # what fails together: backups lie in another one where that is possible
+
+A local cluster needs none: its machines are in its own description.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from agent.client import AgentPool
+from controlplane.toml_file import read_toml
+from everstep.errors import AgentError, ConfigError
+from everstep.model.machine import Machine
+
+VARIABLE = "EVERSTEP_INVENTORY"
+"""Names the file where no option does."""
+ANSWER_S = 3.0
+"""A machine that does not answer within this time does not answer, seconds (ours)."""
+NAMED = 5
+"""Machines that are named where many have the same trouble."""
+
+
+class Entry(BaseModel):
+    """One machine in the file."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    name: str = Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    address: str
+    failure_domain: str = ""
+
+    @field_validator("address")
+    @classmethod
+    def _host_and_port(cls, value: str) -> str:
+        host, _, port = value.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise ValueError("give host:port, e.g. 10.0.4.17:7070")
+        return value
+
+
+class Inventory(BaseModel):
+    """The file."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    machine: list[Entry] = Field(min_length=1)
+    standbys: int = Field(0, ge=0)
+
+    @property
+    def machines(self) -> list[Machine]:
+        """All of them, the standbys last."""
+        return [Machine(name=one.name, address=one.address, domain=one.failure_domain) for one in self.machine]
+
+    @property
+    def offered(self) -> list[Machine]:
+        """Those that jobs may have."""
+        return self.machines[: len(self.machine) - self.standbys]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a machine of the file said."""
+
+    machine: Machine
+    problem: str = ""
+    """Why no job can run there; empty: one can."""
+
+
+def named(option: Path | None) -> Path | None:
+    """The file that an option or the environment names; None: neither does."""
+    given = os.environ.get(VARIABLE, "")
+    return option or (Path(given) if given else None)
+
+
+def load(path: Path) -> Inventory:
+    """Read and check an inventory.
+
+    Raises:
+        ConfigError: with one line for each problem.
+    """
+    given: dict[str, Any] = read_toml(path, "inventory")
+    problems = []
+    try:
+        found = Inventory.model_validate(given)
+    except ValidationError as error:
+        problems = [_told(detail["loc"], detail["msg"], detail["input"]) for detail in error.errors()]
+    else:
+        values = [f"{what} {getattr(one, what)}" for what in ("name", "address") for one in found.machine]
+        problems += [f"{value} stands there {times} times" for value, times in Counter(values).items() if times > 1]
+        if found.standbys >= len(found.machine):
+            problems.append(f"standbys = {found.standbys} leaves none of {len(found.machine)} machines for jobs")
+    if problems:
+        raise ConfigError("\n  - ".join([f"the inventory {path} has problems:", *problems]))
+    return found
+
+
+def _told(place: tuple[int | str, ...], message: str, value: object) -> str:
+    where = "".join(f"[{part + 1}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".")
+    shown = "" if message.startswith(("Field required", "Extra")) else f" = {str(value)[:60]!r}"
+    return f"{where}{shown}: {message.removeprefix('Value error, ')}"
+
+
+async def ask(machines: list[Machine], agents: AgentPool) -> list[Answer]:
+    """Ask every machine whether it is there and is the one that the file says."""
+
+    async def one(machine: Machine) -> Answer:
+        try:
+            described = await agents.get(machine.address).describe(timeout_s=ANSWER_S)
+        except AgentError as error:
+            return Answer(machine, str(error))
+        if described.machine != machine.name:
+            problem = f"the agent at {machine.address} is {described.machine}: correct one of the two names"
+            return Answer(machine, problem)
+        return Answer(machine)
+
+    return list(await asyncio.gather(*map(one, machines)))

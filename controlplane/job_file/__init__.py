@@ -1,0 +1,1 @@
+"""Job files: from TOML to a checked job."""

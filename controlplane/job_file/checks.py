@@ -1,0 +1,76 @@
+"""What is wrong with a job before it is tried: its script, and where its checkpoints shall go."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from everstep.model.job import JobSpec
+from everstep.redaction import is_secret
+
+
+def script_problems(script: Path) -> list[str]:
+    """Why a path is no script that can be read; empty when it is."""
+    if script.is_dir():
+        return [f"{script} is a folder: name the Python script in it"]
+    if not script.exists():
+        siblings = [each.name for each in script.parent.glob("*.py")] if script.parent.is_dir() else []
+        near = difflib.get_close_matches(script.name, siblings, n=1)
+        return [f"there is no file {script}" + (f"; did you mean {near[0]}?" if near else ": check the path")]
+    if not os.access(script, os.R_OK):
+        return [f"{script} may not be read: check its permissions"]
+    return []
+
+
+def syntax_problem(script: Path) -> str | None:
+    """Why a script is not Python. A job with an interpreter of its own is not asked: its grammar may be newer."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compile(script.read_bytes(), str(script), "exec", dont_inherit=True)
+    except SyntaxError as error:
+        if error.lineno is None:
+            return f"{script} is not Python: {error.msg}"
+        line = (error.text or "").rstrip()
+        pointer = f"\n      {line}\n      {' ' * max(0, (error.offset or 1) - 1)}^" if line else ""
+        return f"{script}, line {error.lineno}, is not Python: {error.msg}{pointer}"
+    except (ValueError, RecursionError, MemoryError) as error:
+        return f"{script} is not Python: {error}"
+    return None
+
+
+def env_warnings(spec: JobSpec) -> list[str]:
+    """What of a job's environment can be read by everybody who may look into Temporal, and should perhaps not."""
+    named = [name for name, value in spec.env.items() if is_secret(name, value, spec.redact)]
+    if not named:
+        return []
+    return [
+        f"{', '.join(named)} in env {'goes' if len(named) == 1 else 'go'} in clear into Temporal's history, "
+        "for all who can see the job: take such values from the machines, with env_from (docs/security.md)"
+    ]
+
+
+def checkpoint_problems(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What does not fit together in the table ``[checkpoint]``: pairs of the key to change and what is wrong with it.
+
+    Values that are wrong by themselves are told elsewhere, and so is a storage
+    that cannot be reached: only the machines know that.
+    """
+    if given.get("disk") is False:
+        if given.get("remote_url"):
+            yield "remote_url", "what goes there is copied from disk: leave disk = true"
+    elif given.get("disk_every_min") == 0 and not given.get("disk_every_steps"):
+        yield "disk_every_min", "nothing would ever be written to disk: set disk_every_steps, or disk = false"
+    url = given.get("remote_url")
+    if isinstance(url, str) and "://" in url:
+        from fsspec.registry import available_protocols
+
+        protocols = {part for part in url.split("://")[0].split("::") if part}
+        for unknown in sorted(protocols - {*available_protocols()}):
+            near = difflib.get_close_matches(unknown, available_protocols(), n=1)
+            hint = f"did you mean {near[0]}://?" if near else "use a URL such as s3://bucket/runs or file:///mnt/runs"
+            yield "remote_url", f"nobody knows the protocol {unknown}: {hint}"

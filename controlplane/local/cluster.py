@@ -1,0 +1,411 @@
+"""Bring a local cluster up and down.
+
+A cluster is one Temporal server, some workers and one agent per machine, all
+processes of this computer under a detached supervisor. Its files lie in
+``<everstep home>/clusters/<name>``, its shared memory in
+``/dev/shm/everstep-<user>/<id>``. Nobody but its user gets into either; its
+agents serve who has the token that lies in the former.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import agent
+from controlplane.local import mounts, ports, procfs, readiness, stopping
+from controlplane.local.cluster_file import ClusterFile, everstep_home
+from controlplane.local.plan import Plan, ProcessPlan, State
+from controlplane.local.temporal_server import TemporalChoice, find, start_command
+from controlplane.local.waiting import Progress
+from everstep import environment, private
+from everstep.errors import ClusterError
+from everstep.model.machine import Machine
+
+SHM_ROOT = Path(os.environ.get("EVERSTEP_SHM_ROOT") or f"/dev/shm/everstep-{os.getuid()}")
+"""Shared memory of all clusters of this user. Another user who took the name is refused: name another one then."""
+FORMER_SHM_ROOT = Path("/dev/shm/everstep")
+"""Where earlier versions had that of all users; what a cluster has there it keeps."""
+TOKEN_BYTES = 32
+BASE_ADDRESS = "127.0.0.11"
+"""Loopback address of the first machine; the next machines have the next ones."""
+TEMPORAL_PORT, UI_PORT = 7233, 8233
+"""Taken when free: Temporal's own."""
+TEMPLATE_ROOM = 4096
+"""Bytes for the command lines of the fork servers that are forked from the template (ours)."""
+STOP_LIMIT_S = 60.0
+
+
+def worker_command() -> list[str]:
+    """How a worker is started. ``-P``: no file of the user's hides a module."""
+    return [sys.executable, "-P", "-m", "console.main", "worker"]
+
+
+def agent_command(machine: Machine, state: Path, shm: Path) -> list[str]:
+    """How the agent of a machine is started."""
+    command = [sys.executable, "-P", "-m", "console.main", "agent", "--machine", machine.name]
+    return [*command, "--listen", machine.address, "--state-dir", str(state), "--shm-dir", str(shm), "--prewarm"]
+
+
+def template_command(socket: Path) -> list[str]:
+    """How the template is started from which the agents' fork servers are forked."""
+    folder = Path(agent.__file__).resolve().parent
+    command = [sys.executable, "-P", str(folder / "template.py"), "--listen", str(socket)]
+    return [*command, "--everstep", str(folder.parent), "--room", " " * TEMPLATE_ROOM]
+
+
+@dataclass(frozen=True)
+class Commands:
+    """The programs that a cluster runs; tests put others in their place."""
+
+    worker: Callable[[], list[str]] = worker_command
+    agent: Callable[[Machine, Path, Path], list[str]] = agent_command
+    template: Callable[[Path], list[str]] | None = template_command
+    """None: each agent starts its fork servers itself, as it does alone on a machine."""
+    ledger: list[str] | None = None
+    """A server for the ledger; None: none is needed."""
+
+
+def up(
+    name: str = "default",
+    *,
+    machines: int = 4,
+    standbys: int = 1,
+    workers: int = 2,
+    progress: Progress = lambda _: None,
+    base_address: str = BASE_ADDRESS,
+    commands: Commands | None = None,
+    agents_ca: Path | None = None,
+    ledger_url: str = "",
+) -> ClusterFile:
+    """Bring a cluster up, or grow a running one; returns when everything answers.
+
+    Args:
+        name: of the cluster: up to 30 of a-z, 0-9 and '-'.
+        machines: agents for jobs; a running cluster never shrinks.
+        standbys: agents beside them, for replacement.
+        workers: worker processes.
+        progress: takes a line for each step.
+        base_address: address of the first machine of a new cluster, on loopback unless agents have TLS.
+        commands: programs to run in place of everstep's own.
+        agents_ca: certificate of the authority that signed the agents'; None: they have no TLS.
+        ledger_url: of another ledger than the cluster's own file.
+
+    Raises:
+        ClusterError: the name is none, there is no Temporal server, a port is taken, or a process does not come up.
+    """
+    home = ClusterFile.home_of(name)
+    commands = commands or Commands()
+    with _lock(home), ports.Claims() as claims:
+        private.make_folder(home)
+        private.make_folder(home / "logs")
+        choice = _temporal(home, progress)
+        cluster = _describe(
+            name,
+            choice,
+            claims,
+            machines=machines,
+            standbys=standbys,
+            workers=workers,
+            base=base_address,
+            agents_ca=agents_ca,
+            ledger_url=ledger_url,
+        )
+        _make_token(cluster)
+        for path in (*stopping.remove_stale(SHM_ROOT), *stopping.remove_stale(FORMER_SHM_ROOT)):
+            progress(f"removed {path}, left behind by a cluster that is gone")
+        plan = _plan(cluster, choice, commands)
+        _check_ports(cluster, choice, claims)
+        if choice.address:  # nothing is started for a server that does not answer
+            progress(f"looking for Temporal at {cluster.temporal_address}")
+            readiness.run_async(readiness.temporal_ready(choice, cluster, []))
+        plan.save(home)
+        cluster.save()
+        _start_supervisor(cluster, progress)
+        _wait(cluster, choice, progress)
+    return cluster
+
+
+def _temporal(home: Path, progress: Progress) -> TemporalChoice:
+    """The server of a running cluster stays what it is; else look for one."""
+    with suppress(OSError, ValueError):
+        plan = Plan.load(home)
+        embedded = [Path(entry.argv[0]) for entry in plan.processes if entry.kind == "temporal"]
+        if embedded and procfs.of_cluster(plan.cluster_id):
+            return TemporalChoice("running", binary=embedded[0])
+    return find(progress)
+
+
+def _describe(
+    name: str,
+    choice: TemporalChoice,
+    claims: ports.Claims,
+    *,
+    machines: int,
+    standbys: int,
+    workers: int,
+    base: str,
+    agents_ca: Path | None,
+    ledger_url: str,
+) -> ClusterFile:
+    """The description of the cluster as it shall be, with the addresses that it had before."""
+    home = ClusterFile.home_of(name).resolve()
+    before = _earlier(home)
+    identifier = _identifier(home)
+    if before and procfs.of_cluster(identifier):
+        machines = max(machines, len(before.machines) - before.standbys)
+        standbys, workers = max(standbys, before.standbys), max(workers, before.workers)
+    own = f"everstep-{identifier}"
+    known = {machine.name: machine for machine in before.machines} if before else {}
+    all_machines = []
+    for index in range(machines + standbys):
+        host = ports.machine_host(base, index)
+        machine = known.get(f"m{index}") or Machine(name=f"m{index}", address=f"{host}:{claims.choose(host)}")
+        all_machines.append(machine)
+    if choice.address:
+        address, namespace, ui_url = choice.address, choice.namespace, os.environ.get("EVERSTEP_UI_URL", "")
+    elif before and before.ui_url and before.temporal_address.startswith("127.0.0.1:"):
+        address, namespace, ui_url = before.temporal_address, before.namespace, before.ui_url
+    else:
+        address = f"127.0.0.1:{claims.choose('127.0.0.1', TEMPORAL_PORT)}"
+        # No other cluster's namespace: who reaches another one's server, e.g. after ports were changed, is told so.
+        namespace, ui_url = own, f"http://127.0.0.1:{claims.choose('127.0.0.1', UI_PORT)}"
+    return ClusterFile(
+        name=name,
+        id=identifier,
+        home=home,
+        shm=before.shm if before and before.shm.is_dir() else SHM_ROOT / identifier,
+        temporal_address=address,
+        namespace=namespace,
+        task_queue=before.task_queue if before else own,
+        ui_url=ui_url,
+        ledger_url=ledger_url or f"sqlite:///{home / 'ledger.db'}",
+        token_file=home / "token",
+        agents_ca=agents_ca,
+        machines=all_machines,
+        standbys=standbys,
+        workers=workers,
+    )
+
+
+def _identifier(home: Path) -> str:
+    """The id of the cluster of a folder: the same each time, another one for each folder."""
+    return f"{home.name}-{hashlib.sha256(os.fsencode(home)).hexdigest()[:8]}"
+
+
+def _earlier(home: Path) -> ClusterFile | None:
+    """The description of this cluster when it was up last, or is still."""
+    for path in (home / "cluster.json", home / "last.json"):
+        with suppress(OSError, ValueError):
+            return ClusterFile.model_validate_json(path.read_text())
+    return None
+
+
+def _make_token(cluster: ClusterFile) -> None:
+    """The token of the agents: made once, for this user's eyes only, and kept as the addresses are."""
+    assert cluster.token_file
+    if not cluster.token_file.exists():
+        private.replace(cluster.token_file, secrets.token_urlsafe(TOKEN_BYTES) + "\n")
+
+
+def _plan(cluster: ClusterFile, choice: TemporalChoice, commands: Commands) -> Plan:
+    processes = []
+    env = {
+        environment.CLUSTER: cluster.id,
+        "EVERSTEP_HOME": str(everstep_home().resolve()),
+        "EVERSTEP_CLUSTER_NAME": cluster.name,
+        "EVERSTEP_LEDGER_URL": cluster.ledger_url,
+        "TEMPORAL_ADDRESS": cluster.temporal_address,
+        "TEMPORAL_NAMESPACE": cluster.namespace,
+        environment.TASK_QUEUE: cluster.task_queue,
+        environment.AGENT_TOKEN_FILE: str(cluster.token_file),
+        # What the user may have configured for agents of a deployment does not hold for those of this cluster.
+        environment.AGENT_CA_FILE: str(cluster.agents_ca or ""),
+        environment.AGENT_CERT_FILE: "",
+        environment.AGENT_KEY_FILE: "",
+    }
+    if choice.binary:
+        command = start_command(
+            choice.binary,
+            port=_port(cluster.temporal_address),
+            ui_port=_port(cluster.ui_url),
+            database=cluster.home / "temporal.db",
+            namespace=cluster.namespace,
+        )
+        processes.append(ProcessPlan("temporal", "temporal", command))
+    if commands.ledger:
+        processes.append(ProcessPlan("ledger", "ledger", commands.ledger))
+    agent_env = env
+    if commands.template:
+        socket = cluster.shm / "template.sock"
+        agent_env = env | {environment.TEMPLATE: str(socket)}
+        processes.append(ProcessPlan("template", "template", commands.template(socket)))
+    for machine in cluster.machines:
+        state, shm = cluster.home / "machines" / machine.name, cluster.shm / machine.name
+        private.make_folder(state)
+        argv = commands.agent(machine, state, shm)
+        processes.append(ProcessPlan(f"agent-{machine.name}", "agent", argv, agent_env))
+    processes += [ProcessPlan(f"worker-{n}", "worker", commands.worker(), env) for n in range(cluster.workers)]
+    return Plan(cluster.id, str(cluster.shm), processes, list(_addresses(cluster, choice).values()))
+
+
+def _port(address: str) -> int:
+    return ports.split(address)[1]
+
+
+def _addresses(cluster: ClusterFile, choice: TemporalChoice) -> dict[str, str]:
+    """Where the cluster's own processes listen, by name."""
+    found = {f"agent-{machine.name}": machine.address for machine in cluster.machines}
+    if choice.binary:
+        found |= {"temporal": cluster.temporal_address, "temporal's Web UI": cluster.ui_url.removeprefix("http://")}
+    return found
+
+
+def _check_ports(cluster: ClusterFile, choice: TemporalChoice, claims: ports.Claims) -> None:
+    """Every port of a process that neither runs nor is about to be started again must be free."""
+    running = processes(cluster).keys() | _supervised(cluster.home)
+    for name, address in _addresses(cluster, choice).items():
+        if name.split("'")[0] in running:
+            continue
+        host, port = ports.split(address)
+        if not claims.claim(host, port) or not ports.is_free(host, port):
+            raise ClusterError(
+                f"{address} is taken by another process, and {name} of cluster {cluster.name!r} listens there: stop "
+                f"that process (ss -ltnp 'sport = :{port}'), or remove {cluster.home / 'last.json'} for new addresses"
+            )
+
+
+def _supervised(home: Path) -> set[str]:
+    """Names of the processes that a living supervisor starts again."""
+    with suppress(OSError, ValueError):
+        if supervisor_of(home):
+            return {entry.name for entry in Plan.load(home).processes}
+    return set()
+
+
+def _start_supervisor(cluster: ClusterFile, progress: Progress) -> None:
+    if running := supervisor_of(cluster.home):
+        procfs.send(running, signal.SIGHUP)
+        return
+    progress("starting the supervisor")
+    with open(cluster.home / "logs" / "supervisor.log", "ab", opener=private.open_file) as log:
+        started = subprocess.run(
+            [sys.executable, "-P", "-m", "controlplane.local.supervisor", str(cluster.home)],
+            env=os.environ | {environment.CLUSTER: cluster.id},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            check=False,
+        )
+    if started.returncode:
+        last = readiness.last_line(cluster.home / "logs" / "supervisor.log")
+        raise ClusterError(f"the supervisor did not start: {log.name} ends with {last!r}")
+
+
+def _wait(cluster: ClusterFile, choice: TemporalChoice, progress: Progress) -> None:
+    """Wait for every process in turn; they start at the same time."""
+    progress(f"waiting for Temporal at {cluster.temporal_address}")
+    temporal = ["temporal"] if choice.binary else []
+    readiness.run_async(readiness.temporal_ready(choice, cluster, temporal))
+    progress(f"waiting for {len(cluster.machines)} agents: {', '.join(m.name for m in cluster.machines)}")
+    for machine in cluster.machines:
+        readiness.agent_serves(cluster, machine.name, machine.address)
+    progress(f"waiting for {cluster.workers} workers")
+    names = [f"worker-{number}" for number in range(cluster.workers)]
+    readiness.run_async(readiness.workers_poll(choice, cluster, names))
+
+
+def down(name: str = "default", *, progress: Progress = lambda _: None, purge: bool = False) -> bool:
+    """Stop a cluster wholly: workers, agents, fork servers and ranks, Temporal, shared memory.
+
+    Args:
+        name: of the cluster.
+        progress: takes a line for each step.
+        purge: remove its folder as well: history, ledger and logs.
+
+    Returns:
+        Whether anything of it was there.
+
+    Raises:
+        ClusterError: the name is none, or a process cannot be stopped.
+    """
+    home = ClusterFile.home_of(name).resolve()
+    with _lock(home):
+        described = home / "cluster.json"
+        was_up = described.exists()
+        was_up = _stop(home, progress) or was_up  # its processes are found where its files were removed by hand, too
+        if described.exists():
+            described.rename(home / "last.json")
+        if purge:
+            shutil.rmtree(home, ignore_errors=True)
+    return was_up
+
+
+def _stop(home: Path, progress: Progress) -> bool:
+    """Stop what runs, by the supervisor or in its place; needs none of the cluster's files."""
+    cluster_id, running, before = _identifier(home), supervisor_of(home), _earlier(home)
+    found = bool(running or procfs.of_cluster(cluster_id))
+    if running:
+        procfs.send(running, signal.SIGTERM)
+        _follow_stopping(home, running, progress)
+    if procfs.of_cluster(cluster_id):  # its supervisor was dead: do its work
+        stopping.stop_all(State.load(home), cluster_id, progress)
+    (home / "state.json").unlink(missing_ok=True)
+    mounts.unmount(home)  # of a drill that was killed
+    for shm in {SHM_ROOT / cluster_id, FORMER_SHM_ROOT / cluster_id, *([before.shm] if before else [])}:
+        stopping.remove_shared_memory(shm)
+    if left := procfs.of_cluster(cluster_id):
+        raise ClusterError(f"processes of cluster {home.name!r} cannot be stopped: pids {sorted(left)}")
+    return found
+
+
+def _follow_stopping(home: Path, supervisor: procfs.Process, progress: Progress) -> None:
+    said = "running"
+
+    def gone() -> bool:
+        nonlocal said
+        phase = State.load(home).phase
+        if phase not in (said, "running"):
+            said = phase
+            progress(phase)
+        return not procfs.alive(supervisor)
+
+    if not readiness.holds(gone, STOP_LIMIT_S):
+        progress("the supervisor does not end: it is killed")
+        procfs.send(supervisor, signal.SIGKILL)
+        procfs.wait_gone([supervisor], 5.0)
+
+
+def supervisor_of(home: Path) -> procfs.Process | None:
+    """The living supervisor of a cluster's folder, or None."""
+    supervisor = State.load(home).supervisor
+    return supervisor if supervisor.pid and procfs.alive(supervisor) else None
+
+
+def processes(cluster: ClusterFile) -> dict[str, int]:
+    """Name → pid of the cluster's own processes that live: ``temporal``, ``worker-0``, ``agent-m0``, …"""
+    state = State.load(cluster.home)
+    return {name: running.pid for name, running in state.processes.items() if procfs.alive(running.process)}
+
+
+def restart_counts(cluster: ClusterFile) -> dict[str, int]:
+    """Name → how often the supervisor started it again since the cluster came up."""
+    return {name: running.restarts for name, running in State.load(cluster.home).processes.items()}
+
+
+@contextmanager
+def _lock(home: Path) -> Iterator[None]:
+    """One ``up`` or ``down`` at a time; beside the folder, which may be removed while somebody waits."""
+    with open(private.make_folder(home.parent) / f".{home.name}.lock", "w", opener=private.open_file) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,84 @@
+"""What describes a running local cluster: one JSON file under its home."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pydantic import BaseModel, Field
+
+from everstep import private
+from everstep.errors import ClusterError
+from everstep.model.job import JOB_NAME
+from everstep.model.job_state import TASK_QUEUE
+from everstep.model.machine import Machine
+
+
+def everstep_home() -> Path:
+    """Where local clusters keep their state: ``EVERSTEP_HOME`` or the user's state folder."""
+    if home := os.environ.get("EVERSTEP_HOME"):
+        return Path(home)
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "everstep"
+
+
+class ClusterFile(BaseModel):
+    """A local cluster: its addresses, folders and machines."""
+
+    name: str
+    id: str = ""
+    """Marks all its processes (``EVERSTEP_CLUSTER``) and its shared memory; unique on this computer."""
+    home: Path
+    """Folder of this cluster: ``<everstep home>/clusters/<name>``."""
+    shm: Path
+    """Folder in /dev/shm that holds all its shared memory."""
+    temporal_address: str
+    namespace: str = "everstep"
+    task_queue: str = TASK_QUEUE
+    """Of its jobs; the default is that of clusters that an earlier version brought up."""
+    ui_url: str
+    ledger_url: str
+    token_file: Path | None = None
+    """File with the token of its agents; None: it was brought up by a version that had none."""
+    agents_ca: Path | None = None
+    """Certificate of the authority that signed its agents'; None: they have no TLS."""
+    machines: list[Machine]
+    """All machines, the standbys last."""
+    standbys: int = Field(0, ge=0)
+    workers: int = Field(2, ge=1)
+
+    @classmethod
+    def home_of(cls, name: str) -> Path:
+        """The folder of a cluster.
+
+        Raises:
+            ClusterError: the name is none.
+        """
+        if not JOB_NAME.fullmatch(name):
+            raise ClusterError(f"{name!r} is not a cluster name: use up to 30 of a-z, 0-9 and '-'")
+        return everstep_home() / "clusters" / name
+
+    @classmethod
+    def path_of(cls, name: str) -> Path:
+        """Where the description of a cluster lies."""
+        return cls.home_of(name) / "cluster.json"
+
+    @classmethod
+    def load(cls, name: str) -> ClusterFile:
+        """Read the description of a cluster.
+
+        Raises:
+            ClusterError: there is no such cluster, or its file is damaged.
+        """
+        path = cls.path_of(name)
+        try:
+            return cls.model_validate_json(path.read_text())
+        except FileNotFoundError:
+            raise ClusterError(f"no cluster {name!r} is up (no {path}): start it with 'everstep up'") from None
+        except ValueError as error:
+            raise ClusterError(f"{path} is damaged ({error}): run 'everstep down' and 'everstep up'") from error
+
+    def save(self) -> None:
+        """Write the description atomically."""
+        path = self.path_of(self.name)
+        private.make_folder(path.parent)
+        private.replace(path, self.model_dump_json(indent=2))

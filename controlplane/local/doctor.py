@@ -1,0 +1,193 @@
+"""What everstep needs on a machine: each point looked at, with a remedy where it is missing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel
+
+from controlplane.local import cluster as local_cluster
+from controlplane.local import ports, temporal_binary, temporal_server
+from controlplane.local.cluster_file import everstep_home
+from everstep.errors import ClusterError
+
+Status = Literal["ok", "missing", "optional"]
+
+SHM_WANTED = 1 << 30
+"""Bytes of shared memory for reports and checkpoints of a small job (ours)."""
+DISK_WANTED = 1 << 30
+
+
+class Finding(BaseModel):
+    """One point of the examination."""
+
+    name: str
+    status: Status
+    """``missing``: everstep does not work without it; ``optional``: one thing less."""
+    found: str
+    remedy: str = ""
+
+
+def examine(inventory: Path | None = None) -> list[Finding]:
+    """Look at everything; a check that fails by itself is a finding, too.
+
+    Args:
+        inventory: File with the machines of a deployed cluster, which are asked then.
+    """
+    findings = [_guarded(check) for check in CHECKS]
+    return [*findings, *([_guarded(partial(_inventory, inventory))] if inventory else [])]
+
+
+def _guarded(check: Callable[[], Finding]) -> Finding:
+    try:
+        return check()
+    except Exception as error:
+        of = check.func if isinstance(check, partial) else check
+        name = of.__name__.strip("_").replace("_", " ")
+        return Finding(name=name, status="missing", found=f"could not be looked at: {error}", remedy="see the message")
+
+
+def _python() -> Finding:
+    status: Status = "ok" if sys.version_info >= (3, 11) and sys.platform == "linux" else "missing"
+    found = f"{platform.python_version()} on {platform.system()} {platform.release()}, {sys.executable}"
+    return Finding(name="python", status=status, found=found, remedy="Python 3.11 or newer on Linux")
+
+
+def _torch() -> Finding:
+    program = (
+        "import time; began = time.time(); import torch; "
+        "print(torch.__version__, torch.cuda.device_count(), time.time() - began)"
+    )
+    remedy = "make setup (or: uv pip install 'torch>=2.11')"
+    loaded = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=False)
+    if loaded.returncode:
+        last = (loaded.stderr.strip().splitlines() or ["no message"])[-1]
+        return Finding(name="torch", status="missing", found=last, remedy=remedy)
+    version, gpus, seconds = loaded.stdout.split()
+    return Finding(name="torch", status="ok", found=f"{version}, {gpus} GPUs, imported in {float(seconds):.1f} s")
+
+
+def _temporal() -> Finding:
+    notes: list[str] = []
+    remedy = "make temporal (downloads or builds it), or set TEMPORAL_ADDRESS to a server of yours"
+    try:
+        if choice := temporal_server.configured():
+            return Finding(name="temporal", status="ok", found=f"configured: {choice.address} ({choice.namespace})")
+    except ClusterError as error:
+        return Finding(name="temporal", status="missing", found=str(error), remedy="correct the configuration")
+    if installed := temporal_binary.installed(notes.append):
+        binary, source = installed
+        version = temporal_binary.server_version(binary)
+        return Finding(name="temporal", status="ok", found=f"{binary}, {source}, server {version}")
+    return Finding(name="temporal", status="missing", found="; ".join(notes) or "no server found", remedy=remedy)
+
+
+def _shared_memory() -> Finding:
+    usage = shutil.disk_usage("/dev/shm")
+    status: Status = "ok" if usage.free >= SHM_WANTED and os.access("/dev/shm", os.W_OK) else "missing"
+    found = f"/dev/shm: {usage.free / 2**30:.1f} of {usage.total / 2**30:.1f} GiB free"
+    remedy = "1 GiB and more, by the size of the checkpoints: mount -o remount,size=8G /dev/shm; docker: --shm-size=8g"
+    return Finding(name="shared memory", status=status, found=found, remedy=remedy)
+
+
+def _pidfd() -> Finding:
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError) as error:
+        remedy = "Linux 5.4 or newer; in a sandbox, allow the system call pidfd_open"
+        return Finding(name="pidfd", status="missing", found=f"pidfd_open: {error}", remedy=remedy)
+    return Finding(name="pidfd", status="ok", found="process deaths are noticed at once")
+
+
+def _addresses() -> Finding:
+    base = local_cluster.BASE_ADDRESS
+    try:
+        with ports.Claims() as claims:
+            port = claims.choose(base)
+    except OSError as error:
+        return Finding(name="addresses", status="missing", found=str(error), remedy="ip addr add 127.0.0.1/8 dev lo")
+    return Finding(name="addresses", status="ok", found=f"{base} and the next ones, e.g. port {port}")
+
+
+def _ports() -> Finding:
+    wanted = (local_cluster.TEMPORAL_PORT, local_cluster.UI_PORT)
+    taken = [str(port) for port in wanted if not ports.is_free("127.0.0.1", port)]
+    found = f"taken: {', '.join(taken)}; a new cluster takes others" if taken else "7233 and 8233 are free"
+    return Finding(name="ports", status="ok", found=found)
+
+
+def _disk() -> Finding:
+    folder = everstep_home()
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    fits = free >= DISK_WANTED and os.access(folder, os.W_OK)
+    found = f"{everstep_home()}: {free / 2**30:.1f} GiB free"
+    remedy = "1 GiB where we may write, or set EVERSTEP_HOME to another folder"
+    return Finding(name="disk", status="ok" if fits else "missing", found=found, remedy=remedy)
+
+
+def _go() -> Finding:
+    if go := shutil.which("go"):
+        version = subprocess.run([go, "version"], capture_output=True, text=True, check=False).stdout.strip()
+        return Finding(name="go", status="ok", found=version)
+    remedy = "only to build a Temporal server where none can be downloaded: Go 1.26"
+    return Finding(name="go", status="optional", found="not on PATH", remedy=remedy)
+
+
+def _py_spy() -> Finding:
+    beside = Path(sys.executable).with_name("py-spy")
+    program = str(beside) if beside.exists() else shutil.which("py-spy")
+    if program:
+        return Finding(name="py-spy", status="ok", found=program)
+    return Finding(
+        name="py-spy", status="optional", found="not found", remedy="stacks of hung ranks: uv pip install py-spy"
+    )
+
+
+def _postgresql() -> Finding:
+    try:
+        import psycopg
+    except ImportError as error:
+        remedy = "only for a ledger in PostgreSQL: uv pip install 'everstep[postgresql]'"
+        return Finding(name="postgresql", status="optional", found=f"no driver: {error}", remedy=remedy)
+    return Finding(
+        name="postgresql", status="ok", found=f"driver psycopg {psycopg.__version__} (the default is SQLite)"
+    )
+
+
+def _inventory(path: Path) -> Finding:
+    from agent.client import AgentPool
+    from controlplane.inventory import NAMED, Answer, ask, load
+
+    found = load(path)
+
+    async def answers() -> list[Answer]:
+        agents = AgentPool()
+        try:
+            return await ask(found.machines, agents)
+        finally:
+            await agents.close()
+
+    troubled = [one for one in asyncio.run(answers()) if one.problem]
+    text = f"{path}: {len(found.machines) - len(troubled)} of {len(found.machines)} machines answer"
+    said = [f"{one.machine.name}: {one.problem}" for one in troubled[:NAMED]]
+    more = [f"and {len(troubled) - NAMED} more"] if len(troubled) > NAMED else []
+    remedy = "start their agents, or see whether address, name, certificates and token are theirs"
+    status: Status = "missing" if troubled else "ok"
+    return Finding(name="inventory", status=status, found="; ".join([text, *said, *more]), remedy=remedy)
+
+
+CHECKS: tuple[Callable[[], Finding], ...] = (
+    *(_python, _torch, _temporal, _shared_memory, _pidfd, _addresses, _ports, _disk),
+    *(_go, _py_spy, _postgresql),
+)

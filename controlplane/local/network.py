@@ -1,0 +1,197 @@
+"""Machines with a network of their own: namespaces joined by a bridge, and what may happen to their links.
+
+The control host, where Temporal, workers and commands are, is one of these
+namespaces; nothing in them reaches this computer's own network.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from controlplane.local import procfs
+from everstep.errors import ClusterError
+
+CONTROL = "control"
+"""Name of the control host."""
+NAMED = Path("/run/netns")
+"""Where iproute2 keeps the names of namespaces."""
+SETTLE_S = 5.0
+"""A killed process is gone within this long (ours)."""
+_CLONE_NEWNET = 0x40000000
+_NAME = re.compile(r"(everstep-(\d+)-(\d+)-\d+)-.+")
+_made = itertools.count()
+
+
+class Network:
+    """One bridge and the namespaces on it.
+
+    Args:
+        machines: Name → address of each; all in one network of 254 addresses.
+        control: Address of the control host in it.
+    """
+
+    def __init__(self, machines: Mapping[str, str], control: str) -> None:
+        self.machines = dict(machines)
+        self.control = control
+        owner = procfs.identify(os.getpid())
+        assert owner is not None
+        self._tag = f"everstep-{owner.pid}-{owner.start}-{next(_made)}"
+
+    def name(self, host: str) -> str:
+        """Name of a host's namespace."""
+        return f"{self._tag}-{host}"
+
+    def inside(self, host: str) -> list[str]:
+        """What comes before a command that shall run on a host."""
+        # Not 'ip netns exec': it would hide the control groups, and with them a container's limit of memory.
+        return [_program("nsenter"), f"--net={NAMED / self.name(host)}"]
+
+    def run(self, host: str, *command: str) -> None:
+        """Run a command on a host.
+
+        Raises:
+            ClusterError: it failed; with what it said.
+        """
+        _run(*self.inside(host), *command)
+
+    def make(self) -> None:
+        """Make namespaces, bridge and links.
+
+        Raises:
+            ClusterError: it cannot be done here; the message says why.
+        """
+        remove_stale()
+        _run("ip", "netns", "add", self.name(CONTROL))
+        self._ip(CONTROL, "link", "set", "lo", "up")
+        self._ip(CONTROL, "link", "add", "br0", "type", "bridge")
+        self._ip(CONTROL, "addr", "add", f"{self.control}/24", "dev", "br0")
+        self._ip(CONTROL, "link", "set", "br0", "up")
+        for number, (machine, address) in enumerate(self.machines.items()):
+            _run("ip", "netns", "add", self.name(machine))
+            self._ip(machine, "link", "set", "lo", "up")
+            self._ip(CONTROL, "link", "add", f"p{number}", "type", "veth", "peer", "name", f"q{number}")
+            self._ip(CONTROL, "link", "set", f"p{number}", "master", "br0", "up")
+            self._ip(CONTROL, "link", "set", f"q{number}", "netns", self.name(machine), "name", "eth0")
+            self._ip(machine, "addr", "add", f"{address}/24", "dev", "eth0")
+            self._ip(machine, "link", "set", "eth0", "up")
+
+    def let_ports_be_chosen(self) -> None:
+        """Let the control host bind addresses of the machines, to see which of their ports are free.
+
+        Raises:
+            ClusterError: /proc/sys cannot be written to.
+        """
+        self.run(CONTROL, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_nonlocal_bind")
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """This thread, and all threads and processes that it starts, are on the control host."""
+        with Path("/proc/thread-self/ns/net").open("rb") as before:
+            with (NAMED / self.name(CONTROL)).open("rb") as there:
+                _enter(there.fileno())
+            try:
+                yield
+            finally:
+                _enter(before.fileno())
+
+    @contextmanager
+    def link_down(self, machine: str) -> Iterator[None]:
+        """Nothing reaches a machine, and it reaches nobody."""
+        self._ip(machine, "link", "set", "eth0", "down")
+        try:
+            yield
+        finally:
+            self._ip(machine, "link", "set", "eth0", "up")
+
+    @contextmanager
+    def cut_off(self, machine: str) -> Iterator[None]:
+        """The control host and a machine do not reach each other; machines do."""
+        both = ((CONTROL, self.machines[machine]), (machine, self.control))
+        for host, address in both:
+            self._ip(host, "route", "add", "blackhole", f"{address}/32")
+        try:
+            yield
+        finally:
+            for host, address in both:
+                self._ip(host, "route", "del", "blackhole", f"{address}/32")
+
+    def remove(self) -> list[int]:
+        """Remove all of it; returns the processes that were still in it and were killed."""
+        return [pid for host in (CONTROL, *self.machines) for pid in _remove(self.name(host))]
+
+    def _ip(self, host: str, *words: str) -> None:
+        self.run(host, "ip", *words)
+
+
+def missing() -> str:
+    """What machines with a network of their own lack here; empty: nothing."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    for program, package in (("ip", "iproute2"), ("nsenter", "util-linux")):
+        if not shutil.which(program):
+            return f"there is no program {program} (package {package})"
+    trial = Network({"m0": "10.99.0.11"}, "10.99.0.1")
+    try:
+        trial.make()
+    except ClusterError as error:
+        return f"no network can be made: {error}"
+    finally:
+        trial.remove()
+    return ""
+
+
+def remove_stale() -> None:
+    """Remove the networks of those who died before they could, unless a process lives in one of its namespaces."""
+    networks: dict[str, list[str]] = {}
+    for path in NAMED.glob("everstep-*"):
+        found = _NAME.fullmatch(path.name)
+        if found and not procfs.alive(procfs.Process(int(found[2]), int(found[3]))):
+            networks.setdefault(found[1], []).append(path.name)
+    for names in networks.values():
+        if not any(map(_pids, names)):
+            for name in names:
+                subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+def _pids(name: str) -> list[int]:
+    listed = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False)
+    return [int(pid) for pid in listed.stdout.split() if int(pid) != os.getpid()]
+
+
+def _remove(name: str) -> list[int]:
+    """Remove a namespace with every process in it but this one."""
+    found = [process for pid in _pids(name) if (process := procfs.identify(pid))]
+    for process in found:
+        procfs.send(process, signal.SIGKILL)
+    procfs.wait_gone(found, SETTLE_S)
+    subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+    return [process.pid for process in found]
+
+
+def _enter(descriptor: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(descriptor, _CLONE_NEWNET):
+        raise ClusterError(f"a network namespace cannot be entered: {os.strerror(ctypes.get_errno())}")
+
+
+def _program(name: str) -> str:
+    return shutil.which(name) or name
+
+
+def _run(*command: str) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise ClusterError(f"{command[0]} cannot be run: {error.strerror}") from error
+    if done.returncode:
+        said = done.stderr.strip() or f"it ended with code {done.returncode}"
+        raise ClusterError(f"'{' '.join(command)}' failed: {said}")

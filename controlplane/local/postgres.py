@@ -1,0 +1,151 @@
+"""A PostgreSQL server of a cluster's or a test's own, made anew in a folder."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from controlplane.local import procfs
+from everstep.errors import ClusterError
+
+HOW_TO_INSTALL = (
+    "PostgreSQL's server programs were not found (pg_config --bindir, PATH, /usr/lib/postgresql/*/bin): install "
+    "them (Debian, Ubuntu: apt-get install postgresql; Fedora: dnf install postgresql-server; macOS: brew install "
+    "postgresql)"
+)
+FOLDER = Path("/tmp")
+_NAME = re.compile(r"evpg-(\d+)-(\d+)-\w+")
+PORT = 5432
+"""Part of the name of its unix socket."""
+LIMIT_S = 100.0
+
+
+def programs() -> Path | None:
+    """Folder that holds initdb, postgres and pg_ctl; None: there is none."""
+    folders: list[Path] = []
+    if shutil.which("pg_config"):
+        found = subprocess.run(["pg_config", "--bindir"], capture_output=True, text=True, check=False)
+        folders.append(Path(found.stdout.strip()))
+    if on_path := shutil.which("initdb"):
+        folders.append(Path(on_path).resolve().parent)
+    folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    return next((folder for folder in folders if (folder / "initdb").exists() and (folder / "pg_ctl").exists()), None)
+
+
+def unprivileged() -> tuple[int, int] | None:
+    """User and group that run the server, None for our own: PostgreSQL refuses root.
+
+    Raises:
+        ClusterError: we are root, and no such user exists.
+    """
+    if os.geteuid() != 0:
+        return None
+    for name in ("postgres", "nobody"):
+        try:
+            user = pwd.getpwnam(name)
+        except KeyError:
+            continue
+        return user.pw_uid, user.pw_gid
+    raise ClusterError("running as root, and neither user 'postgres' nor 'nobody' exists to run PostgreSQL: add one")
+
+
+def remove_stale() -> None:
+    """Remove the folders of those who died before they could, unless a server runs there."""
+    for path in FOLDER.glob("evpg-*"):
+        found = _NAME.fullmatch(path.name)
+        if found and not procfs.alive(procfs.Process(int(found[1]), int(found[2]))) and not _served(path):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _served(home: Path) -> bool:
+    try:
+        pid = int((home / "data" / "postmaster.pid").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return False
+    return procfs.identify(pid) is not None
+
+
+class Postgres:
+    """A server with a data folder of its own, reached by a unix socket; nothing runs yet.
+
+    Raises:
+        ClusterError: PostgreSQL is not installed, or cannot be set up.
+    """
+
+    def __init__(self) -> None:
+        found = programs()
+        if found is None:
+            raise ClusterError(HOW_TO_INSTALL)
+        self.programs, self.who = found, unprivileged()
+        # Short: the path of a unix socket has 107 characters at most.
+        remove_stale()
+        owner = procfs.identify(os.getpid())
+        assert owner is not None
+        self.home = Path(tempfile.mkdtemp(prefix=f"evpg-{owner.pid}-{owner.start}-", dir=FOLDER))
+        self.data = str(self.home / "data")
+        try:
+            if self.who:
+                os.chown(self.home, *self.who)
+            self._make()
+        except BaseException:
+            self.remove()
+            raise
+
+    def _make(self) -> None:
+        self.call("initdb", "-D", self.data, "-U", "everstep", "-A", "trust", "-E", "UTF8", "--no-sync", "--locale=C")
+
+    def url(self, database: str = "postgres", password: str = "any", *, port: int = PORT) -> str:
+        """Over the unix socket, which other network namespaces reach too; any password is right."""
+        return f"postgresql+psycopg://everstep:{password}@/{database}?host={self.home}&port={port}"
+
+    def settings(self, listen: str = "", *, port: int = PORT) -> list[str]:
+        """Options of the server program; nothing waits for a disk, for nobody needs these data after a crash."""
+        return [
+            "-p",
+            str(port),
+            "-c",
+            f"unix_socket_directories={self.home}",
+            "-c",
+            f"listen_addresses={listen}",
+            "-c",
+            "fsync=off",
+        ]
+
+    def command(self) -> list[str]:
+        """A command line that runs the server in the foreground, as the user that may."""
+        user: list[str] = []
+        if self.who:
+            setpriv = shutil.which("setpriv") or "setpriv"
+            user = [setpriv, f"--reuid={self.who[0]}", f"--regid={self.who[1]}", "--clear-groups"]
+        return [*user, str(self.programs / "postgres"), "-D", self.data, *self.settings()]
+
+    def remove(self) -> None:
+        """Remove its files."""
+        shutil.rmtree(self.home, ignore_errors=True)
+
+    def call(self, program: str, *args: str) -> None:
+        """Run one of its programs, as the user that may.
+
+        Raises:
+            ClusterError: it failed; with what it said.
+        """
+        user, group = self.who or (None, None)
+        log = self.home / f"{program}.out"
+        with log.open("wb") as out:  # not a pipe: the server would keep it open
+            done = subprocess.run(
+                [str(self.programs / program), *args],
+                stdout=out,
+                stderr=out,
+                cwd="/",
+                check=False,
+                timeout=LIMIT_S,
+                user=user,
+                group=group,
+            )
+        if done.returncode:
+            raise ClusterError(f"{program} of PostgreSQL failed: {log.read_text().strip()}")

@@ -1,0 +1,133 @@
+"""Machines of a local cluster that lose their power: everything on them dies at once, and comes back empty.
+
+There is one kernel under all of them, so a machine is what names its folder:
+its agent, fork servers, ranks and stores, and what they started. While the
+power is off its agent is *held*, so that the supervisor does not start it again
+before memory and disk have been emptied.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from controlplane.local import procfs
+from controlplane.local.cluster_file import ClusterFile
+from controlplane.local.plan import State, hold, let_go
+from everstep.errors import ClusterError
+
+ROUNDS = 20
+"""What forks while we kill is found in the next round (ours)."""
+STOP_LIMIT_S = 1.0
+"""A process stands still within this long after SIGSTOP, unless it waits for a disk (ours)."""
+LOOK_S = 0.0005
+"""Between two looks whether it is the moment (ours)."""
+
+
+@contextmanager
+def powered_off(
+    cluster: ClusterFile, machines: Sequence[str], *, when: Callable[[], bool] = lambda: True
+) -> Iterator[int]:
+    """SIGKILL everything of some machines; their agents are started again after the block.
+
+    Args:
+        cluster: a running one.
+        machines: names.
+        when: whether this is the moment for it; asked again and again once it is known what has to be killed, and
+            once more while all of that is stopped: nothing changes then until it is killed.
+
+    Yields:
+        When they were killed, nanoseconds of the wall clock.
+
+    Raises:
+        ClusterError: a machine does not exist, or something of it cannot be killed.
+    """
+    known = {machine.name for machine in cluster.machines}
+    if unknown := set(machines) - known:
+        raise ClusterError(f"cluster {cluster.name} has no machine {', '.join(sorted(unknown))}: see 'everstep status'")
+    with ExitStack() as held:
+        for machine in machines:
+            hold(cluster.home, f"agent-{machine}")
+            held.callback(let_go, cluster.home, f"agent-{machine}")
+        yield _kill(cluster, machines, when)
+
+
+def empty_memory(cluster: ClusterFile, machine: str) -> None:
+    """Empty the shared memory of a machine that is off."""
+    _empty(cluster.shm / machine)
+
+
+def empty_disk(cluster: ClusterFile, machine: str) -> None:
+    """Empty the state folder of a machine that is off, with the checkpoints in it."""
+    _empty(state_folder(cluster, machine))
+
+
+def state_folder(cluster: ClusterFile, machine: str) -> Path:
+    """Where the agent of a machine keeps what survives it."""
+    return cluster.home / "machines" / machine
+
+
+def _kill(cluster: ClusterFile, machines: Sequence[str], when: Callable[[], bool]) -> int:
+    """Kill until nothing is left; returns when the first round began."""
+    killed_ns = 0
+    for _ in range(ROUNDS):
+        found = _processes(cluster, machines)
+        if not killed_ns:
+            _stop_when(found, when)
+            killed_ns = time.time_ns()
+        if not found:
+            return killed_ns
+        for process in found:
+            procfs.send(process, signal.SIGKILL)
+        procfs.wait_gone(found, 1.0)
+    left = sorted(process.pid for process in _processes(cluster, machines))
+    raise ClusterError(f"processes {left} of {', '.join(machines)} cannot be killed; look at their state in /proc")
+
+
+def _stop_when(found: Sequence[procfs.Process], when: Callable[[], bool]) -> None:
+    """Stop processes at a moment; where they stopped too late they go on."""
+    while True:
+        while not when():
+            time.sleep(LOOK_S)
+        it_is = False
+        try:
+            for process in found:
+                procfs.send(process, signal.SIGSTOP)
+            procfs.wait_stopped(found, STOP_LIMIT_S)
+            it_is = when()
+        finally:
+            if not it_is:
+                for process in found:
+                    procfs.send(process, signal.SIGCONT)
+        if it_is:
+            return
+
+
+def _processes(cluster: ClusterFile, machines: Sequence[str]) -> list[procfs.Process]:
+    """Everything of the machines, the agents first: a machine without power tells nobody how its ranks ended."""
+    agents = {running.pid for name, running in State.load(cluster.home).processes.items() if name.startswith("agent-")}
+    pids = {
+        pid
+        for name in machines
+        for pid in procfs.of_machine(cluster.id, name, state_folder(cluster, name), cluster.shm / name)
+    }
+    ordered = sorted(pids, key=lambda pid: (pid not in agents, pid))
+    return [process for pid in ordered if (process := procfs.identify(pid))]
+
+
+def _empty(folder: Path) -> None:
+    """Remove what is in a folder; what is mounted there is emptied and stays."""
+    if not folder.is_dir():
+        return
+    for path in folder.iterdir():
+        if os.path.ismount(path):
+            _empty(path)
+        elif path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()

@@ -1,0 +1,216 @@
+"""Wait until a cluster's processes do their work, and say which one does not and why."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from controlplane.local.cluster_file import ClusterFile
+from controlplane.local.plan import State
+from controlplane.local.temporal_server import TemporalChoice
+from everstep.errors import ClusterError
+
+if TYPE_CHECKING:
+    from temporalio.client import Client
+
+T = TypeVar("T")
+
+LIMIT_S = 90.0
+"""A process that does not answer after so long does not work (ours)."""
+DEATHS = 3
+"""A process that died so often while we waited does not work (ours)."""
+POLL_S = 0.05
+
+
+class DeathWatch:
+    """Raises when one of the awaited processes dies again and again, or the time is up."""
+
+    def __init__(self, home: Path, names: list[str], what: str) -> None:
+        self._home, self._names, self._what = home, names, what
+        self._deadline = time.monotonic() + LIMIT_S
+        self._before: dict[str, int] = {}
+
+    def check(self, reason: str = "") -> None:
+        """Look once.
+
+        Args:
+            reason: what the newest attempt failed with.
+
+        Raises:
+            ClusterError: a process does not stay alive, or the time is up; with its log's last line.
+        """
+        for name, running in State.load(self._home).processes.items():
+            if name not in self._names:
+                continue
+            if running.restarts - self._before.setdefault(name, running.restarts) >= DEATHS:
+                raise ClusterError(f"{name} dies as soon as it starts: {self._log(name)}")
+        if time.monotonic() > self._deadline:
+            logs = "; ".join(self._log(name) for name in self._names)
+            because = f" ({reason})" if reason else ""
+            raise ClusterError(f"{self._what} not ready after {LIMIT_S:.0f} s{because}: {logs}")
+
+    def _log(self, name: str) -> str:
+        path = self._home / "logs" / f"{name}.log"
+        return f"{path} ends with {last_line(path)!r}"
+
+
+def last_line(path: Path) -> str:
+    """The last line of a log that is not empty; "" when there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - 4096))
+            lines = file.read().decode(errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    return lines[-1] if lines else ""
+
+
+def run_async(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end, also from inside a running event loop."""
+    result: list[T] = []
+    failure: list[BaseException] = []
+
+    def target() -> None:
+        try:
+            result.append(asyncio.run(work))
+        except BaseException as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=target)
+    thread.start()
+    thread.join()
+    if failure:
+        raise failure[0]
+    return result[0]
+
+
+async def connect(choice: TemporalChoice, address: str, namespace: str) -> Client:
+    """A client of the cluster's server; a configured one gets its TLS and key from the profile.
+
+    Raises:
+        RuntimeError: the server does not answer.
+    """
+    from temporalio.client import Client
+    from temporalio.envconfig import ClientConfig
+
+    if choice.address:
+        return await Client.connect(**ClientConfig.load_client_connect_config())
+    return await Client.connect(address, namespace=namespace)
+
+
+async def temporal_ready(choice: TemporalChoice, cluster: ClusterFile, names: list[str]) -> None:
+    """Wait until the server answers for the namespace, with all search attributes registered.
+
+    Raises:
+        ClusterError: it does not; or a configured server lacks the namespace.
+    """
+    from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
+    from temporalio.service import RPCError, RPCStatusCode
+
+    from controlplane import search_attributes
+
+    watch = DeathWatch(cluster.home, names, f"Temporal at {cluster.temporal_address} is")
+    while True:
+        try:
+            client = await connect(choice, cluster.temporal_address, cluster.namespace)
+            await client.workflow_service.describe_namespace(DescribeNamespaceRequest(namespace=cluster.namespace))
+            await search_attributes.register(client)
+            return
+        except RPCError as error:
+            if choice.address and error.status == RPCStatusCode.NOT_FOUND:
+                raise ClusterError(
+                    f"the configured server {choice.address} has no namespace {cluster.namespace!r}: create it with "
+                    f"'temporal operator namespace create --namespace {cluster.namespace}', or set TEMPORAL_NAMESPACE"
+                ) from error
+            reason = str(error)
+        except RuntimeError as error:
+            if choice.address:  # not ours to start: say it at once
+                raise ClusterError(f"the configured Temporal server does not answer: {error}") from error
+            reason = str(error)
+        watch.check(reason)
+        await asyncio.sleep(POLL_S)
+
+
+async def workers_poll(choice: TemporalChoice, cluster: ClusterFile, names: list[str]) -> None:
+    """Wait until every worker process asks the task queue for work.
+
+    Raises:
+        ClusterError: one does not.
+    """
+    from temporalio.api.enums.v1 import TaskQueueType
+    from temporalio.api.taskqueue.v1 import TaskQueue
+    from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
+    from temporalio.service import RPCError
+
+    watch = DeathWatch(cluster.home, names, f"workers are ({', '.join(names)})")
+    client = await connect(choice, cluster.temporal_address, cluster.namespace)
+    request = DescribeTaskQueueRequest(
+        namespace=cluster.namespace,
+        task_queue=TaskQueue(name=cluster.task_queue),
+        task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW,
+    )
+    while True:
+        try:
+            pollers = (await client.workflow_service.describe_task_queue(request)).pollers
+        except RPCError as error:
+            watch.check(str(error))
+            await asyncio.sleep(POLL_S)
+            continue
+        # A dead poller stays listed for minutes, so that a count says nothing: look for the living ones' pids,
+        # which every identity contains.
+        polling = {number for poller in pollers for number in re.findall(r"\d+", poller.identity)}
+        processes = State.load(cluster.home).processes
+        if all(name in processes and str(processes[name].pid) in polling for name in names):
+            return
+        watch.check("not all of them poll the task queue")
+        await asyncio.sleep(POLL_S)
+
+
+def agent_serves(cluster: ClusterFile, machine: str, address: str) -> None:
+    """Wait until an agent answers its health check with SERVING.
+
+    Raises:
+        ClusterError: it does not.
+    """
+    import grpc
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    from agent.security import ClientSecurity
+
+    security = ClientSecurity(ca_file=cluster.agents_ca, token_file=cluster.token_file)
+    token, credentials = security.metadata(), security.credentials()
+    name = f"agent-{machine}"
+    watch = DeathWatch(cluster.home, [name], f"{name} at {address} is")
+    # Its own pool: a connection refused a moment ago would else make the next attempt wait for gRPC's back-off.
+    options = [("grpc.use_local_subchannel_pool", 1), ("grpc.initial_reconnect_backoff_ms", 50)]
+    while True:
+        with (
+            grpc.secure_channel(address, credentials, options)
+            if credentials
+            else grpc.insecure_channel(address, options)
+        ) as channel:
+            try:
+                stub = health_pb2_grpc.HealthStub(channel)
+                reply = stub.Check(health_pb2.HealthCheckRequest(), timeout=1.0, metadata=token)
+                if reply.status == health_pb2.HealthCheckResponse.SERVING:
+                    return
+                reason = "its health is not SERVING"
+            except grpc.RpcError as error:
+                reason = error.details() if isinstance(error, grpc.Call) else str(error)
+        watch.check(reason)
+        time.sleep(POLL_S)
+
+
+def holds(condition: Callable[[], bool], seconds: float) -> bool:
+    """Wait until a condition holds; False when it does not after so many seconds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_S)
+    return True

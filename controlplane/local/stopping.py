@@ -1,0 +1,108 @@
+"""Stop a cluster: workers, agents, fork servers and ranks, Temporal; nothing is left, nobody else is touched."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from controlplane.local import mounts, procfs
+from controlplane.local.plan import STOP_ORDER, Kind, State
+from everstep import private
+
+GRACE_S: dict[Kind, float] = {"worker": 3.0, "agent": 3.0, "template": 3.0, "ledger": 5.0, "temporal": 5.0}
+"""How long a process may take after SIGTERM before SIGKILL (ours)."""
+NAMES: dict[Kind, str] = {
+    "worker": "stopping workers",
+    "agent": "stopping agents",
+    "template": "stopping the template of fork servers",
+    "ledger": "stopping the ledger's server",
+    "temporal": "stopping Temporal",
+}
+ROUNDS = 20
+"""A process that forks while we kill is found in the next round."""
+
+
+def stop_all(state: State, cluster_id: str, say: Callable[[str], None]) -> None:
+    """Stop every process of a cluster, in order.
+
+    Args:
+        state: the processes that were started.
+        cluster_id: marks all others of this cluster.
+        say: called with what is stopped now.
+    """
+    for kind in STOP_ORDER:
+        if kind == "temporal":  # ranks and fork servers are gone before it: their agents may still report to nobody
+            say("stopping fork servers and ranks")
+            spared = {entry.pid for entry in state.processes.values() if entry.kind == "temporal"}
+            spared.add(state.supervisor_pid)
+            kill_all(cluster_id, spared)
+        processes = [entry.process for entry in state.processes.values() if entry.kind == kind]
+        if any(map(procfs.alive, processes)):
+            say(NAMES[kind])
+        for process in processes:
+            procfs.send(process, signal.SIGTERM)
+        for process in procfs.wait_gone(processes, GRACE_S[kind]):
+            procfs.send(process, signal.SIGKILL)
+        procfs.wait_gone(processes, 5.0)
+    kill_all(cluster_id, {state.supervisor_pid})
+
+
+def kill_all(cluster_id: str, spared: set[int]) -> None:
+    """SIGKILL every process of a cluster but the spared ones and the caller's own ancestors."""
+    for _ in range(ROUNDS):
+        found = {process for pid in procfs.of_cluster(cluster_id) - spared if (process := procfs.identify(pid))}
+        if not found:
+            return
+        for process in found:
+            procfs.send(process, signal.SIGKILL)
+        procfs.wait_gone(found, 1.0)
+
+
+HOME_FILE = ".home"
+"""In a cluster's shared memory: names the folder that it belongs to."""
+
+
+def make_shared_memory(shm: Path, home: Path) -> None:
+    """Make the shared memory of a cluster, for its user only.
+
+    Raises:
+        ConfigError: it is there, and not its user's alone.
+    """
+    private.replace(private.make_folder(shm) / HOME_FILE, str(home))
+
+
+def remove_shared_memory(shm: Path) -> None:
+    """Give back the shared memory of a cluster, and what a drill mounted there."""
+    mounts.unmount(shm)
+    shutil.rmtree(shm, ignore_errors=True)
+
+
+def remove_stale(root: Path) -> list[Path]:
+    """Remove shared memory of which neither a process lives nor the cluster's folder is there.
+
+    A dead cluster whose folder is there keeps its memory: the checkpoints in
+    it are what its jobs go on from at the next ``everstep up``.
+
+    Args:
+        root: folder of all clusters' shared memory; other users' is left alone.
+
+    Returns:
+        The folders that were removed.
+    """
+    candidates = [path for path in root.glob("*-" + "[0-9a-f]" * 8) if path.is_dir()]
+    stale = [path for path in candidates if path.stat().st_uid == os.getuid() and not _has_home(path)]
+    living = procfs.cluster_ids() if stale else {}
+    stale = [path for path in stale if path.name not in living]
+    for path in stale:
+        remove_shared_memory(path)
+    return stale
+
+
+def _has_home(shm: Path) -> bool:
+    try:
+        return Path((shm / HOME_FILE).read_text()).exists()
+    except OSError:
+        return False

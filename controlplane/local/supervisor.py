@@ -1,0 +1,274 @@
+"""The process that keeps a local cluster's processes running, as systemd or a kubelet would.
+
+It is detached, holds no state that it cannot read again, and may be killed:
+the processes go on, and the next ``everstep up`` starts a new supervisor that
+adopts them. A death is noticed by pidfd within milliseconds and answered at
+once; only a process that dies again and again has to wait.
+
+    SIGHUP   the plan was changed: start what is new
+    SIGTERM  stop everything in order, remove the shared memory, exit
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import selectors
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from controlplane.local import ports, procfs
+from controlplane.local.plan import Plan, ProcessPlan, Running, State, is_held
+from controlplane.local.stopping import make_shared_memory, remove_shared_memory, stop_all
+from everstep import environment, private
+from everstep.signals import signal_name
+
+QUICK_DEATH_S = 2.0
+"""A process that ends sooner than this died quickly (ours)."""
+FREE_RESTARTS = 2
+"""So many quick deaths in a row are answered at once (ours)."""
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 5.0
+LOG_LIMIT = 20 << 20
+"""Bytes after which a log is set aside (one older file is kept) when its process starts again."""
+
+HELD_LOOK_S = 0.05
+"""Between two looks whether a process is still held (ours)."""
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+class Supervisor:
+    """Runs the processes of one plan until it is told to stop."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.plan = Plan.load(home)
+        self.state = State.load(home)
+        self._selector = selectors.DefaultSelector()
+        self._watched: set[str] = set()  # names whose death is yet to be noticed
+        self._began: dict[str, float] = {}
+        self._quick: dict[str, int] = {}
+        self._due: dict[str, float] = {}  # name → monotonic time of its next start
+        self._exits: dict[int, str] = {}  # pid → how it ended
+        self._held: set[str] = set()  # names that somebody keeps down
+        self._claims = ports.Claims("owned")
+        self._stop = self._reload = False
+
+    def begin(self) -> None:
+        """Adopt what runs and start what does not."""
+        me = procfs.identify(os.getpid())
+        assert me is not None
+        self.state.supervisor_pid, self.state.supervisor_start = me
+        self.state.phase = "running"
+        self._listen_to_signals()
+        make_shared_memory(Path(self.plan.shm), self.home)
+        self._own_addresses()
+        self._adopt()
+        self._start_missing()
+
+    def run(self) -> None:
+        """Keep everything running until SIGTERM, then stop it."""
+        while not self._stop:
+            self._turn()
+        self._shut_down()
+
+    def _turn(self) -> None:
+        waits = [due - time.monotonic() for due in self._due.values()] + [HELD_LOOK_S] * bool(self._held)
+        for key, _ in self._selector.select(max(0.0, min(waits)) if waits else None):
+            if key.data is None:
+                with suppress(BlockingIOError):
+                    os.read(key.fd, 4096)
+            else:
+                self._died(key.data, key.fd)
+        self._reap()
+        if self._reload:
+            self._reload = False
+            self._read_plan()
+        self._start_missing()
+
+    def _read_plan(self) -> None:
+        before = {plan.name: plan for plan in self.plan.processes}
+        try:
+            self.plan = Plan.load(self.home)
+        except (OSError, ValueError) as error:
+            self._log(f"plan.json cannot be read ({error}): going on with the old plan")
+            return
+        self._own_addresses()
+        for plan in self.plan.processes:
+            running = self.state.processes.get(plan.name)
+            if running and plan.name in self._watched and plan != before.get(plan.name, plan):
+                self._log(f"{plan.name} (pid {running.pid}) shall run otherwise: ended, to start anew")
+                procfs.send(running.process, signal.SIGTERM)
+
+    def _own_addresses(self) -> None:
+        """Keep other clusters from choosing an address while whoever listens there is restarted."""
+        for address in self.plan.addresses:
+            if not self._claims.claim(*ports.split(address)):
+                self._log(f"{address} is another cluster's too: one of them cannot listen there")
+
+    def _listen_to_signals(self) -> None:
+        reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        self._selector.register(reading, selectors.EVENT_READ, None)
+        signal.signal(signal.SIGTERM, lambda *_: setattr(self, "_stop", True))
+        signal.signal(signal.SIGHUP, lambda *_: setattr(self, "_reload", True))
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # wakes the selector
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def _adopt(self) -> None:
+        known = {running.pid for running in self.state.processes.values() if procfs.alive(running.process)}
+        if not known:
+            self.state.processes = {}  # of an earlier life: its counts say nothing about this one
+        for plan in self.plan.processes:
+            running = self.state.processes.get(plan.name)
+            if running is None or running.pid not in known:
+                # A supervisor that was killed right after it started something had no time to write it down.
+                if not (found := procfs.find_command(self.plan.cluster_id, plan.argv, known)):
+                    continue
+                known.add(found.pid)
+                running = Running(*found, plan.kind, running.restarts + 1 if running else 0)
+                self.state.processes[plan.name] = running
+            self._watch(plan.name, running.pid, running.process)
+            self._log(f"{plan.name} (pid {running.pid}) runs already: adopted")
+        self.state.save(self.home)
+
+    def _watch(self, name: str, pid: int, adopted: procfs.Process | None = None) -> None:
+        self._began[name] = time.monotonic()
+        with suppress(ProcessLookupError):  # gone already: _start_missing sees it
+            descriptor = os.pidfd_open(pid)
+            if adopted and not procfs.alive(adopted):
+                os.close(descriptor)  # its number is another's by now
+                return
+            self._selector.register(descriptor, selectors.EVENT_READ, name)
+            self._watched.add(name)
+
+    def _start_missing(self) -> None:
+        held = set()
+        for plan in self.plan.processes:
+            if plan.name in self._watched or self._due.get(plan.name, 0.0) > time.monotonic():
+                continue
+            self._due.pop(plan.name, None)
+            if is_held(self.home, plan.name):
+                held.add(plan.name)
+            else:
+                self._start(plan, self.state.processes.get(plan.name))
+        for name in sorted(held - self._held):
+            self._log(f"{name} is held down: not started for now")
+        self._held = held
+
+    def _start(self, plan: ProcessPlan, before: Running | None) -> None:
+        log = self.home / "logs" / f"{plan.name}.log"
+        private.make_folder(log.parent)
+        if log.exists() and log.stat().st_size > LOG_LIMIT:
+            log.rename(log.with_suffix(".log.1"))
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+        try:
+            pid = os.posix_spawn(
+                plan.argv[0],
+                plan.argv,
+                os.environ | plan.env | {environment.CLUSTER: self.plan.cluster_id},
+                file_actions=[
+                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                    (os.POSIX_SPAWN_OPEN, 1, str(log), flags, 0o600),
+                    (os.POSIX_SPAWN_DUP2, 1, 2),
+                ],
+                setsid=True,
+                setsigmask=[],
+                setsigdef=[signal.SIGINT, signal.SIGHUP, signal.SIGPIPE],
+            )
+        except OSError as error:
+            self._log(f"{plan.name} cannot be started: {plan.argv[0]}: {error}")
+            self._due[plan.name] = time.monotonic() + LONGEST_WAIT_S
+            return
+        identity = procfs.identify(pid) or procfs.Process(pid, 0)
+        restarts = before.restarts + 1 if before else 0
+        self.state.processes[plan.name] = Running(*identity, plan.kind, restarts)
+        self.state.save(self.home)
+        self._watch(plan.name, pid)
+        self._log(f"{plan.name} started (pid {pid}{f', restart {restarts}' if restarts else ''})")
+
+    def _died(self, name: str, descriptor: int) -> None:
+        self._selector.unregister(descriptor)
+        os.close(descriptor)
+        self._watched.discard(name)
+        self._reap()
+        running, lived = self.state.processes[name], time.monotonic() - self._began[name]
+        how = self._exits.pop(running.pid, "ended (adopted, so its exit is not known)")
+        self._log(f"{name} (pid {running.pid}) {how} after {lived:.1f} s")
+        # Also where somebody else kills it: the kernel does that again and again where memory runs out.
+        self._quick[name] = 0 if lived > QUICK_DEATH_S else self._quick.get(name, 0) + 1
+        if (excess := self._quick[name] - FREE_RESTARTS) > 0:
+            wait = min(FIRST_WAIT_S * 2.0**excess, LONGEST_WAIT_S)
+            self._due[name] = time.monotonic() + wait
+            self._log(f"{name} died quickly {self._quick[name]} times in a row: started again in {wait:.1f} s")
+
+    def _reap(self) -> None:
+        """Collect every dead child, orphans of dead agents included."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            code = os.waitstatus_to_exitcode(status)
+            how = f"exited with code {code}" if code >= 0 else f"killed by {signal_name(-code)}"
+            if any(running.pid == pid for running in self.state.processes.values()):
+                self._exits[pid] = how
+
+    def _shut_down(self) -> None:
+        self._log("stopping")
+        stop_all(self.state, self.plan.cluster_id, self._phase)
+        self._reap()
+        remove_shared_memory(Path(self.plan.shm))
+        (self.home / "state.json").unlink(missing_ok=True)
+        self._log("stopped")
+
+    def _phase(self, text: str) -> None:
+        self.state.phase = text
+        self.state.save(self.home)
+        self._log(text)
+
+    def _log(self, text: str) -> None:
+        now = time.time()
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
+        print(f"{stamp}.{int(now % 1 * 1000):03d} {text}", flush=True)
+
+
+def main(arguments: list[str]) -> int:
+    """Run a supervisor in the background: ``python -m controlplane.local.supervisor HOME``.
+
+    The caller's process ends when the supervisor holds its lock. Exit code 0:
+    it runs; 3: another one runs for this home.
+    """
+    home = Path(arguments[0])
+    ready_read, ready_write = os.pipe()
+    if os.fork():
+        os.close(ready_write)
+        verdict = os.read(ready_read, 1)
+        return verdict[0] if verdict else 1
+    os.close(ready_read)
+    os.setsid()
+    os.chdir(home)
+    lock = private.open_file(home / "supervisor.lock", os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.write(ready_write, b"\x03")
+        return 3
+    # Orphans of a dead agent come to us, so that nothing stays a zombie.
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    supervisor = Supervisor(home)
+    supervisor.begin()
+    os.write(ready_write, b"\x00")
+    os.close(ready_write)
+    supervisor.run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

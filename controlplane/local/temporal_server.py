@@ -1,0 +1,110 @@
+"""Which Temporal server a local cluster uses, and how ours is started.
+
+The order: an address that the user configured (Temporal's own environment
+variables or profile file) is used as it is; else a ``temporal`` binary is
+found, downloaded or built and runs as part of the cluster.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from controlplane.local import temporal_binary
+from controlplane.local.waiting import Progress
+from everstep.errors import ClusterError, EverstepError
+
+DYNAMIC_CONFIG = {
+    # Without it each activity costs 100 ms after the first few: queues are read at most 20 times a second.
+    "history.transferProcessorMaxPollRPS": "500",
+    # Timers and retries below 1 s else wait a whole second.
+    "history.timerProcessorMaxTimeShift": '"10ms"',
+    "history.timerProcessorMaxPollRPS": "500",
+    "history.visibilityProcessorMaxPollRPS": "500",
+    # One partition: no tail when the machine is busy.
+    "matching.numTaskqueueReadPartitions": "1",
+    "matching.numTaskqueueWritePartitions": "1",
+}
+"""Settings of the embedded server; values are JSON. Each was measured: docs/benchmarks.md."""
+
+SQLITE_PRAGMAS = {"journal_mode": "WAL", "synchronous": "NORMAL"}
+
+
+@dataclass(frozen=True)
+class TemporalChoice:
+    """Which server is used: an ``address`` that runs already, or a ``binary`` to start."""
+
+    source: str
+    """Where it came from, for people: ``"configured"``, ``"on PATH"``, ``"built with Go"``, …"""
+    address: str = ""
+    namespace: str = ""
+    binary: Path | None = None
+
+
+def configured() -> TemporalChoice | None:
+    """The server that the user configured for Temporal's tools, if any.
+
+    Raises:
+        ClusterError: the profile file is damaged or names an unknown profile.
+    """
+    from temporalio.envconfig import ClientConfigProfile
+
+    try:
+        profile = ClientConfigProfile.load()
+    except Exception as error:  # the SDK raises RuntimeError and ValueError of its core
+        raise ClusterError(
+            f"Temporal's configuration cannot be read ({error}): correct its profile file or the TEMPORAL_ variables"
+        ) from error
+    if not profile.address:
+        return None
+    return TemporalChoice("configured", address=profile.address, namespace=profile.namespace or "default")
+
+
+def find(progress: Progress) -> TemporalChoice:
+    """Find a server, or get one; says which was taken.
+
+    Raises:
+        ClusterError: there is none and it can be neither downloaded nor built.
+    """
+    if choice := configured():
+        progress(f"Temporal: the configured server {choice.address}, used as it is")
+        return choice
+    binary, source = temporal_binary.installed(progress) or temporal_binary.obtain(progress)
+    progress(f"Temporal: {binary} ({source}, server {temporal_binary.server_version(binary)})")
+    return TemporalChoice(source, binary=binary)
+
+
+def start_command(binary: Path, *, port: int, ui_port: int, database: Path, namespace: str) -> list[str]:
+    """The command line of the embedded server with all settings, on loopback."""
+    from controlplane.search_attributes import type_name
+    from workflows import attributes
+
+    command = [str(binary), "server", "start-dev", "--ip", "127.0.0.1"]
+    command += ["--port", str(port), "--ui-port", str(ui_port), "--ui-disable-news-fetch"]
+    command += ["--db-filename", str(database), "--namespace", namespace, "--log-level", "warn"]
+    for name, value in SQLITE_PRAGMAS.items():
+        command += ["--sqlite-pragma", f"{name}={value}"]
+    for name, value in DYNAMIC_CONFIG.items():
+        command += ["--dynamic-config-value", f"{name}={value}"]
+    for key in attributes.ALL:
+        command += ["--search-attribute", f"{key.name}={type_name(key)}"]
+    return command
+
+
+def main() -> int:
+    """Make sure that there is a server: ``python -m controlplane.local.temporal_server``."""
+    try:
+        find(lambda line: print(line, flush=True))
+    except EverstepError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,243 @@
+"""Where a job's ranks stand, gathered from the agents of all its machines."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from agent.client import AgentPool
+from agent.v1 import agent_pb2 as pb
+from controlplane.problems import Copying, copying_of
+from everstep.errors import AgentError
+from everstep.model.machine import Machine
+from everstep.model.topology import Topology
+
+RECONNECT_S = 0.2
+RATE_WINDOW_S = 10.0
+"""Speeds are means over this long, seconds (ours)."""
+QUIET_S, QUIET_STEPS = 10.0, 10
+"""Nobody steps when no step came for so many seconds, and for so many times as long as steps take (ours)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankView:
+    """One rank as its agent sees it."""
+
+    rank: int
+    machine: str
+    generation: int
+    pid: int
+    alive: bool
+    attached: bool
+    """The script uses everstep."""
+    finished: bool
+    """It left with success, or its loop ran to the end."""
+    completed_steps: int
+    """Since the job's beginning; -1: it does not say."""
+    optimizer_steps: int
+    """Of this process."""
+    loss: float
+    """Of the newest report; NaN when none."""
+    tokens: int
+    """Sum over the reports of its process."""
+    stepped_ns: int = 0
+    """When it stepped last, by our clock; 0: it has not, or nobody knows."""
+    step_s: float = 0.0
+    """Mean time of its process's steps; 0: not known."""
+
+    @property
+    def steps(self) -> int:
+        """Steps that it has completed, as far as it says; -1: not known (yet)."""
+        # A script that has not joined (yet) is seen by its optimizer only; none so far may mean that it restores.
+        return self.completed_steps if self.attached else self.optimizer_steps or -1
+
+
+@dataclass(frozen=True, slots=True)
+class JobProgress:
+    """Where all ranks of a job stand."""
+
+    time_ns: int
+    ranks: Mapping[int, RankView]
+    """The ranks of the newest generation."""
+    silent: tuple[str, ...] = ()
+    """Machines whose agent does not answer."""
+
+    @property
+    def generation(self) -> int:
+        """The newest generation seen; 0: none yet."""
+        return max((view.generation for view in self.ranks.values()), default=0)
+
+    @property
+    def step(self) -> int | None:
+        """Steps that every rank seen has completed; None while no step is known.
+
+        Of a machine that does not answer the last word is old: its ranks step with the others, or these stand still.
+        """
+        heard = [view for view in self.ranks.values() if view.machine not in self.silent]
+        steps = min((view.steps for view in heard or self.ranks.values()), default=-1)
+        return steps if steps >= 0 else None
+
+    @property
+    def loss(self) -> float | None:
+        """Loss of the lowest rank that has one: with pipeline parallelism only the last stage does."""
+        known = (view.loss for _, view in sorted(self.ranks.items()) if math.isfinite(view.loss))
+        return next(known, None)
+
+    @property
+    def alive(self) -> int:
+        """Number of ranks that live."""
+        return sum(view.alive for view in self.ranks.values())
+
+    @property
+    def quiet_since_ns(self) -> int | None:
+        """When the last step was, where it was too long ago; None: ranks step, or nobody knows."""
+        heard = [one for one in self.ranks.values() if one.machine not in self.silent and not one.finished]
+        last = max((one.stepped_ns for one in heard), default=0)
+        if not last or not all(one.step_s for one in heard if one.stepped_ns):
+            return None  # of a rank that made its first step nobody knows how long the next one takes
+        limit_s = max(QUIET_S, QUIET_STEPS * max(one.step_s for one in heard))
+        return last if self.time_ns - last > limit_s * 1e9 else None
+
+    def tokens(self, topology: Topology) -> int:
+        """Tokens of the whole job in this generation: ranks of one model replica train on the same ones."""
+        replicas: dict[int, int] = {}
+        for view in self.ranks.values():
+            if view.rank < topology.world_size:
+                replica = topology.coordinate(view.rank).dp
+                replicas[replica] = max(replicas.get(replica, 0), view.tokens)
+        return sum(replicas.values())
+
+
+def views_of(machine: str, ranks: Iterable[pb.RankProgress], clock_ns: int = 0) -> list[RankView]:
+    """The ranks in an agent's message; ``clock_ns`` is what our clock is ahead of its machine's."""
+    return [
+        RankView(
+            rank=one.rank,
+            machine=machine,
+            generation=one.generation,
+            pid=one.pid,
+            alive=one.alive,
+            attached=one.attached,
+            finished=one.finished or (one.exit.kind == pb.Exit.CODE and one.exit.value == 0),
+            completed_steps=one.completed_steps,
+            optimizer_steps=one.optimizer_steps,
+            loss=one.loss,
+            tokens=one.tokens,
+            stepped_ns=one.stepped_ns + clock_ns if one.stepped_ns else 0,
+            step_s=_step_s(one),
+        )
+        for one in ranks
+    ]
+
+
+def _step_s(rank: pb.RankProgress) -> float:
+    steps = max(rank.reports, rank.optimizer_steps) - 1
+    since = rank.stepped_ns - rank.milestones.first_step
+    return since / 1e9 / steps if steps > 0 and since > 0 and rank.milestones.first_step else 0.0
+
+
+def merge(views: Iterable[RankView], *, time_ns: int, silent: Sequence[str] = ()) -> JobProgress:
+    """One picture of all machines: the ranks of the newest generation that any of them shows."""
+    known = list(views)
+    newest = max((view.generation for view in known), default=0)
+    return JobProgress(
+        time_ns=time_ns,
+        ranks={view.rank: view for view in known if view.generation == newest},
+        silent=tuple(sorted(silent)),
+    )
+
+
+class ProgressFeed:
+    """Holds the progress streams of a job's agents, again and again while one is away.
+
+    Use it as an async context manager; ``current`` is the newest picture.
+    """
+
+    def __init__(self, agents: AgentPool, job: str, machines: Sequence[Machine], *, interval_s: float = 0.2) -> None:
+        self._agents = agents
+        self._job = job
+        self._machines = machines
+        self._interval_s = interval_s
+        self._ranks: dict[str, list[pb.RankProgress]] = {}
+        self._clocks_ns: dict[str, int] = {}
+        self._silent: set[str] = set()
+        self._changed = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        self._tasks = [asyncio.create_task(self._follow(machine)) for machine in self._machines]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @property
+    def current(self) -> JobProgress:
+        """The newest picture."""
+        views = [
+            view
+            for machine, ranks in self._ranks.items()
+            for view in views_of(machine, ranks, self._clocks_ns[machine])
+        ]
+        return merge(views, time_ns=time.time_ns(), silent=tuple(self._silent))
+
+    @property
+    def copying(self) -> list[Copying]:
+        """How the copies of the ranks' state go, as each machine said last."""
+        return copying_of(self._ranks)
+
+    async def pictures(self) -> AsyncIterator[JobProgress]:
+        """A picture at every change, for as long as the feed is held."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            yield self.current
+
+    async def _follow(self, machine: Machine) -> None:
+        request = pb.ProgressRequest(job=self._job, interval_s=self._interval_s)
+        while True:
+            try:
+                async for reply in self._agents.get(machine.address).progress(request):
+                    self._silent.discard(machine.name)
+                    if reply.ranks:  # a released job has none: what was seen last stays
+                        self._ranks[machine.name] = list(reply.ranks)
+                        self._clocks_ns[machine.name] = time.time_ns() - reply.time_ns
+                    self._changed.set()
+            except AgentError:
+                self._silent.add(machine.name)
+                self._changed.set()
+            await asyncio.sleep(RECONNECT_S)
+
+
+@dataclass(slots=True)
+class Rate:
+    """Speed of a growing count, as a mean over the last seconds; starts anew when the count falls."""
+
+    window_s: float = RATE_WINDOW_S
+    _seen: deque[tuple[int, int]] = field(default_factory=deque)
+
+    def add(self, count: int, time_ns: int) -> None:
+        """Take a sample."""
+        if self._seen and count < self._seen[-1][1]:
+            self._seen.clear()
+        self._seen.append((time_ns, count))
+        while len(self._seen) > 2 and time_ns - self._seen[1][0] >= self.window_s * 1e9:
+            self._seen.popleft()
+
+    @property
+    def per_second(self) -> float | None:
+        """Counts per second; None until two samples at different times are there."""
+        if len(self._seen) < 2:
+            return None
+        (first_ns, first), (last_ns, last) = self._seen[0], self._seen[-1]
+        return (last - first) / ((last_ns - first_ns) / 1e9) if last_ns > first_ns else None

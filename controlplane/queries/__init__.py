@@ -1,0 +1,1 @@
+"""What commands ask of workflows, agents and the ledger, as data."""

@@ -1,0 +1,45 @@
+"""The last step of a job that has ended: its agents keep the step records, its ranks are gone."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+
+from agent.client import AgentPool
+from agent.v1 import agent_pb2 as pb
+from everstep.errors import AgentError
+from everstep.model.machine import Machine
+
+PATIENCE_S = 2.0
+
+
+async def last_step(
+    agents: AgentPool, job: str, machines: Sequence[Machine], *, from_step: int = 0
+) -> tuple[int | None, float | None]:
+    """Number of completed steps and the loss of the last one; None where no record tells.
+
+    Args:
+        agents: clients.
+        job: its name.
+        machines: the job's.
+        from_step: records before this step are not asked for.
+    """
+
+    async def one(machine: Machine) -> list[pb.StepRecord]:
+        request = pb.StepsRequest(job=job, rank=-1, from_step=from_step)
+        with suppress(AgentError, TimeoutError):
+            async with asyncio.timeout(PATIENCE_S):
+                return [
+                    record async for reply in agents.get(machine.address).steps(request) for record in reply.records
+                ]
+        return []
+
+    found = await asyncio.gather(*(one(machine) for machine in machines))
+    records = [record for kept in found for record in kept]
+    if not records:
+        return None, None
+    last = max(record.step for record in records)
+    losses = [record.loss for record in records if record.step == last and math.isfinite(record.loss)]
+    return last + 1, losses[0] if losses else None

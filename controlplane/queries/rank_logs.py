@@ -1,0 +1,193 @@
+"""The captured output of a job's ranks, line by line, from all machines at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from agent.client import AgentPool
+from agent.v1 import agent_pb2 as pb
+from everstep.errors import AgentError, AgentUnreachable, ConfigError
+from everstep.model.job import JobSpec
+from everstep.model.machine import Machine
+
+LINE_BYTES = 256
+"""Guess of the length of a line; the guess doubles until enough lines are there (ours)."""
+QUIET_S = 1.0
+"""Once a job is over, its log is complete when nothing came for so long (ours)."""
+RECONNECT_S = 0.5
+RECENT = 4 * 1024
+"""So much of what was shown is remembered, to find the place again after a break, bytes (ours)."""
+OVERLAP = 64 * 1024
+"""So much is read again after a break, bytes; the agents send it as one chunk (ours)."""
+
+Stream: TypeAlias = "pb.ReadLogRequest.Stream.ValueType"
+STREAMS: dict[str, tuple[Stream, ...]] = {
+    "both": (pb.ReadLogRequest.STDOUT, pb.ReadLogRequest.STDERR),
+    "stdout": (pb.ReadLogRequest.STDOUT,),
+    "stderr": (pb.ReadLogRequest.STDERR,),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One rank and where its log lies."""
+
+    rank: int
+    machine: Machine
+
+
+def sources_of(spec: JobSpec, machines: Sequence[Machine], rank: int | None = None) -> list[Source]:
+    """Where the logs lie.
+
+    Raises:
+        ConfigError: there is no such rank.
+    """
+    topology = spec.topology()
+    if rank is not None and not 0 <= rank < topology.world_size:
+        raise ConfigError(f"job {spec.name} has no rank {rank}: its ranks go from 0 to {topology.world_size - 1}")
+    wanted = range(topology.world_size) if rank is None else [rank]
+    return [Source(one, machines[topology.machine(one)]) for one in wanted]
+
+
+@dataclass(slots=True)
+class LineCutter:
+    """Makes lines of the chunks of one stream; a line may come in pieces, and so may a character."""
+
+    rest: bytes = b""
+
+    def take(self, data: bytes) -> list[str]:
+        """The lines that are complete with this chunk."""
+        *lines, self.rest = (self.rest + data).split(b"\n")
+        return [line.decode(errors="replace").rstrip("\r") for line in lines]
+
+    def end(self) -> list[str]:
+        """What is left without an end of line."""
+        left, self.rest = self.rest, b""
+        return [left.decode(errors="replace")] if left else []
+
+
+def last_lines(data: bytes, count: int | None) -> bytes:
+    """The last lines of some output, or all of it."""
+    if count is None:
+        return data
+    return b"".join(data.splitlines(keepends=True)[-count:]) if count else b""
+
+
+def after(recent: bytes, data: bytes) -> bytes:
+    """What comes after the part that was shown; all of it when that part is not to be found."""
+    at = data.rfind(recent) if recent else -1
+    return data[at + len(recent) :] if at >= 0 else data
+
+
+class RankLogs:
+    """Reads logs by way of the agents.
+
+    Args:
+        agents: clients.
+        job: whose logs.
+        stream: ``both``, ``stdout`` or ``stderr``.
+    """
+
+    def __init__(self, agents: AgentPool, job: str, stream: str = "both") -> None:
+        self._agents = agents
+        self._job = job
+        self._streams = STREAMS[stream]
+
+    async def read(self, source: Source, tail: int | None = None) -> list[str]:
+        """What is kept of one rank's log, stdout first: all, or the last lines of each stream.
+
+        Raises:
+            AgentError: the machine does not answer, or has no log of this rank.
+        """
+        lines: list[str] = []
+        missing: list[AgentError] = []
+        for stream in self._streams:
+            try:
+                data = await self._kept(source, stream, tail)
+            except AgentUnreachable:
+                raise
+            except AgentError as error:  # a rank need not have both
+                missing.append(error)
+            else:
+                cutter = LineCutter()
+                lines += cutter.take(data) + cutter.end()
+        if len(missing) == len(self._streams):
+            raise missing[0]
+        return lines
+
+    async def _kept(self, source: Source, stream: Stream, tail: int | None) -> bytes:
+        guess = 0 if tail is None else max(tail, 1) * LINE_BYTES
+        while True:
+            data = await self._once(source, stream, guess)
+            # One line more than asked for: the first one may be cut.
+            if tail is None or data.count(b"\n") > tail or len(data) < guess:
+                return last_lines(data, tail)
+            guess *= 4
+
+    async def _once(self, source: Source, stream: Stream, tail_bytes: int) -> bytes:
+        agent = self._agents.get(source.machine.address)
+        request = self._request(source, stream, tail_bytes)
+        return b"".join([chunk.data async for chunk in agent.read_log(request)])
+
+    def _request(self, source: Source, stream: Stream, tail_bytes: int, *, follow: bool = False) -> pb.ReadLogRequest:
+        return pb.ReadLogRequest(job=self._job, rank=source.rank, stream=stream, tail_bytes=tail_bytes, follow=follow)
+
+    async def follow(
+        self, sources: Sequence[Source], tail: int | None, over: asyncio.Event
+    ) -> AsyncIterator[tuple[int, str]]:
+        """Rank and line, as they come, until the job is over and its logs are read to the end.
+
+        Args:
+            sources: the ranks.
+            tail: begin with so many last lines of each; None: with all that is kept.
+            over: set when the job has ended.
+        """
+        queue: asyncio.Queue[tuple[int, str]] = asyncio.Queue(maxsize=10_000)
+        readers = [
+            asyncio.create_task(self._follow_one(source, stream, tail, queue))
+            for source in sources
+            for stream in self._streams
+        ]
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout(QUIET_S):
+                        found = await queue.get()
+                except TimeoutError:
+                    if over.is_set():
+                        return
+                else:
+                    yield found
+        finally:
+            for reader in readers:
+                reader.cancel()
+            await asyncio.gather(*readers, return_exceptions=True)
+
+    async def _follow_one(
+        self, source: Source, stream: Stream, tail: int | None, queue: asyncio.Queue[tuple[int, str]]
+    ) -> None:
+        """One stream of one rank; goes on where it was when its agent was away."""
+        cutter = LineCutter()
+        recent = b""
+
+        async def show(data: bytes) -> None:
+            nonlocal recent
+            recent = (recent + data)[-RECENT:]
+            for line in cutter.take(data):
+                await queue.put((source.rank, line))
+
+        agent = self._agents.get(source.machine.address)
+        with suppress(AgentError):  # nothing there yet
+            await show(await self._kept(source, stream, tail))
+        while True:
+            fresh = True
+            request = self._request(source, stream, OVERLAP if recent else 0, follow=True)
+            with suppress(AgentError):
+                async for chunk in agent.read_log(request):
+                    await show(after(recent, chunk.data) if fresh else chunk.data)
+                    fresh = False
+            await asyncio.sleep(RECONNECT_S)

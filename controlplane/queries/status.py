@@ -1,0 +1,314 @@
+"""Where jobs stand: gathered from Temporal, the agents and the ledger."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from contextlib import suppress
+from datetime import datetime
+
+from pydantic import BaseModel, Field
+
+from agent.v1 import agent_pb2 as pb
+from controlplane.client import Control, JobRun
+from controlplane.progress import JobProgress, RankView, merge, views_of
+from controlplane.queries.kept import kept
+from controlplane.queries.last_step import last_step
+from controlplane.queries.saved import SavedReport, saved_report, unsteady
+from everstep.decisions.ettr import WINDOW_S, Ettr
+from everstep.errors import AgentError, ClusterError, EverstepError
+from everstep.model.job_state import IncidentSummary, JobState
+from everstep.model.machine import Machine
+
+DESCRIBE_S = 1.5
+"""An agent that needs longer is called silent (ours)."""
+LAST_INCIDENTS = 5
+
+
+class RankStatus(BaseModel):
+    """One rank."""
+
+    rank: int
+    pid: int
+    alive: bool
+    finished: bool
+    completed_steps: int | None
+    loss: float | None
+
+
+Described = dict[str, pb.DescribeReply | AgentError]
+"""Machine → what it says of itself, or why it says nothing."""
+
+
+class MachineStatus(BaseModel):
+    """One machine of a job."""
+
+    name: str
+    address: str
+    answers: bool
+    ranks: list[RankStatus]
+    problem: str = ""
+    """Why its agent does not answer; empty: it does."""
+
+
+class JobReport(BaseModel):
+    """Where one job stands; the JSON of ``everstep status JOB``."""
+
+    name: str
+    status: str
+    """Of the job; of its workflow where no worker answers."""
+    outcome: str
+    unconfirmed: str
+    """Why it runs and is not confirmed; empty: it was seen to step, or does not run."""
+    launched: bool
+    """False: it has no generation, step and loss of its own (yet)."""
+    started: datetime
+    ended: datetime | None
+    script: str
+    args: list[str]
+    world_size: int
+    tp: int
+    pp: int
+    dp: int
+    generation: int
+    step: int | None
+    loss: float | None
+    ettr: float | None
+    ettr_last_hour: float | None
+    machines: list[MachineStatus]
+    silent: list[str]
+    """Machines whose agent does not answer."""
+    ettr_unknown: list[str] = Field(default_factory=list)
+    """What may have cost productive time and is not known: the ratio is that much at most."""
+    backups: str
+    """Where the backups lie and what may be lost with their owners; empty: it does not run."""
+    saved: SavedReport | None
+    """None: nothing is saved, or no agent says so."""
+    kept: str
+    """What is left of its state; empty: it runs, or was never launched."""
+    incident_count: int
+    open_incident: IncidentSummary | None
+    incidents: list[IncidentSummary]
+    """The last ones, oldest first."""
+    rejected: list[str]
+    """Signals that made no sense."""
+    link: str
+
+
+class JobLine(BaseModel):
+    """One job in the table; the JSON of ``everstep status``."""
+
+    name: str
+    status: str
+    outcome: str
+    step: int | None
+    loss: float | None
+    saved: SavedReport | None
+    generation: int | None
+    machines: int | None
+    ranks: int | None
+    incidents: int | None
+    ettr: float | None
+    started: datetime
+    ended: datetime | None
+    problem: str = ""
+    """Why it says no more of itself; empty: it says all."""
+
+
+async def job_lines(control: Control) -> list[JobLine]:
+    """All jobs, the running ones first; one of which little can be said is listed with what is wrong."""
+    runs = await control.jobs()
+    found = await asyncio.gather(*(_line(control, run) for run in runs), return_exceptions=True)
+    lines = []
+    for run, one in zip(runs, found, strict=True):
+        if isinstance(one, Exception):
+            lines.append(_bare(run, f"this release cannot show job {run.name} ({type(one).__name__}: {one})"))
+        elif isinstance(one, BaseException):
+            raise one
+        else:
+            lines.append(one)
+    return lines
+
+
+def _bare(run: JobRun, problem: str) -> JobLine:
+    """What Temporal lists, without a word of the job itself."""
+    return JobLine(
+        name=run.name,
+        status=run.status,
+        outcome="",
+        step=None,
+        loss=None,
+        saved=None,
+        generation=None,
+        machines=None,
+        ranks=None,
+        incidents=None,
+        ettr=None,
+        started=run.started,
+        ended=run.closed,
+        problem=problem,
+    )
+
+
+async def _line(control: Control, run: JobRun) -> JobLine:
+    try:
+        state = await control.state(run.name)
+    except ClusterError as error:
+        line = _bare(run, str(error))
+        return line.model_copy(update={"ettr": _ratio(await ettr_of(control, run.name))})
+    described = await describe_all(control, state.machines)
+    progress = _progress(run.name, described)
+    return JobLine(
+        name=run.name,
+        status=state.status_text if run.status in ("running", "completed") else run.status,
+        outcome=state.outcome,
+        step=progress.step,
+        loss=progress.loss,
+        saved=await _saved(control, state, described),
+        generation=state.generation if state.launched else None,
+        machines=state.spec.machines,
+        ranks=state.spec.topology().world_size,
+        incidents=state.incidents_so_far,
+        ettr=_ratio(await ettr_of(control, run.name, progress)) if state.launched else None,
+        started=run.started,
+        ended=run.closed,
+    )
+
+
+async def job_report(control: Control, job: str) -> JobReport:
+    """One job in full.
+
+    Raises:
+        ConfigError: there is no such job.
+        ClusterError: Temporal or its workers do not answer.
+    """
+    run = await control.run_of(job)
+    state = await control.state(job)
+    described = await describe_all(control, state.machines)
+    progress = _progress(job, described)
+    step, loss = progress.step, progress.loss
+    if step is None and not run.running and state.launched:
+        step, loss = await last_step(control.agents, job, state.machines)
+    topology = state.spec.topology()
+    ettr = await ettr_of(control, job, progress) if state.launched else None
+    still_open = [one for one in state.incidents if not one.resolution] if run.running else []
+    ended = run.status not in ("running", "completed")
+    return JobReport(
+        name=job,
+        status=run.status if ended else state.status_text,
+        outcome=state.outcome or (f"{run.status} from outside" if ended else ""),
+        unconfirmed=state.unconfirmed if run.running else "",
+        launched=state.launched,
+        started=run.started,
+        ended=run.closed,
+        script=state.spec.script,
+        args=state.spec.args,
+        world_size=topology.world_size,
+        tp=topology.tp,
+        pp=topology.pp,
+        dp=topology.dp,
+        generation=state.generation if state.launched else 0,
+        step=step,
+        loss=loss,
+        ettr=_ratio(ettr),
+        ettr_unknown=list(ettr.unknown) if ettr else [],
+        ettr_last_hour=_ratio(await ettr_of(control, job, progress, WINDOW_S)) if run.running else None,
+        machines=[_machine(job, machine, described[machine.name]) for machine in state.machines],
+        silent=list(progress.silent),
+        backups=state.backups if run.running else "",
+        saved=await _saved(control, state, described),
+        kept=await kept(control, state) if state.launched and not run.running else "",
+        incident_count=state.incidents_so_far,
+        open_incident=still_open[-1] if still_open else None,
+        incidents=state.incidents[-LAST_INCIDENTS:],
+        rejected=state.rejected,
+        link=control.link(f"job/{job}"),
+    )
+
+
+async def describe_all(control: Control, machines: list[Machine]) -> Described:
+    """What every machine says of itself, or why it says nothing."""
+
+    async def one(machine: Machine) -> pb.DescribeReply | AgentError:
+        try:
+            return await control.agents.get(machine.address).describe(timeout_s=DESCRIBE_S)
+        except AgentError as error:
+            return error
+
+    replies = await asyncio.gather(*(one(machine) for machine in machines))
+    return {machine.name: reply for machine, reply in zip(machines, replies, strict=True)}
+
+
+async def saved_of(control: Control, state: JobState) -> SavedReport | None:
+    """How far the copies of a job's state are; None when nothing is saved, or no agent says so."""
+    return await _saved(control, state, await describe_all(control, state.machines))
+
+
+def _progress(job: str, described: Described) -> JobProgress:
+    views = [view for name, reply in described.items() for view in _ranks(job, name, reply)]
+    silent = [name for name, reply in described.items() if isinstance(reply, AgentError)]
+    return merge(views, time_ns=time.time_ns(), silent=silent)
+
+
+async def _saved(control: Control, state: JobState, described: Described) -> SavedReport | None:
+    said = _said(state.spec.name, described)
+    if not unsteady(said):
+        return saved_report(said)
+    again = await describe_all(control, state.machines)
+    return saved_report(_said(state.spec.name, again), before=said)
+
+
+def _said(job: str, described: Described) -> dict[str, list[pb.RankProgress]]:
+    return {
+        name: [rank for found in reply.jobs if found.job == job for rank in found.ranks]
+        for name, reply in described.items()
+        if not isinstance(reply, AgentError)
+    }
+
+
+def _ranks(job: str, machine: str, reply: pb.DescribeReply | AgentError) -> list[RankView]:
+    if isinstance(reply, AgentError):
+        return []
+    clock_ns = time.time_ns() - reply.time_ns if reply.time_ns else 0
+    return [view for found in reply.jobs if found.job == job for view in views_of(machine, found.ranks, clock_ns)]
+
+
+def _machine(job: str, machine: Machine, reply: pb.DescribeReply | AgentError) -> MachineStatus:
+    ranks = [
+        RankStatus(
+            rank=view.rank,
+            pid=view.pid,
+            alive=view.alive,
+            finished=view.finished,
+            completed_steps=view.completed_steps if view.completed_steps >= 0 else None,
+            loss=view.loss if math.isfinite(view.loss) else None,
+        )
+        for view in sorted(_ranks(job, machine.name, reply), key=lambda view: view.rank)
+    ]
+    problem = str(reply) if isinstance(reply, AgentError) else ""
+    return MachineStatus(name=machine.name, address=machine.address, answers=not problem, ranks=ranks, problem=problem)
+
+
+def _ratio(found: Ettr | None) -> float | None:
+    return found.ratio if found else None
+
+
+async def ettr_of(
+    control: Control, job: str, progress: JobProgress | None = None, window_s: float | None = None
+) -> Ettr | None:
+    """Effective training time ratio of a job, as ledger and agents say; None: the ledger does not say.
+
+    Args:
+        control: a connection.
+        job: its name.
+        progress: where its ranks stand: the time in which none steps is not productive. None: nobody knows.
+        window_s: length of a sliding window; None: since the start.
+    """
+    ledger = await control.ledger()
+    if ledger is None:
+        return None
+    quiet_ns, now_ns = progress.quiet_since_ns if progress else None, time.time_ns()
+    with suppress(EverstepError):
+        return await ledger.call(type(ledger).ettr, job, now_ns=now_ns, window_s=window_s, quiet_since_ns=quiet_ns)
+    return None

@@ -1,0 +1,67 @@
+"""Whether machines have what a job needs of them, asked before it starts: storage for checkpoints, and variables."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from agent.v1 import agent_pb2 as pb
+from controlplane.start_checks.resume import listed
+from everstep.errors import AgentError, ConfigError
+
+if TYPE_CHECKING:
+    from controlplane.client import Control
+    from everstep.model.job import JobSpec
+    from everstep.model.machine import Machine
+
+ASKING_S = 15.0
+"""A machine that has not answered by then is not judged: it is not known to lack anything (ours)."""
+
+
+async def check_storage(control: Control, spec: JobSpec, machines: Sequence[Machine]) -> None:
+    """Let every machine of a job try ``disk_path`` and ``remote_url``, and look for the variables of ``env_from``.
+
+    Raises:
+        ConfigError: some machine cannot write there or lacks one, and waiting would not help; says which and why.
+    """
+    policy = spec.checkpoint
+    asked = policy.disk and bool(policy.disk_path or policy.remote_url)
+    if not (asked or spec.env_from):
+        return
+    request = pb.CheckStorageRequest(
+        job=spec.name,
+        disk_path=policy.disk_path if asked else "",
+        remote_url=policy.remote_url if asked else "",
+        env_from=spec.env_from,
+        env_file=spec.env_file,
+    )
+
+    async def one(machine: Machine) -> pb.CheckStorageReply:
+        try:
+            return await control.agents.get(machine.address).check_storage(request, timeout_s=ASKING_S)
+        except AgentError:
+            return pb.CheckStorageReply()
+
+    replies = await asyncio.gather(*map(one, machines))
+    if missing := sorted(reply.missing for reply in replies if reply.missing):
+        rest = f"; and {len(missing) - 1} more machines lack some" if len(missing) > 1 else ""
+        raise ConfigError(f"job {spec.name} is not started: {missing[0]}{rest}")
+    found = {machine.name: reply.problems for machine, reply in zip(machines, replies, strict=True)}
+    if any(found.values()):
+        raise ConfigError(refusal(spec.name, found))
+
+
+def refusal(job: str, found: Mapping[str, Sequence[str]]) -> str:
+    """What a person is told: each problem once, with the machines that have it."""
+    having: dict[str, list[str]] = defaultdict(list)
+    for machine, problems in found.items():
+        for problem in problems:
+            having[problem].append(machine)
+    told = [f"{problem} (seen from {_seen_from(machines, len(found))})" for problem, machines in having.items()]
+    return f"job {job} is not started, its checkpoints could not be written: {'; '.join(told)}"
+
+
+def _seen_from(machines: Sequence[str], all_machines: int) -> str:
+    return f"all {all_machines} machines" if len(machines) == all_machines > 1 else listed(machines)

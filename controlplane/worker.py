@@ -1,0 +1,196 @@
+"""The worker process: workflows, activities and a watcher, put together.
+
+It keeps no state of its own and may be killed at any moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import signal
+from collections.abc import Sequence
+from datetime import timedelta
+
+import structlog
+from temporalio.client import Client, Plugin
+from temporalio.envconfig import ClientConfig
+from temporalio.worker import Worker
+
+from activities.agents.checkpoints import CheckpointActivities
+from activities.agents.ranks import RankActivities
+from activities.closed_incidents import IncidentActivities
+from activities.ledger import Ledger, MachineEventRecord
+from activities.ledger.activities import RecordActivities
+from activities.payloads import data_converter
+from activities.watching.leftovers import Cleanup
+from activities.watching.watcher import Watcher
+from agent.client import AgentPool
+from agent.v1 import agent_pb2 as pb
+from controlplane.search_attributes import register
+from everstep.backoff import Backoff
+from everstep.errors import ClusterError
+from workflows.options import HEARTBEAT_THROTTLE, STICKY_TIMEOUT
+from workflows.registry import WORKFLOWS, sandbox
+
+log = structlog.get_logger("worker")
+
+DEFAULT_ADDRESS = "localhost:7233"
+CONNECT_RETRY_S = 0.5
+RETRY_S = (1.0, 30.0)
+"""First and longest wait before the ledger is tried again, seconds (ours)."""
+COLLECT_AFTER = (20_000, 20, 50)
+"""Thresholds of Python's garbage collector. A full collection looks at every object, and holds the event loop for so
+long: with the defaults the rules of 1,000 machines have it run all the time (ours)."""
+
+
+async def connect(plugins: Sequence[Plugin] = ()) -> Client:
+    """Connect to Temporal as the user configured it: its own environment variables and profile file.
+
+    Args:
+        plugins: Of the client; those that are a worker's too are its workers'.
+
+    Raises:
+        ClusterError: it does not answer.
+    """
+    config = ClientConfig.load_client_connect_config()
+    address = config.get("target_host") or DEFAULT_ADDRESS
+    config["target_host"] = address
+    try:
+        return await Client.connect(**config, data_converter=data_converter(), plugins=plugins)
+    except RuntimeError as error:
+        raise ClusterError(
+            f"Temporal does not answer at {address} ({error}): start one with 'everstep up', or set TEMPORAL_ADDRESS"
+        ) from error
+
+
+def build(
+    client: Client,
+    *,
+    agents: AgentPool,
+    ledger: Ledger,
+    watcher: Watcher | None,
+    task_queue: str,
+    max_cached_workflows: int = 1000,
+) -> Worker:
+    """A worker with everything that everstep runs on Temporal."""
+    ranks = RankActivities(agents, watcher)
+    checkpoints = CheckpointActivities(agents)
+    incidents = IncidentActivities()
+    records = RecordActivities(ledger)
+    return Worker(
+        client,
+        task_queue=task_queue,
+        workflows=list(WORKFLOWS),
+        activities=[
+            ranks.prepare,
+            ranks.stop,
+            ranks.launch,
+            ranks.confirm,
+            ranks.await_machines,
+            ranks.release,
+            checkpoints.find,
+            checkpoints.folder,
+            checkpoints.room,
+            checkpoints.restore,
+            incidents.read_closed,
+            records.decide,
+            records.record,
+        ],
+        workflow_runner=sandbox(),
+        max_cached_workflows=max_cached_workflows,
+        sticky_queue_schedule_to_start_timeout=STICKY_TIMEOUT,
+        max_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,
+        default_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,
+        graceful_shutdown_timeout=timedelta(seconds=2),
+    )
+
+
+async def connect_patiently(stopped: asyncio.Event, plugins: Sequence[Plugin] = ()) -> Client | None:
+    """Connect, and wait for a server that is not up yet: a worker is often started before it. None: stopped first."""
+    while not stopped.is_set():
+        try:
+            return await connect(plugins)
+        except ClusterError as error:
+            log.warning("waiting for Temporal", error=str(error))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stopped.wait(), CONNECT_RETRY_S)
+    return None
+
+
+async def run_worker(*, ledger_url: str, task_queue: str, plugins: Sequence[Plugin] = ()) -> None:
+    """Run until SIGTERM or SIGINT."""
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    client = await connect_patiently(stopped, plugins)
+    if client is None:
+        return
+    await register(client)
+    ledger = await asyncio.to_thread(Ledger.open, ledger_url)
+    agents = AgentPool()
+    events = EventWriter(ledger)
+    watcher = Watcher(client, agents, task_queue, events.take)
+    gc.freeze()  # what was imported stays, and need not be looked at
+    gc.set_threshold(*COLLECT_AFTER)
+    worker = build(client, agents=agents, ledger=ledger, watcher=watcher, task_queue=task_queue)
+    log.info("worker is up", pid=os.getpid(), namespace=client.namespace, task_queue=task_queue, ledger=str(ledger.url))
+    async with worker, asyncio.TaskGroup() as group:
+        watching = group.create_task(watcher.run())
+        writing = group.create_task(events.run())
+        clearing = group.create_task(Cleanup(client, agents, task_queue).run())
+        await stopped.wait()
+        watching.cancel()
+        writing.cancel()
+        clearing.cancel()
+    await agents.close()
+
+
+class EventWriter:
+    """Writes what happens to machines (an agent back, a fork server dead) into the ledger, off the watcher's path."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._queue: asyncio.Queue[MachineEventRecord] = asyncio.Queue(maxsize=10_000)
+
+    def take(self, observation: pb.Observation) -> None:
+        """Take an observation; when the ledger is away for too long the newest are dropped, and it says so."""
+        kind = observation.WhichOneof("what") or "unknown"
+        event = MachineEventRecord(
+            observation=observation.id,
+            machine=observation.machine,
+            job=observation.job,
+            time_ns=observation.time_ns,
+            kind=kind,
+            text=event_text(observation),
+        )
+        try:
+            self._queue.put_nowait(event)
+        except asyncio.QueueFull:
+            log.warning("machine event dropped: the ledger takes none", observation=observation.id)
+
+    async def run(self) -> None:
+        """Write until cancelled; a ledger that is away is tried again."""
+        while True:
+            event = await self._queue.get()
+            wait = Backoff(*RETRY_S)
+            while True:
+                try:
+                    await self._ledger.call(Ledger.machine_event, event)
+                    break
+                except Exception as error:
+                    log.warning("the ledger did not take a machine event yet", error=str(error))
+                    await asyncio.sleep(wait.next_s())
+
+
+def event_text(observation: pb.Observation) -> str:
+    """One line about a machine event."""
+    match observation.WhichOneof("what"):
+        case "agent_started":
+            started = observation.agent_started
+            return f"agent started (pid {started.pid}), adopted {started.adopted_ranks} ranks"
+        case "fork_server_died":
+            return f"fork server (pid {observation.fork_server_died.pid}) died; its ranks live on"
+        case other:
+            return str(other)

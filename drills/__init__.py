@@ -1,0 +1,44 @@
+"""Drills: run a job, inject a real fault, judge the recovery.
+
+Used by ``everstep drill``, ``everstep sweep`` and ``everstep demo``, by the end-to-end tests and by the benchmarks::
+
+    result = await run_drill(DrillRequest(fault="kill-rank", ranks=[5]))
+
+or, to use one cluster for several drills::
+
+    async with DrillCluster() as cluster:
+        results = [await Drill(cluster, request).run() for request in requests]
+
+Importing this package costs nothing; its names are imported when they are used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from drills.clusters.local import DrillCluster
+    from drills.judge.result import DrillResult
+    from drills.runner import Drill, run_drill
+    from drills.spec.catalogue import CATALOGUE, CannotInject
+    from drills.spec.request import DrillRequest
+
+__all__ = ["CATALOGUE", "CannotInject", "Drill", "DrillCluster", "DrillRequest", "DrillResult", "run_drill"]
+
+_HOME = {
+    "CATALOGUE": "spec.catalogue",
+    "CannotInject": "spec.catalogue",
+    "Drill": "runner",
+    "DrillCluster": "clusters.local",
+    "DrillRequest": "spec.request",
+    "DrillResult": "judge.result",
+    "run_drill": "runner",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'drills' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(f"drills.{_HOME[name]}"), name)

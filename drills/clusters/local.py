@@ -1,0 +1,177 @@
+"""A local cluster of a drill's own: in a temporary folder, with workers that can be killed on purpose."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from controlplane.client import Control
+from controlplane.local import cluster as local
+from controlplane.local import mounts, procfs
+from controlplane.local.cluster_file import ClusterFile
+from drills.observe.processes import Tree, TreeUnknown
+from drills.spec.catalogue import CannotInject
+from everstep import environment
+from everstep.errors import ClusterError
+from everstep.model.machine import Machine
+
+Say = Callable[[str], None]
+HOME = "EVERSTEP_HOME"
+
+
+def silent(_: str) -> None:
+    """Say nothing."""
+
+
+class NoCluster(CannotInject, ClusterError):
+    """The cluster of a drill does not come up; the message says why."""
+
+
+class DrillCluster:
+    """A cluster for one drill or several; an async context manager.
+
+    While it is open, ``EVERSTEP_HOME`` of this process names its folder, so
+    that every part of everstep finds it.
+
+    Args:
+        machines: machines for jobs.
+        standbys: machines beside them.
+        workers: worker processes.
+        keep: leave it up at the end.
+        say: takes a line for each step.
+
+    Raises:
+        NoCluster: on entry: it does not come up.
+    """
+
+    prefix = ""
+    """What comes before a command of a person that shall reach the cluster."""
+
+    def __init__(
+        self, *, machines: int = 4, standbys: int = 1, workers: int = 2, keep: bool = False, say: Say = silent
+    ) -> None:
+        self.say = say
+        self.keep = keep
+        self.leaked: list[str] = []
+        """What was left after the cluster went down; known once it did."""
+        self.placed: Callable[[DrillCluster], None] = lambda _: None
+        """Called once its folder and name are known, before anything is started."""
+        self._machines, self._standbys, self._workers = machines, standbys, workers
+        self._before: dict[str, str | None] = {}
+        self._named: Counter[str] = Counter()
+
+    async def __aenter__(self) -> Self:
+        self.folder, self.name = await asyncio.to_thread(self.place)
+        self.placed(self)
+        self._set(HOME, str(self.folder))
+        self._set(environment.FAULTS, str(self.worker_plan))
+        bringing = asyncio.create_task(asyncio.to_thread(self.bring_up))
+        try:
+            self.file = await asyncio.shield(bringing)
+            self.control = await Control.connect(self.name, local=True)
+        except BaseException as error:
+            # A thread cannot be cancelled: what it starts has to be there to be taken down.
+            await asyncio.gather(bringing, return_exceptions=True)
+            await self._down()
+            if isinstance(error, ClusterError):
+                raise NoCluster(f"there is no cluster to drill on: {error}") from error
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.control.__aexit__(kind, error, trace)
+        if self.keep:
+            everstep = f"{self.prefix}EVERSTEP_HOME={self.folder} everstep"
+            self.say(f"the cluster stays up: {everstep} down --cluster {self.name} ends it")
+            self._restore()
+        else:
+            await self._down()
+
+    def place(self) -> tuple[Path, str]:
+        """The everstep home and the name of the cluster; called once, before anything is started."""
+        return Path(tempfile.mkdtemp(prefix="everstep-drill-")), f"drill-{secrets.token_hex(3)}"
+
+    def bring_up(self) -> ClusterFile:
+        """Start everything; returns when it answers."""
+        return self.up()
+
+    def up(self, **more: Any) -> ClusterFile:
+        """Start everything, with more arguments of ``local.up``."""
+        sizes: dict[str, Any] = {"machines": self._machines, "standbys": self._standbys, "workers": self._workers}
+        return local.up(self.name, **sizes, progress=self.say, **more)
+
+    def clear(self) -> None:
+        """Remove the files once the cluster is down."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    @property
+    def home(self) -> Path:
+        """Folder of the cluster."""
+        return self.folder / "clusters" / self.name
+
+    @property
+    def worker_plan(self) -> Path:
+        """The plan of the faults that workers meet; rewritten for each drill."""
+        return self.home / "drill-workers.json"
+
+    @property
+    def machines(self) -> list[Machine]:
+        """The machines for jobs."""
+        return self.control.machines
+
+    def processes(self) -> dict[str, int]:
+        """Name → pid of the cluster's own processes that live."""
+        return local.processes(self.file)
+
+    def tree(self) -> Tree:
+        """What may be looked at in /proc: everything below the cluster's supervisor, if it is there."""
+        supervisor = local.supervisor_of(self.home)
+        return Tree(supervisor.pid if supervisor else 0)
+
+    def next_name(self, what: str) -> str:
+        """A name for a job that this cluster has not had."""
+        self._named[what] += 1
+        return f"{what}-{self._named[what]:02d}"
+
+    async def _down(self) -> None:
+        seen = set()
+        with suppress(TreeUnknown):  # it never came up: what carries the cluster's id is looked for below
+            seen = {found for pid in self.tree().pids() if (found := procfs.identify(pid))}
+        try:
+            await asyncio.to_thread(local.down, self.name, progress=self.say)
+        finally:
+            self._restore()
+        self.leaked = [f"process {one.pid} after the cluster was down" for one in seen if procfs.alive(one)]
+        if hasattr(self, "file"):
+            left = procfs.of_cluster(self.file.id) - {one.pid for one in seen}
+            self.leaked += [f"process {pid} after the cluster was down" for pid in sorted(left)]
+            left_mounted = mounts.below(self.folder) + mounts.below(self.file.shm)
+            self.leaked += [f"mount {path} after the cluster was down" for path in left_mounted]
+            for path in left_mounted:
+                mounts.unmount(path)
+            if self.file.shm.exists():
+                self.leaked += [f"{path} after the cluster was down" for path in self.file.shm.rglob("*")]
+        self.clear()
+
+    def _set(self, name: str, value: str) -> None:
+        self._before[name] = os.environ.get(name)
+        os.environ[name] = value
+
+    def _restore(self) -> None:
+        for name, value in self._before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        self._before.clear()

@@ -1,0 +1,124 @@
+"""A cluster of a drill whose machines have a network of their own, TLS and, where a drill needs it, PostgreSQL."""
+
+from __future__ import annotations
+
+import importlib.util
+import shlex
+import shutil
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from controlplane.local import cluster as local
+from controlplane.local import network, ports, postgres, temporal_server
+from controlplane.local.certificates import Certificates
+from controlplane.local.cluster_file import ClusterFile
+from controlplane.local.network import CONTROL, Network
+from controlplane.local.postgres import Postgres
+from drills.clusters.local import DrillCluster, NoCluster
+from everstep.errors import ClusterError
+from everstep.model.machine import Machine
+
+CONTROL_ADDRESS, FIRST_ADDRESS = "10.99.0.1", "10.99.0.11"
+"""Nobody else is in that network."""
+LEDGER = "ledger"
+"""Name of the ledger's server among the cluster's processes."""
+
+
+class NetworkCluster(DrillCluster):
+    """As :class:`DrillCluster`; each machine is a network namespace, and so is the control host.
+
+    While it is open the thread that opened it, and all that it starts from then
+    on, are on the control host. Temporal's library keeps threads of its own for as
+    long as a process lives, so a process can have one such cluster.
+
+    Args:
+        with_postgres: The ledger is a PostgreSQL server of the cluster's own.
+        given: As for :class:`DrillCluster`.
+
+    Raises:
+        NoCluster: on entry: it does not come up.
+    """
+
+    def __init__(self, *, with_postgres: bool = False, **given: Any) -> None:
+        super().__init__(**given)
+        names = [f"m{index}" for index in range(self._machines + self._standbys)]
+        self.addresses = {name: ports.machine_host(FIRST_ADDRESS, index) for index, name in enumerate(names)}
+        self.network = Network(self.addresses, CONTROL_ADDRESS)
+        self.prefix = f"{shlex.join(self.network.inside(CONTROL))} env "
+        self._with_postgres = with_postgres
+        self._postgres: Postgres | None = None
+        self._kept = False
+        self._open = ExitStack()
+
+    async def __aenter__(self) -> Self:
+        # Not in threads of the loop: those that exist stay where they are when this one enters the network.
+        choice = temporal_server.find(self.say)  # nothing can be loaded from there
+        if choice.address:
+            raise NoCluster(
+                f"there is no cluster to drill on: the server {choice.address} cannot be reached from a network of its "
+                "own: unset TEMPORAL_ADDRESS, or choose a profile without an address"
+            )
+        self._open.callback(self._remove_network)
+        try:
+            self._make()
+            self._open.enter_context(self.network.entered())
+            return await super().__aenter__()
+        except BaseException as error:
+            self._open.close()
+            if isinstance(error, ClusterError) and not isinstance(error, NoCluster):
+                raise NoCluster(f"there is no cluster to drill on: {error}") from error
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._kept = self.keep
+        with self._open:
+            await super().__aexit__(kind, error, trace)
+
+    def bring_up(self) -> ClusterFile:
+        """Start everything; returns when it answers."""
+        certificates = Certificates(self.folder / "certificates")
+        certificates.make(self.addresses)
+        ledger = self._postgres.command() if self._postgres else None
+
+        def agent(machine: Machine, state: Path, shm: Path) -> list[str]:
+            command = local.agent_command(machine, state, shm)
+            return [*self.network.inside(machine.name), *command, *certificates.options(machine.name)]
+
+        return self.up(
+            base_address=FIRST_ADDRESS,
+            # What is forked from a template is in the network of the template: each agent starts its fork servers.
+            commands=local.Commands(agent=agent, template=None, ledger=ledger),
+            agents_ca=certificates.authority,
+            ledger_url=self._postgres.url() if self._postgres else "",
+        )
+
+    def _make(self) -> None:
+        self.say(f"making a network of {len(self.addresses) + 1} hosts")
+        self.network.make()
+        self.network.let_ports_be_chosen()
+        if self._with_postgres:
+            self.say("making a PostgreSQL server for the ledger")
+            self._postgres = Postgres()
+
+    def _remove_network(self) -> None:
+        if not self._kept:
+            if self._postgres:
+                self._postgres.remove()
+            self.leaked += [f"process {pid} in the network after the cluster was down" for pid in self.network.remove()]
+
+
+def missing(*, with_postgres: bool = False) -> str:
+    """What such a cluster lacks here; empty: nothing."""
+    if said := network.missing():
+        return said
+    if not shutil.which("openssl"):
+        return "there is no program openssl"
+    if with_postgres and postgres.programs() is None:
+        return postgres.HOW_TO_INSTALL
+    if with_postgres and importlib.util.find_spec("psycopg") is None:
+        return "everstep was installed without the extra 'postgresql': pip install 'everstep[postgresql]'"
+    return ""

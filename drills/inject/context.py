@@ -1,0 +1,265 @@
+"""A drill under way, as those who inject from outside see it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from agent.v1 import agent_pb2 as pb
+from controlplane.local import power
+from drills.clusters.local import DrillCluster
+from drills.inject.plan import STRIKE, Planned
+from drills.observe import step_records
+from drills.observe.copies_on_disk import Stored
+from drills.observe.observed import Seen
+from drills.spec.loss import Promise, Strike, best_step, promise_of, strike_of
+from drills.spec.request import DrillRequest
+from everstep import faults
+from everstep.errors import AgentError, ClusterError
+from everstep.model.job import JobSpec
+from everstep.model.machine import Machine
+
+LOOK_S = 0.05
+BACK_LIMIT_S = 60.0
+"""A killed part must be back within this long (ours)."""
+QUIET_S = 6.0
+"""Backups that did not change for so long are what they are: a peer that failed is tried again every 5 s (ours)."""
+CATCH_UP_S = 2.0
+"""A blow waits for backups for so long (ours): a job takes some ten steps meanwhile."""
+SETTLE_LIMIT_S = 20.0
+"""Backups and disks of a job that stands still are complete within this long (ours)."""
+
+
+@dataclass
+class Scene:
+    """One run of one drill."""
+
+    cluster: DrillCluster
+    request: DrillRequest
+    spec: JobSpec
+    machines: list[Machine]
+    """Of the job."""
+    given: Planned
+    seen: Seen = field(default_factory=Seen)
+
+    def __post_init__(self) -> None:
+        self.stored = Stored(self.cluster.file, self.spec)
+        self.struck = self.machines[self.request.struck_machine_index(self.spec)]
+
+    # Waiting.
+
+    async def reach(self, step: int, machines: list[Machine] | None = None) -> None:
+        """Wait until all ranks have completed so many steps."""
+        async with self.cluster.control.feed(self.spec.name, machines or self.machines, LOOK_S) as feed:
+            async for picture in feed.pictures():
+                if picture.step is not None and picture.step >= step:
+                    return
+
+    async def until(self, holds: Callable[[], bool], seconds: float, what: str) -> None:
+        """Wait until something holds.
+
+        Raises:
+            ClusterError: it does not within so many seconds.
+        """
+        deadline = time.monotonic() + seconds
+        while not await asyncio.to_thread(holds):
+            if time.monotonic() > deadline:
+                raise ClusterError(f"{what} within {seconds:.0f} s")
+            await asyncio.sleep(LOOK_S)
+
+    async def held_up(self) -> int:
+        """Wait until all ranks wait for us; returns the steps that they have completed."""
+        holds = self.given.holds
+        while not all(self.fired(hold["id"]) for hold in holds):  # noqa: ASYNC110 - other processes say so, by files
+            await asyncio.sleep(LOOK_S)
+        return int(holds[0]["at_step"])
+
+    async def settled(self, step: int, *, backups: bool = True, disk: int | None = None) -> None:
+        """Wait until all that a job saves at a step is saved.
+
+        Args:
+            step: that the job stands at.
+            backups: wait for them too, until nothing changes: who is behind sends every other step only.
+            disk: newest step that is due on all disks.
+        """
+        stored, ranks = self.stored, range(self.spec.topology().world_size)
+        await self._all_hold(ranks, step, stored.own_steps, "saved in memory")
+        if backups:
+            await self._quiet([rank for rank in ranks if stored.backup(rank)], step)
+        if disk:
+            await self._all_hold(ranks, disk, stored.disk_steps, "written to disk")
+
+    async def _quiet(self, ranks: Sequence[int], step: int) -> None:
+        seen: dict[int, set[int]] = {}
+        since = time.monotonic()
+
+        def quiet() -> bool:
+            nonlocal seen, since
+            before, seen = seen, {rank: self.stored.backup_steps(rank) for rank in ranks}
+            if seen != before:
+                since = time.monotonic()
+            return all(seen.values()) and (
+                all(step in steps for steps in seen.values()) or time.monotonic() - since > QUIET_S
+            )
+
+        await self.until(quiet, SETTLE_LIMIT_S, "backups were not complete")
+
+    async def _all_hold(self, ranks: Sequence[int], step: int, steps_of: Callable[[int], set[int]], how: str) -> None:
+        def missing() -> list[int]:
+            return [rank for rank in ranks if step not in steps_of(rank)]
+
+        try:
+            await self.until(lambda: not missing(), SETTLE_LIMIT_S, f"step {step} was not {how}")
+        except ClusterError as error:
+            await self.listen(1.0)
+            said = f"; agents say: {'; '.join(sorted(self.seen.said))}" if self.seen.said else ""
+            raise ClusterError(f"{error} by ranks {missing()}{said}") from error
+
+    # Marks.
+
+    def fired(self, name: str) -> dict[str, object] | None:
+        """When something was done, or None."""
+        return faults.fired(self.given.plan, {"id": name})
+
+    def mark(self, name: str, **details: object) -> None:
+        """Note that something was done, now unless ``time_ns`` says when."""
+        faults.claim(self.given.plan, {"id": name}, **details)
+
+    # Agents.
+
+    def agent(self, machine: Machine) -> int:
+        """Pid of a machine's agent.
+
+        Raises:
+            ClusterError: it does not run.
+        """
+        pid = self.cluster.processes().get(f"agent-{machine.name}")
+        if pid is None:
+            raise ClusterError(f"the agent of {machine.name} does not run")
+        return pid
+
+    async def agent_back(self, machine: Machine, before: int) -> int | None:
+        """When another agent than the one of that pid answers; None: not within the limit."""
+        return await self._comes(machine, lambda described: described.pid not in (0, before))
+
+    async def fork_server(self, machine: Machine) -> int:
+        """Pid of the job's fork server on a machine; 0: none."""
+        return _fork_server(await self.cluster.control.agents.get(machine.address).describe(), self.spec.name)
+
+    async def fork_server_back(self, machine: Machine, before: int) -> int | None:
+        """When another fork server than the one of that pid is ready; None: not within the limit."""
+        job = self.spec.name
+        return await self._comes(machine, lambda described: _fork_server(described, job) not in (0, before))
+
+    async def _comes(self, machine: Machine, holds: Callable[[pb.DescribeReply], bool]) -> int | None:
+        deadline = time.monotonic() + BACK_LIMIT_S
+        while time.monotonic() < deadline:
+            try:
+                described = await self.cluster.control.agents.get(machine.address).describe(timeout_s=1.0)
+                if holds(described):
+                    return time.time_ns()
+            except AgentError:
+                pass
+            await asyncio.sleep(LOOK_S)
+        return None
+
+    async def listen(
+        self, seconds: float, machines: list[Machine] | None = None, *, enough: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Take down for a while, or until it is enough, what the agents tell of backups and disks."""
+        tasks = [asyncio.create_task(self._listen_to(machine)) for machine in machines or self.machines]
+        try:
+            deadline = time.monotonic() + seconds
+            while time.monotonic() < deadline and not enough():  # noqa: ASYNC110 - the tasks write it down
+                await asyncio.sleep(LOOK_S)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _listen_to(self, machine: Machine) -> None:
+        request = pb.ProgressRequest(job=self.spec.name, interval_s=0.1)
+        async for reply in self.cluster.control.agents.get(machine.address).progress(request):
+            for rank in reply.ranks:
+                saved = rank.saved
+                self.seen.said |= {text for text in (saved.backup_problem, saved.disk_problem) if text}
+                if saved.backup_step >= 0:
+                    self.seen.lag = max(self.seen.lag or 0, saved.own_step - saved.backup_step)
+
+    # The blow.
+
+    async def strike(self, *, exact: bool) -> None:
+        """Kill what has to be killed, and note what that may cost.
+
+        Args:
+            exact: the job stands still and all copies are known: what is left decides what it may cost.
+        """
+        strike = strike_of(self.request, self.spec)
+        if strike.ranks:
+            self.seen.promise = self._promise(strike, exact=exact)
+            await self._kill_ranks(strike)
+        else:
+            await asyncio.to_thread(self._take_power, strike, exact)
+        self.given.let_go()  # into the next collective, where they notice who is missing
+
+    async def _kill_ranks(self, strike: Strike) -> None:
+        async with self.cluster.control.feed(self.spec.name, self.machines, LOOK_S) as feed:
+            async for picture in feed.pictures():
+                pids = [picture.ranks[rank].pid for rank in strike.ranks if rank in picture.ranks]
+                if len(pids) == len(strike.ranks):
+                    self.mark(STRIKE)
+                    for pid in pids:
+                        os.kill(pid, signal.SIGKILL)
+                    return
+
+    def _take_power(self, strike: Strike, exact: bool) -> None:
+        names = [self.stored.machine(index) for index in strike.machines]
+        cluster, job = self.cluster.file, self.spec.name
+        promised = not exact and promise_of(self.spec, strike).steps is not None
+        when = self._backups_caught_up(strike) if promised else lambda: True
+        with power.powered_off(cluster, names, when=when) as killed_ns:
+            self.mark(STRIKE, time_ns=killed_ns)
+            self.seen.promise = self._promise(strike, exact=exact)
+            for name in names:
+                records = step_records.rescue(job, power.state_folder(cluster, name), cluster.shm / name)
+                power.empty_memory(cluster, name)
+                if strike.disks:
+                    power.empty_disk(cluster, name)
+                    self.seen.emptied.append(name)
+                    self.seen.records.join(records)
+
+    def _backups_caught_up(self, strike: Strike) -> Callable[[], bool]:
+        """Whether backups have just caught up with the steps: the placement promises nothing else.
+
+        Those that do not catch up are struck all the same, and cost what they cost.
+        """
+        deadline = math.inf
+
+        def caught_up() -> bool:
+            nonlocal deadline
+            deadline = min(deadline, time.monotonic() + CATCH_UP_S)
+            in_memory = self.stored.left(strike, disks=False)
+            return best_step(in_memory) >= self.stored.newest() or time.monotonic() > deadline
+
+        return caught_up
+
+    def _promise(self, strike: Strike, *, exact: bool) -> Promise:
+        """What a strike may cost at most: by the placement where it promises something, else by what is left."""
+        placed = promise_of(self.spec, strike)
+        if placed.steps is not None and not exact:
+            return placed
+        best = best_step(self.stored.left(strike, self.seen.damaged))
+        # A step may have been completed and not saved yet, unless the job stands still.
+        lost = max(self.stored.newest() - best, 0) + (not exact)
+        if best == 0:
+            return Promise(lost, "no step is left of which every rank has a sound copy", begins_again=True)
+        return Promise(lost, f"step {best} is the latest of which every rank has a sound copy left")
+
+
+def _fork_server(described: pb.DescribeReply, job: str) -> int:
+    return next((one.fork_server_pid for one in described.jobs if one.job == job), 0)

@@ -1,0 +1,286 @@
+"""Faults of the control plane, met inside a worker: it dies in a stage, or at an event, of an incident.
+
+A worker loads this when ``EVERSTEP_FAULTS`` is in *its* environment; nothing
+here runs otherwise. The plan (everstep/faults.py) is read anew at each place,
+so that one cluster serves many drills. Three kinds of entry:
+
+``{"id", "fault": "kill-worker" | "kill-temporal", "job", "in_stage", "moment", "pid"}``
+    SIGKILL of this worker, or of the process ``pid``, in an activity of that
+    stage of an incident of the job: as it ``begin``s, in the ``middle`` (its
+    work is under way), or at its ``end`` (its work is done, its result is
+    not yet reported). The stage ``report`` comes before the incident: the
+    worker has seen a fault and tells the job of it.
+
+``{"id", "fault": "hold", "job", "in_stage", "moment", "until"}``
+    Not a fault: the activity waits there until the file ``until`` is there, so
+    that another fault can strike in that stage.
+
+``{"id", "fault": "kill-worker", "job", "at_event": n}``
+    SIGKILL of this worker as soon as any part of it can know that event n of
+    the incident's history is durable. Four places look, and the first one that
+    finds ``n <= newest durable event`` kills:
+
+    1. a workflow task, after the workflow's code ran and before its commands
+       are sent: for n = WorkflowTaskStarted;
+    2. the begin of an activity, before it has any effect: for n = a command
+       that the last task wrote (tasks write their events at once, so that
+       nobody can die between them);
+    3. the end of an activity, after its effects and before its result is
+       reported: for n = ActivityTaskStarted, which the server writes down
+       together with the result;
+    4. a look at the history every few milliseconds: for all others, such as
+       WorkflowExecutionCompleted.
+
+    The marker of the fault says which place it was and what was durable then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+from temporalio import activity, client
+from temporalio.bridge.proto.workflow_activation import WorkflowActivation
+from temporalio.bridge.proto.workflow_completion import WorkflowActivationCompletion
+from temporalio.plugin import SimplePlugin
+from temporalio.service import RPCError
+from temporalio.worker import (
+    ActivityInboundInterceptor,
+    ExecuteActivityInput,
+    Interceptor,
+    Worker,
+    WorkflowInstance,
+    WorkflowInstanceDetails,
+    WorkflowRunner,
+)
+
+from activities import messages
+from everstep import environment, faults
+from everstep.model.job_state import incident_workflow_id, job_workflow_id
+
+Fault = dict[str, Any]
+
+STAGES = {
+    "stop": messages.STOP,
+    "decide": messages.DECIDE,
+    "restore": messages.RESTORE,
+    "reattempt": messages.LAUNCH,
+    "launch": messages.LAUNCH,
+    "confirm": messages.CONFIRM,
+}
+"""Stage of an incident → the activity that it consists of."""
+REPORT = "report"
+"""The stage before an incident; the update of the job's workflow has that name."""
+MOMENTS = ("begin", "middle", "end")
+MIDDLE_S = 0.02
+"""An activity is in its middle after this long; a shorter one at its end (ours)."""
+LOOK_S = 0.004
+"""Between two looks at a history (ours)."""
+INCIDENT = "Incident"
+
+
+def plugins() -> list[DrillPlugin]:
+    """What a worker of a drill's cluster loads; nothing in any other."""
+    return [DrillPlugin()] if os.environ.get(environment.FAULTS) else []
+
+
+class DrillPlugin(SimplePlugin):
+    """Hooks a worker's activities, workflow tasks and idle time."""
+
+    def __init__(self) -> None:
+        interceptors: list[Interceptor | client.Interceptor] = [_Activities(self), _Reports()]
+        super().__init__("everstep.drill", workflow_runner=_wrap, interceptors=interceptors)
+        self.client: client.Client | None = None
+
+    def configure_worker(self, config: Any) -> Any:
+        """Keep the client, to look at histories with."""
+        self.client = config["client"]
+        return super().configure_worker(config)
+
+    async def run_worker(self, worker: Worker, next: Callable[[Worker], Awaitable[None]]) -> None:
+        """Look at the histories beside the worker."""
+        looking = asyncio.create_task(self._look())
+        try:
+            await next(worker)
+        finally:
+            looking.cancel()
+
+    async def durable(self, workflow_id: str) -> int:
+        """Number of the newest durable event of a workflow; 0 when there is none."""
+        assert self.client is not None
+        try:
+            return (await self.client.get_workflow_handle(workflow_id).describe()).history_length
+        except RPCError:
+            return 0
+
+    async def _look(self) -> None:
+        while True:
+            due = list(_pending("at_event"))
+            for plan, fault in due:
+                incident = incident_workflow_id(fault["job"], 1)
+                newest = await self.durable(incident)
+                if newest >= fault["at_event"]:
+                    die(plan, fault, place="seen in the history", newest=newest)
+            await asyncio.sleep(LOOK_S if due else 0.2)
+
+
+class _Activities(Interceptor):
+    def __init__(self, drill: DrillPlugin) -> None:
+        self._drill = drill
+
+    def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:
+        return _Activity(next, self._drill)
+
+
+class _Activity(ActivityInboundInterceptor):
+    def __init__(self, next: ActivityInboundInterceptor, drill: DrillPlugin) -> None:
+        super().__init__(next)
+        self._drill = drill
+
+    async def execute_activity(self, input: ExecuteActivityInput) -> Any:
+        info = activity.info()
+        if info.workflow_type != INCIDENT:
+            return await self.next.execute_activity(input)
+        return await _at_each_moment(self.next.execute_activity(input), self._meet)
+
+    async def _meet(self, moment: str) -> None:
+        info = activity.info()
+        assert info.workflow_id is not None
+        place = f"{moment} of {info.activity_type}"
+        for plan, fault in _pending("in_stage"):
+            mine = info.workflow_id.startswith(f"incident/{fault['job']}/")
+            stage = STAGES.get(fault["in_stage"])
+            if mine and info.activity_type == stage and moment == fault.get("moment", "middle"):
+                await _strike(plan, fault, place)
+        if moment == "middle":
+            return
+        for plan, fault in _pending("at_event"):
+            if info.workflow_id == incident_workflow_id(fault["job"], 1):
+                newest = await self._drill.durable(info.workflow_id)
+                # The next event that this activity brings about is its own ActivityTaskStarted: the
+                # server knows it, and writes it down together with the result.
+                if newest + (moment == "end") >= fault["at_event"]:
+                    die(plan, fault, place=place, newest=newest)
+
+
+class _Reports(client.Interceptor):
+    def intercept_client(self, next: client.OutboundInterceptor) -> client.OutboundInterceptor:
+        return _Report(next)
+
+
+class _Report(client.OutboundInterceptor):
+    """A watcher that tells a job of a fault."""
+
+    async def start_workflow_update(self, input: client.StartWorkflowUpdateInput) -> client.WorkflowUpdateHandle[Any]:
+        if input.update != REPORT:
+            return await super().start_workflow_update(input)
+
+        async def meet(moment: str) -> None:
+            for plan, fault in _pending("in_stage"):
+                mine = fault["in_stage"] == REPORT and input.id == job_workflow_id(fault["job"])
+                if mine and moment == fault.get("moment", "middle"):
+                    await _strike(plan, fault, f"{moment} of a report")
+
+        found: client.WorkflowUpdateHandle[Any] = await _at_each_moment(super().start_workflow_update(input), meet)
+        return found
+
+
+async def _at_each_moment(work: Coroutine[Any, Any, Any], meet: Callable[[str], Awaitable[None]]) -> Any:
+    """Do some work, and call ``meet`` at its begin, in its middle and at its end."""
+    running: asyncio.Future[Any] | None = None
+    try:
+        await meet("begin")
+        running = asyncio.ensure_future(work)
+        done, _ = await asyncio.wait([running], timeout=MIDDLE_S)
+        await meet("middle")
+        if not done:
+            await asyncio.wait([running])
+    finally:
+        if running is None:
+            work.close()
+        elif not running.done():
+            running.cancel()
+    await meet("end")
+    return await running
+
+
+class _Runner(WorkflowRunner):
+    """The worker's own runner, with a look after each workflow task of an incident."""
+
+    def __init__(self, inner: WorkflowRunner) -> None:
+        self._inner = inner
+
+    def prepare_workflow(self, defn: Any) -> None:
+        self._inner.prepare_workflow(defn)
+
+    def create_instance(self, det: WorkflowInstanceDetails) -> WorkflowInstance:
+        instance = self._inner.create_instance(det)
+        if det.info.workflow_type != INCIDENT:
+            return instance
+        ours = instance.activate
+        workflow_id = det.info.workflow_id
+
+        def activate(act: WorkflowActivation) -> WorkflowActivationCompletion:
+            completion = ours(act)
+            if not act.is_replaying and any(_advances(job) for job in act.jobs):
+                for plan, fault in _pending("at_event"):
+                    mine = workflow_id == incident_workflow_id(fault["job"], 1)
+                    if mine and act.history_length >= fault["at_event"]:
+                        die(plan, fault, place="workflow task", newest=act.history_length)
+            return completion
+
+        instance.activate = activate  # type: ignore[method-assign]
+        return instance
+
+    def set_worker_level_failure_exception_types(self, types: Any) -> None:
+        self._inner.set_worker_level_failure_exception_types(types)
+
+
+def _wrap(inner: WorkflowRunner | None) -> WorkflowRunner:
+    assert inner is not None
+    return _Runner(inner)
+
+
+def _advances(job: Any) -> bool:
+    """Whether an activation's job moves the workflow on: not a query, not a removal from the cache."""
+    return job.WhichOneof("variant") not in ("query_workflow", "remove_from_cache")
+
+
+def _pending(kind: str) -> Iterator[tuple[Path, Fault]]:
+    """The faults of this worker's plan that have not fired."""
+    try:
+        loaded = faults.load_plan()
+    except ValueError:  # it is being written
+        return
+    if loaded is None:
+        return
+    plan, found = loaded
+    for fault in found:
+        if kind in fault and faults.fired(plan, fault) is None:
+            yield plan, fault
+
+
+async def _strike(plan: Path, fault: Fault, place: str) -> None:
+    if fault["fault"] == "hold":
+        await _hold(plan, fault, place)
+    else:
+        die(plan, fault, place=place)
+
+
+async def _hold(plan: Path, fault: Fault, place: str) -> None:
+    """Wait, once over all workers, until the file that the entry names is there."""
+    until, deadline = Path(fault["until"]), time.monotonic() + faults.HOLD_S
+    if faults.claim(plan, fault, place=place):
+        while not await asyncio.to_thread(until.exists) and time.monotonic() < deadline:  # noqa: ASYNC110 - a file says so
+            await asyncio.sleep(0.01)
+
+
+def die(plan: Path, fault: Fault, **details: Any) -> None:
+    """Fire once over all workers: SIGKILL this worker, or the process that the fault names."""
+    if faults.claim(plan, fault, **details):
+        os.kill(fault.get("pid") or os.getpid(), signal.SIGKILL)

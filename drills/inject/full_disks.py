@@ -1,0 +1,124 @@
+"""File systems of a machine that are too small: for its own checkpoints, for others' backups, for its disk."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from controlplane.local import mounts, power, procfs, readiness
+from drills.inject.context import SETTLE_LIMIT_S, Scene
+from everstep.errors import ClusterError
+
+AMPLE = 4 << 30
+"""Room at the beginning, bytes; a memory file system takes only what is used (ours)."""
+REPORTS = 300_000
+"""Of the step reports of one rank and generation, bytes: 4096 records of 64 bytes, and some more (ours)."""
+GENERATIONS = 3
+"""Whose reports may lie there at once: parking takes some attempts (ours)."""
+SPARE = 64 << 10
+START_LIMIT_S = 60.0
+SAID_LIMIT_S = 20.0
+"""A problem with backups or disks is told within this long (ours)."""
+
+
+@contextmanager
+def small_room(scene: Scene) -> Iterator[None]:
+    """Put a file system of its own under what is going to be full, before the job starts; nothing for other faults."""
+    match scene.request.base:
+        case "shm-full":
+            size = AMPLE
+            if scene.request.parks:
+                size = SPARE + REPORTS * GENERATIONS * scene.spec.ranks_per_machine
+            with _small_memory(scene, size):
+                if scene.request.parks:
+                    scene.mark("shm-full", bytes=size)
+                yield
+        case "disk-full":
+            with mounts.small(disk_of(scene), AMPLE):
+                yield
+        case _:
+            yield
+
+
+@contextmanager
+def _small_memory(scene: Scene, size: int) -> Iterator[None]:
+    """A machine with another shared memory: its agent and fork servers keep files there, and start anew on it."""
+    struck, cluster = scene.struck, scene.cluster.file
+    with ExitStack() as mounted:
+        with power.powered_off(cluster, [struck.name]):
+            mounted.enter_context(mounts.small(memory_of(scene), size))
+        try:
+            readiness.agent_serves(cluster, struck.name, struck.address)
+            yield
+        finally:
+            with power.powered_off(cluster, [struck.name]):
+                mounted.close()
+            readiness.agent_serves(cluster, struck.name, struck.address)
+
+
+def memory_of(scene: Scene) -> Path:
+    """Shared memory of the struck machine."""
+    return scene.cluster.file.shm / scene.struck.name
+
+
+def disk_of(scene: Scene) -> Path:
+    """Where the struck machine keeps checkpoints on its disk."""
+    return power.state_folder(scene.cluster.file, scene.struck.name) / "checkpoints"
+
+
+async def fill_memory(scene: Scene) -> None:
+    """Let the machine's own slots be all that its shared memory has room for; then kill who needs the backups there."""
+    if scene.request.parks:
+        return  # it was too small from the beginning
+    agent = procfs.identify(scene.agent(scene.struck))
+    if agent is None:
+        raise ClusterError(f"the agent of {scene.struck.name} is gone")
+    ranks = scene.spec.topology().ranks(scene.machines.index(scene.struck))
+    reports = [memory_of(scene) / scene.spec.name / f"report-{rank}-1" for rank in ranks]
+    await scene.until(
+        lambda: all(path.exists() for path in reports),
+        START_LIMIT_S,
+        f"the ranks of {scene.struck.name} were not started",
+    )
+    procfs.send(agent, signal.SIGSTOP)  # before their first save, so that no backup gets in before
+    try:
+        slots = [memory_of(scene) / scene.spec.name / f"checkpoint-{rank}" for rank in ranks]
+        await scene.until(
+            lambda: all(map(scene.stored.own_steps, ranks)) and all(map(_allocated, slots)),
+            START_LIMIT_S,
+            "nothing was saved, or not all slots were allocated",
+        )
+        # The next generation's reports still fit, as they do where a machine is only nearly full; a backup does not.
+        mounts.shrink(memory_of(scene), SPARE + REPORTS * len(ranks))
+        scene.mark("shm-full")
+    finally:
+        procfs.send(agent, signal.SIGCONT)
+    step = await scene.held_up()
+    await scene.listen(SAID_LIMIT_S, enough=lambda: bool(scene.seen.said))
+    every = scene.spec.checkpoint.disk_every_steps
+    await scene.settled(step, backups=False, disk=step - step % every)
+    await scene.strike(exact=True)
+
+
+def _allocated(path: Path) -> bool:
+    """Whether a checkpoint file has memory for all of its slots; the rank sees to it after its first save."""
+    found = path.stat()
+    return found.st_blocks * 512 >= found.st_size
+
+
+async def fill_disk(scene: Scene) -> None:
+    """Leave no room for a second checkpoint on the machine's disk; then take the memory that makes disks needed."""
+    ranks = scene.spec.topology().ranks(scene.machines.index(scene.struck))
+    await scene.until(
+        lambda: all(scene.stored.disk_steps(rank) for rank in ranks),
+        START_LIMIT_S + SETTLE_LIMIT_S,
+        f"{scene.struck.name} wrote no checkpoint to its disk",
+    )
+    mounts.shrink(disk_of(scene), SPARE)
+    scene.mark("disk-full")
+    step = await scene.held_up()
+    await scene.listen(SAID_LIMIT_S, enough=lambda: bool(scene.seen.said))
+    await scene.settled(step)
+    await scene.strike(exact=True)

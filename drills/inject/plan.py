@@ -1,0 +1,117 @@
+"""The plan of a drill: faults that ranks and workers act out, and what is done to them from outside."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from drills.clusters.local import DrillCluster
+from drills.spec.catalogue import CONTROL_FAULTS, LOSSES, MACHINE_FAULTS, CannotInject
+from drills.spec.request import DrillRequest
+from everstep import faults
+from everstep.model.job import JobSpec
+
+Fault = dict[str, Any]
+
+STRIKE = "strike"
+"""Id of the blow that makes copies needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The faults of one drill and the files that say so."""
+
+    plan: Path
+    """For ranks; the injector's own marks lie beside it."""
+    ranks: list[Fault]
+    outside: list[Fault]
+    """Done by the injector itself."""
+    worker_plan: Path
+    workers: list[Fault]
+    holds: list[Fault] = field(default_factory=list)
+    """Where the job waits for the injector."""
+
+    def write(self) -> None:
+        """Write the plans, whole or not at all: ranks and workers read them at any time."""
+        for path, content in ((self.plan, [*self.ranks, *self.holds]), (self.worker_plan, self.workers)):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = path.with_suffix(".new")
+            temporary.write_text(json.dumps(content))
+            temporary.rename(path)
+
+    def let_go(self) -> None:
+        """Let the job go on."""
+        for hold in self.holds:
+            Path(hold["until"]).touch()
+
+    def fired(self) -> dict[str, dict[str, Any] | None]:
+        """Fault id → when and where it fired, or None."""
+        marks = {fault["id"]: faults.fired(self.plan, fault) for fault in (*self.ranks, *self.outside)}
+        return marks | {fault["id"]: faults.fired(self.worker_plan, fault) for fault in self.workers}
+
+
+def planned(request: DrillRequest, spec: JobSpec, plan: Path, cluster: DrillCluster) -> Planned:
+    """The plan of a drill.
+
+    Raises:
+        CannotInject: the part to be killed is not ours.
+    """
+    ranks = [] if request.outside else rank_faults(request, request.struck_ranks(spec))
+    workers: list[Fault] = []
+    if request.fault in CONTROL_FAULTS:
+        fault: Fault = {"id": f"{request.fault}-{spec.name}", "fault": request.fault, "job": spec.name}
+        if request.at_event is not None:
+            fault["at_event"] = request.at_event
+        else:
+            fault |= {"in_stage": request.in_stage, "moment": request.moment}
+        if request.fault == "kill-temporal":
+            if "temporal" not in cluster.processes():
+                raise CannotInject(f"kill-temporal: the server at {cluster.file.temporal_address} is not ours to kill")
+            fault["pid"] = cluster.processes()["temporal"]
+        workers.append(fault)
+    holds: list[Fault] = []
+    if request.waits_at_hold:
+        holds = [_hold(plan, 0, request.hold_step, "step")]
+    elif (at_step := request.strike_hold) is not None:
+        # All of them at once, and before they do anything together that would let others complete the step.
+        holds = [_hold(plan, rank, at_step, "begin") for rank in range(spec.topology().world_size)]
+    return Planned(plan, ranks, outside_faults(request), cluster.worker_plan, workers, holds)
+
+
+def _hold(plan: Path, rank: int, step: int, point: str) -> Fault:
+    until = f"{plan}.go"
+    return {"id": f"hold-{rank}", "fault": "hold", "rank": rank, "at_step": step, "point": point, "until": until}
+
+
+def outside_faults(request: DrillRequest) -> list[Fault]:
+    """What the injector itself does, in the order in which it comes."""
+    names: list[str] = []
+    if request.fault in MACHINE_FAULTS:
+        names = [request.fault, *([STRIKE] if request.then else [])]
+    elif request.outside:
+        names = [] if request.base in LOSSES else [request.base]
+        names += [] if request.absorbed or request.parks or request.base == "link-down" else [STRIKE]
+    return [{"id": name} for name in names]
+
+
+def rank_faults(request: DrillRequest, ranks: list[int]) -> list[Fault]:
+    """The faults that ranks act out, in the order in which they come."""
+    found: list[Fault] = []
+    for again in range(request.times):
+        together = [f"f{again}-{rank}" for rank in ranks]
+        for rank, name in zip(ranks, together, strict=True):
+            fault: Fault = {"id": name, "fault": request.base, "rank": rank, "at_step": request.at_step}
+            fault["point"] = "save" if request.base == "kill-during-save" else "step"
+            if len(ranks) > 1:
+                fault["together"] = together
+            match request.base:
+                case "kill-rank":
+                    fault["signal"] = request.signal
+                case "exit-rank":
+                    fault["code"] = request.code
+                case "raise":
+                    fault["exception"] = request.exception
+            found.append(fault)
+    return found

@@ -1,0 +1,96 @@
+"""Whether two runs of a job are equal bit for bit, and what could not be compared. Pure functions."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from drills.observe.step_records import Record, Records
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A run, held against the one without a fault."""
+
+    losses: list[str] | None = None
+    """Where the losses differ; None: neither run reports any."""
+    state: list[str] | None = None
+    """Where the states at the end of the loop differ; None: neither run tells of any."""
+    compared: list[str] = field(default_factory=list)
+    not_compared: list[str] = field(default_factory=list)
+
+
+def compare(reference: Records, run: Records, ranks: int) -> Comparison:
+    """Hold a run against the one without a fault: every rank, every step, both ways.
+
+    A rank that reports losses on one side must report them on the other, each
+    step of the other and no more, with the same bits each time that it did the step.
+    What somebody did not tell is a difference: it may be one.
+
+    Args:
+        reference: Of the run without a fault.
+        run: Of the run that met it.
+        ranks: Number of ranks of the job.
+    """
+    expected, found = _with_losses(reference), _with_losses(run)
+    unknown = [
+        *(f"without a fault: {text}" for text in reference.unknown),
+        *(f"with the fault: {text}" for text in run.unknown),
+    ]
+    compared, not_compared = [], []
+    losses: list[str] | None = None
+    if both := expected.keys() | found.keys():
+        losses = unknown + [text for rank in sorted(both) for text in _of_rank(rank, expected, found)]
+        steps = {record.step for records in expected.values() for record in records}
+        compared.append(f"losses of {len(both)} ranks, {len(steps)} steps")
+    if silent := [rank for rank in range(ranks) if rank not in both]:
+        not_compared.append(f"losses of {_ranks(silent, ranks)}: no loss is reported")
+    state: list[str] | None = None
+    if ends := reference.final.keys() | run.final.keys():
+        state = [] if losses is not None else list(unknown)
+        state += [
+            f"rank {rank} ends with another state"
+            if rank in reference.final and rank in run.final
+            else f"rank {rank} tells of its last state {'without' if rank in reference.final else 'with'} a fault only"
+            for rank in sorted(ends)
+            if reference.final.get(rank) != run.final.get(rank)
+        ]
+        compared.append(f"the last state of {len(ends)} ranks")
+    if silent := [rank for rank in range(ranks) if rank not in ends]:
+        not_compared.append(f"the last state of {_ranks(silent, ranks)}: run.steps() had none to tell of")
+    if losses is None and state is None:
+        not_compared += unknown
+    return Comparison(losses, state, compared, not_compared)
+
+
+def _with_losses(records: Records) -> dict[int, list[Record]]:
+    """The records of ranks that report losses: a script may report its steps alone."""
+    return {
+        rank: found
+        for rank, found in records.of.items()
+        if any(math.isfinite(struct.unpack("<d", one.bits)[0]) for one in found)
+    }
+
+
+def _of_rank(rank: int, expected: dict[int, list[Record]], found: dict[int, list[Record]]) -> list[str]:
+    right = {record.step: record.bits for record in expected.get(rank, [])}
+    seen = {record.step for record in found.get(rank, [])}
+    told = []
+    if missing := sorted(right.keys() - seen):
+        told.append(f"rank {rank} has no report of step {_some(missing)}")
+    if extra := sorted(seen - right.keys()):
+        told.append(f"rank {rank} reported step {_some(extra)}, which the run without a fault has not")
+    wrong = {one.step for one in found.get(rank, []) if one.step in right and one.bits != right[one.step]}
+    if wrong:
+        told.append(f"rank {rank} has another loss at step {_some(sorted(wrong))}")
+    return told
+
+
+def _ranks(some: Sequence[int], count: int) -> str:
+    return "all ranks" if len(some) == count else f"rank{'s' if len(some) > 1 else ''} {_some(some)}"
+
+
+def _some(steps: Sequence[int]) -> str:
+    return ", ".join(map(str, steps[:5])) + (" …" if len(steps) > 5 else "")

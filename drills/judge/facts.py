@@ -1,0 +1,193 @@
+"""What is known after a drill: gathered from Temporal, the agents, the ledger and /proc."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from temporalio.client import WorkflowExecutionStatus
+from temporalio.service import RPCError, RPCStatusCode
+
+from activities import messages
+from drills.clusters.local import DrillCluster
+from drills.judge.compare import Comparison
+from drills.observe import step_records
+from drills.observe.observed import Seen
+from drills.observe.processes import TreeUnknown
+from drills.observe.step_records import Records
+from everstep.model.incident import Copy, IncidentReport, Restored, Tier
+from everstep.model.job import JobSpec
+from everstep.model.job_state import incident_workflow_id
+from everstep.model.machine import Machine
+
+WRITTEN_S = 20.0
+"""What is written to a ledger that was away is there within this long after the job's end (ours)."""
+SETTLE_S = 5.0
+"""What ends by itself after a job has this long to be gone (ours)."""
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentFacts:
+    """One incident."""
+
+    id: str
+    opened_ns: int
+    report: IncidentReport | None
+    """None while it is open."""
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Facts:
+    """Everything that the judge looks at."""
+
+    outcome: str = ""
+    """``finished``, ``failed``, ``stopped``; empty: the job did not end in time."""
+    headline: str = ""
+    generations: int = 0
+    parked: bool = False
+    marks: dict[str, dict[str, Any] | None] = field(default_factory=dict)
+    incidents: list[IncidentFacts] = field(default_factory=list)
+    records: Records = field(default_factory=Records)
+    seen: Seen = field(default_factory=Seen)
+    texts: list[str] = field(default_factory=list)
+    """What the incidents said, whole lines: stages, conclusions, headlines."""
+    restored_from: dict[str, int] = field(default_factory=dict)
+    """Tier → ranks that went on from a copy there, in the last restart."""
+    comparison: Comparison | None = None
+    """With the run without a fault; None: the job did not finish."""
+    duplicates: int = 0
+    looks: int = 0
+    """How often somebody looked for two copies of a rank …"""
+    blind_s: float = 0.0
+    """… and the longest time in which nobody did, seconds."""
+    leaked: list[str] = field(default_factory=list)
+    ettr: float | None = None
+    ledger_lacks: list[str] = field(default_factory=list)
+    """What the ledger does not know in the end; looked at where it was away."""
+    launches_ns: list[tuple[int, int]] = field(default_factory=list)
+    """Begin and end of the launches of the incidents."""
+
+
+async def incidents(cluster: DrillCluster, job: str, number: int = 1) -> list[IncidentFacts]:
+    """All incidents of a job from that number on, from Temporal alone: no worker need answer."""
+    found: list[IncidentFacts] = []
+    while True:
+        name = incident_workflow_id(job, number)
+        handle = cluster.control.client.get_workflow_handle(name, result_type=IncidentReport)
+        try:
+            described = await handle.describe()
+        except RPCError as error:
+            if error.status is RPCStatusCode.NOT_FOUND:
+                return found
+            raise
+        report = await handle.result() if described.status is WorkflowExecutionStatus.COMPLETED else None
+        found.append(IncidentFacts(name, int(described.start_time.timestamp() * 1e9), report))
+        number += 1
+
+
+async def launches(cluster: DrillCluster, incident: str) -> list[tuple[int, int]]:
+    """Begin and end (ns) of the launches of an incident."""
+    started: dict[int, int] = {}
+    found = []
+    async for event in cluster.control.client.get_workflow_handle(incident).fetch_history_events():
+        at = event.event_time.ToNanoseconds()
+        if event.HasField("activity_task_scheduled_event_attributes"):
+            if event.activity_task_scheduled_event_attributes.activity_type.name == messages.LAUNCH:
+                started[event.event_id] = at
+        elif event.HasField("activity_task_completed_event_attributes"):
+            scheduled = event.activity_task_completed_event_attributes.scheduled_event_id
+            if scheduled in started:
+                found.append((started[scheduled], at))
+    return found
+
+
+async def texts(cluster: DrillCluster, incident: IncidentFacts) -> list[str]:
+    """What an incident said: its stages as the report has them, and its conclusions whole, from the ledger."""
+    said = [incident.report.headline, *incident.report.stages] if incident.report else []
+    if ledger := await cluster.control.ledger():
+        recorded = await asyncio.to_thread(ledger.incident, incident.id)
+        said += [f"{event.stage}: {event.text}" for event in recorded.events] if recorded else []
+    return said
+
+
+async def moved(cluster: DrillCluster, incident: str) -> list[Copy]:
+    """The copies that an incident brought to the machines that needed them, in order, from its history."""
+    scheduled: set[int] = set()
+    found: list[Copy] = []
+    handle = cluster.control.client.get_workflow_handle(incident)
+    async for event in handle.fetch_history_events():
+        if event.HasField("activity_task_scheduled_event_attributes"):
+            if event.activity_task_scheduled_event_attributes.activity_type.name == messages.RESTORE:
+                scheduled.add(event.event_id)
+        elif event.HasField("activity_task_completed_event_attributes"):
+            done = event.activity_task_completed_event_attributes
+            if done.scheduled_event_id in scheduled:
+                converter = cluster.control.client.data_converter
+                [restored] = await converter.decode(done.result.payloads, [Restored])
+                found += restored.moved
+    return found
+
+
+def restored_from(moved: Sequence[Copy], world_size: int, step: int) -> dict[str, int]:
+    """How many ranks went on at a step from which tier; what was not moved lay in their own memory."""
+    tiers = {one.rank: one.tier for one in moved if one.completed_steps == step}
+    counts = Counter(str(tiers.get(rank, Tier.OWN)) for rank in range(world_size))
+    return {str(tier): counts[tier] for tier in Tier if counts[tier]}
+
+
+async def left_behind(cluster: DrillCluster, spec: JobSpec, machines: Sequence[Machine]) -> list[str]:
+    """Processes and shared memory of a job that has ended, once what ends by itself had its time."""
+    deadline = time.monotonic() + SETTLE_S
+    while True:
+        try:
+            left = await asyncio.to_thread(cluster.tree().left_of_jobs)
+        except TreeUnknown as error:
+            left = [f"unknown processes: {error}"]
+        for machine in machines:
+            folder = cluster.file.shm / machine.name / spec.name
+            if folder.exists():
+                left += [str(path) for path in (folder, *folder.rglob("*"))]
+        if not left or time.monotonic() > deadline:
+            return left
+        await asyncio.sleep(0.1)
+
+
+async def ettr(cluster: DrillCluster, job: str) -> float | None:
+    """Productive share of the job's time, from the ledger."""
+    ledger = await cluster.control.ledger()
+    found = await asyncio.to_thread(ledger.ettr, job, now_ns=time.time_ns()) if ledger else None
+    return found.ratio if found else None
+
+
+async def ledger_lacks(cluster: DrillCluster, job: str, incidents: Sequence[IncidentFacts]) -> list[str]:
+    """What the ledger does not know of a job that has ended, once late writes had their time."""
+    deadline = time.monotonic() + WRITTEN_S
+    ledger = await cluster.control.ledger()
+    if ledger is None:
+        return ["anything: it cannot be opened"]
+    while True:
+        jobs = await asyncio.to_thread(ledger.jobs)
+        lacking = [] if any(one.name == job and one.ended_ns for one in jobs) else ["the end of the job"]
+        for incident in incidents:
+            found = await asyncio.to_thread(ledger.incident, incident.id)
+            if found is None or not found.closed_ns:
+                lacking.append(f"the end of {incident.id}")
+        if not lacking or time.monotonic() > deadline:
+            return lacking
+        await asyncio.sleep(0.2)
+
+
+async def records(
+    cluster: DrillCluster, spec: JobSpec, machines: Sequence[Machine], known: Records | None = None
+) -> tuple[Records, int]:
+    """The step records of a job, with those known already, and how often its ranks' logs show a rank twice."""
+    agents = cluster.control.agents
+    topology = spec.topology()
+    ranks = [topology.ranks(index) for index in range(spec.machines)]
+    found = await step_records.collect(agents, spec.name, machines, known)
+    return found, await step_records.read_logs(agents, spec.name, machines, ranks, found)

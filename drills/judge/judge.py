@@ -1,0 +1,300 @@
+"""The judge: from facts to a result. A pure function."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from drills.inject.plan import STRIKE
+from drills.judge.compare import Comparison
+from drills.judge.facts import Facts
+from drills.judge.result import DrillResult
+from drills.spec.catalogue import CONTROL_FAULTS
+from drills.spec.request import DrillRequest, example
+from everstep.model.incident import IncidentReport
+from everstep.model.job import JobSpec
+
+MAX_LOST = 1
+"""A fault may cost at most the step that was under way, by design of the every-step checkpoint."""
+MAX_PACE = 1.5
+"""Step time while a peer's agent hangs, in step times before: far above what a busy machine does to a median (ours)."""
+AWAY_STEPS = 2
+"""A part that was back within so many steps' time was not away for long enough to show anything (ours)."""
+LAG = 2
+"""Backups that are so many steps behind show that their peer takes none (ours)."""
+MAX_BLIND_S = 10.0
+"""Nobody looked for two copies of a rank for so long: they could have come and gone. Far above what a busy machine
+does to a look every 0.1 s (ours)."""
+SHOWN = 5
+"""Differences that are named (ours)."""
+MUST_SAY = ("disk-full", "shm-full")
+"""Faults with which training goes on, so that somebody has to be told."""
+FOUND = ("checksum", "damaged", "truncated", "cut short", "bytes")
+"""Words of which one names what is wrong with a copy."""
+
+
+def judge(request: DrillRequest, spec: JobSpec, facts: Facts) -> DrillResult:
+    """What came of a drill."""
+    reports = [one.report for one in facts.incidents if one.report]
+    comparison = facts.comparison or Comparison(not_compared=["anything: the job did not finish"])
+    result = DrillResult(
+        fault=request.fault,
+        job=spec.name,
+        fired=bool(facts.marks) and all(facts.marks.values()),
+        incidents=[one.id for one in facts.incidents],
+        evicted=sorted({machine for report in reports for machine in report.evicted}),
+        stages=[(stage.name, stage.seconds) for report in reports for stage in report.timings],
+        steps_redone=facts.records.redone(),
+        steps=facts.records.steps or None,
+        losses_match=_none(comparison.losses),
+        state_match=_none(comparison.state),
+        compared=comparison.compared,
+        not_compared=comparison.not_compared,
+        ettr=None if facts.ettr is None else round(facts.ettr, 4),
+        leaked=facts.leaked,
+        duplicates=facts.duplicates,
+        generations=facts.generations,
+        headline=facts.headline,
+        restored_from=facts.restored_from,
+        emptied=facts.seen.emptied,
+        damaged=[f"rank {one.rank}, step {one.step}: {one.path}: {one.what}" for one in facts.seen.damaged],
+        said=sorted(facts.seen.said),
+        lag=facts.seen.lag,
+        pace=_pace(request, facts),
+    )
+    if facts.seen.promise:
+        result.steps_promised, result.promise = facts.seen.promise.steps, facts.seen.promise.reason
+    _time(request, facts, result, reports)
+    result.problems = [
+        *_not_fired(facts),
+        *(_not_absorbed(facts, result) if request.absorbed else _not_recovered(request, spec, facts, result, reports)),
+        *copies_told(request, facts, result),
+        *_differences(spec, facts),
+        *_not_clean(facts),
+    ]
+    result.ok = not result.problems
+    return result
+
+
+def _none(differences: list[str] | None) -> bool | None:
+    """Whether there are none; None: nobody could look."""
+    return None if differences is None else not differences
+
+
+def _differences(spec: JobSpec, facts: Facts) -> list[str]:
+    """Where the run differs from the one without a fault; of the example all can be compared, so it has to be."""
+    if facts.comparison is None:
+        return []
+    found = (facts.comparison.losses or [])[:SHOWN] + (facts.comparison.state or [])[:SHOWN]
+    if Path(spec.script) == example("gpt.py"):
+        found += [f"not compared: {text}" for text in facts.comparison.not_compared]
+    return found
+
+
+def _time(request: DrillRequest, facts: Facts, result: DrillResult, reports: list[IncidentReport]) -> None:
+    """Fill in when it was seen and over, counted from the fault that opened the incident."""
+    times = [mark["time_ns"] for name, mark in facts.marks.items() if mark and _opens(request, name, facts.marks)]
+    fault_ns = min(times, default=None)
+    if request.absorbed:
+        result.resolution = "absorbed" if not facts.incidents else None
+        result.steps_lost = 0 if not facts.incidents else None
+        if facts.seen.absorbed and facts.seen.absorbed.back_ns:
+            result.recovered_s = _seconds(facts.seen.absorbed.killed_ns, facts.seen.absorbed.back_ns)
+    if facts.incidents and fault_ns is not None:
+        result.detected_s = _seconds(fault_ns, facts.incidents[0].opened_ns)
+    if not reports:
+        return
+    last = reports[-1]
+    result.resolution = "parked" if facts.parked else last.resolution
+    known = [report.lost_steps for report in reports if report.lost_steps is not None]
+    result.steps_lost = sum(known) if known else None
+    if last.confirmation and last.recovered:
+        result.parts = last.confirmation.parts
+        if fault_ns is not None:
+            # With several incidents: until the job stepped after the last of them.
+            result.recovered_s = _seconds(fault_ns, last.confirmation.stepped_ns)
+
+
+def _opens(request: DrillRequest, fault_id: str, ids: Collection[str]) -> bool:
+    """Whether a fault is the one that the clock starts with."""
+    if STRIKE in ids:
+        return fault_id == STRIKE
+    beside = request.fault in CONTROL_FAULTS or request.during == "launch"
+    return not (beside and fault_id.startswith(request.fault))
+
+
+def _seconds(begin_ns: int, end_ns: int) -> float:
+    return round((end_ns - begin_ns) / 1e9, 4)
+
+
+def _pace(request: DrillRequest, facts: Facts) -> float | None:
+    away = facts.seen.absorbed
+    if request.base != "hang-peer" or away is None or away.back_ns is None:
+        return None
+    before = facts.records.step_s(0, away.killed_ns)
+    during = facts.records.step_s(away.killed_ns, away.back_ns)
+    return round(during / before, 3) if before and during else None
+
+
+def _not_fired(facts: Facts) -> list[str]:
+    if not facts.marks:
+        return ["no fault was planned"]
+    if facts.seen.trouble:
+        return [facts.seen.trouble]
+    return [f"fault {name} did not fire" for name, mark in facts.marks.items() if mark is None]
+
+
+def _not_absorbed(facts: Facts, result: DrillResult) -> list[str]:
+    found = []
+    if facts.outcome != "finished":
+        found.append(f"the job did not finish: {facts.headline or 'not in time'}")
+    if facts.incidents:
+        found.append(f"it opened {len(facts.incidents)} incidents although no rank was hurt")
+    if facts.generations > 1:
+        found.append(f"the job was launched {facts.generations} times")
+    if facts.seen.absorbed is None or facts.seen.absorbed.back_ns is None:
+        found.append("the killed part did not come back in time")
+    elif facts.records.of and _stood(facts, facts.seen.absorbed.killed_ns, facts.seen.absorbed.back_ns):
+        found.append("the job did not step while the part was away")
+    if result.steps_redone:
+        found.append(f"{result.steps_redone} steps were done twice")
+    return found
+
+
+def _stood(facts: Facts, begin_ns: int, end_ns: int) -> bool:
+    """Whether the job did not step in a time in which it should have."""
+    step_s = facts.records.step_s(0, begin_ns) or 0.0
+    return (end_ns - begin_ns) / 1e9 > AWAY_STEPS * step_s and not facts.records.stepped_between(begin_ns, end_ns)
+
+
+def _not_recovered(
+    request: DrillRequest, spec: JobSpec, facts: Facts, result: DrillResult, reports: list[IncidentReport]
+) -> list[str]:
+    if request.parks:
+        told = any("no room" in text for text in facts.texts)
+        return [
+            *([] if facts.parked else ["the job was not parked although its checkpoints have no room"]),
+            *([] if told else ["nobody was told that there is no room"]),
+        ]
+    if request.times >= spec.policy.max_failures_at_step:
+        # Again and again at one step deserves an operator, not a loop.
+        return [] if facts.parked else [f"{request.times} faults at one step and the job was not parked"]
+    found = []
+    if facts.outcome != "finished":
+        found.append(f"the job did not finish: {facts.headline or 'not in time'}")
+    if len(facts.incidents) != request.times:
+        found.append(f"{request.times} faults opened {len(facts.incidents)} incidents")
+    found += [f"{one.id} is still open" for one in facts.incidents if one.report is None]
+    found += [f"not recovered: {report.headline}" for report in reports if not report.recovered]
+    found += _steps(facts, result, reports)
+    # The first launch, one for each fault, and one more where a launch itself is what the fault breaks.
+    most = 1 + request.times + (request.during == "launch")
+    if facts.generations > most:
+        found.append(f"the job was launched {facts.generations} times, {most} would have done")
+    if request.base == "kill-postgres":
+        found += _ledger(facts, reports)
+    if request.during == "launch" and facts.seen.absorbed:
+        killed_ns = facts.seen.absorbed.killed_ns
+        if not any(begin <= killed_ns <= end for begin, end in facts.launches_ns):
+            found.append("the agent was not killed within the launch")
+    return found
+
+
+def _ledger(facts: Facts, reports: list[IncidentReport]) -> list[str]:
+    """No recovery waits for the ledger, and the ledger has all of it in the end."""
+    away = facts.seen.absorbed
+    stepped = [one.confirmation.stepped_ns for one in reports if one.confirmation]
+    found = []
+    if away is None or away.back_ns is None or not stepped or stepped[-1] > away.back_ns:
+        found.append("the job did not step again before the ledger was back")
+    return found + [f"the ledger does not know {text}" for text in facts.ledger_lacks]
+
+
+def _steps(facts: Facts, result: DrillResult, reports: list[IncidentReport]) -> list[str]:
+    """What the incidents say was lost, against what the step records show."""
+    lost, redone = result.steps_lost, result.steps_redone
+    if lost is None or redone is None:
+        return []
+    most = MAX_LOST if result.steps_promised is None else result.steps_promised
+    found = [
+        f"{report.lost_steps} steps lost, {most} would have done"
+        for report in reports
+        if report.lost_steps and report.lost_steps > most
+    ]
+    # The step under way may have been reported and not completed: one more per incident.
+    if facts.records.of and not lost <= redone <= lost + len(reports):
+        found.append(f"the incidents say {lost} steps lost, the step records show {redone} done again")
+    return found
+
+
+def copies_told(request: DrillRequest, facts: Facts, result: DrillResult) -> list[str]:
+    """Whether what happened to copies was told: damage, machines that came back empty, full file systems."""
+    promise = facts.seen.promise
+    found = [promise.reason] if promise and promise.begins_again else []
+    for one in facts.seen.damaged:
+        named = [text for text in facts.texts if f"rank {one.rank} " in text and any(word in text for word in FOUND)]
+        if not named:
+            found.append(f"the incident does not name the damaged copy of rank {one.rank}")
+    if facts.incidents:
+        found += [
+            f"the incident does not say that {name} came back empty"
+            for name in facts.seen.emptied
+            if not any(name in text and "empty" in text for text in facts.texts)
+        ]
+    if request.base in MUST_SAY and not request.parks and not facts.seen.said:
+        found.append(f"no agent told of a problem although {request.base.replace('-', ' is ')}")
+    if request.base == "hang-peer" and not facts.seen.said and (facts.seen.lag or 0) < LAG:
+        found.append("backups did not fall behind visibly while the agent hung")
+    if result.pace is not None and result.pace > MAX_PACE:
+        found.append(f"steps took {result.pace:.2f} times as long while the agent hung")
+    return found
+
+
+def _not_clean(facts: Facts) -> list[str]:
+    found = [f"left behind: {', '.join(facts.leaked[:5])}"] if facts.leaked else []
+    if facts.duplicates:
+        found.append(f"{facts.duplicates} ranks had two copies")
+    if not facts.looks or facts.blind_s > MAX_BLIND_S:
+        found.append(f"nobody looked for two copies of a rank for {facts.blind_s:.1f} s ({facts.looks} looks in all)")
+    return found
+
+
+def together(results: list[DrillResult]) -> dict[str, Any]:
+    """Several runs as one answer: the keys of a run (times are medians, counts the worst), ``runs`` and ``summary``."""
+    told = summary(results)
+    first = results[0].model_dump()
+    lost = [one.steps_lost for one in results if one.steps_lost is not None]
+    matches = [one.losses_match for one in results]
+    return first | {
+        "ok": all(one.ok for one in results),
+        "fired": all(one.fired for one in results),
+        "detected_s": told["detected_s"] and told["detected_s"]["median"],
+        "recovered_s": told["recovered_s"] and told["recovered_s"]["median"],
+        "steps_lost": max(lost, default=None),
+        "losses_match": False if False in matches else None if None in matches else True,
+        "incidents": [name for one in results for name in one.incidents],
+        "leaked": [name for one in results for name in one.leaked],
+        "problems": [f"{one.job}: {problem}" for one in results for problem in one.problems],
+        "duplicates": sum(one.duplicates for one in results),
+        "summary": told,
+        "runs": [one.model_dump() for one in results],
+    }
+
+
+def summary(results: list[DrillResult]) -> dict[str, Any]:
+    """Median, p90 and maximum of the times of several runs, and how many were right."""
+    found: dict[str, Any] = {"runs": len(results), "ok": sum(result.ok for result in results)}
+    for name in ("detected_s", "recovered_s"):
+        times = sorted(t for result in results if (t := getattr(result, name)) is not None)
+        found[name] = (
+            {
+                "median": round(statistics.median(times), 4),
+                "p90": times[min(len(times) - 1, -(-len(times) * 9 // 10) - 1)],
+                "max": times[-1],
+            }
+            if times
+            else None
+        )
+    return found

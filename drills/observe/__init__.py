@@ -1,0 +1,1 @@
+"""What a drill sees from outside: processes, copies, step records."""

@@ -1,0 +1,114 @@
+"""Which copies of a job's state lie where on a local cluster, read from the files behind the agents' backs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from controlplane.local.cluster_file import ClusterFile
+from controlplane.local.power import state_folder
+from drills.inject.damage import Damaged, steps_in
+from drills.spec.loss import Strike
+from drills.spec.settings import placement_of
+from everstep.model.job import JobSpec
+from everstep.slots.format import PAGE, SAVING, SLOT, file_header
+
+
+class Stored:
+    """The copies of one job."""
+
+    def __init__(self, cluster: ClusterFile, spec: JobSpec) -> None:
+        self._cluster = cluster
+        self._spec = spec
+        self._topology = spec.topology()
+        self._peers = placement_of(spec).peers
+
+    def machine(self, index: int) -> str:
+        """Name of a machine of the job."""
+        return self._cluster.machines[index].name
+
+    def own(self, rank: int) -> Path:
+        """Where a rank saves."""
+        return self._shm(self._topology.machine(rank)) / f"checkpoint-{rank}"
+
+    def backup(self, rank: int) -> Path | None:
+        """Where its backup lies; None: it has none."""
+        peer = self._peers[rank]
+        return None if peer is None else self._shm(self._topology.machine(peer)) / f"backup-{rank}"
+
+    def on_disk(self, rank: int, step: int, suffix: str) -> Path:
+        """A rank's file of a checkpoint on disk."""
+        return self._disk(self._topology.machine(rank)) / f"step-{step:09d}" / f"rank-{rank}.{suffix}"
+
+    def own_steps(self, rank: int) -> set[int]:
+        """Steps in a rank's own memory."""
+        return steps_in(self.own(rank))
+
+    def backup_steps(self, rank: int) -> set[int]:
+        """Steps in its backup."""
+        path = self.backup(rank)
+        return steps_in(path) if path else set()
+
+    def disk_steps(self, rank: int) -> set[int]:
+        """Steps on disk, whole ones: the manifest is written last."""
+        found = set()
+        for manifest in self._disk(self._topology.machine(rank)).glob(f"step-*/rank-{rank}.json"):
+            with suppress(ValueError):
+                found.add(int(manifest.parent.name.removeprefix("step-")))
+        return found
+
+    def left(self, strike: Strike, damaged: Iterable[Damaged] = (), *, disks: bool = True) -> dict[int, set[int]]:
+        """For each rank the steps of which a sound copy is left after a strike.
+
+        Args:
+            strike: What is lost.
+            damaged: Copies that are there and not sound.
+            disks: Those on disks too.
+        """
+        shared = bool(self._spec.checkpoint.disk_path)
+        bad = {(one.path, one.step) for one in damaged}
+        found = {}
+        for rank in range(self._topology.world_size):
+            home, peer, backup = self._topology.machine(rank), self._peers[rank], self.backup(rank)
+            steps = set()
+            if home not in strike.machines:
+                steps |= {step for step in self.own_steps(rank) if (self.own(rank), step) not in bad}
+            if peer is not None and self._topology.machine(peer) not in strike.machines:
+                steps |= {step for step in self.backup_steps(rank) if (backup, step) not in bad}
+            if disks and (shared or not strike.disks or home not in strike.machines):
+                files = {step: self.on_disk(rank, step, "safetensors") for step in self.disk_steps(rank)}
+                steps |= {step for step, path in files.items() if (path, step) not in bad}
+            found[rank] = steps
+        return found
+
+    def newest(self) -> int:
+        """The newest step that any rank's memory holds."""
+        return max((step for rank in range(self._topology.world_size) for step in self.own_steps(rank)), default=0)
+
+    def receiving(self, machine: int) -> int | None:
+        """The rank whose backup is on its way into a machine at this moment; None: none is."""
+        for rank, peer in enumerate(self._peers):
+            path = self.backup(rank)
+            if path and peer is not None and self._topology.machine(peer) == machine and _is_being_written(path):
+                return rank
+        return None
+
+    def _shm(self, machine: int) -> Path:
+        return self._cluster.shm / self.machine(machine) / self._spec.name
+
+    def _disk(self, machine: int) -> Path:
+        configured = self._spec.checkpoint.disk_path
+        base = Path(configured) if configured else state_folder(self._cluster, self.machine(machine)) / "checkpoints"
+        return base / self._spec.name
+
+
+def _is_being_written(path: Path) -> bool:
+    with suppress(OSError), path.open("rb", buffering=0) as file:
+        slots, capacity, reason = file_header(file.read(PAGE))
+        for index in range(slots if not reason else 0):
+            page = os.pread(file.fileno(), SLOT.size, PAGE + index * (PAGE + capacity))
+            if len(page) == SLOT.size and SLOT.unpack(page)[2] == SAVING:
+                return True
+    return False

@@ -1,0 +1,174 @@
+"""Looking at a cluster's processes from outside: two copies of a rank, and what is left at the end."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from controlplane.local import procfs
+from everstep.errors import ClusterError
+
+SAMPLE_S = 0.1
+"""Between two looks at /proc (ours); what comes and goes in between is seen by what ranks write at their start."""
+_RANK = re.compile(r"everstep r(\d+)")
+_STORE = re.compile(r"everstep s\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One process as /proc shows it."""
+
+    pid: int
+    name: str
+    parent: int
+    session: int
+    start: int
+
+    @property
+    def rank(self) -> int | None:
+        """The rank that it is (not what a rank has started)."""
+        found = _RANK.fullmatch(self.name)
+        return int(found[1]) if found and self.pid == self.session else None
+
+
+class TreeUnknown(ClusterError):
+    """The supervisor is not there, so that nobody can say which processes are the cluster's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """All processes below a cluster's supervisor; it adopts their orphans, so nothing leaves the tree."""
+
+    root: int
+    """Its pid; 0: not known."""
+
+    def processes(self) -> list[Seen]:
+        """The living ones, zombies left out.
+
+        Raises:
+            TreeUnknown: there is no supervisor.
+        """
+        found = {one.pid: one for one in _all()}
+        if self.root not in found:
+            raise TreeUnknown("the cluster's supervisor is not there: which processes are the cluster's is not known")
+        below: dict[int, bool] = {self.root: True, 0: False, 1: False}
+
+        def inside(pid: int) -> bool:
+            trail = []
+            while pid not in below:
+                trail.append(pid)
+                pid = found[pid].parent if pid in found else 0
+            below.update(dict.fromkeys(trail, below[pid]))
+            return below[pid]
+
+        return [one for one in found.values() if inside(one.pid)]
+
+    def pids(self) -> list[int]:
+        """Their ids."""
+        return [one.pid for one in self.processes()]
+
+    def left_of_jobs(self) -> list[str]:
+        """What no job may leave: ranks, what they started, stores, and more than one fork server a machine."""
+        left, fork_servers = [], dict[str, list[int]]()
+        for one in self.processes():
+            if _RANK.fullmatch(one.name) or _STORE.fullmatch(one.name):
+                left.append(f"process {one.pid} ({one.name})")
+            elif folder := _fork_server_folder(one.pid):
+                fork_servers.setdefault(folder, []).append(one.pid)
+        for pids in fork_servers.values():
+            left += [f"process {pid} (a fork server too many)" for pid in sorted(pids)[:-1]]
+        return left
+
+
+class CopyWatch(threading.Thread):
+    """Looks for two living copies of a rank, again and again, until stopped."""
+
+    def __init__(self, tree: Tree) -> None:
+        super().__init__(name="copy watch", daemon=True)
+        self._tree = tree
+        self._ended = threading.Event()
+        self.copies: set[tuple[int, int, int]] = set()
+        """(rank, pid, pid) of copies that lived at the same time."""
+        self.looks = 0
+        self.blind_s = 0.0
+        """Longest time in which nobody looked, or nothing was seen, seconds."""
+
+    def run(self) -> None:
+        """Look until stopped."""
+        last = time.monotonic()
+        while not self._ended.wait(SAMPLE_S):
+            if self._look():
+                self.looks += 1
+                self.blind_s = max(self.blind_s, time.monotonic() - last)
+                last = time.monotonic()
+        self.blind_s = max(self.blind_s, time.monotonic() - last)
+
+    def _look(self) -> bool:
+        """Look once; False: nothing could be seen."""
+        try:
+            processes = self._tree.processes()
+        except TreeUnknown:
+            return False
+        by_rank: dict[int, list[Seen]] = {}
+        for one in processes:
+            if one.rank is not None:
+                by_rank.setdefault(one.rank, []).append(one)
+        for rank, ones in by_rank.items():
+            # One look takes milliseconds: count only those that still live after it.
+            still = [one.pid for one in ones if procfs.alive(procfs.Process(one.pid, one.start))]
+            if len(ones) > 1 and len(still) > 1:
+                self.copies.add((rank, still[0], still[1]))
+        return True
+
+    def stop(self) -> None:
+        """End it."""
+        self._ended.set()
+        self.join()
+
+
+def children(pid: int) -> list[int]:
+    """Children of a process with one thread."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def await_rank_of(fork_server: int, known: set[int], limit_s: float) -> int | None:
+    """Wait, busily, until a fork server has forked a rank that was not known; its pid."""
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        for pid in children(fork_server):
+            if pid not in known:
+                with suppress(OSError):
+                    if _RANK.fullmatch(Path(f"/proc/{pid}/comm").read_text().strip()):
+                        return pid
+        time.sleep(0.0005)
+    return None
+
+
+def _all() -> list[Seen]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with suppress(OSError):
+                head, _, tail = (entry / "stat").read_text().rpartition(")")
+                fields = tail.split()
+                if fields[0] not in "ZX":
+                    name = head.partition("(")[2]
+                    found.append(Seen(int(entry.name), name, int(fields[1]), int(fields[3]), int(fields[19])))
+    return found
+
+
+def _fork_server_folder(pid: int) -> str | None:
+    try:
+        argv = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    if b"--socket-path" not in argv:
+        return None
+    return str(Path(argv[argv.index(b"--socket-path") + 1].decode()).parent)

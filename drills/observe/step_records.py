@@ -1,0 +1,168 @@
+"""What a job leaves for a comparison: its step records, and what its ranks wrote to their logs."""
+
+from __future__ import annotations
+
+import re
+import statistics
+import struct
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+from agent.client import AgentPool
+from agent.launcher.rank_process import BESIDE
+from agent.reporting.step_archive import StepArchive
+from agent.v1 import agent_pb2 as pb
+from everstep.errors import AgentError, EverstepError
+from everstep.model.machine import Machine
+from everstep.step_reports import ReportFile
+
+_MARKER = re.compile(r"^--- everstep: rank (\d+), generation (\d+),(.*)$", re.MULTILINE)
+_FINAL = re.compile(r"^--- everstep: state after step \d+: (\w+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One report of one step by one rank."""
+
+    step: int
+    generation: int
+    time_ns: int
+    bits: bytes
+    """The loss, all 64 bits."""
+
+
+@dataclass(slots=True)
+class Records:
+    """All reports of a job, by rank, in the order in which they were made."""
+
+    of: dict[int, list[Record]] = field(default_factory=dict)
+    final: dict[int, str] = field(default_factory=dict)
+    """Rank → digest of its state at the end of the loop."""
+    unknown: list[str] = field(default_factory=list)
+    """Who did not tell, with the reason: what they recorded is not known, which is not nothing."""
+
+    @property
+    def steps(self) -> int:
+        """Number of different steps."""
+        return len({record.step for records in self.of.values() for record in records})
+
+    def add(self, replies: Iterable[pb.StepsReply]) -> None:
+        """Take what an agent tells, after what is known already."""
+        for reply in replies:
+            self.of.setdefault(reply.rank, []).extend(
+                Record(r.step, r.generation, r.time_ns, struct.pack("<d", r.loss)) for r in reply.records
+            )
+
+    def join(self, others: Records) -> None:
+        """Take what others know, after what is known already."""
+        for rank, records in others.of.items():
+            self.of.setdefault(rank, []).extend(records)
+        self.final |= others.final
+        self.unknown += others.unknown
+
+    def between(self, begin: int, end: int) -> Records:
+        """Those of steps from ``begin`` to before ``end``, and no word of the last state."""
+        some = {rank: [one for one in found if begin <= one.step < end] for rank, found in self.of.items()}
+        return Records({rank: found for rank, found in some.items() if found}, unknown=list(self.unknown))
+
+    def redone(self) -> int | None:
+        """Most steps that any rank reported more than once; None without reports."""
+        again = [sum(n - 1 for n in Counter(r.step for r in records).values()) for records in self.of.values()]
+        return max(again, default=None)
+
+    def step_s(self, begin_ns: int, end_ns: int) -> float | None:
+        """Median time of a step between two times, over all ranks that report, seconds; None with too few."""
+        gaps = []
+        for records in self.of.values():
+            times = sorted(r.time_ns for r in records if begin_ns < r.time_ns < end_ns)
+            gaps += [(after - before) / 1e9 for before, after in pairwise(times)]
+        return statistics.median(gaps) if gaps else None
+
+    def stepped_between(self, begin_ns: int, end_ns: int) -> int:
+        """Fewest steps that any reporting rank reported between two times."""
+        return min(
+            (sum(begin_ns < r.time_ns < end_ns for r in records) for records in self.of.values() if records), default=0
+        )
+
+
+async def collect(
+    agents: AgentPool, job: str, machines: Sequence[Machine], known: Records | None = None, *, from_step: int = 0
+) -> Records:
+    """Ask the agents for all step records of a job from a step on.
+
+    Args:
+        agents: the connections.
+        job: its name.
+        machines: where it ran.
+        known: what machines had recorded that were emptied since.
+        from_step: the first one.
+    """
+    found = Records()
+    if known:
+        found.join(known)
+    for machine in machines:
+        try:
+            request = pb.StepsRequest(job=job, rank=-1, from_step=from_step)
+            found.add([one async for one in agents.get(machine.address).steps(request)])
+        except AgentError as error:
+            found.unknown.append(f"{machine.name} did not tell its step records: {error}")
+    return found
+
+
+def rescue(job: str, state: Path, shm: Path) -> Records:
+    """The step records of a machine that is off and about to be emptied, those in mapped reports written to its disk.
+
+    Args:
+        job: whose.
+        state: the agent's state folder.
+        shm: the agent's folder in shared memory.
+    """
+    found, folder = Records(), state / "jobs" / job
+    if not folder.is_dir():
+        return found
+    archive = StepArchive(folder)
+    reports = [path for path in (shm / job).glob("report-*") if path.name.rpartition("-")[2].isdecimal()]
+    for path in sorted(reports, key=lambda path: int(path.name.rpartition("-")[2])):
+        with suppress(OSError, EverstepError):
+            report = ReportFile.open(path)
+            archive.drain(report)
+            report.close()
+    for rank in archive.ranks():
+        found.add(archive.read(rank, 0))
+    return found
+
+
+async def read_logs(
+    agents: AgentPool, job: str, machines: Sequence[Machine], ranks: Sequence[Sequence[int]], records: Records
+) -> int:
+    """Read what the ranks wrote about themselves into ``records``; returns how often a rank was there twice.
+
+    A rank was there twice where a generation of it began twice, or began while an
+    older one of it lived.
+    """
+    twice = 0
+    for machine, here in zip(machines, ranks, strict=False):
+        for rank in here:
+            data = b""
+            try:
+                request = pb.ReadLogRequest(job=job, rank=rank, stream=pb.ReadLogRequest.STDERR)
+                async for chunk in agents.get(machine.address).read_log(request):
+                    data += chunk.data
+            except AgentError as error:
+                records.unknown.append(f"{machine.name} did not tell the log of rank {rank}: {error}")
+            text = data.decode(errors="replace")
+            twice += copies_in(text)
+            if found := _FINAL.findall(text):
+                records.final[rank] = found[-1]
+    return twice
+
+
+def copies_in(log: str) -> int:
+    """How often a rank's log says that there were two of it."""
+    begun = _MARKER.findall(log)
+    again = sum(count - 1 for count in Counter((rank, generation) for rank, generation, _ in begun).values())
+    return again + sum(BESIDE in more for _, _, more in begun)

@@ -1,0 +1,265 @@
+"""Running a drill: job, fault, facts, verdict."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from temporalio.client import WorkflowFailureError
+
+from controlplane.local import mounts
+from drills.clusters.local import DrillCluster, Say, silent
+from drills.clusters.network import NetworkCluster
+from drills.inject.context import Scene
+from drills.inject.from_outside import inject
+from drills.inject.full_disks import small_room
+from drills.inject.plan import planned
+from drills.judge import facts as gather
+from drills.judge.compare import compare
+from drills.judge.facts import Facts
+from drills.judge.judge import judge
+from drills.judge.result import DrillResult
+from drills.observe.processes import CopyWatch
+from drills.observe.step_records import Records
+from drills.spec.describe import describe
+from drills.spec.request import PACE, DrillRequest, example
+from everstep import environment
+from everstep.errors import ClusterError, EverstepError
+from everstep.model.checkpoint_policy import CheckpointPolicy
+from everstep.model.job import JobSpec
+from everstep.model.recovery_policy import RecoveryPolicy
+from workflows.messages import JobResult
+
+LIMIT_S = 600.0
+"""A drill's job must have ended within this long (ours)."""
+LOOK_S = 1.0
+"""Between two looks whether a job is parked (ours)."""
+
+
+class References:
+    """Step records of jobs without a fault, one run for each different job."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Records] = {}
+
+    async def of(self, cluster: DrillCluster, spec: JobSpec) -> Records:
+        """The records of this job without a fault; runs it if it has not run yet."""
+        clean = without_fault(spec)
+        key = clean.model_dump_json()
+        if key not in self._known:
+            cluster.say("running the same job without a fault, to compare its losses")
+            clean = clean.model_copy(update={"name": cluster.next_name("reference")})
+            machines = cluster.machines[: spec.machines]
+            await cluster.control.start_job(_placed(clean, cluster.home / "drills" / clean.name), machines)
+            ended = await _ended(cluster, clean)
+            if ended is None or ended.outcome != "finished":
+                raise ClusterError(
+                    f"the job does not run without a fault either: {ended.headline if ended else 'not in time'}; "
+                    f"its logs are in {cluster.home}"
+                )
+            self._known[key], _ = await gather.records(cluster, clean, machines)
+        return self._known[key]
+
+
+class Drill:
+    """One request, run once or several times on one cluster.
+
+    Args:
+        cluster: an open cluster with enough machines.
+        request: what to inject, into which job.
+        references: to share runs without a fault between drills.
+    """
+
+    def __init__(self, cluster: DrillCluster, request: DrillRequest, references: References | None = None) -> None:
+        self.cluster = cluster
+        self.request = request
+        self.references = references or References()
+
+    async def run(self) -> DrillResult:
+        """Inject once and judge.
+
+        Raises:
+            ConfigError: the request makes no sense.
+            CannotInject: the fault cannot be injected here.
+            ClusterError: the job does not run even without a fault.
+        """
+        self.request.check()
+        cluster, name = self.cluster, self.cluster.next_name(self.request.fault)
+        plan = cluster.home / "drills" / name / "faults.json"
+        env = {environment.FAULTS: str(plan), environment.STATE_DIGEST: "1"}
+        spec = self.request.spec(name, env, disk=cluster.home / "disk")
+        (cluster.home / "disk").mkdir(exist_ok=True)  # as a mount would be there
+        machines = cluster.machines[: spec.machines]
+        given = planned(self.request, spec, plan, cluster)
+        given.write()
+        cluster.say(f"{name}: {describe(self.request, spec)}")
+        scene = Scene(cluster, self.request, spec, machines, given)
+        with small_room(scene):
+            facts = await self._watched(scene)
+            facts.marks = given.fired()
+            await self._gather(scene, facts)
+        facts.leaked += [f"mount {path}" for path in mounts.below(cluster.file.shm) + mounts.below(cluster.home)]
+        if facts.outcome == "finished":
+            reference = await self.references.of(cluster, spec)
+            facts.comparison = compare(reference, facts.records, spec.topology().world_size)
+        return judge(self.request, spec, facts)
+
+    async def _watched(self, scene: Scene) -> Facts:
+        """Run the job to its end while the fault is injected and copies of ranks are looked for."""
+        facts = Facts(seen=scene.seen)
+        watch = CopyWatch(self.cluster.tree())
+        watch.start()
+        injecting: asyncio.Task[None] | None = None
+        try:
+            await self.cluster.control.start_job(_placed(scene.spec, scene.given.plan.parent), scene.machines)
+            if scene.given.outside:
+                injecting = asyncio.create_task(self._inject(scene))
+            ended = await self._to_its_end(scene.spec, facts)
+            if ended is not None:
+                facts.outcome, facts.headline, facts.generations = ended.outcome, ended.headline, ended.generations
+            if injecting is not None and all(scene.fired(fault["id"]) for fault in scene.given.outside):
+                await injecting  # bounded: see scene.BACK_LIMIT_S
+        finally:
+            if injecting is not None:
+                injecting.cancel()
+                await asyncio.gather(injecting, return_exceptions=True)
+            await asyncio.to_thread(watch.stop)
+        facts.duplicates, facts.looks, facts.blind_s = len(watch.copies), watch.looks, watch.blind_s
+        return facts
+
+    async def _inject(self, scene: Scene) -> None:
+        try:
+            await inject(scene)
+        except (EverstepError, OSError) as error:
+            scene.seen.trouble = str(error)
+            self.cluster.say(f"the fault could not be injected as planned: {error}")
+
+    async def _to_its_end(self, spec: JobSpec, facts: Facts) -> JobResult | None:
+        """Wait for the job; one that is parked is given up, after it was noted."""
+        ending = asyncio.create_task(_ended(self.cluster, spec))
+        try:
+            while not ending.done():
+                await asyncio.wait([ending], timeout=LOOK_S)
+                if not ending.done():
+                    await self._give_up_parked(spec, facts)
+            return ending.result()
+        finally:
+            ending.cancel()
+            await asyncio.gather(ending, return_exceptions=True)
+
+    async def _give_up_parked(self, spec: JobSpec, facts: Facts) -> None:
+        control = self.cluster.control
+        if self.request.needs_network:
+            return  # it goes on by itself once what was away is back
+        with suppress(EverstepError):
+            state = await control.state(spec.name)
+            if state.status == "parked" and not facts.parked:
+                facts.parked = True
+                open_one = await control.open_incident(spec.name)
+                await control.tell(open_one.id, "abandon", "the drill is over")
+
+    async def _gather(self, scene: Scene, facts: Facts) -> None:
+        cluster, spec = self.cluster, scene.spec
+        facts.incidents = await gather.incidents(cluster, spec.name)
+        facts.leaked = await gather.left_behind(cluster, spec, scene.machines)
+        facts.records, too_many = await gather.records(cluster, spec, scene.machines, scene.seen.records)
+        facts.duplicates += too_many
+        facts.ettr = await gather.ettr(cluster, spec.name)
+        if self.request.base == "kill-postgres":
+            facts.ledger_lacks = await gather.ledger_lacks(cluster, spec.name, facts.incidents)
+        for incident in facts.incidents:
+            facts.texts += await gather.texts(cluster, incident)
+            facts.launches_ns += await gather.launches(cluster, incident.id)
+        last = facts.incidents[-1] if facts.incidents else None
+        if last and last.report and last.report.recovered and last.report.resume_step > 0:
+            moved = await gather.moved(cluster, last.id)
+            world_size = spec.topology().world_size
+            facts.restored_from = gather.restored_from(moved, world_size, last.report.resume_step)
+
+
+async def run_drill(request: DrillRequest, *, say: Say = silent, keep: bool = False) -> DrillResult:
+    """One drill on a cluster of its own, torn down afterwards.
+
+    Raises:
+        ConfigError: the request makes no sense.
+        CannotInject: the fault cannot be injected here.
+        ClusterError: the cluster or the job does not run even without a fault.
+    """
+    return (await run_drills(request, repeat=1, say=say, keep=keep))[0]
+
+
+async def run_drills(
+    request: DrillRequest,
+    *,
+    repeat: int,
+    say: Say = silent,
+    keep: bool = False,
+    each: Callable[[DrillResult], None] = lambda _: None,
+) -> list[DrillResult]:
+    """The same drill several times on one cluster; ``each`` takes a run when it is over.
+
+    Raises as :func:`run_drill` does.
+    """
+    request.check()
+    spec = request.spec("drill", {})
+    cluster = cluster_for(request, spec.machines, keep=keep, say=say)
+    results = []
+    async with cluster:
+        drill = Drill(cluster, request)
+        for _ in range(repeat):
+            result = await drill.run()
+            shown = keep and not cluster.prefix  # another network's addresses lead a browser elsewhere
+            result.links = [link for one in result.incidents if shown and (link := cluster.control.link(one))]
+            result.cluster, result.prefix = (str(cluster.home), cluster.prefix) if keep else ("", "")
+            results.append(result)
+            each(result)
+    if cluster.leaked:
+        last = results[-1]
+        last.leaked += cluster.leaked
+        last.problems.append(f"left behind: {', '.join(cluster.leaked[:5])}")
+        last.ok = False
+    return results
+
+
+def cluster_for(request: DrillRequest, machines: int, *, keep: bool = False, say: Say = silent) -> DrillCluster:
+    """The cluster that a fault needs, not up yet."""
+    given: dict[str, Any] = {"machines": machines, "standbys": request.standbys, "keep": keep, "say": say}
+    if request.needs_network:
+        return NetworkCluster(with_postgres=request.base == "kill-postgres", **given)
+    return DrillCluster(**given)
+
+
+async def _ended(cluster: DrillCluster, spec: JobSpec) -> JobResult | None:
+    """The end of a job; None when it did not come in time, and then it is stopped."""
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            return await cluster.control.result(spec.name)
+    except TimeoutError:
+        with suppress(EverstepError):
+            await cluster.control.stop(spec.name, "the drill took too long")
+        return None
+    except WorkflowFailureError as error:
+        raise ClusterError(f"the job's workflow failed: {error.cause or error}") from error
+
+
+def _placed(spec: JobSpec, folder: Path) -> JobSpec:
+    """The job with ``{run}`` in its arguments replaced by a folder that no other run has."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return spec.model_copy(update={"args": [one.replace("{run}", str(folder)) for one in spec.args]})
+
+
+def without_fault(spec: JobSpec) -> JobSpec:
+    """The same job as far as its losses go: no fault, no disk, no waiting at the end of a step, and every patience.
+
+    One run of it serves all drills that differ in these only.
+    """
+    args = list(spec.args)
+    if Path(spec.script) == example("gpt.py") and PACE in args:
+        at = args.index(PACE)
+        del args[at : at + 2]
+    env = {key: value for key, value in spec.env.items() if key != environment.FAULTS}
+    changed = {"name": "reference", "env": env, "args": args}
+    return spec.model_copy(update={**changed, "checkpoint": CheckpointPolicy(), "policy": RecoveryPolicy()})

@@ -1,0 +1,73 @@
+"""Which plan a soak runs, and where it keeps its journal."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from controlplane.local.cluster_file import everstep_home
+from drills.soak.draw import draw, left_out
+from drills.soak.plan import Sizes, SoakPlan
+from drills.soak.runner import PLAN
+from drills.spec.catalogue import CannotInject, kind_of
+from everstep.errors import ConfigError
+
+SEEDS = 1_000_000
+
+
+def chosen(
+    *,
+    faults: int,
+    seed: int | None,
+    only: Sequence[str],
+    sizes: Mapping[str, int],
+    plan: Path | None,
+    resume: Path | None,
+    folder: Path | None,
+) -> tuple[SoakPlan, Path]:
+    """The plan and the folder of a soak: one to go on with, one that is given, or one that is drawn.
+
+    Raises:
+        ConfigError: wrong usage.
+        CannotInject: a kind of fault that no soak draws.
+    """
+    if resume:
+        if not (resume / PLAN).exists():
+            raise ConfigError(f"{resume} is not the folder of a soak: it has no {PLAN}")
+        return SoakPlan.read(resume / PLAN), resume
+    if plan:
+        taken = SoakPlan.read(plan)
+        taken.check()
+    else:
+        for name in only:
+            kind_of(name)
+            if reason := left_out().get(name):
+                raise CannotInject(f"{name}: no soak draws it: {reason}")
+        try:
+            taken = draw(secrets.randbelow(SEEDS) if seed is None else seed, faults, _sizes(sizes), only)
+        except ValidationError as error:
+            raise ConfigError(error.errors()[0]["msg"].removeprefix("Value error, ")) from error
+    return taken, _unused(
+        folder or everstep_home() / "soaks" / f"{taken.seed}-{taken.faults}", given=folder is not None
+    )
+
+
+def _sizes(given: Mapping[str, int]) -> Sizes:
+    if given["machines"] < 2:
+        raise ConfigError("--machines 1: a soak needs two machines at least: one has no backups, and no second place")
+    return Sizes(**given)
+
+
+def _unused(folder: Path, *, given: bool) -> Path:
+    """A folder without a soak: what is there is not gone on with by mistake."""
+    if not (folder / PLAN).exists():
+        return folder
+    if given:
+        raise ConfigError(f"{folder} is that of a soak: go on with --resume {folder}, or name another folder")
+    number = 2
+    while (other := folder.with_name(f"{folder.name}-{number}")).exists():
+        number += 1
+    return other

@@ -1,0 +1,218 @@
+"""Drawing a plan: every kind of fault alone, and every two that can meet, before any comes again. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from random import Random
+from typing import Any
+
+from drills.inject.control_plane import MOMENTS, REPORT
+from drills.soak.plan import Episode, How, Sizes, SoakPlan
+from drills.spec.catalogue import (
+    AWAY,
+    CATALOGUE,
+    CONTROL_FAULTS,
+    FITS,
+    LOSSES,
+    MACHINE_FAULTS,
+    RANK_FAULTS,
+    THEN,
+    WHERE,
+    FaultKind,
+)
+from drills.spec.checks import SIGNALS, machine_names
+from drills.spec.request import DrillRequest
+from everstep.errors import ConfigError
+from everstep.model.topology import AXES, Topology
+
+PLACES = 100
+"""Two faults that strike at one place so often are taken to have no other (ours)."""
+EXCEPTIONS = ("ValueError", "RuntimeError", "IndexError")
+CODES = (0, 1, 3)
+HANG_S = (1.0, 2.0, 4.0)
+"""For how long an agent hangs, seconds: for some steps, and not much longer than from a fault to the next gate
+(ours)."""
+OPENS = (*RANK_FAULTS, *LOSSES)
+"""Faults that open an incident within which another one can strike."""
+AWAY_S = (6.0, 12.0)
+"""For how long something is away, seconds (ours)."""
+LINK_DOWN_S = (6.0, 30.0)
+"""For how long a link is down, seconds: the job goes on by itself, or stands still for too long (ours)."""
+MEET_AWAY = ("kill-rank", "kill-machine")
+"""What strikes together with something that is away: without the network a rank, or a machine, is lost (ours)."""
+BESIDE = (*OPENS, *MACHINE_FAULTS, "hang-peer")
+"""Faults that can strike together with another one, or within its recovery: they wait for nothing but their step."""
+OFTEN = 8
+"""Every kind comes at least so often before all meetings begin again (ours)."""
+EACH_STAGE = 3
+"""What dies in a stage of the other's recovery comes so much more often than two faults of ranks: it has several
+stages to die in (ours)."""
+STAGES = ("stop", "decide", "reattempt", "confirm")
+"""Stages of every incident."""
+WITH_RESTORE = (*STAGES[:2], "restore", *STAGES[2:])
+"""Stages of an incident where memory was lost."""
+
+Options = dict[str, Any]
+Draw = Callable[[Random, Topology], Options]
+
+
+def _rank(rng: Random, topology: Topology) -> Options:
+    return {"ranks": [rng.randrange(topology.world_size)]}
+
+
+def _ranks(rng: Random, topology: Topology) -> Options:
+    return {"ranks": sorted(rng.sample(range(topology.world_size), min(rng.choice((1, 1, 2)), topology.world_size)))}
+
+
+def _group(rng: Random, topology: Topology) -> Options:
+    kind = rng.choice(AXES)
+    return {"kind": kind, "index": rng.randrange(len(topology.groups(kind)))}
+
+
+def _launch_or_then(rng: Random, topology: Topology) -> Options:
+    """The plain one as often as the others together."""
+    return rng.choice(({}, {}, {}, {"during": "launch"}, {"then": THEN[0]}, {"then": THEN[1]}))
+
+
+DRAWS: dict[str, Draw] = {
+    "rank": _rank,
+    "ranks": _ranks,
+    "machine": lambda rng, topology: {"machine": rng.choice(machine_names(topology.machines))},
+    "group": _group,
+    "signal": lambda rng, topology: {"signal": rng.choice(SIGNALS)},
+    "code": lambda rng, topology: {"code": rng.choice(CODES)},
+    "exception": lambda rng, topology: {"exception": rng.choice(EXCEPTIONS)},
+    "where": lambda rng, topology: {"where": rng.choice(WHERE)},
+    "then": lambda rng, topology: {"then": rng.choice(("", *THEN))},
+    "launch or then": _launch_or_then,
+    "seconds": lambda rng, topology: {"seconds": rng.choice(HANG_S)},
+    "away": lambda rng, topology: {"seconds": rng.choice(AWAY_S)},
+    "link down": lambda rng, topology: {"seconds": rng.choice(LINK_DOWN_S)},
+    "fits": lambda rng, topology: {"fits": rng.choice(FITS)},
+    "stage": lambda rng, topology: {},  # that of its episode
+}
+"""What a kind of fault can name in ``draws`` → how it is drawn."""
+
+
+def soaked() -> list[FaultKind]:
+    """The kinds that a soak draws."""
+    return [kind for kind in CATALOGUE if not kind.not_built]
+
+
+def left_out() -> dict[str, str]:
+    """Kind → why no soak draws it."""
+    return {kind.name: kind.not_built for kind in CATALOGUE if kind.not_built}
+
+
+def meetings() -> list[tuple[How, tuple[str, ...]]]:
+    """How faults can come: each alone, and every two that can meet, at the same step or within a recovery."""
+    names = [kind.name for kind in soaked()]
+    alone: list[tuple[How, tuple[str, ...]]] = [("alone", (name,)) for name in names if name not in CONTROL_FAULTS]
+    beside = [name for name in names if name in BESIDE]
+    pairs = [(first, second) for place, first in enumerate(beside) for second in beside[place:]]
+    together: list[tuple[How, tuple[str, ...]]] = [("together", pair) for pair in pairs]
+    within: list[tuple[How, tuple[str, ...]]] = [
+        ("within", (first, second))
+        for first in names
+        for second in names
+        if first in OPENS and second in (*BESIDE, *CONTROL_FAULTS)
+    ]
+    together += [("together", (first, second)) for first in MEET_AWAY for second in names if second in AWAY]
+    return alone + together + within
+
+
+def draw(seed: int, faults: int, sizes: Sizes | None = None, only: Sequence[str] = ()) -> SoakPlan:
+    """A plan of so many faults, or one more; the same seed draws the same plan.
+
+    Args:
+        seed: of the draw.
+        faults: how many at least.
+        sizes: of the job.
+        only: kinds to draw from; empty: all.
+
+    Raises:
+        ConfigError: none of the kinds opens an incident, and the others need one to strike in.
+    """
+    rng, chosen = Random(seed), sizes or Sizes()
+    topology, episodes, count = chosen.topology(), list[Episode](), 0
+    for how, kinds in _deck(rng, only):
+        if count >= faults:
+            break
+        episode = _episode(rng, topology, len(episodes) + 1, how, kinds)
+        if episode is not None:
+            episodes.append(episode)
+            count += len(kinds)
+    return SoakPlan(seed=seed, sizes=chosen, episodes=episodes)
+
+
+def _deck(rng: Random, only: Sequence[str]) -> Iterator[tuple[How, tuple[str, ...]]]:
+    """All meetings in random order, again and again; a fault that meets few others comes alone the more often."""
+    known = [one for one in meetings() if not only or set(one[1]) <= set(only)]
+    if not known:
+        raise ConfigError(
+            f"{', '.join(only)}: it strikes within the recovery from another fault: name one with --only too"
+        )
+    meets = Counter(kind for how, kinds in known if how != "alone" for kind in set(kinds))
+    while known:
+        cards = [one for one in known for _ in range(_times(*one, meets))]
+        rng.shuffle(cards)
+        yield from cards
+
+
+def _times(how: How, kinds: tuple[str, ...], meets: Mapping[str, int]) -> int:
+    """How often a meeting is in the deck."""
+    if how == "alone":
+        return max(1, OFTEN - meets[kinds[0]])
+    return EACH_STAGE if kinds[1] in CONTROL_FAULTS else 1
+
+
+def _episode(rng: Random, topology: Topology, number: int, how: How, kinds: tuple[str, ...]) -> Episode | None:
+    """An episode of these kinds; None: a job of that size has no room for two such faults at different places."""
+    for _ in range(PLACES):
+        faults = [_fault(rng, topology, name, alone=how == "alone") for name in kinds]
+        if how == "alone" or _apart(faults[0], faults[1], topology):
+            break
+    else:
+        return None
+    stage, moment = "", rng.choice(MOMENTS)
+    if how == "within":
+        stage = rng.choice(_stages(*kinds))
+        if kinds[1] in CONTROL_FAULTS:
+            faults[1] = DrillRequest.model_validate({"fault": kinds[1], "in_stage": stage, "moment": moment})
+    return Episode(number=number, how=how, faults=faults, stage=stage, moment=moment)
+
+
+def _stages(first: str, second: str) -> Sequence[str]:
+    """Stages of the incident of the first fault in which the second can strike: ranks live in the last two only."""
+    if second in RANK_FAULTS:
+        return ("confirm",)
+    stages = WITH_RESTORE if first in LOSSES else STAGES
+    return (REPORT, *stages) if second in CONTROL_FAULTS else stages
+
+
+def _fault(rng: Random, topology: Topology, name: str, *, alone: bool) -> DrillRequest:
+    kind = next(one for one in CATALOGUE if one.name == name)
+    options: Options = {"fault": name}
+    for option in kind.draws:
+        drawn = DRAWS[option](rng, topology)
+        options |= drawn if alone or option != "launch or then" else {}
+    return DrillRequest.model_validate(options)
+
+
+def _apart(first: DrillRequest, second: DrillRequest, topology: Topology) -> bool:
+    """Whether two faults strike at different places: one of them would not fire otherwise."""
+    if second.fault in CONTROL_FAULTS:
+        return True
+    if first.ranks and second.ranks:
+        return not set(first.ranks) & set(second.ranks)
+    return not _machines(first, topology) & _machines(second, topology)
+
+
+def _machines(fault: DrillRequest, topology: Topology) -> set[int]:
+    """The machines that a fault strikes, by number."""
+    if fault.fault == "kill-group":
+        return {topology.machine(rank) for rank in topology.groups(fault.axis)[fault.index]}
+    if fault.machine:
+        return {machine_names(topology.machines).index(fault.machine)}
+    return {topology.machine(rank) for rank in fault.ranks}

@@ -1,0 +1,318 @@
+"""One episode: the gate opens, faults strike, the job comes to the next gate, and what was seen is judged."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from temporalio.service import RPCError
+
+from drills.inject.context import Scene
+from drills.inject.damage import Damaged
+from drills.inject.from_outside import inject
+from drills.inject.plan import Fault
+from drills.judge import facts as gather
+from drills.judge.compare import compare
+from drills.judge.facts import Facts, IncidentFacts
+from drills.judge.judge import copies_told
+from drills.judge.result import DrillResult
+from drills.observe import step_records
+from drills.observe.processes import CopyWatch
+from drills.observe.step_records import Records
+from drills.soak.invariants import Baseline, Struck, learn, violations
+from drills.soak.job import SoakJob
+from drills.soak.look import Look, failed_tasks, look
+from drills.soak.plan import GAP, Episode
+from drills.soak.result import EpisodeResult, undisturbed
+from drills.spec.catalogue import CONTROL_FAULTS
+from everstep import faults
+from everstep.errors import ClusterError, EverstepError
+
+LIMIT_S = 240.0
+"""A job has come from one gate to the next within this long (ours)."""
+STAGE_LIMIT_S = 60.0
+"""The incident of the first fault has come to the stage of the second within this long (ours)."""
+CLOSED_LIMIT_S = 15.0
+"""An incident whose job steps again is closed within this long, e.g. once a killed worker is back (ours)."""
+LOOK_S = 0.05
+STATE_S = 1.0
+"""Between two looks whether the job is parked or over (ours)."""
+
+
+class Stuck(ClusterError):
+    """The job does not come to the next gate; the message says how it stands."""
+
+
+class Episodes:
+    """Runs the episodes of a soak's job, one after the other.
+
+    Args:
+        job: started, with its plan written.
+        reference: what the ranks report when nobody disturbs them.
+    """
+
+    def __init__(self, job: SoakJob, reference: Records) -> None:
+        self.job, self.cluster = job, job.cluster
+        self._reference = reference
+        self._known = Baseline()
+        self._incidents = 0
+        self._generation = 0
+        self._damaged: list[Damaged] = []
+        self._damaged_before: list[Damaged] = []
+
+    async def begin(self) -> list[str]:
+        """Wait for the first gate, where nothing has struck yet; returns what does not hold there."""
+        watch = self._watch()
+        try:
+            await self._reach(0)
+        except Stuck as error:
+            return [f"steps go on: {error}"]
+        finally:
+            await asyncio.to_thread(watch.stop)
+        seen = await self._seen(self._scene(0, 0), self.job.plan.gate(0), Records())
+        seen.copies, seen.blind_s = len(watch.copies), watch.blind_s
+        return self._judged(seen, Struck())
+
+    async def run(self, index: int) -> EpisodeResult:
+        """Run the episode at that place, from its gate to the next one."""
+        episode, began = self._episode(index), time.monotonic()
+        result = undisturbed(episode)
+        result.steps = (self.job.plan.gate(index), self.job.plan.gate(index + 1))
+        scenes = [self._scene(index, position) for position in range(len(episode.faults))]
+        hold = await self._arm(index, scenes)
+        watch = self._watch()
+        striking = asyncio.create_task(self._strike(scenes, hold))
+        try:
+            self.job.gate(index).open()
+            await self._reach(index + 1)
+            # What strikes is bounded; a part that is away has to be back before anybody judges.
+            result.not_fired = await striking + _unfired(scenes)
+        except Stuck as error:
+            result.violations.append(f"steps go on: {error}")
+        finally:
+            striking.cancel()
+            await asyncio.gather(striking, return_exceptions=True)
+            await asyncio.to_thread(watch.stop)
+        if not result.violations:
+            await self._fill(result, scenes, watch)
+        result.seconds = round(time.monotonic() - began, 3)
+        return result
+
+    async def _fill(self, result: EpisodeResult, scenes: list[Scene], watch: CopyWatch) -> None:
+        """Look at the job at the gate, and judge."""
+        gate, step = result.steps
+        hung = any(scene.request.fault == "hang-peer" for scene in scenes)
+        try:
+            seen = await self._seen(scenes[0], step, self._rescued(scenes), gate, hung=hung)
+            seen.untold = await self._untold(scenes, seen.incidents)
+        except (EverstepError, RPCError, OSError) as error:
+            result.violations.append(f"somebody can look: {error}")
+            return
+        seen.copies, seen.blind_s = len(watch.copies), watch.blind_s
+        result.violations = self._judged(seen, self._struck(scenes, gate))
+        result.incidents = [one.id for one in seen.incidents]
+        result.steps_lost = sum(one.report.lost_steps or 0 for one in seen.incidents if one.report)
+        result.recovered_s = recovered_s(scenes, seen.incidents)
+
+    async def _untold(self, scenes: list[Scene], incidents: list[IncidentFacts]) -> list[str]:
+        """Parts that did not come back; of a fault that came alone also what the judge of drills finds untold."""
+        found = [
+            f"{scene.request.fault} of {scene.struck.name}: it did not come back"
+            for scene in scenes
+            if scene.seen.absorbed and scene.seen.absorbed.back_ns is None
+        ]
+        if len(scenes) == 1 and scenes[0].given.outside:
+            texts = [text for one in incidents for text in await self._texts(one)]
+            seen, request = scenes[0].seen, scenes[0].request
+            new = [one for one in seen.damaged if one not in self._damaged_before]
+            facts = Facts(seen=replace(seen, damaged=new), incidents=incidents, texts=texts)
+            found += copies_told(request, facts, DrillResult(fault=request.fault))
+        return found
+
+    async def _texts(self, incident: IncidentFacts) -> list[str]:
+        """What an incident said; of a ledger that is not back yet, after it was killed, nothing is heard."""
+        try:
+            return await gather.texts(self.cluster, incident)
+        except EverstepError:
+            return [incident.report.headline, *incident.report.stages] if incident.report else []
+
+    def _rescued(self, scenes: list[Scene]) -> Records:
+        """What machines had recorded that were emptied since; damaged copies are kept in mind on the way."""
+        rescued, self._damaged_before = Records(), list(self._damaged)
+        for scene in scenes:
+            rescued.join(scene.seen.records)
+            self._damaged += [one for one in scene.seen.damaged if one not in self._damaged]
+        return rescued
+
+    def _struck(self, scenes: list[Scene], gate: int) -> Struck:
+        promises = [scene.seen.promise for scene in scenes if scene.seen.promise]
+        return Struck(tuple(scene.request for scene in scenes), tuple(promises), gate)
+
+    def _episode(self, index: int) -> Episode:
+        return self.job.plan.episodes[index]
+
+    def _scene(self, index: int, position: int) -> Scene:
+        request = self.job.plan.request(index, position)
+        scene = Scene(self.cluster, request, self.job.spec, self.job.machines, self.job.given(index, position))
+        scene.seen.damaged = list(self._damaged)
+        return scene
+
+    def _watch(self) -> CopyWatch:
+        watch = CopyWatch(self.cluster.tree())
+        watch.start()
+        return watch
+
+    # Striking.
+
+    async def _arm(self, index: int, scenes: list[Scene]) -> Fault | None:
+        """Tell the workers what they meet; returns where a recovery waits until the second fault has struck."""
+        workers: list[Fault] = [fault for scene in scenes for fault in scene.given.workers]
+        within = self._episode(index).how == "within" and scenes[1].given.outside
+        hold = self._stage_hold(index) if within else None
+        await asyncio.to_thread(self.job.arm_workers, [*workers, *([hold] if hold else [])])
+        return hold
+
+    async def _strike(self, scenes: list[Scene], hold: Fault | None) -> list[str]:
+        """Strike, and wait until what strikes from outside is done; returns what went wrong."""
+        trouble = await asyncio.gather(
+            *(
+                self._inject(scene, hold if position else None)
+                for position, scene in enumerate(scenes)
+                if scene.given.outside
+            )
+        )
+        return [text for text in trouble if text]
+
+    def _stage_hold(self, index: int) -> Fault:
+        episode, folder = self._episode(index), self.job.place(index)
+        return {
+            "id": "stage",
+            "fault": "hold",
+            "job": self.job.spec.name,
+            "in_stage": episode.stage,
+            "moment": episode.moment,
+            "until": str(folder / "struck"),
+            "marks": str(folder / "stage.json"),
+        }
+
+    async def _inject(self, scene: Scene, hold: Fault | None) -> str:
+        """Inject a fault from outside; returns what went wrong."""
+        if hold is None:
+            return await self._injected(scene)
+        try:
+            await scene.until(
+                lambda: faults.fired(scene.given.plan, hold) is not None,
+                STAGE_LIMIT_S,
+                f"no incident came to {hold['moment']} of stage {hold['in_stage']}",
+            )
+        except ClusterError as error:
+            return str(error)
+        injecting = asyncio.create_task(self._injected(scene))
+        try:
+            while not injecting.done() and not all(scene.fired(one["id"]) for one in scene.given.outside):  # noqa: ASYNC110 - files say so
+                await asyncio.sleep(LOOK_S)
+        finally:
+            await asyncio.to_thread(Path(hold["until"]).touch)
+        return await injecting
+
+    async def _injected(self, scene: Scene) -> str:
+        try:
+            await inject(scene)
+        except (EverstepError, OSError) as error:
+            return f"{scene.request.fault}: {error}"
+        return ""
+
+    # Waiting.
+
+    async def _reach(self, index: int) -> None:
+        """Wait until all ranks stand at the gate before the episode at that place.
+
+        Raises:
+            Stuck: they do not come there, or the job is parked or over.
+        """
+        gate, deadline, asked = self.job.gate(index), time.monotonic() + LIMIT_S, time.monotonic()
+        while not await asyncio.to_thread(lambda: gate.reached):
+            if time.monotonic() - asked > STATE_S:
+                asked = time.monotonic()
+                if over := await self._over(index - 1):
+                    raise Stuck(over)
+            if time.monotonic() > deadline:
+                raise Stuck(f"the job did not come to step {gate.step} within {LIMIT_S:.0f} s")
+            await asyncio.sleep(LOOK_S)
+
+    async def _over(self, index: int) -> str:
+        """Why the job comes to no gate any more; empty: it may."""
+        try:
+            state = await self.cluster.control.state(self.job.spec.name)
+        except EverstepError:
+            return ""  # the control plane is what was struck
+        if state.outcome:
+            return f"the job is over: {state.outcome}"
+        away = index >= 0 and self._episode(index).setting == "network"  # it goes on by itself once that is back
+        if state.status == "parked" and not away:
+            open_one = state.incidents[-1] if state.incidents else None
+            return f"the job is parked: {open_one.headline if open_one else state.status_text}"
+        return ""
+
+    # Judging.
+
+    async def _seen(self, scene: Scene, step: int, rescued: Records, gate: int = 0, *, hung: bool = False) -> Look:
+        """What is seen at a gate, of all since the gate before.
+
+        The time in which an agent ``hung`` is to it that of a slow disk, and it writes fewer steps for a while.
+        """
+        incidents = await self._closed()
+        seen = await look(scene, step, late_disks=GAP if hung else 0)
+        seen.incidents = incidents
+        self._incidents += len(seen.incidents)
+        for one in seen.incidents:
+            seen.failed_tasks += await failed_tasks(self.cluster, one.id)
+        agents, name = self.cluster.control.agents, self.job.spec.name
+        found = await step_records.collect(agents, name, self.job.machines, rescued, from_step=gate)
+        newest = max((one.generation for records in found.of.values() for one in records), default=0)
+        seen.generation = self._generation = max(newest, self._generation)
+        world_size = self.job.spec.topology().world_size
+        since = found.between(gate, step)
+        seen.comparison = compare(self._reference.between(gate, step), since, world_size)
+        seen.redone = since.redone()
+        return seen
+
+    async def _closed(self) -> list[IncidentFacts]:
+        """The incidents since the gate before, once they are over: who closes one may have been struck too."""
+        deadline = time.monotonic() + CLOSED_LIMIT_S
+        while True:
+            found = await gather.incidents(self.cluster, self.job.spec.name, self._incidents + 1)
+            if all(one.report for one in found) or time.monotonic() > deadline:
+                return found
+            await asyncio.sleep(LOOK_S)
+
+    def _judged(self, seen: Look, struck: Struck) -> list[str]:
+        found = violations(seen, struck, self.job.spec, self._known)
+        learn(seen, self._known)
+        return found
+
+
+def _unfired(scenes: Sequence[Scene]) -> list[str]:
+    return [
+        f"fault {position + 1} ({scene.request.fault}): {name}"
+        for position, scene in enumerate(scenes)
+        for name, mark in scene.given.fired().items()
+        if mark is None
+    ]
+
+
+def recovered_s(scenes: Sequence[Scene], incidents: Sequence[IncidentFacts]) -> float | None:
+    """From the first fault to the step after the last incident, seconds; None: there was none, or it is not over."""
+    marks = [
+        mark
+        for scene in scenes
+        if scene.request.fault not in CONTROL_FAULTS  # they strike within what another one has opened
+        for mark in scene.given.fired().values()
+        if mark
+    ]
+    reports = [one.report for one in incidents if one.report and one.report.recovered]
+    stepped = [report.confirmation.stepped_ns for report in reports if report.confirmation]
+    return round((max(stepped) - min(int(mark["time_ns"]) for mark in marks)) / 1e9, 3) if marks and stepped else None

@@ -1,0 +1,290 @@
+"""What has to hold at every gate, whatever struck before it: one small function each. Pure.
+
+Each takes what was seen and what was known before, and returns what is wrong, in words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from drills.judge.judge import MAX_BLIND_S, MAX_LOST
+from drills.soak.look import ClusterProcess, Look, census
+from drills.soak.plan import GAP
+from drills.spec.catalogue import AWAY, CONTROL_FAULTS, LOSSES, MACHINE_FAULTS
+from drills.spec.loss import Promise
+from drills.spec.request import DrillRequest
+from everstep.model.incident import Symptom
+from everstep.model.job import JobSpec
+
+WARM_UP = 3
+"""Gates after which a process has what it needs: its memory and descriptors are measured from there on (ours)."""
+GROWTH = 1.5
+GROWTH_MB = {"temporal": 400.0}
+GROWTH_MB_OTHER = 60.0
+"""A process may grow to so many times what it had, or by so many MB, whichever is more: caches fill up (ours)."""
+MORE_DESCRIPTORS = 24
+"""A process may hold so many more descriptors than it did: connections come and go (ours)."""
+MORE_FILES = 6
+"""So many files of one name, numbers left aside, may lie in shared memory: reports of generations that are about to be
+cleared, what two fork servers keep (ours)."""
+MAX_EVENTS = 10_240
+"""Events of a job's history: from there on Temporal warns (reference of the server's limits)."""
+STAND_STILL = ("stop-rank", "link-down", "cut-off")
+"""Faults of which a stall is all that can be seen."""
+FORK_SERVERS = 2
+"""Of one machine: that of the job, and one that waits for the next (ours)."""
+
+
+@dataclass(slots=True)
+class Baseline:
+    """What the gates before have shown."""
+
+    memory_mb: dict[tuple[int, str], tuple[int, float]] = field(default_factory=dict)
+    """Pid and name → looks so far, and its memory when it had warmed up."""
+    descriptors: dict[tuple[int, str], int] = field(default_factory=dict)
+    unheld: set[str] | None = None
+    """Semaphores and buffers that nobody held at the first of them: of others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Struck:
+    """What struck between two gates."""
+
+    requests: Sequence[DrillRequest] = ()
+    promises: Sequence[Promise] = ()
+    """What the blows may cost, by the placement or by what was left."""
+    gate: int = 0
+    """Step of the gate before: no fault may cost more than the way back there."""
+
+
+Invariant = Callable[[Look, Struck, JobSpec, Baseline], list[str]]
+
+
+def stands_at_the_gate(seen: Look, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
+    """All ranks are at the step, and no further."""
+    return [] if seen.newest == seen.step else [f"the job stands at step {seen.step} and its memory has {seen.newest}"]
+
+
+def losses_are_equal(seen: Look, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
+    """Every loss is that of the undisturbed run, bit for bit, and none is missing."""
+    if seen.comparison is None or seen.comparison.losses is None:
+        return ["no loss could be compared"]
+    return seen.comparison.losses[:5]
+
+
+def one_copy_of_a_rank(seen: Look, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
+    """No rank ever lives twice, and somebody looked."""
+    found = [f"{seen.copies} ranks had two copies"] if seen.copies else []
+    if seen.blind_s > MAX_BLIND_S:
+        found.append(f"nobody looked for two copies of a rank for {seen.blind_s:.1f} s")
+    return found
+
+
+def processes_are_those_of_the_job(seen: Look, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
+    """One process for each rank, one store, no fork server too many, and nothing that nobody knows."""
+    by_name = census(seen.processes)
+    world = spec.topology().world_size
+    found = [f"a process of nobody: {name}" for name in by_name if name.startswith("unknown")]
+    if len(by_name.get("rank", [])) != world:
+        found.append(f"{len(by_name.get('rank', []))} processes of {world} ranks")
+    if len(by_name.get("store", [])) > 1:
+        found.append(f"{len(by_name['store'])} rendezvous stores")
+    agents = sum(name.startswith("agent-") for name in by_name)
+    if len(by_name.get("fork server", [])) > FORK_SERVERS * agents:
+        found.append(f"{len(by_name['fork server'])} fork servers of {agents} agents")
+    return found
+
+
+def shared_memory_does_not_fill_up(seen: Look, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
+    """No file there has many versions."""
+    return [f"{count} files {name} in shared memory" for name, count in seen.files.items() if count > MORE_FILES]
+
+
+def no_semaphore_is_left(seen: Look, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
+    """No semaphore and no buffer between processes is left in /dev/shm by processes that are gone."""
+    before = seen.unheld if known.unheld is None else known.unheld
+    return [f"nobody holds {path}" for path in sorted(seen.unheld - before)]
+
+
+def disk_does_not_fill_up(seen: Look, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
+    """No more checkpoints than are to be kept, and those since the gate before: what one machine could not write while
+    its agent was away is whole nowhere, and goes once there is a later one. No file system is left mounted."""
+    found = [f"{path} is left mounted" for path in seen.mounts]
+    every = spec.checkpoint.disk_every_steps
+    most = spec.checkpoint.disk_keep + 1 + (GAP // every if every else 0)
+    return [*found, f"{seen.disk_folders} checkpoints on disk"] if seen.disk_folders > most else found
+
+
+def what_was_struck_is_back(seen: Look, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
+    """What was killed beside the ranks runs again, and what happened to copies was told."""
+    return list(seen.untold)
+
+
+def copies_are_where_they_belong(seen: Look, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
+    """Every rank's step is in its own memory, at its peer and on disk, as the placement promises."""
+    return [seen.unsettled] if seen.unsettled else []
+
+
+def incidents_are_few_and_closed(seen: Look, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
+    """One incident for each fault that hurts ranks, or fewer, and all of them over and recovered."""
+    most = sum(opens(request) for request in struck.requests)
+    found = [f"{len(seen.incidents)} incidents of {most} faults"] if len(seen.incidents) > most else []
+    for one in seen.incidents:
+        if one.report is None:
+            found.append(f"{one.id} is still open")
+        elif not one.report.recovered:
+            found.append(f"{one.id}: {one.report.headline}")
+    return found
+
+
+def crashes_are_noticed_as_crashes(seen: Look, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
+    """No end of a rank is missed until the job has stood still for too long."""
+    if any(request.base in STAND_STILL for request in struck.requests):
+        return []
+    return [
+        f"{one.id}: a stall was seen and nothing stood still"
+        for one in seen.incidents
+        for failure in (one.report.failures if one.report else [])
+        if failure.symptom is Symptom.STALL
+    ]
+
+
+def steps_lost_are_few(seen: Look, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
+    """No more is done again than the copies that were left allow."""
+    found = []
+    for one in seen.incidents:
+        if one.report is None:
+            continue  # it is still open, and called so
+        lost = one.report.lost_steps
+        if lost is None:
+            found.append(f"{one.id}: nobody knows how many steps were lost")
+        elif lost > (most := may_cost(struck)):
+            found.append(f"{one.id}: {lost} steps lost, {most} would have done")
+        if one.report.resume_step < struck.gate:
+            found.append(f"{one.id}: back to step {one.report.resume_step}, before the gate at step {struck.gate}")
+    told = sum(one.report.lost_steps or 0 for one in seen.incidents if one.report)
+    # The step under way may have been reported and not completed: one more for each failure.
+    failures = sum(max(len(one.report.failures), 1) for one in seen.incidents if one.report)
+    over = all(one.report for one in seen.incidents)
+    if over and (seen.redone is None or not told <= seen.redone <= told + failures):
+        found.append(f"the incidents say {told} steps lost, the step records show {seen.redone} done again")
+    return found
+
+
+def workflows_do_not_fail(seen: Look, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
+    """No workflow task failed: tasks that time out are the deaths of workers, failures are faults of the code."""
+    return list(seen.failed_tasks)
+
+
+def histories_are_short(seen: Look, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
+    """The job's workflow continues as new in time."""
+    return [f"{seen.history_events} events in the job's history"] if seen.history_events > MAX_EVENTS else []
+
+
+def memory_is_flat(seen: Look, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
+    """No process that outlives the ranks grows on and on."""
+    found = []
+    for one in _lasting(seen):
+        looks, before = known.memory_mb.get((one.pid, one.name), (0, 0.0))
+        most = max(before * GROWTH, before + GROWTH_MB.get(one.name, GROWTH_MB_OTHER))
+        if looks > WARM_UP and one.memory_mb > most:
+            found.append(f"{one.name} (pid {one.pid}) grew from {before:.0f} to {one.memory_mb:.0f} MB")
+    return found
+
+
+def descriptors_are_flat(seen: Look, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
+    """No process that outlives the ranks holds more and more files and sockets."""
+    found = []
+    for one in _lasting(seen):
+        before = known.descriptors.get((one.pid, one.name))
+        if before is not None and one.descriptors > before + MORE_DESCRIPTORS:
+            found.append(f"{one.name} (pid {one.pid}) holds {one.descriptors} descriptors, {before} before")
+    return found
+
+
+def status_is_true(seen: Look, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
+    """What ``everstep status`` says is what was seen."""
+    if seen.report is None:
+        return [f"nobody says how the job stands: {seen.silent}"]
+    said, found = seen.report, []
+    if said.status != "running":
+        found.append(f"status says {said.status}")
+    if said.step != seen.step:
+        found.append(f"status says step {said.step}, the job stands at {seen.step}")
+    if said.generation != seen.generation:
+        found.append(f"status says generation {said.generation}, the ranks' newest is {seen.generation}")
+    if said.open_incident is not None:
+        found.append(f"status says that {said.open_incident.id} is open")
+    if said.silent:
+        found.append(f"status says that {', '.join(said.silent)} is silent")
+    return found
+
+
+INVARIANTS: tuple[Invariant, ...] = (
+    stands_at_the_gate,
+    losses_are_equal,
+    one_copy_of_a_rank,
+    processes_are_those_of_the_job,
+    shared_memory_does_not_fill_up,
+    no_semaphore_is_left,
+    disk_does_not_fill_up,
+    what_was_struck_is_back,
+    copies_are_where_they_belong,
+    incidents_are_few_and_closed,
+    crashes_are_noticed_as_crashes,
+    steps_lost_are_few,
+    workflows_do_not_fail,
+    histories_are_short,
+    memory_is_flat,
+    descriptors_are_flat,
+    status_is_true,
+)
+
+
+def violations(seen: Look, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
+    """Everything that does not hold, with the name of the invariant."""
+    return [
+        f"{invariant.__name__.replace('_', ' ')}: {text}"
+        for invariant in INVARIANTS
+        for text in invariant(seen, struck, spec, known)
+    ]
+
+
+def learn(seen: Look, known: Baseline) -> None:
+    """Take what was seen for the gates to come."""
+    if known.unheld is None:
+        known.unheld = seen.unheld
+    for one in _lasting(seen):
+        looks, before = known.memory_mb.get((one.pid, one.name), (0, 0.0))
+        known.memory_mb[one.pid, one.name] = (looks + 1, one.memory_mb if looks < WARM_UP else before)
+        if looks < WARM_UP:
+            known.descriptors[one.pid, one.name] = one.descriptors
+
+
+def _lasting(seen: Look) -> list[ClusterProcess]:
+    return [one for one in seen.processes if one.name not in ("rank", "store", "of the ledger", "gone")]
+
+
+def opens(request: DrillRequest) -> int:
+    """How many incidents a fault may open: the control plane's own faults and what is absorbed open none."""
+    if request.fault in CONTROL_FAULTS or (request.absorbed and not request.then):
+        return 0
+    return 2 if request.during == "launch" else 1
+
+
+def may_cost(struck: Struck) -> int:
+    """Most steps that an incident may lose; those since the gate, where nothing better is promised."""
+    promised = [promise.steps for promise in struck.promises]
+    known = [one for one in promised if one is not None]
+    if len(known) < len(promised) or (len(struck.requests) > 1 and not _independent(struck)):
+        return GAP
+    return max([MAX_LOST, *known])
+
+
+def _independent(struck: Struck) -> bool:
+    """Whether of two faults one takes no copies, and none that the other one needs: owner and peer may be struck, or
+    the agent that was to back up what is lost."""
+    takes = [one for one in struck.requests if one.base in LOSSES and one.fault not in CONTROL_FAULTS]
+    holds_up = [one for one in struck.requests if one.fault in (*MACHINE_FAULTS, *AWAY, "hang-peer")]
+    return not takes or len(takes) + len(holds_up) == 1

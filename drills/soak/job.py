@@ -1,0 +1,145 @@
+"""The job of a soak, and what its ranks and workers meet: gates, and the faults of all episodes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from drills.clusters.local import DrillCluster
+from drills.inject.plan import Fault, Planned, planned
+from drills.soak.plan import SoakPlan
+from drills.spec.catalogue import CONTROL_FAULTS
+from drills.spec.request import DrillRequest
+from everstep import environment, faults, private
+from everstep.model.job import JobSpec
+
+POLICY: dict[str, Any] = {
+    "stall_floor_s": 20.0,
+    "confirm_timeout_s": 20.0,
+    "exit_grace_s": 3.0,
+    "steady_steps": 3,
+    "backoff_initial_s": 0.2,
+}
+"""A job that stands at a gate is no hang; hundreds of faults in an hour, each at another step, are no reason to park
+it (ours)."""
+
+
+GATE_S = 600.0
+"""Ranks wait at a gate for this long at most: a look takes seconds, on a busy computer a minute (ours)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SoakGate:
+    """A step at which all ranks wait."""
+
+    folder: Path
+    step: int
+    ranks: int
+
+    @property
+    def marks(self) -> Path:
+        """Where ranks note that they have come."""
+        return self.folder / "gate.json"
+
+    @property
+    def reached(self) -> bool:
+        """Whether all ranks have come."""
+        return all(faults.fired(self.marks, {"id": f"gate-{rank}"}) for rank in range(self.ranks))
+
+    def open(self) -> None:
+        """Let the job go on."""
+        (self.folder / "go").touch()
+
+    def holds(self) -> list[Fault]:
+        """The entries of the ranks' plan."""
+        return [
+            {
+                "id": f"gate-{rank}",
+                "fault": "hold",
+                "rank": rank,
+                "at_step": self.step,
+                "point": "begin",
+                "until": str(self.folder / "go"),
+                "hold_s": GATE_S,
+                "marks": str(self.marks),
+            }
+            for rank in range(self.ranks)
+        ]
+
+
+class SoakJob:
+    """One job that runs through all episodes of a plan.
+
+    Args:
+        cluster: where it runs; it must be up.
+        plan: of the soak.
+        name: of the job.
+    """
+
+    def __init__(self, cluster: DrillCluster, plan: SoakPlan, name: str) -> None:
+        self.cluster, self.plan = cluster, plan
+        self.folder = cluster.home / "drills" / name
+        disk = cluster.home / "disk"
+        disk.mkdir(exist_ok=True)  # as a mount would be there
+        base = DrillRequest.model_validate(
+            {
+                "fault": "kill-machine",  # whose job has backups, and checkpoints on a disk that outlives machines
+                **plan.sizes.model_dump(),
+                "at_step": plan.gate(0),
+                "steps": plan.steps,
+                "step_seconds": plan.step_seconds,
+            }
+        )
+        env = {environment.FAULTS: str(self.folder / "faults.json"), environment.STATE_DIGEST: "1"}
+        spec = base.spec(name, env, disk=disk)
+        self.spec: JobSpec = spec.model_copy(update={"policy": spec.policy.model_copy(update=POLICY)})
+        self.machines = cluster.machines[: self.spec.machines]
+
+    def place(self, index: int) -> Path:
+        """Folder of the marks of the episode at that place; of the number of episodes: of the last gate."""
+        return self.folder / f"at-{index:04d}"
+
+    def gate(self, index: int) -> SoakGate:
+        """The gate before an episode."""
+        return SoakGate(self.place(index), self.plan.gate(index), self.spec.topology().world_size)
+
+    def given(self, index: int, position: int) -> Planned:
+        """What an injector needs for one fault, as the cluster is now."""
+        request = self.plan.request(index, position)
+        marks = self.place(index) / f"fault-{position}.json"
+        made = planned(request, self.spec, marks, self.cluster)
+        if request.fault in CONTROL_FAULTS:
+            workers = [{**fault, "marks": str(marks)} for fault in made.workers]
+            return replace(made, ranks=[], outside=[], holds=[], workers=workers)
+        # A part beside the ranks may take its time to come back: the next gate waits for it.
+        holds = [] if request.waits_at_hold else made.holds
+        return replace(made, ranks=self._after_the_first(index, position, made.ranks), holds=holds)
+
+    def _after_the_first(self, index: int, position: int, ranks: list[Fault]) -> list[Fault]:
+        """Ranks that die within a recovery are those that it has launched."""
+        if position == 0 or self.plan.episodes[index].how != "within":
+            return ranks
+        first = self.given(index, 0)
+        opens = [*first.ranks, *first.outside][-1]
+        mark = first.plan.with_name(f"{first.plan.name}.{opens['id']}")
+        return [{**fault, "after": str(mark)} for fault in ranks]
+
+    def write(self) -> None:
+        """Write what ranks meet, of all episodes at once: they read it when they are started."""
+        entries: list[Fault] = []
+        for index, episode in enumerate(self.plan.episodes):
+            entries += self.gate(index).holds()
+            for position, fault in enumerate(episode.faults):
+                if fault.fault not in CONTROL_FAULTS:
+                    made = self.given(index, position)
+                    entries += [{**one, "marks": str(made.plan)} for one in (*made.ranks, *made.holds)]
+        entries += self.gate(len(self.plan.episodes)).holds()
+        for index in range(len(self.plan.episodes) + 1):
+            self.place(index).mkdir(parents=True, exist_ok=True)
+        private.replace(self.folder / "faults.json", json.dumps(entries).encode())
+
+    def arm_workers(self, entries: list[Fault]) -> None:
+        """Write what workers meet in the episode at hand."""
+        private.replace(self.cluster.worker_plan, json.dumps(entries).encode())

@@ -1,0 +1,252 @@
+"""What a soak sees from outside while the job stands at a gate: processes, files, histories, and what status says."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from temporalio.api.enums.v1 import EventType, WorkflowTaskFailedCause
+from temporalio.api.history.v1 import HistoryEvent
+
+from controlplane.local import mounts, procfs
+from controlplane.queries.status import JobReport, job_report
+from drills.clusters.local import DrillCluster
+from drills.clusters.network import LEDGER
+from drills.inject.context import SETTLE_LIMIT_S, Scene
+from drills.judge.compare import Comparison
+from drills.judge.facts import IncidentFacts
+from drills.spec.loss import best_step
+from everstep.errors import ClusterError, EverstepError
+from everstep.model.job import JobSpec
+from everstep.model.job_state import job_workflow_id
+
+_RANK = re.compile(r"everstep r\d+")
+_STORE = re.compile(r"everstep s\d+")
+SHM = Path("/dev/shm")
+_SHARED = re.compile(r"sem\.|psm_|torch_|nccl-")
+"""Names that Python's semaphores and shared memory, torch's tensors between processes and NCCL's buffers begin with."""
+_NUMBERS = re.compile(r"(?<=^report-)(\d+)-\d+$|[0-9a-f]{8}[0-9a-f-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterProcess:
+    """One process of the cluster."""
+
+    pid: int
+    name: str
+    """``agent-m1``, ``worker-0``, ``temporal``, …, ``rank``, ``store``, ``fork server``, ``of the ledger`` or
+    ``unknown: …``."""
+    memory_mb: float
+    """Memory of its own, without what it shares."""
+    descriptors: int
+
+
+@dataclass(slots=True)
+class Look:
+    """All that was seen at one gate."""
+
+    step: int
+    """At which the job was to stand."""
+    processes: list[ClusterProcess] = field(default_factory=list)
+    files: dict[str, int] = field(default_factory=dict)
+    """In the machines' shared memory, without the number of the generation → how many of that name."""
+    unheld: set[str] = field(default_factory=set)
+    """Semaphores and buffers in /dev/shm that no process holds."""
+    newest: int = 0
+    """The newest step that any rank's memory holds."""
+    unsettled: str = ""
+    """Why not every copy of that step is where it belongs; empty: all are."""
+    disk_folders: int = 0
+    """Checkpoints on disk."""
+    mounts: list[str] = field(default_factory=list)
+    report: JobReport | None = None
+    silent: str = ""
+    """Why nobody says how the job stands."""
+    history_events: int = 0
+    """Length of the history of the job's workflow."""
+    incidents: list[IncidentFacts] = field(default_factory=list)
+    """Since the gate before."""
+    failed_tasks: list[str] = field(default_factory=list)
+    """Workflow tasks of those incidents that failed, with the reason."""
+    generation: int = 0
+    """The newest that a rank reported a step of."""
+    redone: int | None = None
+    """Most steps that any rank reported more than once since the gate before; None: nobody reported any."""
+    untold: list[str] = field(default_factory=list)
+    """Parts that did not come back, and what happened to copies and was not told."""
+    comparison: Comparison | None = None
+    """Of the losses since the gate before; None: nobody could tell."""
+    copies: int = 0
+    """Ranks of which two copies were seen since the gate before."""
+    blind_s: float = 0.0
+    """Longest time since then in which nobody looked for copies."""
+
+
+async def look(scene: Scene, step: int, *, late_disks: int = 0) -> Look:
+    """Look at a job that stands at a gate; incidents, losses and copies are the caller's to add.
+
+    Args:
+        scene: Of a fault of the job.
+        step: At which it stands.
+        late_disks: So many steps may be missing on disks.
+    """
+    seen = Look(step)
+    try:
+        await _settle(scene, step, late_disks)
+    except ClusterError as error:
+        seen.unsettled = str(error)
+    seen.newest = await asyncio.to_thread(scene.stored.newest)
+    seen.processes = await asyncio.to_thread(processes, scene.cluster)
+    seen.files = await asyncio.to_thread(files, scene.cluster.file.shm)
+    seen.unheld = await asyncio.to_thread(unheld)
+    disk = Path(scene.spec.checkpoint.disk_path) / scene.spec.name
+    seen.disk_folders = len(list(await asyncio.to_thread(lambda: list(disk.glob("step-*")))))
+    mounted = mounts.below(scene.cluster.file.shm) + mounts.below(scene.cluster.home)
+    seen.mounts = [str(path) for path in mounted]
+    try:
+        seen.report = await job_report(scene.cluster.control, scene.spec.name)
+    except EverstepError as error:
+        seen.silent = str(error)
+    seen.history_events = await _history_events(scene.cluster, scene.spec)
+    return seen
+
+
+async def _settle(scene: Scene, step: int, late_disks: int) -> None:
+    stored, ranks = scene.stored, range(scene.spec.topology().world_size)
+    every = scene.spec.checkpoint.disk_every_steps
+    await scene.settled(step, disk=step - step % every if every and not late_disks else None)
+    await scene.until(
+        lambda: best_step({rank: stored.disk_steps(rank) for rank in ranks}) >= step - every - late_disks,
+        SETTLE_LIMIT_S,
+        f"no step after {step - every - late_disks} is on all disks",
+    )
+    # Not settled otherwise: who is behind sends every other step, but the last one of a job that stands still.
+    await scene.until(
+        lambda: all(step in stored.backup_steps(rank) for rank in ranks if stored.backup(rank)),
+        SETTLE_LIMIT_S,
+        f"step {step} was not backed up",
+    )
+
+
+async def _history_events(cluster: DrillCluster, spec: JobSpec) -> int:
+    handle = cluster.control.client.get_workflow_handle(job_workflow_id(spec.name))
+    return (await handle.describe()).history_length
+
+
+async def failed_tasks(cluster: DrillCluster, workflow_id: str) -> list[str]:
+    """Workflow tasks of a workflow that failed: that is a fault of its code, whoever died meanwhile."""
+    handle = cluster.control.client.get_workflow_handle(workflow_id)
+    return [
+        f"{workflow_id}, event {event.event_id}: {event.workflow_task_failed_event_attributes.failure.message}"
+        async for event in handle.fetch_history_events()
+        if task_failed(event)
+    ]
+
+
+def task_failed(event: HistoryEvent) -> bool:
+    """Whether an event says that a workflow's code failed.
+
+    A task also fails where something came while it was about to end its workflow
+    (*unhandled command*): the server has it look again, and nothing is lost.
+    """
+    if event.event_type != EventType.EVENT_TYPE_WORKFLOW_TASK_FAILED:
+        return False
+    cause = event.workflow_task_failed_event_attributes.cause
+    return cause != WorkflowTaskFailedCause.WORKFLOW_TASK_FAILED_CAUSE_UNHANDLED_COMMAND
+
+
+def processes(cluster: DrillCluster) -> list[ClusterProcess]:
+    """All that lives below the cluster's supervisor, by what it is.
+
+    Raises:
+        TreeUnknown: there is no supervisor.
+    """
+    named = {pid: name for name, pid in cluster.processes().items()}
+    tree = cluster.tree()
+    named[tree.root] = "supervisor"
+    found = []
+    for one in tree.processes():
+        if not procfs.alive(procfs.Process(one.pid, one.start)):
+            continue
+        server = named.get(one.parent) == LEDGER  # it forks a process for each connection
+        name = "of the ledger" if server else named.get(one.pid) or _kind(one.pid, one.name)
+        found.append(ClusterProcess(one.pid, name, _own_memory_mb(one.pid), _descriptors(one.pid)))
+    return found
+
+
+def _kind(pid: int, name: str) -> str:
+    if _RANK.fullmatch(name):
+        return "rank"
+    if _STORE.fullmatch(name):
+        return "store"
+    with suppress(OSError):
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        if "fork_server.py" in command:
+            return "fork server"
+        return f"unknown: {command[:100]}"
+    return "gone"
+
+
+def _own_memory_mb(pid: int) -> float:
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("RssAnon:"):
+                return int(line.split()[1]) / 1024
+    return 0.0
+
+
+def _descriptors(pid: int) -> int:
+    with suppress(OSError):
+        return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+    return 0
+
+
+def files(shm: Path) -> dict[str, int]:
+    """Files in the machines' shared memory, named without generations and identifiers: how many of each name."""
+    counts: dict[str, int] = {}
+    for folder, _, names in os.walk(shm):
+        for name in names:
+            path = Path(folder).relative_to(shm) / _NUMBERS.sub(lambda found: found[1] or "*", name)
+            counts[str(path)] = counts.get(str(path), 0) + 1
+    return counts
+
+
+def unheld(folder: Path = SHM) -> set[str]:
+    """Names of this user's semaphores and buffers in a folder that no process has open or mapped: nobody frees them."""
+    found = {entry for entry in _shared(folder) if not _is_held(entry)}
+    return found & _shared(folder)  # what was freed meanwhile is not left
+
+
+def _shared(folder: Path) -> set[str]:
+    names = set()
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(OSError):
+                if _SHARED.match(entry.name) and entry.stat(follow_symlinks=False).st_uid == os.getuid():
+                    names.add(entry.path)
+    return names
+
+
+def _is_held(path: str) -> bool:
+    for pid in procfs.pids():
+        with suppress(OSError):
+            if path in Path(f"/proc/{pid}/maps").read_text():
+                return True
+            for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+                with suppress(OSError):
+                    if str(descriptor.readlink()) == path:
+                        return True
+    return False
+
+
+def census(found: list[ClusterProcess]) -> Mapping[str, list[ClusterProcess]]:
+    """The same by name."""
+    by_name: dict[str, list[ClusterProcess]] = {}
+    for one in found:
+        by_name.setdefault(one.name, []).append(one)
+    return by_name

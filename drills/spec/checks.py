@@ -1,0 +1,176 @@
+"""What a drill is refused for, before anything is started."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from controlplane.local import mounts
+from drills.clusters import network
+from drills.inject.control_plane import MOMENTS, REPORT, STAGES
+from drills.spec import settings
+from drills.spec.catalogue import (
+    CONTROL_FAULTS,
+    DAMAGE,
+    FITS,
+    LOSSES,
+    RANK_FAULTS,
+    ROOM,
+    THEN,
+    WHERE,
+    CannotInject,
+    kind_of,
+)
+from drills.spec.settings import STEPS_AGAIN, placement_of
+from everstep.errors import ConfigError
+from everstep.faults import exception_named
+from everstep.model.job import JobSpec
+from everstep.model.topology import AXES
+
+if TYPE_CHECKING:
+    from drills.spec.request import DrillRequest
+
+SIGNALS = ("KILL", "SEGV", "ABRT")
+NOTICED_S = 2.0
+"""Beyond the time after which a job that stands still is stalled: what is over sooner heals by itself (ours)."""
+LEDGER_LIMIT_S = 20.0
+"""The end of a job is written for 30 s; it is to be in the ledger (ours)."""
+HANG_LIMIT_S = 30.0
+OPENS = (*RANK_FAULTS, *LOSSES)
+"""Faults that open an incident for others to strike in."""
+
+
+def check(request: DrillRequest) -> None:
+    """Refuse what makes no sense, or cannot be injected on this machine.
+
+    Raises:
+        ConfigError: wrong usage.
+        CannotInject: the fault cannot be injected here.
+    """
+    kind_of(request.fault)
+    if request.base != request.fault:
+        kind_of(request.base)
+    _check_during(request)
+    _check_choices(request)
+    if not request.script and request.config is None:
+        _check_steps(request)
+    spec = request.spec("drill", {})
+    _check_places(request, spec)
+    _check_copies(request, spec)
+    _check_away(request, spec)
+    if request.needs_network and (said := network.missing(with_postgres=request.base == "kill-postgres")):
+        raise CannotInject(f"{request.base}: {said}")
+    if request.base in ROOM and (said := mounts.why_not(Path(tempfile.gettempdir()))):
+        raise CannotInject(f"{request.base}: {said}")
+
+
+def _check_during(request: DrillRequest) -> None:
+    if request.fault in CONTROL_FAULTS:
+        _check_stage(request)
+    elif request.during and not (request.fault == "kill-agent" and request.during == "launch"):
+        raise ConfigError(f"--during {request.during} does not go with {request.fault}: use it with kill-worker")
+    if request.then:
+        if request.fault not in ("kill-agent", "kill-peer") or request.during:
+            raise ConfigError(f"--then {request.then} goes with kill-agent or kill-peer, and without --during")
+        _one_of("--then", request.then, THEN)
+
+
+def _check_stage(request: DrillRequest) -> None:
+    if request.at_event is not None and (request.fault != "kill-worker" or request.in_stage):
+        raise ConfigError("--at-event goes with kill-worker and without --in-stage")
+    if request.at_event is None:
+        _one_of("--in-stage", request.in_stage, (REPORT, *STAGES))
+    _one_of("--moment", request.moment, MOMENTS)
+    if request.base not in OPENS:
+        raise ConfigError(f"--during {request.base} opens no incident: use one of {', '.join(OPENS)}")
+    if request.in_stage == "restore" and request.base not in LOSSES:
+        raise ConfigError(
+            "--in-stage restore: copies are moved only where memory was lost: "
+            f"add --during {' or --during '.join(LOSSES)}"
+        )
+
+
+def _check_choices(request: DrillRequest) -> None:
+    _one_of("--signal", request.signal, SIGNALS)
+    if request.base == "raise":
+        try:
+            exception_named(request.exception)
+        except ValueError as error:
+            raise ConfigError(f"--exception {error}") from error
+    if request.base == "flip-bit":
+        _one_of("--where", request.where, WHERE)
+    if request.base == "kill-group":
+        _one_of("--kind", request.kind, AXES)
+    if request.base == "shm-full":
+        _one_of("--fits", request.fits, FITS)
+    if request.base == "cut-off":
+        _one_of("--from", request.cut_from, ("control",))
+    if request.base == "kill-postgres" and request.seconds > LEDGER_LIMIT_S:
+        raise ConfigError(f"--seconds {request.seconds:g}: the ledger may be away for {LEDGER_LIMIT_S:g} s at most")
+    if request.base == "hang-peer" and request.seconds > HANG_LIMIT_S:
+        raise ConfigError(f"--seconds {request.seconds:g}: an agent may hang for {HANG_LIMIT_S:g} s at most")
+
+
+def _one_of(option: str, given: str, choices: Sequence[str]) -> None:
+    if given not in choices:
+        raise ConfigError(f"{option} {given or 'is missing'}: use one of {', '.join(choices)}")
+
+
+def _check_steps(request: DrillRequest) -> None:
+    total, last = request.total_steps, max(request.at_step, request.strike_hold or 0)
+    if last >= total:
+        second = f" (its second fault comes at step {last})" if last > request.at_step else ""
+        raise ConfigError(
+            f"--at-step {request.at_step}{second} is not reached by a job of --steps {total}: "
+            f"its steps are 0 to {total - 1}"
+        )
+
+
+def _check_places(request: DrillRequest, spec: JobSpec) -> None:
+    topology = spec.topology()
+    for rank in request.ranks:
+        if not 0 <= rank < topology.world_size:
+            raise ConfigError(f"--rank {rank} does not exist: ranks go from 0 to {topology.world_size - 1}")
+    names = machine_names(spec.machines)
+    if request.machine and request.machine not in names:
+        raise ConfigError(f"--machine {request.machine} does not exist: machines are {', '.join(names)}")
+    if request.base == "kill-group" and request.index >= (count := len(topology.groups(request.axis))):
+        raise ConfigError(f"--index {request.index} does not exist: {request.kind} groups go from 0 to {count - 1}")
+
+
+def _check_away(request: DrillRequest, spec: JobSpec) -> None:
+    """What is away must be missed, and the job must not end before it is back."""
+    if request.base == "link-down":
+        pace_s = settings.STEP_S if request.step_seconds is None else request.step_seconds
+        least = max(spec.policy.stall_floor_s, spec.policy.stall_factor * pace_s) + NOTICED_S
+        if request.seconds < least:
+            raise ConfigError(f"--seconds {request.seconds:g} is too short to be noticed: use {least:g} or more")
+    own = not request.script and request.config is None
+    if request.base == "kill-postgres" and own and request.at_step + STEPS_AGAIN >= request.total_steps:
+        raise ConfigError(f"--at-step {request.at_step}: the job needs {STEPS_AGAIN} steps more, to show that it steps")
+
+
+def _check_copies(request: DrillRequest, spec: JobSpec) -> None:
+    """The copies that a fault is about must exist."""
+    policy = spec.checkpoint
+    backed_up = placement_of(spec).peers[request.struck_ranks(spec)[0]] is not None
+    about_backups = request.base in ("hang-peer", "kill-peer", "shm-full") or request.where == "backup"
+    if about_backups and not request.parks and not backed_up:
+        raise ConfigError(f"{request.base}: the job has no backups: it needs two machines, and backup = true")
+    about_disk = request.base == "disk-full" or (request.base in DAMAGE and request.where in ("", "file"))
+    if about_disk and not (policy.disk and policy.disk_every_steps):
+        raise ConfigError(f"{request.base}: the job writes no checkpoints to disk: set disk and disk_every_steps")
+    if about_disk and policy.disk_every_steps * 2 > request.at_step:
+        raise ConfigError(
+            f"{request.base}: at step {request.at_step} the disk has no two checkpoints yet: "
+            f"use --at-step {policy.disk_every_steps * 2} or later"
+        )
+    if request.base == "disk-full" and policy.disk_path:
+        raise ConfigError("disk-full: disk_path is the same for all machines here: leave it away, or fill it yourself")
+
+
+def machine_names(count: int) -> Sequence[str]:
+    """Names of a local cluster's machines, without its standbys."""
+    return [f"m{index}" for index in range(count)]

@@ -1,0 +1,71 @@
+"""One line about what a drill is going to do."""
+
+from __future__ import annotations
+
+from drills.spec.catalogue import CONTROL_FAULTS, MACHINE_FAULTS
+from drills.spec.loss import Strike, strike_of
+from drills.spec.request import DrillRequest
+from drills.spec.settings import placement_of
+from everstep.model.job import JobSpec
+
+STRUCK = "{struck}"
+"""Stands for the blow in a line."""
+
+
+def describe(request: DrillRequest, spec: JobSpec) -> str:
+    """One line about what is going to happen."""
+    line = f"{_fault(request, spec)} at step {request.at_step}"
+    if request.times > 1:
+        line += f", {request.times} times"
+    strike = strike_of(request, spec)
+    if blow := _blow(strike):
+        line = line.replace(STRUCK, blow) if STRUCK in line else f"{line}; then {blow}"
+    if request.fault in CONTROL_FAULTS:
+        part = {"kill-worker": "worker", "kill-temporal": "Temporal server"}[request.fault]
+        where = f"stage {request.in_stage}" if request.in_stage else f"event {request.at_event} of the incident"
+        line += f", then SIGKILL to the {part} at {where}"
+    elif request.fault in MACHINE_FAULTS and request.during:
+        line += f", then SIGKILL to the agent at the launch on {request.struck_machine(spec)}"
+    return line
+
+
+def _fault(request: DrillRequest, spec: JobSpec) -> str:
+    ranks = " and ".join(f"rank {rank}" for rank in request.struck_ranks(spec))
+    machine, seconds = request.struck_machine(spec), f"{request.seconds:g} s"
+    copy = {"buffer": "own memory", "backup": f"backup on {peer_of(request, spec)}", "file": "newest file on disk"}
+    return {
+        "kill-rank": f"SIG{request.signal} to {ranks}",
+        "stop-rank": f"SIGSTOP to {ranks}",
+        "exit-rank": f"{ranks} leaves with code {request.code}",
+        "raise": f"{ranks} raises {request.exception}",
+        "kill-during-save": f"SIGKILL to {ranks} in the middle of a save",
+        "kill-agent": f"SIGKILL to the agent of {machine}",
+        "kill-forkserver": f"SIGKILL to the fork server of {machine}",
+        "kill-machine": STRUCK,
+        "kill-group": f"{request.kind} group {request.index}: {STRUCK}",
+        "flip-bit": f"a bit of the state of {ranks} flips in its {copy.get(request.where, 'memory')}",
+        "truncate-file": f"the newest file on disk of {ranks} is cut short",
+        "shm-full": f"shared memory of {machine} has room for {'nothing' if request.parks else 'its own ranks only'}",
+        "disk-full": f"the disk of {machine} is full",
+        "hang-peer": f"SIGSTOP to the agent of {machine} for {seconds}",
+        "link-down": f"the link of {machine} is down for {seconds}",
+        "cut-off": f"{machine} and the control host do not reach each other for {seconds}",
+        "kill-postgres": f"SIGKILL to the ledger's server, which stays away for {seconds} at least",
+        "kill-workers": f"SIGKILL to all workers, which stay away for {seconds}",
+        "kill-peer": f"SIGKILL to the agent of {machine} in the middle of a backup",
+    }.get(request.base, request.base)
+
+
+def _blow(strike: Strike) -> str:
+    if strike.machines:
+        names = " and ".join(f"m{index}" for index in strike.machines)
+        return f"everything of {names} is killed and {'comes back empty' if strike.disks else 'loses its memory'}"
+    if strike.ranks:
+        return f"SIGKILL to {' and '.join(f'rank {rank}' for rank in strike.ranks)}"
+    return ""
+
+
+def peer_of(request: DrillRequest, spec: JobSpec) -> str:
+    """The machine that holds the backup of the struck rank."""
+    peer = placement_of(spec).peers[request.struck_ranks(spec)[0]]
+    return f"m{spec.topology().machine(peer)}" if peer is not None else "no machine"

@@ -1,0 +1,235 @@
+"""What a drill is asked to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from controlplane.files import file_of_ours
+from controlplane.job_file.job_file import load_job
+from drills.spec import checks, settings
+from drills.spec.catalogue import AWAY, CONTROL_FAULTS, DAMAGE, MACHINE_FAULTS, RANK_FAULTS
+from drills.spec.checks import machine_names
+from everstep.errors import ConfigError
+from everstep.model.job import JobSpec
+from everstep.model.topology import AXES, Axis
+
+DEFAULTS: dict[str, Any] = {"machines": 4, "ranks_per_machine": 2, "tp": 2, "pp": 2}
+"""Sizes of the job of a drill."""
+PACE = "--step-seconds"
+"""The example's option for the length of its steps."""
+LIGHT = ["--seq", "16", "--dim", "88"]
+"""Little to compute in a step of the example, and a state as large as ever: that is what a drill is about (ours)."""
+LAYERS = 2
+"""Few, for they exchange data, which on one machine costs more than all that is computed in between (ours)."""
+THEN_AFTER = 10
+"""Steps between the first and the second fault of a drill that has two (ours)."""
+
+
+class DrillRequest(BaseModel):
+    """One drill: the fault, its options and the job.
+
+    ``None`` means: what suits the fault.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    fault: str
+    ranks: list[int] = Field(default_factory=list, description="Ranks that the fault strikes; default: the last.")
+    signal: str = "KILL"
+    code: int = Field(1, ge=0, le=255)
+    exception: str = "RuntimeError"
+    machine: str = ""
+    """``m2`` or ``2``; default: the machine of the struck rank, or the last one."""
+    at_step: int = Field(20, ge=0)
+    times: int = Field(1, ge=1, le=20, description="The fault comes again at that step, after each recovery.")
+    in_stage: str = ""
+    at_event: int | None = Field(None, ge=1, description="Instead of a stage: an event of the incident's history.")
+    during: str = ""
+    moment: str = "middle"
+    kind: str = ""
+    index: int = Field(0, ge=0)
+    where: str = ""
+    fits: str = "nothing"
+    then: str = ""
+    seconds: float = Field(6.0, gt=0, le=300)
+    cut_from: str = "control"
+    machines: int | None = None
+    ranks_per_machine: int | None = None
+    tp: int | None = None
+    pp: int | None = None
+    standbys: int = Field(1, ge=0)
+    steps: int | None = Field(None, ge=1)
+    step_seconds: float | None = Field(None, ge=0)
+    config: Path | None = None
+    script: list[str] = Field(default_factory=list, description="Script and arguments; default: the example GPT.")
+    """``{run}`` in an argument stands for a folder of the run's own: for a script that writes checkpoints itself."""
+    policy: dict[str, float] = Field(default_factory=dict)
+
+    @field_validator("machine")
+    @classmethod
+    def _machine(cls, value: str) -> str:
+        return f"m{value}" if value.isdecimal() else value
+
+    @property
+    def base(self) -> str:
+        """The fault that opens the incident."""
+        if self.fault in CONTROL_FAULTS:
+            return self.during or "kill-rank"
+        if self.fault == "kill-agent" and self.during == "launch":
+            return "kill-rank"
+        return self.fault
+
+    @property
+    def absorbed(self) -> bool:
+        """Whether the job deserves to go on without an incident."""
+        return (self.base in MACHINE_FAULTS and not self.then) or self.base in ("hang-peer", "cut-off")
+
+    @property
+    def waits_at_hold(self) -> bool:
+        """Whether the job waits at a later step until the injector is done: it must not end before."""
+        return self.absorbed and self.base != "hang-peer"
+
+    @property
+    def needs_network(self) -> bool:
+        """Whether the machines need a network of their own."""
+        return self.base in AWAY
+
+    @property
+    def parks(self) -> bool:
+        """Whether the job deserves to be parked: nothing but a person can help."""
+        return self.base == "shm-full" and self.fits == "nothing"
+
+    @property
+    def outside(self) -> bool:
+        """Whether the injector acts, and not the ranks themselves."""
+        return self.base not in RANK_FAULTS
+
+    @property
+    def axis(self) -> Axis:
+        """The kind of the struck group."""
+        return next(axis for axis in AXES if axis == self.kind)
+
+    def spec(self, name: str, env: dict[str, str], *, disk: Path = Path("disk")) -> JobSpec:
+        """The job of this drill.
+
+        Args:
+            name: its name.
+            env: environment of its ranks beside the job file's.
+            disk: folder that outlives machines, for checkpoints on disk.
+
+        Raises:
+            ConfigError: an option makes no sense, or does not fit the job.
+        """
+        given: dict[str, Any] = {
+            "machines": self.machines,
+            "ranks_per_machine": self.ranks_per_machine,
+            "tp": self.tp,
+            "pp": self.pp,
+        }
+        if self.config is None:
+            given = {key: DEFAULTS[key] if value is None else value for key, value in given.items()}
+        if self.script:
+            given |= {"script": str(Path(self.script[0]).resolve()), "args": self.script[1:]}
+        elif self.config is None:
+            given |= {
+                "script": str(example("gpt.py")),
+                "args": ["--steps", str(self.total_steps), *LIGHT, *self._layers(), *self._pace()],
+            }
+        spec = load_job(self.config, given)
+        if self.steps is not None and "--steps" not in spec.args:  # a script of the user's: handed on
+            spec = spec.model_copy(update={"args": [*spec.args, "--steps", str(self.steps)]})
+        chosen = set(spec.policy.model_fields_set)
+        policy = {**{key: value for key, value in self._patience().items() if key not in chosen}, **self.policy}
+        kept = set(spec.checkpoint.model_fields_set)
+        needed = settings.checkpoint_settings(self.base, where=self.where, fits=self.fits, disk=disk)
+        checkpoint = {key: value for key, value in needed.items() if key not in kept}
+        changed = {
+            "name": name,
+            "env": spec.env | env,
+            "policy": spec.policy.model_copy(update=policy),
+            "checkpoint": spec.checkpoint.model_copy(update=checkpoint),
+        }
+        return JobSpec.model_validate(spec.model_copy(update=changed).model_dump())
+
+    def _patience(self) -> dict[str, float]:
+        if self.absorbed:
+            return {}  # a job that is held up is no hang
+        return settings.DRILL_POLICY if self.strike_hold is None else settings.PATIENT_POLICY
+
+    def _layers(self) -> list[str]:
+        """At least one for each stage of the pipeline."""
+        return ["--layers", str(max(LAYERS, DEFAULTS["pp"] if self.pp is None else self.pp))]
+
+    def _pace(self) -> list[str]:
+        """How long the example's steps are made to last."""
+        seconds = self.step_seconds
+        if seconds is None and self.outside and self.base not in MACHINE_FAULTS:
+            seconds = settings.STEP_S
+        return [] if seconds is None else [PACE, str(seconds)]
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the default job."""
+        return self.steps if self.steps is not None else max(50, self.at_step + 30)
+
+    @property
+    def hold_step(self) -> int:
+        """Step at which a job waits until a part beside the ranks is back, see ``waits_at_hold``."""
+        return self.at_step + min(20, max(self.total_steps - self.at_step - 5, 1))
+
+    @property
+    def strike_hold(self) -> int | None:
+        """Step at which a job waits for a strike at copies that are known exactly; None: it is struck as it runs."""
+        if self.base in DAMAGE or self.base == "disk-full" or (self.base == "shm-full" and not self.parks):
+            return self.at_step
+        return self.at_step + THEN_AFTER if self.struck_again else None
+
+    @property
+    def struck_again(self) -> bool:
+        """Whether a second fault follows once the first is over."""
+        return self.base == "kill-peer" or (self.base == "kill-agent" and bool(self.then))
+
+    def check(self) -> None:
+        """Refuse what makes no sense, before anything is started.
+
+        Raises:
+            ConfigError: wrong usage.
+            CannotInject: the fault cannot be injected here.
+        """
+        checks.check(self)
+
+    def struck_ranks(self, spec: JobSpec) -> list[int]:
+        """The ranks that the fault strikes."""
+        if self.ranks:
+            return list(dict.fromkeys(self.ranks))
+        if self.machine:
+            return [spec.topology().ranks(machine_names(spec.machines).index(self.machine))[0]]
+        return [spec.topology().world_size - 1]
+
+    def struck_machine(self, spec: JobSpec) -> str:
+        """The machine that the fault strikes."""
+        return self.machine or f"m{self.struck_machine_index(spec)}"
+
+    def struck_machine_index(self, spec: JobSpec) -> int:
+        """Its place among the job's machines; of an agent that receives backups: that of the struck rank's peer."""
+        topology = spec.topology()
+        if self.machine:
+            return machine_names(spec.machines).index(self.machine)
+        rank = self.struck_ranks(spec)[0]
+        peer = settings.placement_of(spec).peers[rank] if self.base == "kill-peer" else None
+        return topology.machine(rank if peer is None else peer)
+
+
+def example(name: str) -> Path:
+    """One of everstep's example scripts.
+
+    Raises:
+        ConfigError: it is not there.
+    """
+    path = file_of_ours(f"examples/{name}")
+    if not path.exists():
+        raise ConfigError(f"the example {path} is missing: name a script of yours after '--'")
+    return path

@@ -1,0 +1,57 @@
+"""What a drill sets in its job where the user chose nothing: patience, checkpoints, length of steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from everstep.decisions.checkpoints.placement import Placement, place_backups
+from everstep.model.job import JobSpec
+
+DRILL_POLICY = {"stall_floor_s": 3.0, "exit_grace_s": 3.0}
+"""Hangs are found after 10 min, and early leavers after 60 s, by default; a drill's steps take 0.1 s (ours)."""
+PATIENT_POLICY = {"stall_floor_s": 60.0, "exit_grace_s": 3.0}
+"""For a job that waits at a step until the drill has done what it wants to do (ours)."""
+STEP_S = 0.2
+"""A step must be long enough for the backup of the step before (ours)."""
+STEPS_AGAIN = 5
+"""A job that is so many steps beyond the step of the fault has recovered: it is struck within two of them (ours)."""
+DISK_EVERY = 5
+"""Steps between checkpoints on disk, where a drill needs some (ours)."""
+SLOW_MB_S = 4.0
+"""Rate of backups when one has to be caught in the middle, MB/s: a rank of the example has 1.7 MB, and steps of 0.2 s
+(``STEP_S``), so that there is always one on its way (ours)."""
+
+
+def checkpoint_settings(fault: str, *, where: str, fits: str, disk: Path) -> dict[str, Any]:
+    """Fields of the checkpoint policy without which a fault would show nothing.
+
+    Args:
+        fault: the one that opens the incident.
+        where: of ``flip-bit``.
+        fits: of ``shm-full``.
+        disk: folder that outlives machines.
+    """
+    shared = {"disk_every_steps": DISK_EVERY, "disk_path": str(disk)}
+    match fault:
+        case "kill-machine" | "kill-group" | "truncate-file":
+            return shared
+        case "flip-bit":
+            # In own memory as where a state is large: damage is found once the step is chosen.
+            settings: dict[str, dict[str, Any]] = {"file": shared, "buffer": {"verify_at_stop_mb": 0.0}}
+            return settings.get(where, {})
+        case "shm-full" if fits == "own":
+            return shared
+        case "disk-full":
+            return {"disk_every_steps": DISK_EVERY}
+        case "kill-peer":
+            return {"backup_rate_mb_s": SLOW_MB_S}
+    return {}
+
+
+def placement_of(spec: JobSpec) -> Placement:
+    """Where the backups of a job lie on a local cluster, which names no failure domains."""
+    topology = spec.topology()
+    if spec.checkpoint.backup:
+        return place_backups(topology)
+    return Placement((None,) * topology.world_size, involution=False, shared=(), reason="the job has no backups")

@@ -1,0 +1,156 @@
+"""The sweep: the worker killed at every event of an incident's history in turn.
+
+One cluster with a single worker, so that each kill is the death of the whole
+control plane but Temporal; one short job per event n; in each a rank is killed,
+and while the incident is under way the worker dies as soon as it can know that
+event n is durable (``worker_faults`` says exactly when). Its supervisor starts
+it again. What must be the same each time: the decision, the outcome, one
+incident, nothing lost but the step under way, losses equal bit for bit, no rank
+twice, nothing left behind.
+
+What is swept: all events that the incident's history has when nobody dies. For
+each, the row tells where the worker was hit and which event was the newest
+durable one at that moment, as the worker itself saw it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pydantic import BaseModel, Field
+from temporalio.api.enums.v1 import EventType
+
+from drills.clusters.local import DrillCluster, Say, silent
+from drills.judge.facts import incidents
+from drills.judge.result import DrillResult
+from drills.runner import Drill, References
+from drills.spec.request import DrillRequest
+from everstep import faults
+from everstep.errors import ClusterError
+from everstep.model.incident import IncidentReport
+
+JOB = {"machines": 2, "ranks_per_machine": 2, "tp": 2, "pp": 1, "standbys": 0, "steps": 14, "at_step": 5}
+"""Small and short: the incident's history does not depend on the size of the job."""
+
+
+class SweepRow(BaseModel):
+    """One kill."""
+
+    event: int
+    kind: str
+    """Type of that event."""
+    place: str = ""
+    """Where the worker was hit."""
+    newest: int | None = None
+    """Newest durable event at that moment: what the kill counts for, perhaps a later one; None: not known."""
+    decision: str = ""
+    outcome: str = ""
+    recovered_s: float | None = None
+    ok: bool = False
+    problems: list[str] = Field(default_factory=list)
+
+
+class SweepResult(BaseModel):
+    """All kills of a sweep."""
+
+    events: int
+    """Length of the history when nobody dies."""
+    decision: str
+    outcome: str
+    rows: list[SweepRow]
+    leaked: list[str] = Field(default_factory=list)
+
+    @property
+    def hit(self) -> list[int]:
+        """The events after which a worker was killed: fewer than rows, where kills came late."""
+        return sorted({row.newest for row in self.rows if row.newest is not None})
+
+    @property
+    def ok(self) -> bool:
+        """Same decision and same outcome at each event, and nothing left."""
+        same = all(row.ok and (row.decision, row.outcome) == (self.decision, self.outcome) for row in self.rows)
+        return bool(self.rows) and same and not self.leaked
+
+
+async def run_sweep(
+    *,
+    first: int = 1,
+    last: int | None = None,
+    every: int = 1,
+    workers: int = 1,
+    say: Say = silent,
+    each: Callable[[SweepRow], None] = lambda _: None,
+) -> SweepResult:
+    """Sweep events ``first`` to ``last`` (None: to the end of the history).
+
+    Raises:
+        ClusterError: the cluster does not come up, or the job does not recover when no worker dies.
+    """
+    cluster = DrillCluster(machines=JOB["machines"], standbys=0, workers=workers, say=say)
+    async with cluster:
+        references = References()
+        clean = await Drill(cluster, DrillRequest(fault="kill-rank", **JOB), references).run()
+        if not clean.ok:
+            raise ClusterError(f"the job does not recover even when no worker dies: {'; '.join(clean.problems)}")
+        kinds = await history(cluster, clean.incidents[0])
+        decision, outcome = await signature(cluster, clean)
+        result = SweepResult(events=len(kinds), decision=decision, outcome=outcome, rows=[])
+        for event in range(first, min(last or len(kinds), len(kinds)) + 1, every):
+            request = DrillRequest(fault="kill-worker", at_event=event, **JOB)
+            row = await _row(cluster, await Drill(cluster, request, references).run(), event)
+            if row.ok and (row.decision, row.outcome) != (decision, outcome):
+                row.ok = False
+                row.problems.append(f"expected {decision}; {outcome}")
+            result.rows.append(row)
+            each(row)
+    result.leaked = cluster.leaked
+    return result
+
+
+async def _row(cluster: DrillCluster, run: DrillResult, event: int) -> SweepRow:
+    mark = faults.fired(cluster.worker_plan, {"id": f"kill-worker-{run.job}"})
+    times = await history(cluster, run.incidents[0]) if run.incidents else []
+    decision, outcome = await signature(cluster, run)
+    row = SweepRow(
+        event=event,
+        kind=times[event - 1][0] if event <= len(times) else "",
+        decision=decision,
+        outcome=outcome,
+        recovered_s=run.recovered_s,
+        ok=run.ok,
+        problems=run.problems,
+    )
+    if mark:
+        row.place, row.newest = mark.get("place", ""), mark.get("newest")
+    if not row.place or row.newest is None:
+        row.ok = False
+        row.problems.append("nobody knows where the worker was hit")
+    return row
+
+
+async def history(cluster: DrillCluster, workflow_id: str) -> list[tuple[str, int]]:
+    """Type and time (ns) of each event of a workflow's history."""
+    handle = cluster.control.client.get_workflow_handle(workflow_id)
+    return [
+        (kind_name(event.event_type), event.event_time.ToNanoseconds()) async for event in handle.fetch_history_events()
+    ]
+
+
+async def signature(cluster: DrillCluster, run: DrillResult) -> tuple[str, str]:
+    """What must be the same whoever dies: the decision and the outcome, without times and places."""
+    found = [one.report for one in await incidents(cluster, run.job) if one.report]
+    decision = " / ".join(_decision(report) for report in found)
+    lost = "steps lost within the limit" if run.steps_lost in (0, 1) else f"{run.steps_lost} steps lost"
+    losses = {True: "losses equal", False: "losses differ", None: "no losses"}[run.losses_match]
+    recovered = "recovered" if found and all(report.recovered for report in found) else "not recovered"
+    return decision, f"{recovered}, {lost}, {losses}, {len(run.incidents)} incident, generation {run.generations}"
+
+
+def _decision(report: IncidentReport) -> str:
+    failed = ", ".join(f"{failure.symptom} {failure.cause}" for failure in report.failures)
+    return f"{report.resolution} after {failed}, {len(report.failures)} attempt"
+
+
+def kind_name(kind: EventType.ValueType) -> str:
+    """``ActivityTaskScheduled`` for EVENT_TYPE_ACTIVITY_TASK_SCHEDULED."""
+    return EventType.Name(kind).removeprefix("EVENT_TYPE_").title().replace("_", "")

@@ -1,0 +1,187 @@
+"""Which steps machines back up together, so that a lost one always leaves a step that all ranks have.
+
+Who keeps up backs up every step, and nobody has to be asked: ranks are never
+more than a step apart, so what one machine has sent the others still hold. Once
+some machine falls behind, that is no longer so. Then the machines are
+*aligned*: a coming step is named; each of them reserves a slot for it before
+its ranks reach it, sends that step and no other, and keeps the one before, in
+its own memory and at its peer, until it is told that the new one is *whole*:
+backed up by every rank. Only then the next one is named.
+
+Where a job stands still before it comes to the first named step, e.g. in a hang,
+nothing is whole, and nothing would be backed up: then each machine backs up on
+its own again.
+
+The same is done where ranks drift apart by more steps than their slots hold
+(``everstep/decisions/detect/drift.py``), for as long as they do.
+
+So there may be several watchers, messages may be late, lost or repeated, and
+agents and workers may be restarted: what a conclusion rests on are facts that
+stay true. A rank that adopted a name sends nothing older any more, and adopts
+none that its saves have passed. A step is *settled* when it is whole, or can
+never be, because some rank passed it without having adopted it or has adopted a
+later one. A rank that backed up a step does nothing else until that is settled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from everstep.decisions.checkpoints.step_rate import Pace, steps_ahead
+
+BEHIND_S = 1.0
+"""Machines are aligned when one has been behind for so long by two steps that were due, or more (ours)."""
+LEAD_S = 1.5
+"""How far ahead a named step lies: until then every machine has heard of it (ours)."""
+MOST_LEAD_S = 12.0
+"""Where messages take longer, or steps grow shorter, each name that comes too late doubles the lead, to this (ours)."""
+EASE = 0.9
+"""The lead after each step that is whole, as a part of the one before, down to ``LEAD_S`` again (ours)."""
+STILL_S, STILL_STEPS = 3.0, 3
+"""A job stands still when its next step takes longer than so many seconds, and than so many steps took (ours)."""
+CALM = 3
+"""Named steps in a row with which every machine kept up, after which each backs up on its own again (ours)."""
+GIVEN_UP_S = 15.0
+"""A rank whose backups fail for so long, rather than take long, is waited for no more (ours)."""
+
+FREE = 0
+"""Instead of a name: each backs up on its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backed:
+    """What one rank's machine says of its backups."""
+
+    rank: int
+    own_step: int
+    """The newest in own memory; -1: none."""
+    backup_step: int
+    """The newest that the peer has; -1: none."""
+    named: int
+    """The name that it adopted last; ``FREE``: it backs up on its own."""
+    whole: int
+    """What it was told to be whole; 0: nothing."""
+    calm: int
+    """Named steps in a row that it backed up before the next one was due."""
+    failing: bool
+    """Its backups do not go through at the moment."""
+    apart: int = 0
+    """So many steps apart ranks are, as its machine was told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Aligned:
+    """What machines should know."""
+
+    whole: int
+    """The newest step that every rank has in its own memory and at its peer; 0: none is known."""
+    settled: int
+    """Every step up to this one is whole, or never will be."""
+    named: int
+    """The step to back up next; ``FREE``: each for itself."""
+    apart: int = 0
+    """So many steps ranks drift apart, more than their slots hold; 0: they do not."""
+
+
+@dataclass(slots=True)
+class AlignRule:
+    """One for each generation of a job."""
+
+    world_size: int
+    every: int = 1
+    """``backup_every_steps``."""
+    _pace: Pace = field(default_factory=Pace)
+    _named: int = 0
+    """What was named last, whether anybody adopted it or not."""
+    _lead_s: float = LEAD_S
+    _whole: int = 0
+    _behind: dict[int, int] = field(default_factory=dict)
+    """Rank that is behind → since when."""
+    _failing: dict[int, int] = field(default_factory=dict)
+    """Rank → since when its backups fail."""
+
+    def observe(self, ranks: Sequence[Backed], now_ns: int, *, apart: int = 0) -> Aligned | None:
+        """What to tell every machine; None: nothing, they know. Call it often.
+
+        Args:
+            ranks: Of one generation, as their machines showed them last.
+            now_ns: Time now.
+            apart: So many steps ranks drift apart (``everstep/decisions/detect/drift.py``); 0: their slots have one in
+                common.
+        """
+        newest = max((one.own_step for one in ranks), default=-1)
+        self._pace.look(now_ns, newest)
+        if len(ranks) < self.world_size or any(one.own_step < 0 for one in ranks):
+            return None
+        behind, given_up = self._is_behind(ranks, now_ns) or apart > 0, self._given_up(ranks, now_ns)
+        adopted = max(one.named for one in ranks)
+        before, self._whole = self._whole, self._conclude(ranks, adopted, given_up)
+        if self._whole > before:
+            self._lead_s = max(EASE * self._lead_s, LEAD_S)
+        calm = all(one.calm >= CALM for one in ranks if one.named != FREE and one.rank not in given_up)
+        still = not self._whole and self._pace.stands_still(now_ns, STILL_S, STILL_STEPS)
+        if still and (adopted == FREE or adopted > newest):  # nor is another step named, which would not come either
+            found = Aligned(0, max(adopted - 1, 0), FREE, apart)
+        elif adopted > self._whole and not _missed(ranks, adopted):
+            found = Aligned(self._whole, adopted - 1, adopted, apart)
+        elif behind or (adopted and not calm):
+            if (named := self._next(ranks, newest, adopted)) is None:
+                return None
+            found = Aligned(self._whole, adopted, named, apart)
+        else:
+            found = Aligned(0, adopted, FREE, apart)
+        return None if all(_knows(one, found) for one in ranks) else found
+
+    def _conclude(self, ranks: Sequence[Backed], adopted: int, given_up: set[int]) -> int:
+        """The newest whole step."""
+        if adopted and all(_has(one, adopted, given_up) for one in ranks):
+            return adopted
+        whole = max(self._whole, *(one.whole for one in ranks))
+        # Who backs up on its own promises nothing, and who did so until it adopted a later name has promised nothing.
+        kept = all(one.named != FREE and (one.whole or whole >= one.named) for one in ranks)
+        return whole if kept else 0
+
+    def _next(self, ranks: Sequence[Backed], newest: int, adopted: int) -> int | None:
+        """A coming step, the same until ranks have passed it; None: nobody knows yet how fast they are."""
+        step_s = self._pace.step_s()
+        if step_s is None:
+            return None
+        late = _missed(ranks, self._named)
+        if late:
+            self._lead_s = min(2 * self._lead_s, MOST_LEAD_S)
+        if self._named <= adopted or late:
+            self._named = newest + steps_ahead(self._lead_s, step_s)
+        return self._named
+
+    def _is_behind(self, ranks: Sequence[Backed], now_ns: int) -> bool:
+        """Whether backups of some rank on its own do not fail, but take longer than steps."""
+        for one in ranks:
+            if one.failing or one.named != FREE or self._late(one) < 2:
+                self._behind.pop(one.rank, None)
+            else:
+                self._behind.setdefault(one.rank, now_ns)
+        return any(now_ns - since_ns >= BEHIND_S * 1e9 for since_ns in self._behind.values())
+
+    def _late(self, one: Backed) -> int:
+        """Steps that were due and are not at the peer; there is none before the first."""
+        return one.own_step // self.every - max(one.backup_step, 0) // self.every
+
+    def _given_up(self, ranks: Sequence[Backed], now_ns: int) -> set[int]:
+        self._failing = {one.rank: self._failing.get(one.rank, now_ns) for one in ranks if one.failing}
+        return {rank for rank, since_ns in self._failing.items() if now_ns - since_ns >= GIVEN_UP_S * 1e9}
+
+
+def _has(one: Backed, step: int, given_up: set[int]) -> bool:
+    """Whether a rank adopted a step and keeps it, here and at its peer."""
+    there = one.own_step >= step if one.rank in given_up else one.backup_step == step
+    return one.named == step and there
+
+
+def _missed(ranks: Sequence[Backed], step: int) -> bool:
+    """Whether some rank has passed a step that it had not adopted, and will not."""
+    return any(one.own_step >= step > one.named for one in ranks)
+
+
+def _knows(one: Backed, aligned: Aligned) -> bool:
+    return one.named == aligned.named and one.whole >= aligned.whole and one.apart == aligned.apart

@@ -1,0 +1,51 @@
+"""Whether the machines of a job have room for its checkpoints, before it starts."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from everstep.model.job import JobSpec
+from everstep.model.machine import Machine
+from everstep.slots.footprint import footprint, refusal
+
+SHOWN = 3
+"""Machines whose lack of room is told in full."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a machine has free, bytes."""
+
+    shm_free: int
+    memory_available: int
+
+
+def lack_of_room(spec: JobSpec, machines: Sequence[Machine], rooms: Mapping[str, Room]) -> str:
+    """Why the job cannot start, with numbers; empty when it can, or when its size is not told.
+
+    Args:
+        spec: The job; ``checkpoint.state_mb_per_rank`` is the size of a rank's state.
+        machines: Its machines. Those on loopback addresses share this host's memory.
+        rooms: What each of them has free; a machine that did not say is not judged.
+    """
+    policy = spec.checkpoint
+    if not policy.state_mb_per_rank:
+        return ""
+    together: dict[str, list[str]] = defaultdict(list)
+    for machine in machines:
+        if machine.name in rooms:
+            together["this host" if machine.host.startswith("127.") else f"machine {machine.name}"].append(machine.name)
+    backup_slots = policy.backup_slots if policy.backup and spec.machines > 1 else 0
+    found = []
+    for where, names in together.items():
+        ranks = spec.ranks_per_machine * len(names)
+        need = footprint(round(policy.state_mb_per_rank * 1e6), ranks, policy.slots, backup_slots)
+        shm_free = min(rooms[name].shm_free for name in names)
+        memory = min(rooms[name].memory_available for name in names)
+        shown = where if len(names) == 1 else f"{where}, which stands for {len(names)} machines"
+        found.append(refusal(need, shm_free, memory, shown))
+    lacking = [text for text in found if text]
+    more = f"; and {len(lacking) - SHOWN} machines more" if len(lacking) > SHOWN else ""
+    return "; ".join(lacking[:SHOWN]) + more

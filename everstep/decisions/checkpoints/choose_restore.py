@@ -1,0 +1,240 @@
+"""From which step a job goes on, and which copies have to be brought for it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from everstep.errors import CheckpointError
+from everstep.model.incident import Copy, Held, Tier
+from everstep.model.topology import Topology
+from everstep.slots.format import NEVER_USED
+
+NOTHING_HELD = -1
+"""No rank holds a checkpoint: the script starts as it does by itself."""
+
+MEMORY = (Tier.OWN, Tier.BACKUP)
+TIERS = {tier: place for place, tier in enumerate(Tier)}
+"""Place of each in the order in which a restore prefers them."""
+SHOWN = 8
+"""Ranks, machines or steps that a reason names before it says "…"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """The agreed step and why."""
+
+    step: int
+    """Completed steps of the state to restore; 0: from the beginning; -1: nothing is held."""
+    reason: str
+    copies: tuple[Copy, ...] = ()
+    """What has to be brought to the machines first, in order of ranks: all but what lies in a rank's own slot."""
+    unverified: tuple[Copy, ...] = ()
+    """Own slots that are where they are needed, and whose contents nobody has compared with their checksums yet: that
+    comes before a launch, because ranks that go on overwrite what would be left to choose from."""
+    largest: int = 0
+    """Bytes of the largest of the copies, of any rank; 0: not known."""
+    folder: str = ""
+    """Checkpoint on disk that the ranks read by themselves, saved with any parallel sizes; empty: none."""
+
+    @property
+    def origin(self) -> str:
+        """Where a restart goes on, for people: ``from step 20``."""
+        if self.folder:
+            return f"from {self.folder}"
+        return f"from step {self.step}" if self.step >= 0 else "from the script's own checkpoint"
+
+
+def choose_restore(
+    held: Iterable[Held],
+    topology: Topology,
+    machines: Sequence[str],
+    *,
+    held_before: bool = False,
+    at: int | None = None,
+) -> Restore:
+    """Pick the latest step that every rank can restore from any tier, and for each rank the nearest copy.
+
+    ByteRobust takes the latest checkpoint that completed and does not say how
+    ranks agree on it (section 6.3); the common step is our rule.
+
+    Args:
+        held: What the machines hold, damaged copies included, in any order; of the job's own line of steps only
+            (:mod:`everstep.decisions.checkpoints.lineage`).
+        topology: Of the job.
+        machines: Names of the machines that are going to run it, in the topology's order.
+        held_before: The job has restored such a checkpoint before, so that holding none means that they are lost.
+        at: Exactly this step: a rollback on purpose.
+
+    Raises:
+        CheckpointError: not every rank can restore step ``at``; says which steps exist.
+    """
+    everything = sorted(held, key=_order)
+    copies = nearest(everything, topology, machines)
+    world_size = topology.world_size
+    common = [step for step, ranks in copies.items() if len(ranks) == world_size]
+    note = _damaged(everything)
+    if at == 0:
+        return Restore(0, "from the beginning, as asked")
+    if at is not None:
+        if at not in common:
+            other = _of_other_runs(at, everything, copies)
+            raise CheckpointError(_not_there(at, copies, common, world_size) + other + note)
+        common = [at]
+    if common:
+        step = max(common)
+        chosen = copies[step]
+        wanted = "is the one asked for, which" if at is not None else "is the latest that"
+        reason = f"step {step} {wanted} all {world_size} ranks can restore: {_sources(chosen, topology, machines)}"
+        if at is None:
+            reason += _cost(step, copies, chosen, world_size)
+        move = _to_move(chosen, topology, machines)
+        check = tuple(
+            copy_of(one) for _, one in sorted(chosen.items()) if not one.verified and _in_place(one, topology, machines)
+        )
+        largest = max(one.bytes for one in chosen.values())
+        return Restore(step, reason + note, move, check, largest)
+    if not everything:
+        return _nothing(held_before)
+    best = max(copies, key=lambda step: (len(copies[step]), step), default=None)
+    if best is None:
+        return Restore(0, f"no valid checkpoint{note}")
+    missing = sorted(set(range(world_size)) - copies[best].keys())
+    return Restore(0, f"no step is held by all ranks: step {best} lacks rank {_listed(missing)}{note}")
+
+
+def nearest(held: Iterable[Held], topology: Topology, machines: Sequence[str]) -> dict[int, dict[int, Held]]:
+    """Step → rank → the valid copy that a restore would use; arguments as for :func:`choose_restore`.
+
+    Own memory on the spot comes first, then other memory, disk and remote
+    storage; among equals what lies on the machine that runs the rank. All copies of
+    a step are of one run: of the one that has it for most ranks, of equal ones the latest.
+    """
+    found: dict[int, dict[str, dict[int, Held]]] = defaultdict(lambda: defaultdict(dict))
+    world_size = topology.world_size
+    for one in held:
+        usable = one.valid and one.tier.known
+        if not usable or not 0 <= one.rank < world_size or one.completed_steps < 1:
+            continue
+        ranks = found[one.completed_steps][one.run]
+        before = ranks.get(one.rank)
+        if before is None or _preference(one, topology, machines) < _preference(before, topology, machines):
+            ranks[one.rank] = one
+    return {step: max(runs.items(), key=lambda run: (len(run[1]), run[0]))[1] for step, runs in found.items()}
+
+
+def _order(one: Held) -> tuple[int, int, str, str, str]:
+    return one.rank, one.completed_steps, one.tier, one.machine, one.reason
+
+
+def _preference(one: Held, topology: Topology, machines: Sequence[str]) -> tuple[int, bool, int, str]:
+    here = one.machine == _home(one.rank, topology, machines)
+    tier = TIERS[one.tier]
+    depth = 0 if one.tier == Tier.OWN and here else 1 if one.tier in MEMORY else tier
+    return depth, not here, tier, one.machine
+
+
+def _home(rank: int, topology: Topology, machines: Sequence[str]) -> str:
+    return machines[topology.machine(rank)]
+
+
+def _to_move(chosen: Mapping[int, Held], topology: Topology, machines: Sequence[str]) -> tuple[Copy, ...]:
+    return tuple(copy_of(one) for _, one in sorted(chosen.items()) if not _in_place(one, topology, machines))
+
+
+def _in_place(one: Held, topology: Topology, machines: Sequence[str]) -> bool:
+    return one.tier == Tier.OWN and one.machine == _home(one.rank, topology, machines)
+
+
+def copy_of(held: Held) -> Copy:
+    """Which copy it is."""
+    return Copy(
+        rank=held.rank,
+        completed_steps=held.completed_steps,
+        tier=held.tier,
+        machine=held.machine,
+        saved_ns=held.saved_ns,
+    )
+
+
+def _sources(chosen: Mapping[int, Held], topology: Topology, machines: Sequence[str]) -> str:
+    """``4 from their own memory, 4 from backups (m0, m3)``."""
+    by_tier: dict[str, list[Held]] = defaultdict(list)
+    for rank, one in sorted(chosen.items()):
+        at_home = one.machine == _home(rank, topology, machines)
+        by_tier[Tier.OWN if one.tier == Tier.OWN and at_home else f"{one.tier} "].append(one)
+    names = {
+        Tier.OWN: "their own memory",
+        f"{Tier.OWN} ": "memory elsewhere",
+        f"{Tier.BACKUP} ": "backups",
+        f"{Tier.DISK} ": "disk",
+        f"{Tier.REMOTE} ": "remote storage",
+    }
+    parts = []
+    for kind, name in names.items():
+        if copies := by_tier.get(kind):
+            where = dict.fromkeys(one.machine for one in copies)
+            shown = "" if kind in {Tier.OWN, f"{Tier.REMOTE} "} else f" ({_listed(sorted(where))})"
+            count = f"all {len(copies)}" if len(copies) == len(chosen) > 1 else str(len(copies))
+            parts.append(f"{count} from {name}{shown}")
+    return ", ".join(parts)
+
+
+def _cost(step: int, copies: Mapping[int, Mapping[int, Held]], chosen: Mapping[int, Held], world_size: int) -> str:
+    """What a tier below memory costs against the newest copy of any rank, and why memory does not do."""
+    if all(one.tier in MEMORY for one in chosen.values()):
+        return ""
+    newest = max(copies)
+    in_memory = {s: {rank for rank, one in ranks.items() if one.tier in MEMORY} for s, ranks in copies.items()}
+    gone = sorted(set(range(world_size)) - set().union(*in_memory.values()))
+    if len(gone) == world_size:
+        why = "no rank's memory is left"
+    elif gone:
+        ranks = "rank" if len(gone) == 1 else "ranks"
+        why = f"owner and peer of {ranks} {_listed(gone)} were lost together"
+    else:
+        best = max(in_memory, key=lambda s: (len(in_memory[s]), s))
+        why = f"memory lacks rank {_listed(sorted(set(range(world_size)) - in_memory[best]))} at step {best}"
+    lost = newest - step
+    older = f"{lost} step{'' if lost == 1 else 's'} older than the newest copy (step {newest})" if lost else "no older"
+    return f"; {older}: {why}"
+
+
+def _not_there(at: int, copies: Mapping[int, Mapping[int, Held]], common: Sequence[int], world_size: int) -> str:
+    steps = _listed(sorted(common, reverse=True))
+    exist = f"there are steps {steps}" if common else "no step can be restored by all of them"
+    missing = sorted(set(range(world_size)) - copies.get(at, {}).keys())
+    who = f"rank {_listed(missing)} lacks it" if len(missing) == 1 else f"ranks {_listed(missing)} lack it"
+    lacks = "no rank has it" if len(missing) == world_size else who
+    return f"step {at} cannot be restored by all {world_size} ranks: {lacks}; {exist}"
+
+
+def _of_other_runs(at: int, everything: Sequence[Held], copies: Mapping[int, Mapping[int, Held]]) -> str:
+    """Names ranks that have a step, but of another run of the job's name than the rest."""
+    there = {one.rank: one for one in everything if one.valid and one.completed_steps == at}
+    others = [one for rank, one in sorted(there.items()) if rank not in copies.get(at, {})]
+    if not others:
+        return ""
+    where = _listed([f"rank {one.rank} on {one.machine}" for one in others])
+    return f"; an earlier run of that name left it to {where}, which does not go with the others"
+
+
+def _nothing(held_before: bool) -> Restore:
+    if held_before:
+        return Restore(0, "the checkpoints that the job had are gone")
+    return Restore(NOTHING_HELD, "no rank holds a checkpoint")
+
+
+def _damaged(everything: Sequence[Held]) -> str:
+    damaged = [one for one in everything if not one.valid and one.reason != NEVER_USED and not one.unlisted]
+    told = [f"; rank {one.rank} on {one.machine}{_in(one)}: {one.reason}" for one in damaged[:3]]
+    return "".join([*told, *(f"; {one.reason}" for one in everything if one.unlisted)][:4])
+
+
+def _in(one: Held) -> str:
+    return "" if one.tier == Tier.OWN else f" ({one.tier})"
+
+
+def _listed(values: Sequence[object]) -> str:
+    return ", ".join(map(str, values[:SHOWN])) + (" …" if len(values) > SHOWN else "")

@@ -1,0 +1,87 @@
+"""From what a new run of a job's name may start: what an earlier run of it left on disk and remote storage."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+
+from everstep.decisions.checkpoints.choose_restore import MEMORY, Restore, choose_restore, copy_of
+from everstep.decisions.checkpoints.lineage import Runs, usable
+from everstep.errors import CheckpointError
+from everstep.model.incident import Held
+from everstep.model.job_state import EarlierRun
+from everstep.model.topology import Topology
+
+
+def choose_start(
+    held: Iterable[Held],
+    topology: Topology,
+    machines: Sequence[str],
+    earlier: EarlierRun,
+    *,
+    at: int | None = None,
+    bad: Iterable[Held] = (),
+) -> tuple[Restore, list[str]]:
+    """From which copies a new run starts; and the ids of the runs that saved them.
+
+    What the last run took for its own goes before what still older runs left, which
+    it did not go on from.
+
+    Args:
+        held: What the machines told of.
+        topology: Of the new run.
+        machines: Names of those that are going to run it, in the topology's order.
+        earlier: The last run of the name.
+        at: The step to start from; None: the latest.
+        bad: Copies that could not be used, with reasons.
+
+    Raises:
+        CheckpointError: not every rank can restore step ``at``; says which steps exist.
+    """
+    files = usable(left_by_earlier_run(held, topology, at), [], bad)
+    older = [one for one in files if one.run != earlier.run]
+    if earlier.run:
+        theirs = Runs(earlier.run, tuple(earlier.origin_runs))
+        chosen = _chosen(usable(files, earlier.lineage, runs=theirs), older, topology, machines, at)
+    else:
+        chosen = choose_restore(files, topology, machines, at=at)
+    saved_by = {copy_of(one): one.run for one in files}
+    return chosen, sorted({saved_by[copy] for copy in chosen.copies} - {""})
+
+
+def _chosen(
+    theirs: Iterable[Held], older: Iterable[Held], topology: Topology, machines: Sequence[str], at: int | None
+) -> Restore:
+    try:
+        chosen = choose_restore(theirs, topology, machines, at=at)
+    except CheckpointError:
+        with contextlib.suppress(CheckpointError):
+            return choose_restore(older, topology, machines, at=at)
+        raise
+    return chosen if chosen.step > 0 or at == 0 else choose_restore(older, topology, machines, at=at)
+
+
+def left_by_earlier_run(held: Iterable[Held], topology: Topology, at: int | None = None) -> list[Held]:
+    """The copies that may be chosen from.
+
+    What is still in memory is none of them: an unclean end left it, and it is
+    thrown away when the new run prepares its machines.
+
+    Args:
+        held: What the machines told of.
+        topology: Of the new run.
+        at: The step that it is to start from; None: not known yet.
+
+    Raises:
+        CheckpointError: the step was saved with other parallel sizes.
+    """
+    found = [one for one in held if one.tier not in MEMORY]
+    theirs = {one.topology for one in found if one.completed_steps == at and one.valid and one.topology}
+    fits = [one for one in found if one.topology in {"", str(topology)}]
+    if theirs and str(topology) not in theirs:
+        raise CheckpointError(
+            f"step {at} was saved with the sizes {max(theirs)}, and the job has {topology} now (machines, ranks on "
+            "each, tp, pp, order). Start it with the sizes that it had, or give the step's folder on disk to "
+            "--resume-path"
+        )
+    return fits

@@ -1,0 +1,1 @@
+"""What is concluded from what ranks and machines show: ends, stalls, drift, checkpoints that go stale."""

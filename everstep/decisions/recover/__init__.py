@@ -1,0 +1,1 @@
+"""What is done about a failure: whether and how the job is tried again, and whether it steps then."""

@@ -1,0 +1,268 @@
+"""Whether a newer step than the one that a job would go on from may exist where nobody could look.
+
+Unknown is not empty: a job never goes on from an older step than one that every
+rank may have a copy of, in places that answered, in copies that could not be
+brought, or in places that did not answer. A step is *certain* when no later one
+can exist: each later one was never saved by some rank, or is in no place of some
+rank that could be looked at, or was never due in those that could not.
+
+What bounds a step, where nobody could look:
+
+* Nothing is copied that was not saved. A rank's own slots hold the newest save,
+  whatever else is lost; where they are lost with their machine, nobody knows.
+* Files on disk are of steps that are due by their number, or that machines were
+  asked for; remote storage has only what was on disk. Until this generation
+  began there may be any.
+* A rank's files are on the disk of the machine that runs it, or on remote storage.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from everstep.decisions.checkpoints.choose_restore import MEMORY
+from everstep.model.checkpoint_policy import CheckpointPolicy
+from everstep.model.incident import Evidence, Held, Tier
+from everstep.model.recovery_policy import RecoveryPolicy
+from everstep.model.topology import Topology
+from everstep.slots.format import CUT_SHORT, NEVER_USED
+
+SHOWN = 4
+"""Places and machines that a reason names; the others are counted (ours)."""
+NOT_ASKED = "not asked yet"
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """A newer step may exist."""
+
+    newest: int | None
+    """The newest that may; None: nobody can say which."""
+    places: tuple[str, ...]
+    """What could not be asked or brought, each with the reason."""
+    to_ask: bool
+    """Some of these places were not asked yet."""
+    unlisted: bool
+    """There are places that could not be looked at, and not only copies that could not be brought."""
+
+    @property
+    def text(self) -> str:
+        """For people: ``step 120 may exist: disk of m1 (no answer for 5 s)``."""
+        more = f" and {len(self.places) - SHOWN} more places" if len(self.places) > SHOWN else ""
+        what = "a newer step" if self.newest is None else f"step {self.newest}"
+        return f"{what} may exist: {'; '.join(self.places[:SHOWN])}{more}"
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of a stopped job's copies."""
+
+    held: Sequence[Held]
+    """Of the job's own line; those that failed are marked as not valid."""
+    unreached: Sequence[Held]
+    """Those of them that may be good: they could not be brought."""
+    evidence: Evidence
+    topology: Topology
+    machines: Sequence[str]
+    """In the topology's order."""
+    resume_step: int
+    """Where the newest generation began."""
+    policy: CheckpointPolicy
+
+
+def doubt_of(step: int, known: Known) -> Doubt | None:
+    """What may be newer than a step from which the job would go on; None: the step is certain."""
+    return _Looking(known).beyond(max(step, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What to do about it, and why."""
+
+    action: Literal["go", "ask", "park"]
+    reason: str = ""
+    delay_s: float = 0.0
+    """Before places are asked again."""
+
+
+def next_look(step: int, doubt: Doubt | None, asked: int, policy: RecoveryPolicy, *, accepted: bool = False) -> Look:
+    """Go on from a step, ask first, or leave it to an operator.
+
+    Args:
+        step: From which the job would go on.
+        doubt: What may be newer.
+        asked: How often storage was asked already.
+        policy: How often and when it is asked again.
+        accepted: An operator lets the job go on from there all the same.
+    """
+    if doubt is None:
+        return Look("go")
+    if doubt.to_ask:
+        return Look("ask", doubt.text)
+    if accepted:
+        return Look("go", f"accepted by an operator, although {doubt.text}")
+    if asked < policy.storage_tries:
+        delay_s = policy.storage_wait_initial_s
+        for _ in range(asked - 1):
+            delay_s = min(delay_s * policy.storage_wait_factor, policy.storage_wait_max_s)
+        return Look("ask", f"{doubt.text}; asked again in {delay_s:g} s", min(delay_s, policy.storage_wait_max_s))
+    return Look(
+        "park",
+        f"{doubt.text}; certain is {'nothing' if step < 1 else f'step {step}'}. Bring back what does not answer and "
+        "resume, or resume with accept_loss to go on without it",
+    )
+
+
+@dataclass(slots=True)
+class _Looking:
+    known: Known
+    _copies: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
+    """Rank → steps of which there is a copy that may be good."""
+    _own: dict[int, list[Held]] = field(default_factory=lambda: defaultdict(list))
+    """Rank → all that its own slots say."""
+    _stuck: list[Held] = field(default_factory=list)
+    """Copies that could not be brought."""
+    _bounds: list[int | None] = field(default_factory=list)
+    """Of each rank the newest step that it may have saved; None: nobody knows."""
+
+    def __post_init__(self) -> None:
+        stuck = {_key(one) for one in self.known.unreached}
+        ranks = range(self.known.topology.world_size)
+        for one in self.known.held:
+            if one.rank not in ranks:
+                continue  # of a run of the name that had more of them
+            if one.valid or _key(one) in stuck:
+                self._copies[one.rank].add(one.completed_steps)
+            if not one.valid and _key(one) in stuck:
+                self._stuck.append(one)
+            if one.tier is Tier.OWN and one.machine == self._home(one.rank):
+                self._own[one.rank].append(one)
+        completed = {one.rank: one.completed_steps for one in self.known.evidence.exits}
+        saves = any(one.tier in MEMORY for one in self.known.held)
+        self._bounds = [self._bound(rank, completed.get(rank, -1), saves) for rank in ranks]
+
+    def beyond(self, step: int) -> Doubt | None:
+        disks, remote = self._unknown_disks(), self._unknown_remote()
+        ranks = range(self.known.topology.world_size)
+        dark = {rank for rank in ranks if remote or self._home(rank) in disks}
+        # Of what was told, not all is kept: what a rank has beyond the step is not known either.
+        cut = set(ranks) if self.known.evidence.held_cut and dark else set()
+        found = self._newest(step, dark | cut)
+        if found is None:
+            return None
+        newest = None if found < 0 else found
+        stuck = [one for one in self._stuck if one.completed_steps > step]
+        places = [*_disks_text(disks), *([f"remote storage ({remote})"] if remote else []), *_stuck_text(stuck)]
+        to_ask = NOT_ASKED in {remote, *disks.values()}
+        return Doubt(newest, tuple(places), to_ask, bool(disks or remote))
+
+    def _newest(self, step: int, dark: set[int]) -> int | None:
+        """The newest later step of which every rank may have a copy; None: there is none, -1: any.
+
+        Args:
+            step: That is known.
+            dark: Ranks that may have copies where nobody could look.
+        """
+        ranks = range(self.known.topology.world_size)
+        bounds = [bound for rank in dark if (bound := self._bounds[rank]) is not None]
+        most = min(bounds) if bounds else None
+        candidates = {one for steps in self._copies.values() for one in steps if one > step}
+        if len(dark) == len(ranks):
+            due = self._newest_due(most)
+            if due is None:
+                return -1
+            candidates.add(due)
+        possible = [
+            one
+            for one in candidates
+            if one > step
+            and all(one in self._copies[rank] or (rank in dark and self._may_hold(rank, one)) for rank in ranks)
+        ]
+        return max(possible, default=None)
+
+    def _may_hold(self, rank: int, step: int) -> bool:
+        bound = self._bounds[rank]
+        return (bound is None or step <= bound) and self._is_due(step)
+
+    def _bound(self, rank: int, completed: int, saves: bool) -> int | None:
+        """The newest step that a rank may have saved; ``saves``: some rank of the job has saved something."""
+        if self._home(rank) in self.known.evidence.emptied:
+            return None
+        own = self._own[rank]
+        damaged = any(one.completed_steps < 0 and one.reason not in {NEVER_USED, CUT_SHORT} for one in own)
+        if own and not damaged and not self.known.evidence.held_cut:
+            return max(self.known.resume_step, *(one.completed_steps for one in own))
+        if completed < 0 and saves:
+            return None  # nothing is left that would say how far this rank had come
+        return max(completed, self.known.resume_step)
+
+    def _is_due(self, step: int) -> bool:
+        """Whether a step may have been written to a disk."""
+        policy, asked = self.known.policy, self.known.evidence.disk_asked
+        if step <= self.known.resume_step:
+            return True
+        by_number = policy.disk_every_steps > 0 and step % policy.disk_every_steps == 0
+        by_time = policy.disk_every_min > 0 and (asked is None or step <= asked)
+        return policy.disk and (by_number or by_time)
+
+    def _newest_due(self, bound: int | None) -> int | None:
+        """The newest step up to a bound that may have been written; 0: none, None: there is no end to them."""
+        policy, asked = self.known.policy, self.known.evidence.disk_asked
+        every = policy.disk_every_steps
+        limits = [self.known.resume_step if bound is None else min(bound, self.known.resume_step), 0]
+        if policy.disk and every > 0:
+            if bound is None:
+                return None
+            limits.append(bound - bound % every)
+        if policy.disk and policy.disk_every_min > 0:
+            if bound is None and asked is None:
+                return None
+            limits.append(min(one for one in (bound, asked) if one is not None))
+        return max(limits)
+
+    def _unknown_disks(self) -> dict[str, str]:
+        """Machine → why it is not known what lies on its disk."""
+        evidence = self.known.evidence
+        found = {machine: one.reason for one in evidence.unlisted if one.tier is Tier.DISK for machine in one.machines}
+        if self.known.policy.disk_path and not evidence.searched:
+            # The agent of a machine that came back empty does not know where to look.
+            found |= dict.fromkeys(evidence.emptied, NOT_ASKED)
+        return {machine: reason for machine, reason in found.items() if machine in self.known.machines}
+
+    def _unknown_remote(self) -> str:
+        """Why it is not known what lies on remote storage; empty: it is, or there is none."""
+        evidence = self.known.evidence
+        if not self.known.policy.remote_url:
+            return ""
+        if not evidence.searched:
+            return NOT_ASKED
+        return next((one.reason for one in evidence.unlisted if one.tier is Tier.REMOTE), "")
+
+    def _home(self, rank: int) -> str:
+        return self.known.machines[self.known.topology.machine(rank)]
+
+
+def _key(one: Held) -> tuple[int, int, str, str, int]:
+    return one.rank, one.completed_steps, one.tier, one.machine, one.saved_ns
+
+
+def _disks_text(disks: Mapping[str, str]) -> list[str]:
+    by_reason: dict[str, list[str]] = defaultdict(list)
+    for machine, reason in disks.items():
+        by_reason[reason].append(machine)
+    return [f"disk of {_listed(sorted(machines))} ({reason})" for reason, machines in by_reason.items()]
+
+
+def _stuck_text(stuck: Iterable[Held]) -> list[str]:
+    return [
+        f"the {one.tier} of rank {one.rank} on {one.machine} could not be brought ({one.reason})"
+        for one in sorted(stuck, key=lambda one: (-one.completed_steps, one.rank))
+    ]
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more

@@ -1,0 +1,232 @@
+"""Whether a failed job is tried again or parked for an operator.
+
+ByteRobust assumes a transient fault when nothing points at a machine and
+restarts the job as it is (section 4.1, "reattempt"). How often is not stated:
+the limits are ours, in :class:`~everstep.model.recovery_policy.RecoveryPolicy`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from everstep.model.incident import Evidence, Failure, Held
+from everstep.model.recovery_policy import RecoveryPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the decision looks at."""
+
+    failure: Failure
+    """The failure at hand."""
+    history: tuple[Failure, ...]
+    """Earlier failures since the last steady progress, oldest first, the one at hand not included."""
+    attempts: int
+    """Reattempts of this incident so far."""
+    evidence: Evidence
+    restore_step: int
+    """Where a restart would go on; -1: the script restores by itself."""
+    world_size: int
+    resume_step: int = 0
+    """Where the failed generation had begun."""
+    restore_reason: str = ""
+    """Why the restart would go on there."""
+    unreached: tuple[Held, ...] = ()
+    """Copies that are there and could not be brought to where they are needed, with reasons."""
+    doubt: str = ""
+    """Why the job may not go on there: what may be newer, and was asked for in vain; empty: nothing."""
+    hold: str = ""
+    """Why an operator has to say how the job goes on, whatever the rest is; empty: nobody has to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to do and why."""
+
+    action: Literal["reattempt", "park"]
+    reason: str
+    delay_s: float = 0.0
+    silent: tuple[str, ...] = ()
+    """Machines without which it cannot go on: it does, by itself, once they answer."""
+
+
+UNFIT = "CheckpointError"
+"""End of the name of what a rank raises when a checkpoint that is whole does not fit the script."""
+
+BEFORE_ANY_STEP = "before any step was shown"
+"""Where a process failed of which no step was seen."""
+
+Rule = Callable[[Facts, RecoveryPolicy], str | None]
+
+
+def operator_asked(facts: Facts, policy: RecoveryPolicy) -> str | None:
+    """The fault's last incident was closed from outside."""
+    return facts.hold or None
+
+
+def machine_silent(facts: Facts, policy: RecoveryPolicy) -> str | None:
+    """A machine that does not answer cannot take part in a restart at full width."""
+    if facts.evidence.problem:
+        return f"the machines could not be stopped: {facts.evidence.problem}"
+    silent = facts.evidence.unreachable
+    return (
+        f"{', '.join(silent)} does not answer: bring its agent back, the job goes on by itself then" if silent else None
+    )
+
+
+def broken_from_the_start(facts: Facts, policy: RecoveryPolicy) -> str | None:
+    """Every rank raised the same exception before its first step: trying again cannot help.
+
+    A state that does not fit is the same on all ranks in other words: each names tensors of its own.
+    """
+    raised = [end.exception for end in facts.evidence.exits if end.exception and not end.stopped_by_us]
+    ranks = {end.rank for end in facts.evidence.exits if end.exception and not end.stopped_by_us}
+    same = len(set(raised)) == 1 or all(one.split(":")[0].endswith(UNFIT) for one in raised)
+    failure = facts.failure
+    stepped = failure.shown > 0 if failure.step < 0 else failure.step > max(facts.resume_step, 0)
+    if raised and same and len(ranks) == facts.world_size and not stepped:
+        return f"every rank raised {raised[0][:120]} before its first step: mend the script"
+    return None
+
+
+def place_of(failure: Failure) -> str:
+    """Where a job failed, in words; empty: nobody knows.
+
+    A script that does not number its steps is at the place that its process had
+    come to since it was started.
+    """
+    if failure.step >= 0:
+        return f"at step {failure.step}"
+    if failure.shown > 0:
+        return f"after {failure.shown} steps of its process"
+    return BEFORE_ANY_STEP if failure.shown == 0 else ""
+
+
+def is_same_fault(one: Failure, other: Failure) -> bool:
+    """Whether two failures are one and the same fault: of the same cause, at the same place."""
+    return one.cause == other.cause and place_of(one) == place_of(other) != ""
+
+
+def same_step_again(facts: Facts, policy: RecoveryPolicy) -> str | None:
+    """The job fails at one place again and again."""
+    failure = facts.failure
+    same = [
+        one for one in facts.history if is_same_fault(one, failure) or (failure.step >= 0 and one.step == failure.step)
+    ]
+    count = 1 + len(same)
+    if count >= policy.max_failures_at_step:
+        return f"failed {count} times {place_of(failure)} ({failure.cause})"
+    return None
+
+
+def no_progress(facts: Facts, policy: RecoveryPolicy) -> str | None:
+    """Failure follows failure without steady progress in between."""
+    count = 1 + len(facts.history)
+    if count >= policy.max_failures_without_progress:
+        return f"{count} failures without {policy.steady_steps} steady steps in between"
+    return None
+
+
+def attempts_exhausted(facts: Facts, policy: RecoveryPolicy) -> str | None:
+    """This incident was reattempted often enough."""
+    if facts.attempts >= policy.max_attempts:
+        return f"{facts.attempts} reattempts did not bring the job back"
+    return None
+
+
+def newer_may_exist(facts: Facts, policy: RecoveryPolicy) -> str | None:
+    """A newer step may lie where nobody could look, or in copies that could not be brought."""
+    return facts.doubt or None
+
+
+def copies_out_of_reach(facts: Facts, policy: RecoveryPolicy) -> str | None:
+    """The job would begin anew although copies of its state are there, which could not be brought."""
+    if facts.restore_step > 0 or not facts.unreached:
+        return None
+    first = facts.unreached[0]
+    return (
+        f"{len(facts.unreached)} copies are there and could not be brought to where they are needed, "
+        f"of rank {first.rank} at step {first.completed_steps} the {first.tier} on {first.machine}: {first.reason}"
+    )
+
+
+def too_much_to_lose(facts: Facts, policy: RecoveryPolicy) -> str | None:
+    """The state that is left is many steps old, or none is left."""
+    lost = facts.failure.step - max(facts.restore_step, 0)
+    if facts.restore_step < 0 or lost <= policy.max_lost_steps:
+        return None
+    if facts.restore_step == 0:
+        return f"no checkpoint that all ranks can restore: a restart would lose {lost} steps ({facts.restore_reason})"
+    return f"a restart from step {facts.restore_step} would lose {lost} steps ({facts.restore_reason})"
+
+
+PARK_WHEN: tuple[Rule, ...] = (
+    operator_asked,
+    machine_silent,
+    broken_from_the_start,
+    same_step_again,
+    no_progress,
+    attempts_exhausted,
+    newer_may_exist,
+    copies_out_of_reach,
+    too_much_to_lose,
+)
+"""The policy: the first rule that gives a reason parks the job."""
+
+
+def decide_reattempt(facts: Facts, policy: RecoveryPolicy) -> Decision:
+    """Reattempt, after a wait that grows from failure to failure, or park."""
+    for rule in PARK_WHEN:
+        if reason := rule(facts, policy):
+            silent = facts.evidence.unreachable if rule is machine_silent and not facts.evidence.problem else ()
+            return Decision("park", reason, silent=tuple(silent))
+    before = max(facts.attempts, len(facts.history))
+    return Decision("reattempt", f"{facts.failure.cause}: assume a transient fault", delay_s=backoff_s(before, policy))
+
+
+def backoff_s(failures_before: int, policy: RecoveryPolicy) -> float:
+    """Seconds to wait before a reattempt: none the first time, then growing to a limit."""
+    if failures_before == 0:
+        return 0.0
+    # Compare exponents first: a long history must not overflow a float.
+    wait = policy.backoff_initial_s
+    for _ in range(failures_before - 1):
+        wait *= policy.backoff_factor
+        if wait >= policy.backoff_max_s:
+            return policy.backoff_max_s
+    return min(wait, policy.backoff_max_s)
+
+
+def steady(failures: Sequence[Failure], failure: Failure, policy: RecoveryPolicy) -> list[Failure]:
+    """Failures that still count beside a new one.
+
+    None does after enough steps, or enough time, without one, but for the same
+    fault: what comes again at the same place was not got over, whatever lies
+    between. Where a script shows no steps, only time can tell.
+    """
+    if not failures:
+        return []
+    last = failures[-1]
+    if failure.step >= 0:
+        enough_steps = failure.step - max(last.step, 0) >= policy.steady_steps
+    else:
+        enough_steps = failure.shown >= policy.steady_steps
+    enough_time = last.time_ns > 0 and failure.time_ns - last.time_ns >= policy.steady_s * 1e9
+    if not (enough_steps or enough_time):
+        return list(failures)
+    if place_of(failure) == BEFORE_ANY_STEP:
+        return []
+    return [
+        one
+        for position, one in enumerate(failures)
+        if is_same_fault(one, failure) and not any(_went_beyond(later, one) for later in failures[position + 1 :])
+    ]
+
+
+def _went_beyond(later: Failure, earlier: Failure) -> bool:
+    """Whether the job had passed the place of an earlier failure when it failed later."""
+    if later.step >= 0 and earlier.step >= 0:
+        return later.step > earlier.step
+    return later.shown > earlier.shown >= 0

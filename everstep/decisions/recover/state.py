@@ -1,0 +1,236 @@
+"""What is known of one incident, from stop to stop: what failed, what is left, and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from everstep.decisions.checkpoints.choose_restore import Restore, choose_restore, copy_of
+from everstep.decisions.checkpoints.lineage import FROM_NOTHING, UNKNOWN, Runs, usable
+from everstep.decisions.detect.root_cause import (
+    MACHINE_LOST,
+    failure_of,
+    first_failure,
+    headline_of,
+    headline_of_loss,
+)
+from everstep.decisions.recover.confirm import showing_of
+from everstep.decisions.recover.doubt import Doubt, Known, doubt_of
+from everstep.model.incident import Anomaly, Copy, Evidence, Failure, Held, Restored, Showing, Symptom, Tier
+from everstep.model.job import JobSpec
+from everstep.model.machine import Machine
+
+CORRUPT = "CorruptCheckpoint"
+"""End of the name of what a rank raises when the state that it restores is damaged."""
+
+
+@dataclass(slots=True)
+class Case:
+    """Grows with what the machines tell; asks nobody and knows no clock."""
+
+    spec: JobSpec
+    machines: Sequence[Machine]
+    anomaly: Anomaly
+    generation: int
+    """The newest that was launched."""
+    resume_step: int
+    """Where it had begun; -1: the script restores by itself."""
+    lineage: list[tuple[int, int]]
+    """The job's line, this incident's launches included."""
+    folder: str = ""
+    """Checkpoint on disk from which the job was started first; empty: none."""
+    folder_step: int = -1
+    runs: Runs = UNKNOWN
+    """Which run of its name the job is."""
+    launches: list[tuple[int, int]] = field(default_factory=list)
+    """Of this incident."""
+    emptied: set[str] = field(default_factory=set)
+    """Machines that lost what they held of the generation; an agent says so once."""
+    bad: list[Held] = field(default_factory=list)
+    """Copies that could not be used, with reasons."""
+    unreached: list[Held] = field(default_factory=list)
+    """Those of them that may be good."""
+    verified: list[Copy] = field(default_factory=list)
+    """Own slots whose contents were compared since the ranks ended."""
+    farthest: int = -1
+    """Completed steps of the generation at hand."""
+    lost_from: int = -1
+    """The farthest that the job had come in any generation of this incident."""
+    lost_steps: int | None = None
+    """That are computed anew; None: nobody knows."""
+    nobody_knows: bool = False
+    accepted_from: int | None = None
+    """An operator lets the job go on from this step or a later one, whatever newer may exist; None: nobody did."""
+    accepted: str = ""
+    """Who did so, and what was accepted."""
+    showing: Showing = field(default_factory=Showing)
+    """How the script shows its steps."""
+    _chosen: tuple[Evidence, tuple[object, ...], Restore] | None = None
+    """The last choice, with what it rests on."""
+
+    def heard(self, evidence: Evidence) -> Evidence:
+        """Take what a stop told; returns it with all machines that lost what they had."""
+        self.emptied |= set(evidence.emptied)
+        if self.lineage and self.lineage[-1] == (evidence.generation, self.resume_step):
+            found = found_damaged(evidence, self.resume_step)
+            known = set(self.bad)
+            self.bad += [one for one in found if one not in known]
+        return evidence.model_copy(update={"emptied": sorted(self.emptied)})
+
+    def lost_machines(self) -> list[str]:
+        """Machines that lost the ranks of the generation at hand, if it was ever launched there."""
+        first = not self.launches and self.anomaly.symptom is Symptom.LAUNCH_FAILED
+        return [] if first else sorted(self.emptied)
+
+    def headline(self, evidence: Evidence) -> str:
+        """What happened, as the evidence has it; empty: it does not say."""
+        end = first_failure(evidence.exits)
+        if lost := self.lost_machines():
+            topology, gone = self.spec.topology(), set(lost)
+            ranks = {m.name: topology.ranks(index) for index, m in enumerate(self.machines) if m.name in gone}
+            return headline_of_loss(ranks, end)
+        return headline_of(end) if end else ""
+
+    def failure(self, evidence: Evidence, *, now_ns: int, first: bool) -> Failure:
+        """What failed; ``first``: the fault that opened the incident, not a reattempt."""
+        end = first_failure(evidence.exits)
+        ranks = ((one.rank, one.completed_steps >= 0, one.shown_steps) for one in evidence.exits)
+        self.showing = showing_of(ranks, self.showing)
+        completed = max((one.completed_steps for one in evidence.exits), default=-1)
+        lost = self.lost_machines()
+        if completed < 0 and lost:
+            # No rank says how far it had come; what was saved was completed.
+            completed = max((one.completed_steps for one in self.usable(evidence) if one.valid), default=-1)
+            self.nobody_knows |= not remembering(evidence, lost)
+        self.farthest = step = max(completed, self.resume_step)
+        if lost:
+            symptom, cause = Symptom.CRASH, MACHINE_LOST
+        elif end is None:
+            symptom = self.anomaly.symptom if first else Symptom.LAUNCH_FAILED
+            cause = str(symptom)
+        else:
+            if end.completed_steps >= 0:
+                # The culprit's own step is what comes again when the fault is in the step; its peers may be one ahead.
+                step = max(end.completed_steps, self.resume_step)
+            return failure_of(end, generation=self.generation, step=step, now_ns=now_ns)
+        # What a lost machine's ranks had shown nobody knows.
+        shown = -1 if lost else max((one.shown_steps for one in evidence.exits), default=-1)
+        return Failure(generation=self.generation, step=step, symptom=symptom, cause=cause, time_ns=now_ns, shown=shown)
+
+    def usable(self, evidence: Evidence) -> list[Held]:
+        """The copies of the job's own line; those that failed are marked."""
+        return usable(evidence.held, self.lineage, self.bad, self.runs, verified=self.verified)
+
+    def choose(self, evidence: Evidence) -> Restore:
+        """Where the job would go on, and with which copies."""
+        # A workflow asks several times for the same, and of thousands of machines each answer takes its time.
+        known = (list(self.lineage), list(self.bad), list(self.verified))
+        if self._chosen is None or self._chosen[0] is not evidence or self._chosen[1] != known:
+            self._chosen = evidence, known, self._choose(evidence)
+        return self._chosen[2]
+
+    def _choose(self, evidence: Evidence) -> Restore:
+        names = [machine.name for machine in self.machines]
+        held_before = self.resume_step >= 0
+        restore = choose_restore(self.usable(evidence), self.spec.topology(), names, held_before=held_before)
+        if self.folder and restore.step < self.folder_step:
+            reason = f"{restore.reason}; it begins again where it was started from"
+            return replace(restore, step=self.folder_step, reason=reason, copies=(), folder=self.folder)
+        return restore
+
+    def doubt(self, evidence: Evidence, restore: Restore) -> Doubt | None:
+        """What may be newer than the step where the job would go on; None: nothing."""
+        known = Known(
+            held=self.usable(evidence),
+            unreached=self.unreached,
+            evidence=evidence,
+            topology=self.spec.topology(),
+            machines=[machine.name for machine in self.machines],
+            resume_step=self.resume_step,
+            policy=self.spec.checkpoint,
+        )
+        return doubt_of(restore.step, known)
+
+    def accept(self, restore: Restore, doubt: Doubt, who: str) -> str:
+        """An operator gives up what may be newer; returns what is recorded."""
+        self.accepted_from = max(restore.step, 0)
+        self.accepted = f"{who} lets the job go on {restore.origin}, although {doubt.text}"
+        return self.accepted
+
+    def accepts(self, restore: Restore) -> bool:
+        """Whether an operator did so, for this step or an older one."""
+        return self.accepted_from is not None and max(restore.step, 0) >= self.accepted_from
+
+    def brought(self, restored: Restored) -> bool:
+        """Take what came of bringing copies; returns whether another choice has to be made.
+
+        Each copy that failed is left out from then on: with fewer of them in
+        every round, there is an end to it.
+        """
+        failed = [*restored.failed, *restored.unreached]
+        self.bad += failed
+        self.unreached += restored.unreached
+        self.verified += restored.verified
+        return bool(failed)
+
+    def try_everything_again(self) -> None:
+        """An operator says so: what could not be reached may be reached now."""
+        self.bad.clear()
+        self.unreached.clear()
+        self.verified.clear()
+
+    def try_unreached_again(self) -> None:
+        """Some time has passed: copies that are there may be brought now."""
+        stuck = {copy_of(one) for one in self.unreached}
+        self.bad = [one for one in self.bad if copy_of(one) not in stuck]
+        self.unreached.clear()
+
+    def launch(self, restore: Restore) -> None:
+        """The next generation is launched: count what it computes anew, and remember where it begins."""
+        self.lost_from = max(self.lost_from, self.farthest)
+        gone = restore.step == 0 and self.farthest == self.resume_step > 0
+        if self.nobody_knows or gone:
+            # The checkpoints are gone, and with them what would say how far the job had come since it was resumed.
+            self.lost_steps = None
+        elif self.lost_from >= 0 and restore.step >= 0:
+            self.lost_steps = max(self.lost_from - restore.step, 0)
+        self.generation += 1
+        self.resume_step = restore.step
+        begun = (self.generation, FROM_NOTHING if restore.folder else restore.step)
+        self.launches.append(begun)
+        self.lineage.append(begun)
+        self.emptied.clear()
+        self.verified.clear()
+        self.accepted_from = None  # what the new generation saves was not given up
+
+
+def remembering(evidence: Evidence, lost: Sequence[str]) -> set[str]:
+    """Machines whose memory still is what it was while the ranks ran: they would know of a step.
+
+    Args:
+        evidence: Of the stop of the generation.
+        lost: Machines that came back empty.
+    """
+    of_ranks = {one.machine for one in evidence.exits}
+    in_memory = {one.machine for one in evidence.held if one.valid and one.tier in (Tier.OWN, Tier.BACKUP)}
+    return (of_ranks | in_memory) - set(lost)
+
+
+def found_damaged(evidence: Evidence, resume_step: int) -> list[Held]:
+    """Own slots that their ranks could not restore from, as those ranks said when they ended.
+
+    Args:
+        evidence: Of the stop of the generation that restored.
+        resume_step: Where it began.
+    """
+    said = {
+        (end.rank, end.machine): end.exception
+        for end in evidence.exits
+        if not end.stopped_by_us and end.exception.split(":")[0].endswith(CORRUPT)
+    }
+    return [
+        one.model_copy(update={"valid": False, "reason": f"its rank found it damaged: {said[one.rank, one.machine]}"})
+        for one in evidence.held
+        if one.valid and one.tier is Tier.OWN and one.completed_steps == resume_step > 0
+        if (one.rank, one.machine) in said
+    ]

@@ -1,0 +1,323 @@
+"""What is seen, what is decided and what comes of it.
+
+These models cross Temporal and are stored in histories and in the ledger:
+fields are only added, with defaults.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from everstep.model.words import AnyWord, Words
+
+NOT_CONFIRMED = "running, not confirmed"
+"""What a job is called that goes on as far as anybody can see, and was not seen to step."""
+
+
+class Symptom(Words):
+    """What an anomaly looks like from outside."""
+
+    CRASH = "crash"
+    """A rank ended by a signal or with an exit code other than 0."""
+    USER_ERROR = "user error"
+    """A rank ended with a Python exception."""
+    CONNECTION_LOST = "connection lost"
+    """A rank ended with an exception because a peer could not be reached any more, and no rank ended by itself."""
+    EARLY_EXIT = "early exit"
+    """A rank left with code 0 while the job was not over."""
+    STALL = "stall"
+    """No rank completed a step for too long."""
+    UNSAVED = "saves stopped"
+    """Steps go on, and the newest checkpoint in memory is too old."""
+    LAUNCH_FAILED = "launch failed"
+    """The ranks could not be started."""
+
+
+class Model(BaseModel):
+    """Base of the messages: frozen; fields that a newer release added are kept and passed on."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+
+class Anomaly(Model):
+    """One fault as a watcher reports it to the job."""
+
+    id: str
+    """Id of the observation that it follows from: the correlation id from agent to incident."""
+    generation: int
+    symptom: Symptom
+    headline: str
+    """One line, e.g. ``rank 5 on m2 ended by SIGKILL``."""
+    ranks: list[int] = Field(default_factory=list)
+    machines: list[str] = Field(default_factory=list)
+    seen_ns: int = 0
+    """When the machine saw it, nanoseconds of the wall clock."""
+    quiet_s: float = 0.0
+    """How long no step had been seen by then, seconds: the job had stopped earlier than it was seen."""
+
+
+class RankExit(Model):
+    """How one rank ended."""
+
+    rank: int
+    machine: str
+    pid: int = 0
+    code: int | None = None
+    signal: int | None = None
+    time_ns: int = 0
+    stopped_by_us: bool = False
+    completed_steps: int = -1
+    exception: str = ""
+    log_tail: str = ""
+    shown_steps: int = -1
+    """Steps that this process showed: the most of its reports, its calls of the optimizer and, 0 or 1, bodies of
+    ``run.steps``; -1: not known."""
+
+
+class Tier(Words):
+    """Where a copy of a rank's state lies, in the order in which a restore prefers them."""
+
+    OWN = "own memory"
+    """Shared memory of the machine that runs the rank."""
+    BACKUP = "backup"
+    """Shared memory of the rank's peer."""
+    DISK = "disk"
+    """A machine's local disk."""
+    REMOTE = "remote"
+    """Object storage or a shared file system."""
+
+
+CopyKey = tuple[int, int, Tier, str, int]
+"""Which copy of which rank: rank, completed steps, tier, machine, and when it was saved."""
+
+
+class Held(Model):
+    """A copy of the state of a rank after ``completed_steps`` steps."""
+
+    rank: int
+    machine: str
+    """Where it is; of a remote copy: whose agent told of it."""
+    completed_steps: int
+    bytes: int = 0
+    valid: bool = True
+    reason: str = ""
+    tier: Tier = Tier.OWN
+    generation: int = 0
+    """Of the job, when it was saved."""
+    saved_ns: int = 0
+    digest: str = ""
+    """Of its tensors, on disk and remote: equal for equal bytes, so that one rank can read for its whole dp group."""
+    run: str = ""
+    """That saved it; in memory: that holds it. Empty: not known (``everstep.model.run_id``)."""
+    topology: str = ""
+    """Of the job that saved it, on disk and remote; empty: not known."""
+    verified: bool = True
+    """Of what is valid in memory: its contents were compared with their checksum; else only its header."""
+
+    @property
+    def key(self) -> CopyKey:
+        """Which copy it is."""
+        return self.rank, self.completed_steps, self.tier, self.machine, self.saved_ns
+
+    @property
+    def unlisted(self) -> bool:
+        """Whether it stands for a folder or storage that could not be listed, with the reason; nothing is known bad."""
+        return not self.valid and self.completed_steps < 0 and self.tier in {Tier.DISK, Tier.REMOTE}
+
+
+class Copy(Model):
+    """What one rank has to be given before it can restore: which copy, and where it is."""
+
+    rank: int
+    completed_steps: int
+    tier: Tier
+    machine: str
+    saved_ns: int = 0
+    """When the rank saved it: two copies of a rank's step are the same when they say the same here. 0: any."""
+
+    @property
+    def key(self) -> CopyKey:
+        """Which copy it is."""
+        return self.rank, self.completed_steps, self.tier, self.machine, self.saved_ns
+
+
+class Restored(Model):
+    """What came of bringing copies to the machines that need them."""
+
+    moved: list[Copy] = Field(default_factory=list)
+    failed: list[Held] = Field(default_factory=list)
+    """Copies that turned out damaged or gone, not valid, with reasons."""
+    unreached: list[Held] = Field(default_factory=list)
+    """Copies that may be good and could not be brought, not valid for now, with reasons."""
+    verified: list[Copy] = Field(default_factory=list)
+    """Own slots whose contents were compared where they are, and hold."""
+    bytes: int = 0
+    seconds: float = 0.0
+    unreachable: list[str] = Field(default_factory=list)
+    """Machines that should have been given copies and did not answer."""
+
+
+class Unlisted(Model):
+    """Places that may hold copies and could not be looked at: what lies there is unknown, and not nothing."""
+
+    tier: Tier
+    machines: list[str] = Field(default_factory=list)
+    """Whose disks; of remote storage none: one machine that lists it suffices."""
+    reason: str = ""
+
+
+class Evidence(Model):
+    """What the machines know once a generation is stopped."""
+
+    generation: int
+    exits: list[RankExit] = Field(default_factory=list)
+    held: list[Held] = Field(default_factory=list)
+    unreachable: list[str] = Field(default_factory=list)
+    problem: str = ""
+    """Why the machines could not be asked at all."""
+    emptied: list[str] = Field(default_factory=list)
+    """Machines that answered and know nothing of the job: they, or their agents' memory, were lost."""
+    disk_shared: bool = False
+    """Several machines told of the same files: the folder of disk checkpoints is shared."""
+    dying: list[str] = Field(default_factory=list)
+    """Ranks that were killed and are not gone yet, with machine and time. Nothing else is known then."""
+    left_out: str = ""
+    """What was told and is not kept here, in numbers; empty: nothing."""
+    held_cut: bool = False
+    """Copies are among what is not kept."""
+    unlisted: list[Unlisted] = Field(default_factory=list)
+    """Disks and remote storage that were asked for copies and did not tell, by reason."""
+    searched: bool = False
+    """All disks and remote storage were asked, those too of which a machine that came back empty knows nothing."""
+    disk_asked: int | None = None
+    """The newest step that machines were asked to write to disk since the launch, beside those due by their number;
+    0: none; None: no machine can say."""
+
+
+class Failure(Model):
+    """A failure of the job, as kept for the decision about the next one."""
+
+    generation: int
+    step: int
+    """Completed steps when it failed; -1: unknown."""
+    symptom: Symptom
+    cause: str
+    """Signature of the cause, equal for equal causes, e.g. ``SIGKILL`` or ``ValueError``."""
+    time_ns: int = 0
+    shown: int = -1
+    """Steps that the process that failed had shown; -1: not known. Says the place where ``step`` does not."""
+
+
+class Stage(Model):
+    """One stage of an incident."""
+
+    name: str
+    seconds: float
+    found: str = ""
+    to_accept: str = ""
+    """Of a parked incident: from where an operator may let the job go on though something newer may exist."""
+
+
+class Launched(Model):
+    """A generation was started."""
+
+    generation: int
+    resume_step: int
+    """Completed steps of the restored state; 0: from the beginning; -1: the script restores by itself."""
+    started_ns: int
+    forked_ns: int = 0
+    """When the last rank was forked."""
+    backups: str = ""
+    """Where the backups lie and what may be lost with their owners, for people; empty: there are none."""
+
+
+class Showing(Model):
+    """How a script shows that it steps, as far as it was seen."""
+
+    kind: Annotated[Literal["", "calls", "steps"], AnyWord] = ""
+    """``steps``: bodies of ``run.steps``; ``calls``: of ``run.report`` or of the optimizer; empty: nothing was seen."""
+    silent: list[int] = Field(default_factory=list)
+    """Ranks that showed nothing while others went on."""
+
+
+class Confirmation(Model):
+    """Whether all ranks stepped again."""
+
+    generation: int
+    ok: bool
+    """The job goes on."""
+    reason: str
+    confirmed: bool = True
+    """Where it goes on: its ranks did again what the script was seen to do; False: they live, more is not known."""
+    showing: Showing = Field(default_factory=Showing)
+    """How the script shows its steps, as far as it was seen now and earlier."""
+    timed_out: bool = False
+    """No rank ended, but not all of them stepped in time."""
+    emptied: list[str] = Field(default_factory=list)
+    """Machines that lost the ranks that were launched there, and know nothing of them."""
+    stepped_ns: int = 0
+    """When the last rank completed its first step, nanoseconds of the wall clock."""
+    completed_steps: int = -1
+    parts: dict[str, float] = Field(default_factory=dict)
+    """Seconds from fork to the first step by part: start, rendezvous, restore, step (slowest rank)."""
+
+
+class IncidentReport(Model):
+    """The result of an incident: what a person on call reads. Field order is the order shown."""
+
+    headline: str
+    resolution: str
+    """``reattempt``, ``resumed by operator``, ``running, not confirmed``, ``abandoned``, ``stopped`` or
+    ``closed from outside``."""
+    cause: str
+    step: int
+    lost_steps: int | None
+    evicted: list[str]
+    stages: list[str]
+    generation: int
+    recovered: bool
+    """The job goes on; ``confirmed`` says whether it was seen to step."""
+    seconds: float | None
+    """From the fault as seen by the machine to the first step of all ranks; None: none was seen."""
+    failures: list[Failure]
+    confirmation: Confirmation | None = None
+    timings: list[Stage] = Field(default_factory=list)
+    resume_step: int = -1
+    """Where the newest generation began; -1: the script restores by itself."""
+    lineage: list[tuple[int, int]] = Field(default_factory=list)
+    """Of each generation that was launched: its number and where it began."""
+    accepted_loss: str = ""
+    """Who let the job go on although something newer might exist, and what; empty: nobody had to."""
+    confirmed: bool = True
+    """Where the job goes on: its ranks did again what the script was seen to do."""
+    showing: Showing = Field(default_factory=Showing)
+    """How the script shows its steps, as far as it was seen."""
+    first_step_s: float = 0.0
+    """From the last launch to the first step of all ranks; 0: none was seen."""
+    unwritten: int = 0
+    """Place of the last entry in the ledger, where that did not take it in time: the job writes it; 0: it did."""
+    launched: Launched | None = None
+    """What was launched last, where the job writes that too."""
+
+
+CLOSED_OUTSIDE = "closed from outside"
+"""Resolution of an incident that did not end by itself: it was terminated or cancelled, or its workflow failed."""
+
+
+class Left(Model):
+    """What an incident did before it was closed from outside."""
+
+    how: str
+    """How it was closed, and by whom, e.g. ``terminated by ada: too slow``."""
+    known: bool = True
+    """False: its history is gone, and with it what it did."""
+    launches: list[tuple[int, int]] = Field(default_factory=list)
+    """Of each generation that it launched, or began to launch: its number and where it began."""
+    resume_step: int = -1
+    """Where the newest of them began, from whatever it was; -1: the script restores by itself."""
+    launched: Launched | None = None
+    """The newest of them, where its launch succeeded and nothing was stopped since."""
+    emptied: list[str] = Field(default_factory=list)
+    """Machines that said, since the newest launch, that they lost what they had; they say so once."""

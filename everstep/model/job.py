@@ -1,0 +1,85 @@
+"""What a user asks for: a job."""
+
+from __future__ import annotations
+
+import re
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+
+from everstep.errors import TopologyError
+from everstep.model.checkpoint_policy import CheckpointPolicy
+from everstep.model.recovery_policy import RecoveryPolicy
+from everstep.model.topology import Axis, Topology
+from everstep.redaction import PATTERNS, redacted
+
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+JOB_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,28}[a-z0-9])?")
+
+
+class JobSpec(BaseModel):
+    """A training job: a script, its size and its recovery policy.
+
+    Read from a TOML file or from the options of ``everstep run``. Stored in
+    workflow histories, so fields are only added, with defaults; what a newer
+    release added is kept and passed on.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    name: str = Field(description="Unique name: up to 30 of a-z, 0-9 and '-'.")
+    script: str = Field(description="Absolute path of the Python script on every machine.")
+    args: list[str] = Field(default_factory=list, description="Arguments of the script.")
+    cwd: str = Field("", description="Working directory; empty: the script's folder.")
+    python: str = Field("", description="Interpreter of the job; empty: the agent's own.")
+    env: dict[str, str] = Field(default_factory=dict, description="Environment of every rank.")
+    env_from: list[str] = Field(
+        default_factory=list, description="Variables whose values each machine has: in env_file, or its agent's own."
+    )
+    env_file: str = Field("", description="File on every machine with lines NAME=value, for env_from.")
+    redact: list[str] = Field(
+        default_factory=lambda: list(PATTERNS), description="Names in env whose values are not shown, as patterns."
+    )
+    machines: int = Field(1, ge=1, description="Number of machines.")
+    ranks_per_machine: int = Field(1, ge=1, description="Ranks on each machine.")
+    tp: int = Field(1, ge=1, description="Tensor-parallel size.")
+    pp: int = Field(1, ge=1, description="Pipeline-parallel size; the data-parallel size follows.")
+    order: tuple[Axis, ...] = Field(("pp", "dp", "tp"), description="Mesh order, the last axis varies fastest.")
+    checkpoint: CheckpointPolicy = Field(
+        default_factory=CheckpointPolicy, description="Where copies of the training state go."
+    )
+    policy: RecoveryPolicy = Field(default_factory=RecoveryPolicy, description="Recovery policy.")
+
+    @field_validator("name")
+    @classmethod
+    def _name(cls, value: str) -> str:
+        if not JOB_NAME.fullmatch(value):
+            raise ValueError(f"{value!r} is not a job name: use up to 30 of a-z, 0-9 and '-', e.g. 'gpt-small'")
+        return value
+
+    @field_validator("env_from")
+    @classmethod
+    def _env_from(cls, value: list[str], given: ValidationInfo) -> list[str]:
+        for name in value:
+            if not VARIABLE.fullmatch(name) or name.startswith("EVERSTEP_"):
+                raise ValueError(f"{name!r} is not a variable that a job can have: name it as in HF_TOKEN")
+            if name in given.data.get("env", {}):
+                raise ValueError(f"{name} is in env as well: leave it out there, where its value can be read by others")
+        return value
+
+    def shown(self) -> JobSpec:
+        """The job as it may be shown and kept: without the values of variables that look like secrets."""
+        return self.model_copy(update={"env": redacted(self.env, self.redact)})
+
+    @model_validator(mode="after")
+    def _sizes(self) -> JobSpec:
+        try:
+            self.topology()
+        except TopologyError as error:
+            raise ValueError(str(error)) from error
+        return self
+
+    def topology(self) -> Topology:
+        """Sizes and the map from ranks to machines."""
+        return Topology(
+            machines=self.machines, ranks_per_machine=self.ranks_per_machine, tp=self.tp, pp=self.pp, order=self.order
+        )

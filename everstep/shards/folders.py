@@ -1,0 +1,258 @@
+"""The folders of a job's checkpoints on disk: what they hold, what goes, what is set aside.
+
+::
+
+    <root>/<job>/step-000000120/rank-3.safetensors, rank-3.json, …
+    <root>/<job>/abandoned-g4-step-000000140/…
+
+Several machines may share the root; then each sees the others' files too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import re
+import shutil
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from everstep.errors import CheckpointError
+from everstep.model.run_id import is_older
+from everstep.shards.atomic_output import sync_folder
+from everstep.shards.file import open_shard, verify_shard
+from everstep.shards.manifest import Manifest, Summary, data_name, read_manifest, read_summary
+
+_STEP = re.compile(r"step-(\d{9,18})")
+_ABANDONED = re.compile(r"abandoned-g\d+-step-(\d{9,18})")
+_DELETED = ".deleted"
+_RANK = re.compile(r"rank-(\d+)\.(?:json|safetensors)")
+
+
+@dataclass(frozen=True, slots=True)
+class OnDisk:
+    """The copy of one rank's state in one folder."""
+
+    rank: int
+    completed_steps: int
+    folder: Path
+    """The ``step-…`` folder."""
+    valid: bool
+    reason: str = ""
+    """Why it is not valid; empty when it is."""
+    generation: int = 0
+    """Generation of the job that saved it."""
+    bytes: int = 0
+    saved_ns: int = 0
+    digest: str = ""
+    """``Manifest.digest``."""
+    run: str = ""
+    topology: str = ""
+
+
+def step_folder(root: Path, job: str, step: int) -> Path:
+    """Where the state after so many completed steps is."""
+    return root / job / f"step-{step:09d}"
+
+
+def step_of(folder: Path) -> int | None:
+    """Completed steps of what a folder holds, by its name; None: not a folder of a checkpoint."""
+    match = _STEP.fullmatch(folder.name)
+    return int(match[1]) if match else None
+
+
+def step_folders(root: Path, job: str) -> dict[int, Path]:
+    """The folders of a job by step, ascending; none when nothing was ever written."""
+    with contextlib.suppress(OSError):
+        found = {step: path for path in (root / job).iterdir() if (step := step_of(path)) is not None}
+        return dict(sorted(found.items()))
+    return {}
+
+
+def manifests(folder: Path) -> dict[int, Manifest]:
+    """The manifests in a ``step-…`` folder by rank; damaged ones are left out."""
+    found = {}
+    for rank in _ranks(folder):
+        with contextlib.suppress(CheckpointError):
+            found[rank] = read_manifest(folder, rank)
+    return found
+
+
+def held_on_disk(root: Path, job: str, *, ranks: Collection[int] | None = None, verify: bool = False) -> list[OnDisk]:
+    """What is there, by step and rank; damage gives reasons, never an exception.
+
+    Args:
+        root: Of all jobs.
+        job: Name of the job.
+        ranks: Look at these only; None: at all that are there.
+        verify: Read everything and compare checksums; else look at manifests and sizes only.
+    """
+    return [
+        held_in(folder, step, rank, verify=verify)
+        for step, folder in step_folders(root, job).items()
+        for rank in _ranks(folder)
+        if ranks is None or rank in ranks
+    ]
+
+
+def held_in(folder: Path, step: int, rank: int, *, verify: bool = False) -> OnDisk:
+    """The copy of one rank's state in one folder."""
+    try:
+        manifest = read_summary(folder, rank)
+        reason = _fault(folder, manifest, step, verify=verify)
+    except CheckpointError as error:
+        return OnDisk(rank, step, folder, False, str(error))
+    except OSError as error:
+        reason = f"{folder / data_name(rank)} cannot be read: {error.strerror or error}"
+    return OnDisk(
+        rank,
+        step,
+        folder,
+        not reason,
+        reason,
+        manifest.generation,
+        manifest.bytes,
+        manifest.saved_ns,
+        manifest.digest,
+        manifest.run,
+        manifest.topology,
+    )
+
+
+def whole_steps(root: Path, job: str, ranks: Collection[int], *, run: str = "") -> list[int]:
+    """The steps of which every one of some ranks is there and whole, ascending.
+
+    Args:
+        root: Of all jobs.
+        job: Name of the job.
+        ranks: Those that must be there; where there are none, no step is whole.
+        run: Which run of the job's name asks: steps of another one do not count.
+    """
+    return [
+        step
+        for step, folder in step_folders(root, job).items()
+        if ranks and all(_counts(held_in(folder, step, rank), run) for rank in sorted(ranks))
+    ]
+
+
+def prune(root: Path, job: str, steps: Collection[int], *, run: str = "") -> list[int]:
+    """Delete some steps, of whatever ranks, and what an earlier call could not finish.
+
+    Args:
+        root: Of all jobs.
+        job: Name of the job.
+        steps: Those that are to go.
+        run: Which run of the job's name asks. Ranks of another one may live on beside it, in a folder that both share:
+            steps of a newer run are not deleted.
+
+    Returns:
+        The steps that were deleted.
+    """
+    for left in (root / job).glob(f"*{_DELETED}"):  # a kill came in between
+        shutil.rmtree(left, ignore_errors=True)
+    folders = step_folders(root, job)
+    old = [step for step in sorted(folders.keys() & set(steps)) if not _is_newer(folders[step], step, run)]
+    for step in old:
+        _delete(folders[step])
+    return old
+
+
+def set_aside(
+    root: Path,
+    job: str,
+    after_step: int,
+    generation: int,
+    *,
+    keep: int = 1,
+    abandoned: Callable[[Manifest], bool] | None = None,
+) -> list[int]:
+    """Rename the folders of steps later than where a job goes on: they belong to a future that it abandons.
+
+    Names are ``abandoned-g<generation>-step-…``; the last ``keep`` of them stay.
+
+    Args:
+        root: Of all jobs.
+        job: Name of the job.
+        after_step: Where the job goes on.
+        generation: The one that goes on from there. Its own later steps stay, should this be called again.
+        keep: How many such folders are kept.
+        abandoned: Whether a file belongs to that future, given its manifest; None: when its generation is an older one.
+
+    Returns:
+        The steps that were set aside.
+
+    Raises:
+        CheckpointError: a folder cannot be renamed.
+    """
+    judge = abandoned or (lambda manifest: manifest.generation < generation)
+    renamed = []
+    for step, folder in step_folders(root, job).items():
+        if step > after_step and any(judge(manifest) for manifest in manifests(folder).values()):
+            target = folder.with_name(f"abandoned-g{generation}-{folder.name}")
+            try:
+                _rename(folder, target)
+                sync_folder(folder.parent)
+            except FileNotFoundError:
+                continue  # another machine on the same disk was faster
+            except OSError as error:
+                raise CheckpointError(f"{folder} cannot be set aside: {error.strerror or error}") from error
+            renamed.append(step)
+    aside = []
+    with contextlib.suppress(OSError):
+        for path in (root / job).iterdir():
+            if match := _ABANDONED.fullmatch(path.name):
+                aside.append((path.stat().st_ctime_ns, int(match[1]), path))
+    for _, _, path in sorted(aside)[: -keep or None]:
+        _delete(path)
+    return renamed
+
+
+def _counts(one: OnDisk, run: str) -> bool:
+    return one.valid and (not run or one.run in {"", run})
+
+
+def _is_newer(folder: Path, step: int, run: str) -> bool:
+    """Whether a newer run has files there."""
+    return any(is_older(run, held_in(folder, step, rank).run) for rank in _ranks(folder))
+
+
+def _ranks(folder: Path) -> list[int]:
+    """Ranks of which there is a manifest, or at least a file without one."""
+    with contextlib.suppress(OSError):
+        return sorted({int(match[1]) for path in folder.iterdir() if (match := _RANK.fullmatch(path.name))})
+    return []
+
+
+def _fault(folder: Path, manifest: Summary, step: int, *, verify: bool) -> str:
+    """What is wrong with a rank's file; empty: nothing."""
+    path = folder / data_name(manifest.rank)
+    if manifest.step != step:
+        return f"{path} holds the state after step {manifest.step}"
+    size = path.stat().st_size
+    if size != manifest.bytes:
+        return f"{path} has {size} of {manifest.bytes} bytes"
+    if not verify:
+        return ""
+    with open_shard(folder, manifest.rank) as read:
+        reason = verify_shard(manifest, read)
+    return f"{path}: {reason}" if reason else ""
+
+
+def _rename(folder: Path, target: Path) -> None:
+    """Rename a folder; one that has the name already gives way only when there is something to take its place."""
+    try:
+        folder.rename(target)
+    except OSError as error:
+        if error.errno not in {errno.ENOTEMPTY, errno.EEXIST}:
+            raise
+        _delete(target)
+        folder.rename(target)
+
+
+def _delete(folder: Path) -> None:
+    # The name first: a kill in the middle must not leave half of a checkpoint under its name.
+    gone = folder.with_name(folder.name + _DELETED)
+    with contextlib.suppress(OSError):
+        folder.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)

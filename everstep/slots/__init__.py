@@ -1,0 +1,1 @@
+"""Checkpoints in shared memory: one file a rank, with slots that outlive it."""

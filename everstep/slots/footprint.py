@@ -1,0 +1,77 @@
+"""The room that checkpoints in memory take on a machine, and whether it is there. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from everstep.slots.format import file_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Bytes of shared memory that a job's checkpoints take on one machine."""
+
+    state_bytes: int
+    """Of one rank."""
+    ranks: int
+    """On the machine."""
+    slots: int
+    backup_slots: int
+    own: int
+    """Slots of the machine's own ranks."""
+    backups: int
+    """Slots that are held for ranks of other machines: as many ranks as it has of its own."""
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.own + self.backups
+
+
+def footprint(state_bytes: int, ranks: int, slots: int, backup_slots: int) -> Footprint:
+    """What a machine needs.
+
+    Args:
+        state_bytes: State of one rank.
+        ranks: Ranks on the machine.
+        slots: Slots of each rank.
+        backup_slots: Slots of each backup that is held for another rank; 0: none are held.
+    """
+    own = ranks * file_bytes(state_bytes, slots)
+    backups = ranks * file_bytes(state_bytes, backup_slots) if backup_slots else 0
+    return Footprint(state_bytes, ranks, slots, backup_slots, own, backups)
+
+
+def refusal(need: Footprint, shm_free: int, memory_available: int, where: str) -> str:
+    """Why a job's checkpoints do not fit, with all numbers and what to do; empty when they fit.
+
+    Args:
+        need: From ``footprint``.
+        shm_free: Bytes free in shared memory, those included that the job's files hold already.
+        memory_available: Bytes of memory that may still be used, likewise.
+        where: Whose room it is, e.g. ``machine m2``.
+    """
+    short = []
+    if need.total > shm_free:
+        short.append(f"/dev/shm has {_text(shm_free)}")
+    if need.total > memory_available:
+        short.append(f"{_text(memory_available)} of memory are available")
+    if not short:
+        return ""
+    held = f" and {need.backup_slots} for a backup" if need.backup_slots else ""
+    parts = f"{_text(need.own)} for its own, {_text(need.backups)} for backups" if need.backups else "all for its own"
+    fits = [room for room in (shm_free, memory_available) if room < need.total]
+    advice = ["use fewer slots", "shard the state over more ranks"]
+    if need.backups and need.own <= min(fits):
+        advice.insert(0, "turn backups off")
+    if need.total > shm_free:
+        advice.insert(0, "make /dev/shm larger")
+    return (
+        f"no room for checkpoints on {where}: {need.ranks} ranks with {_text(need.state_bytes)} of state each and "
+        f"{need.slots} slots{held} need {_text(need.total)} ({parts}), but {' and '.join(short)}. "
+        f"What helps: {', '.join(advice[:-1])} or {advice[-1]}"
+    )
+
+
+def _text(size: int) -> str:
+    return f"{size / 1e9:.2f} GB" if size >= 10**9 else f"{size / 1e6:.1f} MB"

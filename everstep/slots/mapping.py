@@ -1,0 +1,267 @@
+"""The file under a rank's slots: mapped, opened after a kill, grown in place.
+
+A file has its whole length at once and its memory slot by slot: before anybody
+writes into a slot, the slot is *allocated*, so that a full file system is an
+error now and not a SIGBUS later. Headers are allocated when the file is made or
+opened. Nothing else is remembered than what the file system knows and the
+headers say: a committed slot is allocated as far as its payload goes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import math
+import mmap
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import xxhash
+
+from everstep import private
+from everstep.errors import CheckpointError
+from everstep.pages import STRIDE, WRITE, populate
+from everstep.slots.format import (
+    EMPTY,
+    FILE,
+    MAGIC,
+    PAGE,
+    PINS,
+    PINS_AT,
+    SLOT,
+    U64,
+    UNUSED,
+    VERSION,
+    Pin,
+    aligned,
+    capacity_for,
+    file_bytes,
+    file_header,
+    inspect_slot,
+    pins_of,
+)
+
+
+class SlotMapping:
+    """A checkpoint file in this process's memory, for its writer.
+
+    Args:
+        path: The file; it need not exist yet.
+        slots: Number of slots of a new file. An existing file keeps its own number.
+
+    Raises:
+        CheckpointError: the file cannot be opened.
+    """
+
+    def __init__(self, path: Path, slots: int) -> None:
+        self.path = path
+        self.slots = slots
+        self.capacity = 0
+        self.mapping = 0
+        """Counts the mappings: views and addresses that were taken in an earlier one are stale."""
+        self.before_unmap: Callable[[], None] = lambda: None
+        """Called before memory is unmapped, by whoever is about to; for those who registered it somewhere."""
+        self._map: mmap.mmap | None = None
+        self._base = 0
+        self._descriptor = -1
+        self._memory = threading.Lock()
+        """Held while memory is allocated or made present, and while the mapping changes."""
+        self._allocated: list[int] = []
+        """Bytes of each slot, from its header on, that may be written to."""
+        self._present: list[int] = []
+        """Likewise those whose pages are mapped already."""
+        self._steps = [EMPTY] * slots
+        self._damage: list[str] = []
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                self._growing.unlink()  # left by a kill in the middle of a growth
+            with contextlib.suppress(FileNotFoundError):
+                self._open()
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be opened: {error}. Free space or delete the file") from error
+
+    @property
+    def region(self) -> tuple[int, int]:
+        """Address and length of the mapped file; zeros while nothing is mapped."""
+        return (self._base, len(self._map)) if self._map is not None else (0, 0)
+
+    @property
+    def missing(self) -> int:
+        """Bytes of the file for which there is no memory yet."""
+        return sum(PAGE + self.capacity - done for done in self._allocated)
+
+    def prepare(self) -> bool:
+        """Do a little of what the next saves would otherwise wait for: allocate slots and map their pages.
+
+        For a thread of its own, between saves; one call takes some ms.
+
+        Returns:
+            Whether something is left to do. Not when there is no room: whoever needs the slot is told.
+        """
+        for index in range(len(self._present)):
+            if self._present[index] < PAGE + self.capacity:
+                try:
+                    self._extend(index, self._present[index] + STRIDE, present=True)
+                except (CheckpointError, OSError, IndexError):  # no room, or the file was closed meanwhile
+                    return False
+                return True
+        return False
+
+    def close(self) -> None:
+        """Unmap the file, which stays; memory under views that are still held goes when they do."""
+        with self._memory:
+            self._let_go()
+            self.capacity = 0
+        self._steps = [EMPTY] * self.slots
+
+    def _let_go(self) -> None:
+        if self._map is not None:
+            self.before_unmap()
+            with contextlib.suppress(BufferError):
+                self._map.close()
+            os.close(self._descriptor)
+        self._map, self._descriptor = None, -1
+        self._allocated, self._present = [], []
+
+    @property
+    def _growing(self) -> Path:
+        return self.path.with_name(self.path.name + ".growing")
+
+    def _mapped(self) -> mmap.mmap:
+        if self._map is None:
+            raise CheckpointError(f"{self.path} is closed")
+        return self._map
+
+    def _slot_at(self, index: int) -> int:
+        return PAGE + index * (PAGE + self.capacity)
+
+    def _open(self) -> None:
+        with open(self.path, "r+b", buffering=0, opener=private.open_file) as file:
+            found = os.fstat(file.fileno())
+            slots, capacity, reason = file_header(file.read(PAGE))
+            if reason:
+                self._damage.append(reason)  # a load says so; the next save replaces the file
+                return
+            whole = PAGE + slots * (PAGE + capacity)
+            full = found.st_blocks * 512 >= whole
+            if found.st_size < whole:
+                # Zeros for what is missing: the slots that are whole stay usable, and no access ends in SIGBUS.
+                self._damage.append(f"the file ends at byte {found.st_size} of {whole}")
+                os.posix_fallocate(file.fileno(), 0, whole)
+                full = True
+            self.slots, self.capacity = slots, capacity
+            if not full:
+                self._allocate_headers(file.fileno())
+            self._adopt(mmap.mmap(file.fileno(), whole), os.dup(file.fileno()))
+        self._steps = [EMPTY] * slots
+        for index in range(slots):
+            at = self._slot_at(index)
+            info = inspect_slot(self._mapped()[at : at + PAGE], capacity, None)
+            if info.valid:
+                self._steps[index] = info.completed_steps
+                self._allocated[index] = PAGE + info.bytes
+            elif info.completed_steps != EMPTY:
+                self._damage.append(f"slot {index}: {info.reason}")
+            if full:
+                self._allocated[index] = PAGE + capacity
+
+    def _adopt(self, mapped: mmap.mmap, descriptor: int) -> None:
+        self._map, self._descriptor = mapped, descriptor
+        self._base = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+        self._allocated, self._present = [PAGE] * self.slots, [0] * self.slots
+        self.mapping += 1
+
+    def _allocate_headers(self, descriptor: int) -> None:
+        for index in range(self.slots):
+            os.posix_fallocate(descriptor, self._slot_at(index), PAGE)
+
+    def _extend(self, index: int, stop: int, *, present: bool = False) -> None:
+        """Allocate a slot up to ``stop`` bytes from its header on, and map its pages if that is asked for.
+
+        Raises:
+            CheckpointError: the file system has no room.
+        """
+        if self._allocated[index] >= stop and not present:
+            return  # and waits for nobody: the copying thread may be busy with another slot
+        with self._memory:
+            stop = min(stop, PAGE + self.capacity)
+            done, at = self._allocated[index], self._slot_at(index)
+            if done < stop:
+                # What a page holds already stays: the first one may have been begun.
+                with _room(self.path, self._descriptor, len(self._mapped())):
+                    os.posix_fallocate(self._descriptor, at + done, stop - done)
+                self._allocated[index] = stop
+            done = self._present[index]
+            if present and done < stop:
+                populate(self._base + at + done, stop - done, WRITE)
+                self._present[index] = stop
+
+    def _grow(self, need: int) -> None:
+        """Put a larger file with the same committed slots in this one's place, atomically."""
+        with self._memory:
+            self._replace(need)
+
+    def _replace(self, need: int) -> None:
+        old, offsets = self._map, [self._slot_at(index) for index in range(self.slots)]
+        before, self.capacity = self.capacity, capacity_for(need)
+        size = file_bytes(need, self.slots)
+        used = [0] * self.slots
+        for index, (steps, start) in enumerate(zip(self._steps, offsets, strict=True)):
+            if old is not None and steps >= 0:
+                _, _, _, tensor_bytes, structure_bytes, _, _ = SLOT.unpack_from(old, start)
+                used[index] = PAGE + aligned(tensor_bytes) + structure_bytes
+        descriptor = private.open_file(self._growing, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        try:
+            with _room(self._growing, descriptor, size):
+                if size > _free(descriptor):  # what is not allocated now will be: there should be room for all of it
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                os.ftruncate(descriptor, size)
+                os.posix_fallocate(descriptor, 0, PAGE)
+                self._allocate_headers(descriptor)
+                for index, count in enumerate(used):
+                    if count:
+                        os.posix_fallocate(descriptor, self._slot_at(index), count)
+                fresh = mmap.mmap(descriptor, size)
+        except BaseException:
+            self.capacity = before
+            os.close(descriptor)
+            self._growing.unlink()
+            raise
+        header = FILE.pack(MAGIC, VERSION, self.slots, self.capacity)
+        fresh[: len(header)] = header
+        U64.pack_into(fresh, len(header), xxhash.xxh3_64_intdigest(header))
+        PINS.pack_into(fresh, PINS_AT, *(pins_of(old) if old is not None else [EMPTY] * len(Pin)))
+        for index, (count, start) in enumerate(zip(used, offsets, strict=True)):
+            at = self._slot_at(index)
+            if old is not None and count:
+                fresh[at : at + count] = old[start : start + count]
+            else:
+                SLOT.pack_into(fresh, at, EMPTY, 0, UNUSED, 0, 0, 0, 0)
+        self._growing.rename(self.path)
+        self._let_go()
+        self._adopt(fresh, descriptor)
+        self._allocated = [count or PAGE for count in used]
+
+
+@contextlib.contextmanager
+def _room(path: Path, descriptor: int, size: int) -> Iterator[None]:
+    """Turn the want of room for a checkpoint file of so many bytes into an error with numbers."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in {errno.ENOSPC, errno.EFBIG, errno.ENOMEM}:
+            raise
+        raise CheckpointError(
+            f"no room for a checkpoint file of {size / 1e6:.1f} MB in {path.parent}: "
+            f"{_free(descriptor) / 1e6:.1f} MB are free. "
+            "Make /dev/shm larger, use fewer slots, or shard the state over more ranks"
+        ) from error
+
+
+def _free(descriptor: int) -> float:
+    """Free bytes of a file's file system; one without a limit of its own has room."""
+    found = os.fstatvfs(descriptor)
+    return found.f_bavail * found.f_frsize if found.f_blocks else math.inf

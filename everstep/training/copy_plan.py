@@ -1,0 +1,90 @@
+"""How the tensors of a state get into a slot: which at once, which later, from which device in which pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor
+
+from everstep.slots.tensor_table import TensorSpec
+from everstep.training.codec import Encoded
+from everstep.training.copier import LARGE, Batch
+from everstep.training.overlap import Witness, classify, probes
+
+HOST = "cpu"
+Pieces = list[tuple[str, Batch]]
+"""Batches and the devices that their tensors are on, as ``torch.device`` prints them."""
+
+
+class Plan:
+    """Kept from save to save while the tensors stay alike and those that are copied later stay where they are.
+
+    Args:
+        things: What the state is the state of.
+        encoded: The state.
+        overlap: Whether what only optimizers change may be copied later.
+        parts: Into how many batches the larger part of each device's tensors is cut.
+    """
+
+    def __init__(self, things: Iterable[Any], encoded: Encoded, *, overlap: bool, parts: int) -> None:
+        tensors, specs = encoded.tensors, encoded.layout.specs
+        later, self._watched = classify(things, tensors, specs) if overlap else ([False] * len(tensors), [])
+        self._probed = probes(tensors, specs, later)
+        self._layout = encoded.layout
+        self._later = [index for index, one in enumerate(later) if one]
+        self._now = [index for index, one in enumerate(later) if not one]
+        self._where = self._places(encoded)
+        self._mapping = 0
+        self._parts = parts
+        self.later = _batches(encoded, self._later, parts, LARGE)
+        self.devices = {_device(tensor) for tensor in tensors}
+
+    def fits(self, encoded: Encoded) -> bool:
+        """Whether it holds for a later state."""
+        return self._layout is encoded.layout and self._where == self._places(encoded)
+
+    def follow(self, mapping: int) -> None:
+        """Note which mapping of the file is copied into: in another one the slots are elsewhere."""
+        if mapping != self._mapping:
+            for _, batch in self.later:
+                batch.forget_slots()
+        self._mapping = mapping
+
+    def now(self, encoded: Encoded) -> Pieces:
+        """What is copied before training goes on. Some of it is made for each save, such as generators' states."""
+        return _batches(encoded, self._now, 1 if self._later else self._parts, 1)
+
+    def witness(self) -> Witness:
+        """What the tensors that are copied later look like now."""
+        return Witness(self._watched, self._probed)
+
+    def _places(self, encoded: Encoded) -> tuple[list[int], list[Any]]:
+        tensors = [encoded.tensors[index] for index in self._later]
+        return [tensor.data_ptr() for tensor in tensors], [tensor.stride() for tensor in tensors]
+
+
+def _device(tensor: Tensor) -> str:
+    """Who copies a tensor: whatever is neither the host's nor CUDA's is copied by torch, which waits for it."""
+    return str(tensor.device) if tensor.is_cuda else HOST
+
+
+def _batches(encoded: Encoded, chosen: Iterable[int], parts: int, large: int) -> Pieces:
+    """The chosen tensors by device, each device's cut into parts of about the same number of bytes."""
+    by_device: dict[str, list[tuple[Tensor, TensorSpec]]] = {}
+    for index in chosen:
+        tensor, spec = encoded.tensors[index], encoded.layout.specs[index]
+        if spec.nbytes:
+            by_device.setdefault(_device(tensor), []).append((tensor, spec))
+    found: Pieces = []
+    # The host's memory comes last: orders to devices are given at once.
+    for device, pairs in sorted(by_device.items(), key=lambda item: item[0] == HOST):
+        total, done = sum(spec.nbytes for _, spec in pairs), 0
+        cut: list[list[tuple[Tensor, TensorSpec]]] = [[] for _ in range(parts)]
+        for tensor, spec in pairs:
+            cut[done * parts // total].append((tensor, spec))
+            done += spec.nbytes
+        found += [
+            (device, Batch([one for one, _ in part], [spec for _, spec in part], large=large)) for part in cut if part
+        ]
+    return found

@@ -1,0 +1,113 @@
+"""What machines hold and have room for, asked over gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from temporalio.testing import ActivityEnvironment
+
+from activities.agents.checkpoints import CheckpointActivities
+from activities.messages import FindInput, FolderFound, FolderInput, RoomInput
+from agent.client import AgentPool
+from agent.v1 import agent_pb2 as pb
+from agent.v1 import agent_pb2_grpc
+from everstep.model.checkpoint_policy import CheckpointPolicy
+from everstep.model.incident import Evidence, Tier
+from everstep.model.job import JobSpec
+from everstep.model.machine import Machine
+from tests.activities.spoken import HOST, serving
+
+FOLDER = "/nfs/other/step-000000120"
+SILENT = Machine(name="m9", address=f"{HOST}:1")
+
+
+class Holder(agent_pb2_grpc.AgentServicer):
+    """Holds what a test says."""
+
+    def __init__(self, held: list[pb.HeldCheckpoint], room: pb.Room | None = None) -> None:
+        self.held = held
+        self.room = room
+        self.asked: list[pb.CheckpointsRequest] = []
+
+    async def Checkpoints(self, request: pb.CheckpointsRequest, context: Any) -> pb.CheckpointsReply:  # noqa: N802
+        self.asked.append(request)
+        return pb.CheckpointsReply(checkpoints=self.held)
+
+    async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:  # noqa: N802
+        return pb.DescribeReply(room=self.room)
+
+
+def holder(*held: pb.HeldCheckpoint, room: pb.Room | None = None) -> Holder:
+    return Holder(list(held), room)  # type: ignore[abstract]
+
+
+async def run(activity: Callable[[CheckpointActivities], Any], given: Any) -> Any:
+    pool = AgentPool()
+    try:
+        return await ActivityEnvironment().run(activity(CheckpointActivities(pool)), given)
+    finally:
+        await pool.close()
+
+
+def on_disk(rank: int, step: int = 120, *, root: str = "/nfs", **more: Any) -> pb.HeldCheckpoint:
+    place = f"{root}/other/step-{step:09d}/rank-{rank}.safetensors"
+    given = {"valid": True} | more
+    return pb.HeldCheckpoint(rank=rank, completed_steps=step, tier=pb.HeldCheckpoint.DISK, place=place, **given)
+
+
+async def test_disks_and_remote_storage_are_asked_where_the_job_keeps_them() -> None:
+    agents = [holder(on_disk(0, saved_ns=5)), holder(pb.HeldCheckpoint(rank=1, completed_steps=121, valid=True))]
+    policy = CheckpointPolicy(disk_path="/nfs", remote_url="s3://runs")
+    spec = JobSpec(name="other", script="/job.py", machines=3, checkpoint=policy)
+    async with serving(agents) as machines:
+        given = FindInput(spec=spec, machines=[*machines, SILENT], patience_s=0.2)
+        found: Evidence = await run(lambda activities: activities.find, given)
+
+    assert [(one.rank, one.tier, one.machine) for one in found.held] == [(0, Tier.DISK, "m0"), (1, Tier.OWN, "m1")]
+    assert found.unreachable == ["m9"]
+    [asked] = agents[0].asked
+    assert (asked.job, asked.disk_path, asked.remote_url, asked.verify) == ("other", "/nfs", "s3://runs", False)
+
+
+async def look(agents: list[Holder], path: str = FOLDER, *, silent: bool = False) -> FolderFound:
+    async with serving(agents) as machines:
+        asked = [*machines, SILENT] if silent else machines
+        given = FolderInput(machines=asked, path=path, patience_s=0.2)
+        found: FolderFound = await run(lambda activities: activities.folder, given)
+        return found
+
+
+async def test_a_folder_is_looked_at_by_every_machine_and_nothing_else_counts() -> None:
+    whole = [on_disk(0), on_disk(1), on_disk(2, step=140), on_disk(3, root="/other-disk")]
+    agents = [holder(*whole), holder(*whole)]
+
+    found = await look(agents)
+
+    assert found == FolderFound(step=120, ranks=2)
+    [asked] = agents[0].asked
+    assert (asked.job, asked.disk_path) == ("other", "/nfs")
+
+
+async def test_a_folder_that_is_damaged_or_seen_by_some_or_not_known_to_all_is_refused() -> None:
+    whole = [on_disk(0), on_disk(1)]
+
+    assert "m1 sees 1 of the 2 ranks" in (await look([holder(*whole), holder(on_disk(0))])).problem
+    damaged = on_disk(1, valid=False, reason="its manifest is cut off")
+    assert "rank 1: its manifest is cut off" in (await look([holder(on_disk(0), damaged)])).problem
+    assert "m9 does not answer" in (await look([holder(*whole)], silent=True)).problem
+    assert "is no checkpoint" in (await look([], "/nfs/other")).problem
+
+
+async def test_the_room_of_each_machine_is_asked_and_a_silent_one_is_left_to_the_launch() -> None:
+    gb = 10**9
+    spec = JobSpec(
+        name="job", script="/job.py", machines=3, checkpoint=CheckpointPolicy(state_mb_per_rank=1000, backup=False)
+    )
+    agents = [holder(room=pb.Room(shm_free=2 * gb, memory_available=100 * gb)), holder()]
+    async with serving(agents) as machines:
+        given = RoomInput(spec=spec, machines=[*machines, SILENT], patience_s=0.2)
+        found: str = await run(lambda activities: activities.room, given)
+
+    assert "2.00 GB" in found
+    assert "need 4.0" in found

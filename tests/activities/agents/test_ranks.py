@@ -1,0 +1,172 @@
+"""Activities on ranks against a real agent."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from temporalio.exceptions import ApplicationError
+from temporalio.testing import ActivityEnvironment
+
+from activities.agents import ranks as ranks_module
+from activities.agents.evidence import evidence_of
+from activities.agents.ranks import RankActivities
+from activities.messages import AwaitInput, LaunchInput, PrepareInput, ReleaseInput, StopInput
+from agent.client import AgentPool
+from agent.v1 import agent_pb2 as pb
+from agent.v1 import agent_pb2_grpc
+from everstep.model.incident import Evidence
+from everstep.model.job import JobSpec
+from everstep.model.machine import Machine
+from tests.activities.spoken import serving
+from tests.agent.agents import running_agent
+from tests.sized import RANKS, SMALL, stop_replies
+
+
+class Large(agent_pb2_grpc.AgentServicer):
+    """One agent that answers a stop for as many ranks as a thousand have."""
+
+    def __init__(self, machines: int) -> None:
+        self.reply = pb.StopReply()
+        for one in stop_replies(machines).values():
+            self.reply.MergeFrom(one)
+
+    async def Stop(self, request: pb.StopRequest, context: Any) -> pb.StopReply:  # noqa: N802
+        return self.reply
+
+
+async def test_others_have_their_turns_while_evidence_of_thousands_of_ranks_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spec = JobSpec(name="large", script="/job.py", machines=1, ranks_per_machine=RANKS * SMALL)
+    agent, pool = Large(SMALL), AgentPool()  # type: ignore[abstract]
+    turns, within = 0, []
+
+    async def heartbeat() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    def counting(*given: Any) -> Evidence:
+        before = turns
+        found = evidence_of(*given)
+        within.append(turns - before)
+        return found
+
+    monkeypatch.setattr(ranks_module, "evidence_of", counting)
+    async with serving([agent]) as machines:
+        beating = asyncio.create_task(heartbeat())
+        given = StopInput(job="large", generation=1, machines=machines, spec=spec)
+        found = await asyncio.wait_for(ActivityEnvironment().run(RankActivities(pool).stop, given), 60)
+        beating.cancel()
+        await pool.close()
+    assert len(found.exits) == RANKS * SMALL
+    assert within[0] >= 3
+
+
+class Back(agent_pb2_grpc.AgentServicer):
+    """A machine that was away."""
+
+    async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:  # noqa: N802
+        return pb.DescribeReply(machine="m0")
+
+
+async def test_machines_are_waited_for_until_all_answer() -> None:
+    pool, said, environment = AgentPool(), list[str](), ActivityEnvironment()
+    environment.on_heartbeat = lambda *details: said.extend(map(str, details))
+    activities = RankActivities(pool)
+    async with serving([Back()]) as machines:  # type: ignore[abstract]
+        away = Machine(name="m1", address="127.0.0.1:1")
+        given = AwaitInput(machines=[*machines, away], patience_s=1.0)
+
+        assert await environment.run(activities.await_machines, given) == ["m1"]
+        assert "waiting for m1, whose agent does not answer" in said
+        assert await environment.run(activities.await_machines, AwaitInput(machines=machines, patience_s=60.0)) == []
+    await pool.close()
+
+
+class Launching(agent_pb2_grpc.AgentServicer):
+    """Launches whatever it is told."""
+
+    def __init__(self) -> None:
+        self.asked: list[pb.LaunchRequest] = []
+
+    async def StartStore(self, request: pb.StartStoreRequest, context: Any) -> pb.StartStoreReply:  # noqa: N802
+        return pb.StartStoreReply(host="m0", port=1)
+
+    async def Launch(self, request: pb.LaunchRequest, context: Any) -> pb.LaunchReply:  # noqa: N802
+        self.asked.append(request)
+        return pb.LaunchReply(generation=request.generation)
+
+
+async def test_a_launch_compares_no_machine_with_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To look each of them up among all would take a second for 2,000."""
+    agents, pool = [Launching() for _ in range(12)], AgentPool()  # type: ignore[abstract]
+    spec = JobSpec(name="large", script="/job.py", machines=12, ranks_per_machine=2)
+    compared: list[object] = []
+
+    def compare(one: Machine, other: object) -> bool:
+        compared.append(other)
+        return one is other
+
+    monkeypatch.setattr(Machine, "__eq__", compare)
+    async with serving(agents) as machines:
+        given = LaunchInput(spec=spec, machines=machines, generation=1, resume_step=-1)
+        await asyncio.wait_for(ActivityEnvironment().run(RankActivities(pool).launch, given), 60)
+        await pool.close()
+    assert [[rank.rank for rank in agent.asked[0].ranks] for agent in agents] == [[2 * n, 2 * n + 1] for n in range(12)]
+    assert not compared
+
+
+async def test_a_machine_that_was_never_prepared_takes_part_in_a_reattempt(tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    script.write_text("import time\ntime.sleep(600)\n")
+    spec = JobSpec(name="late", script=str(script))
+    async with running_agent(tmp_path / "agent") as agent:
+        machines, pool = [Machine(name="m1", address=agent.address)], AgentPool()
+        ranks = RankActivities(pool)
+        environment = ActivityEnvironment()
+        # Its agent was silent when the job was prepared: the incident's stop is the first that it hears.
+        await environment.run(ranks.stop, StopInput(job="late", generation=1, machines=machines))
+        launched = await asyncio.wait_for(
+            environment.run(ranks.launch, LaunchInput(spec=spec, machines=machines, generation=2, resume_step=0)), 60
+        )
+        assert launched.generation == 2
+        living = [rank.alive for job in (await agent.client.describe()).jobs for rank in job.ranks]
+        assert living == [True]
+        await environment.run(ranks.release, ReleaseInput(job="late", machines=machines))
+        with pytest.raises(ApplicationError, match="over"):  # an attempt that comes too late starts nothing
+            await environment.run(ranks.launch, LaunchInput(spec=spec, machines=machines, generation=3, resume_step=0))
+        await pool.close()
+
+
+async def test_a_variable_that_a_machine_lacks_is_named_before_anything_is_started(tmp_path: Path) -> None:
+    spec = JobSpec(name="lacks", script="/job.py", env_from=["EVEN_MORE_SECRET"])
+    async with running_agent(tmp_path / "agent") as agent:
+        machines, pool = [Machine(name="m1", address=agent.address)], AgentPool()
+        with pytest.raises(ApplicationError, match=r"EVEN_MORE_SECRET, .* environment on m1") as caught:
+            await ActivityEnvironment().run(RankActivities(pool).prepare, PrepareInput(spec=spec, machines=machines))
+        assert caught.value.non_retryable
+        assert list((await agent.client.describe()).jobs) == []
+        await pool.close()
+
+
+class Former(agent_pb2_grpc.AgentServicer):
+    """An agent of an earlier release, which knows no ``env_from``."""
+
+    async def Prepare(self, request: pb.PrepareRequest, context: Any) -> pb.PrepareReply:  # noqa: N802
+        return pb.PrepareReply(fork_server_pid=1)
+
+
+async def test_an_agent_that_would_leave_variables_out_is_named() -> None:
+    spec, pool = JobSpec(name="former", script="/job.py"), AgentPool()
+    async with serving([Former()]) as machines:  # type: ignore[abstract]
+        prepare = RankActivities(pool).prepare
+        await ActivityEnvironment().run(prepare, PrepareInput(spec=spec, machines=machines))
+        asking = spec.model_copy(update={"env_from": ["HF_TOKEN"]})
+        with pytest.raises(ApplicationError, match=f"{machines[0].name}: its agent .* knows no env_from"):
+            await ActivityEnvironment().run(prepare, PrepareInput(spec=asking, machines=machines))
+        await pool.close()

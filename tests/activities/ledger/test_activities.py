@@ -1,0 +1,72 @@
+"""What the activities write of an incident, once and twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from temporalio.testing import ActivityEnvironment
+
+from activities.ledger import Ledger
+from activities.ledger.activities import RecordActivities
+from activities.messages import DecideInput
+from everstep.decisions.ettr import Interval
+from everstep.model.incident import Anomaly, Confirmation, IncidentReport, Symptom
+from everstep.model.job import JobSpec
+
+S = 10**9
+ID = "incident/gpt/0001"
+
+
+def conclusion(lost_steps: int | None, *, confirmed: bool = True) -> DecideInput:
+    """The last entry of an incident that was seen after 100 s and over after 110."""
+    confirmation = Confirmation(
+        generation=2, ok=True, reason="all stepped", stepped_ns=110 * S, completed_steps=21, parts={"next step": 1.5}
+    )
+    report = IncidentReport(
+        headline="Recovered",
+        resolution="reattempt",
+        cause="SIGKILL",
+        step=20,
+        lost_steps=lost_steps,
+        evicted=[],
+        stages=[],
+        generation=2,
+        recovered=True,
+        seconds=10.0,
+        failures=[],
+        confirmation=confirmation if confirmed else None,
+    )
+    seen = Anomaly(id="m0-1", generation=1, symptom=Symptom.CRASH, headline="SIGKILL", seen_ns=100 * S)
+    return DecideInput(
+        incident=ID,
+        job="gpt",
+        anomaly=seen,
+        opened_ns=100 * S,
+        position=3,
+        time_ns=111 * S,
+        stage="close",
+        text="recovered",
+        report=report,
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "again"),
+    [
+        (conclusion(4), [Interval(110 * S, 116 * S, "lost steps", ID)]),
+        (conclusion(0), []),
+        (conclusion(None), []),
+        (conclusion(4, confirmed=False), []),
+    ],
+    ids=["four", "none", "unknown", "not-confirmed"],
+)
+async def test_the_time_in_which_lost_steps_are_done_again_is_known(
+    tmp_path: Path, given: DecideInput, again: list[Interval]
+) -> None:
+    with Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
+        ledger.job_started(JobSpec(name="gpt", script="/srv/train.py"), started_ns=1)
+        for _ in range(2):  # an attempt of the activity that nobody heard of
+            await ActivityEnvironment().run(RecordActivities(ledger).decide, given)
+
+        assert [one for one in ledger.intervals("gpt") if one.kind == "lost steps"] == again

@@ -1,0 +1,363 @@
+"""What a watcher concludes from what machines show."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from activities.watching.job_view import Watched
+from agent.v1 import agent_pb2 as pb
+from everstep.decisions.checkpoints.align_backups import Aligned
+from everstep.decisions.checkpoints.common_disk_step import Agreed
+from everstep.decisions.detect.exits import Finished
+from everstep.model.checkpoint_policy import CheckpointPolicy
+from everstep.model.incident import Anomaly, Symptom
+from everstep.model.job import JobSpec
+from everstep.model.machine import Machine
+from everstep.model.recovery_policy import RecoveryPolicy
+
+S = 10**9
+MACHINES = [Machine(name=f"m{index}", address=f"127.0.0.1{index}:1") for index in range(2)]
+CHECKPOINT = CheckpointPolicy(max_unsaved_steps=10, max_unsaved_s=5.0, disk_every_min=1.0)
+
+
+def watched(**fields: Any) -> Watched:
+    spec = JobSpec(
+        name="job", script="/job.py", machines=2, checkpoint=CHECKPOINT, policy=RecoveryPolicy(stall_floor_s=30.0)
+    )
+    given: dict[str, Any] = {"spec": spec, "machines": MACHINES}
+    return Watched(**(given | fields))
+
+
+def progress(rank: int, now_ns: int, steps: int, *, generation: int = 1, **saved: Any) -> pb.ProgressReply:
+    nothing: dict[str, Any] = {"own_step": -1, "backup_step": -1, "disk_step": -1, "disk_wanted": -1, "remote_step": -1}
+    shown = pb.RankProgress(
+        rank=rank,
+        generation=generation,
+        alive=True,
+        attached=True,
+        completed_steps=steps,
+        milestones=pb.Milestones(first_step=1),
+        saved=pb.SavedState(**(nothing | saved)),
+    )
+    return pb.ProgressReply(time_ns=now_ns, generation=generation, ranks=[shown])
+
+
+def show(job: Watched, now_ns: int, steps: int, *, ranks: tuple[int, ...] = (0, 1), **more: Any) -> None:
+    for rank in ranks:
+        job.showed(f"m{rank}", progress(rank, now_ns, steps, **more), now_ns)
+
+
+def anomalies(job: Watched, now_ns: int) -> list[Anomaly]:
+    return [verdict for verdict in job.verdicts(now_ns) if isinstance(verdict, Anomaly)]
+
+
+def test_steps_that_go_on_without_saves_are_reported() -> None:
+    job = watched()
+    show(job, 100 * S, 20, own_step=20, own_ns=100 * S)
+    assert anomalies(job, 100 * S) == []
+
+    show(job, 104 * S, 40, own_step=20, own_ns=100 * S)
+    assert anomalies(job, 104 * S) == [], "many steps, but not long"
+    show(job, 106 * S, 40, own_step=20, own_ns=100 * S)
+
+    [found] = anomalies(job, 106 * S)
+    assert (found.symptom, found.generation, found.machines) == (Symptom.UNSAVED, 1, ["m0", "m1"])
+    job.reported.add(1)
+    assert anomalies(job, 200 * S) == []
+
+
+def test_a_rank_that_saved_before_the_restart_and_not_since_is_reported_too() -> None:
+    job = watched()
+    show(job, 100 * S, 20, own_step=20, own_ns=100 * S)
+    job.reported.add(1)
+    for seconds, steps in ((110, 20), (120, 25), (130, 31)):
+        show(job, seconds * S, steps, generation=2)
+
+    [found] = anomalies(job, 130 * S)
+    assert found.symptom is Symptom.UNSAVED
+    assert "step 20" in found.headline
+
+
+def test_a_script_that_never_saved_is_left_alone() -> None:
+    job = watched()
+    show(job, 100 * S, 20)
+    show(job, 900 * S, 500)
+
+    assert anomalies(job, 900 * S) == []
+
+
+def test_all_machines_are_asked_for_a_coming_step_when_the_one_on_disk_is_old() -> None:
+    job = watched()
+    steps = [job_asked(job, second, 10 * second) for second in range(1, 75)]
+
+    asked = [step for step in steps if step is not None]
+    assert len(asked) == 1
+    second = steps.index(asked[0]) + 1
+    assert second >= 60
+    assert asked[0] > 10 * second
+
+
+def job_asked(job: Watched, second: int, steps: int) -> int | None:
+    show(job, second * S, steps, own_step=steps, own_ns=second * S)
+    return job.persist(second * S)
+
+
+def test_a_machine_that_did_not_hear_of_the_wanted_step_is_told_again() -> None:
+    job = watched()
+    for second in range(1, 10):
+        job_asked(job, second, 10 * second)
+    show(job, 10 * S, 100, ranks=(0,), disk_wanted=128)
+
+    assert job.persist(10 * S) == 128
+    show(job, 10 * S, 100, ranks=(1,), disk_wanted=128)
+    assert job.persist(10 * S) is None
+
+
+def test_all_machines_are_told_which_step_on_disk_all_have() -> None:
+    job = watched()
+    assert job.on_disks() == (0, Agreed())
+    show(job, 10 * S, 100, ranks=(0,), disk_steps=[64, 80, 96], disk_passed=96)
+    assert job.on_disks() == (1, Agreed()), "of rank 1 nobody knows"
+    show(job, 10 * S, 100, ranks=(1,), disk_steps=[64], disk_passed=90)
+    assert job.on_disks() == (1, Agreed(keep=64, gone=(80,)))
+    show(job, 11 * S, 100, disk_steps=[64, 96], disk_passed=96, disk_kept=64)
+    assert job.on_disks() == (1, Agreed(keep=96, settled=64))
+    show(job, 12 * S, 100, generation=2)
+    assert job.on_disks() == (2, Agreed())
+
+
+def test_an_agent_of_an_older_version_names_the_newest_step_only() -> None:
+    job = watched()
+    show(job, 10 * S, 100, disk_step=64)
+    assert job.on_disks() == (1, Agreed(keep=64))
+    show(job, 11 * S, 110, ranks=(0,), disk_step=96)
+    assert job.on_disks() == (1, Agreed()), "whether it has 64 still is not known, nor that it has not"
+
+
+@pytest.mark.parametrize("ahead_s", [-86_400, 86_400])
+def test_ages_are_taken_from_one_clock_each(ahead_s: int) -> None:
+    """Of agents that say none; CHECKPOINT wants one a minute."""
+    job, asked = watched(), []
+    for second in range(100_000, 100_100):
+        for rank, off in ((0, 0), (1, ahead_s)):
+            reply = progress(rank, (second + off) * S, second, disk_step=64, disk_ns=(100_000 - 30 + off) * S)
+            job.showed(f"m{rank}", reply, second * S)
+        if job.persist(second * S) is not None:
+            asked.append(second)
+    assert asked[0] == 100_030
+
+
+def test_machines_are_aligned_in_the_generation_that_is_behind() -> None:
+    def aligned(**more: Any) -> tuple[int, Aligned] | None:
+        job = watched(**more)
+        for second in range(1, 10):
+            show(job, second * S, second, ranks=(0,), generation=3, own_step=second, backup_step=second)
+            show(job, second * S, second, ranks=(1,), generation=3, own_step=second, backup_step=0)
+            if found := job.align(second * S):
+                return found
+        return None
+
+    found = aligned()
+    assert found is not None
+    assert found[0] == 3 and found[1].named > 2
+    alone = watched().spec.model_copy(update={"checkpoint": CHECKPOINT.model_copy(update={"backup": False})})
+    assert aligned(spec=alone) is None
+
+
+def test_ranks_that_ended_are_not_asked_for_anything() -> None:
+    job = watched()
+    show(job, 100 * S, 20, own_step=20, own_ns=100 * S)
+    for rank in (0, 1):
+        reply = progress(rank, 300 * S, 80, own_step=20, own_ns=100 * S)
+        reply.ranks[0].alive = False
+        job.showed(f"m{rank}", reply, 300 * S)
+
+    assert [one.symptom for one in anomalies(job, 300 * S)] == []
+    assert job.persist(300 * S) is None
+
+
+def test_an_agent_that_does_not_speak_is_named_in_a_stall() -> None:
+    job = watched()
+    for second in range(100):
+        show(job, second * S, 20, ranks=(0,), own_step=20, own_ns=second * S)
+        found = anomalies(job, second * S)
+        if found:
+            break
+
+    assert [one.symptom for one in found] == [Symptom.STALL]
+    assert found[0].machines == ["m1"]
+
+
+def test_a_job_whose_agents_never_answer_stalls_from_what_its_workflow_knows() -> None:
+    job = watched(known=(4, 20))
+    found = [one for second in range(0, 100, 2) for one in anomalies(job, second * S)]
+
+    assert found[0].generation == 4
+    assert found[0].machines == ["m0", "m1"]
+
+
+def test_the_end_of_all_ranks_is_told_until_it_was_reported() -> None:
+    job = watched()
+    for rank in (0, 1):
+        end = pb.RankExited(
+            rank=rank, exit=pb.Exit(kind=pb.Exit.CODE, value=0, time_ns=5), attached=True, finished=True
+        )
+        job.ended(f"m{rank}", pb.Observation(id=f"m{rank}-1", sequence=1, generation=1, rank_exited=end), 5)
+
+    assert job.woken.is_set()
+    assert list(job.verdicts(9)) == [Finished(1)]
+    job.reported.add(1)
+    assert list(job.verdicts(9)) == []
+
+
+def test_a_machine_that_came_back_empty_says_how_long_no_step_was_seen() -> None:
+    job = watched()
+    for second in range(100, 111):  # the last step is that of the first look
+        show(job, second * S, 20, own_step=20, own_ns=100 * S)
+        assert anomalies(job, second * S) == []
+    job.showed("m1", pb.ProgressReply(time_ns=111 * S), 111 * S)
+
+    [found] = anomalies(job, 111 * S)
+    assert found.quiet_s == pytest.approx(10)
+
+
+def test_a_machine_that_came_back_empty_is_reported_though_nobody_else_noticed() -> None:
+    job = watched()
+    empty = pb.ProgressReply(time_ns=90 * S)
+    job.showed("m1", empty, 90 * S)  # before the launch
+    assert anomalies(job, 90 * S) == []
+    show(job, 100 * S, 20, own_step=20, own_ns=100 * S)
+    job.woken.clear()
+    job.showed("m1", empty, 101 * S)
+
+    assert job.woken.is_set()
+    [found] = anomalies(job, 101 * S)
+    assert (found.symptom, found.generation, found.machines, found.ranks) == (Symptom.CRASH, 1, ["m1"], [1])
+    assert found.headline == "m1 came back empty and lost rank 1"
+    job.reported.add(1)
+    job.showed("m1", empty, 102 * S)
+    assert anomalies(job, 102 * S) == []
+    show(job, 110 * S, 20, generation=2, own_step=20, own_ns=100 * S)
+    assert anomalies(job, 110 * S) == []
+    for machine in ("m0", "m1"):
+        job.showed(machine, empty, 111 * S)
+    [found] = anomalies(job, 111 * S)
+    assert (found.generation, found.machines, found.ranks) == (2, ["m0", "m1"], [0, 1])
+
+
+def test_a_machine_that_is_still_behind_with_a_launch_is_not_lost() -> None:
+    job = watched()
+    show(job, 100 * S, 20)
+    job.reported.add(1)
+    show(job, 110 * S, 20, generation=2, ranks=(0,))
+    job.showed("m1", pb.ProgressReply(), 110 * S)  # lost in generation 1, and on its way to run the next
+    assert anomalies(job, 110 * S) == []
+
+
+def test_a_machine_lost_before_it_was_seen_to_run_is_reported_once_the_workflow_says_that_it_ran_there() -> None:
+    job = watched()
+    show(job, 100 * S, 20, ranks=(0,))
+    empty = pb.ProgressReply(time_ns=101 * S)
+    job.showed("m1", empty, 101 * S)
+    assert job.has_bare
+    assert anomalies(job, 101 * S) == [], "it may not have been launched yet"
+
+    job.runs(1, 1, 102 * S)
+    assert anomalies(job, 102 * S) == [], "what it said is older than what the workflow says"
+    job.showed("m1", empty, 103 * S)
+    [found] = anomalies(job, 103 * S)
+    assert (found.symptom, found.generation, found.machines, found.ranks) == (Symptom.CRASH, 1, ["m1"], [1])
+
+    show(job, 104 * S, 21, ranks=(1,))
+    assert not job.has_bare
+    assert anomalies(job, 104 * S) == []
+
+
+def test_a_machine_on_its_way_into_the_next_generation_is_not_lost_by_what_the_workflow_said_before() -> None:
+    job = watched()
+    show(job, 100 * S, 20)
+    job.runs(1, 1, 101 * S)
+    job.reported.add(1)
+    show(job, 110 * S, 20, generation=2, ranks=(0,))
+    job.showed("m1", pb.ProgressReply(), 110 * S)
+
+    assert anomalies(job, 110 * S) == []
+
+
+def shown(job: Watched, second: int, *ranks: dict[str, Any]) -> None:
+    """Every machine shows its rank of generation 2, as given."""
+    for rank, given in enumerate(ranks):
+        fields: dict[str, Any] = {"alive": True, "attached": True, "completed_steps": 20} | given
+        marks = pb.Milestones(**({"loop_entered": 1} | fields.pop("marks", {})))
+        one = pb.RankProgress(rank=rank, generation=2, milestones=marks, **fields)
+        job.showed(f"m{rank}", pb.ProgressReply(time_ns=second * S, generation=2, ranks=[one]), second * S)
+
+
+def stalled(job: Watched, begin: int, end: int, *ranks: dict[str, Any]) -> list[Anomaly]:
+    """What is concluded while the ranks show the same for some time."""
+    found: list[Anomaly] = []
+    for second in range(begin, end, 2):
+        shown(job, second, *ranks)
+        found += anomalies(job, second * S)
+    return found
+
+
+def test_a_first_step_that_takes_longer_than_the_stall_floor_is_no_stall() -> None:
+    """The ranks say from where they go on as soon as they are restored: that is no step."""
+    stepped: dict[str, Any] = {"completed_steps": 21, "marks": {"first_step": 1}}
+    job = watched()
+
+    assert stalled(job, 0, 500, {}, {}) == []
+    assert stalled(job, 500, 1000, stepped, {}) == [], "rank 1 is within its first step still"
+    assert stalled(job, 1000, 1026, stepped, stepped) == []
+    assert [one.symptom for one in stalled(job, 1026, 1040, stepped, stepped)][:1] == [Symptom.STALL]
+
+
+def test_ranks_that_go_on_without_the_others_are_watched_without_them() -> None:
+    server: dict[str, Any] = {"attached": False, "completed_steps": -1, "marks": {"loop_entered": 0}}
+    job = watched()
+
+    for second in range(10):
+        count = {"attached": False, "completed_steps": -1, "optimizer_steps": second, "marks": {"loop_entered": 0}}
+        shown(job, second, count, server)
+        assert anomalies(job, second * S) == []
+    assert [one.symptom for one in stalled(job, 10, 60, count, server)][:1] == [Symptom.STALL]
+
+
+def test_ranks_whose_loops_are_over_take_the_time_that_they_need() -> None:
+    job = watched()
+    for done in ({"finished": True}, {"marks": {"first_step": 1, "loop_left": 9}}):
+        assert stalled(job, 0, 500, done, done) == []
+
+
+def left(job: Watched, rank: int, second: int) -> None:
+    end = pb.RankExited(rank=rank, exit=pb.Exit(kind=pb.Exit.CODE, value=0, time_ns=5), attached=True)
+    job.ended(f"m{rank}", pb.Observation(id=f"m{rank}-1", sequence=1, generation=2, rank_exited=end), second * S)
+
+
+def test_a_rank_that_left_alone_is_told_from_one_that_left_first() -> None:
+    """What the others show tells: they are in their loop, or have left it too."""
+    gone = {"alive": False, "marks": {"first_step": 1}}
+    for marks, symptoms in (({"first_step": 1}, [Symptom.EARLY_EXIT]), ({"first_step": 1, "loop_left": 1}, [])):
+        job = watched(spec=watched().spec.model_copy(update={"policy": RecoveryPolicy(exit_grace_s=60)}))
+        left(job, 1, 100)
+        shown(job, 100, {"marks": marks}, gone)
+        assert anomalies(job, 159 * S) == []
+        assert [one.symptom for one in anomalies(job, 161 * S)] == symptoms
+        left(job, 0, 200)
+        if not symptoms:
+            assert list(job.verdicts(200 * S)) == [Finished(2)]
+
+
+def test_what_an_agent_said_is_dealt_with_once_the_workflow_took_the_report() -> None:
+    job = watched()
+    for sequence, generation in ((7, 1), (9, 2)):
+        end = pb.RankExited(rank=0, exit=pb.Exit(kind=pb.Exit.SIGNAL, value=9, time_ns=S))
+        job.ended("m0", pb.Observation(sequence=sequence, generation=generation, rank_exited=end), 2 * S)
+    assert job.dealt_with("m0") == 0
+    job.reported.add(1)
+    assert (job.dealt_with("m0"), job.dealt_with("m1")) == (7, 0)
+    job.reported.add(2)
+    assert job.dealt_with("m0") == 9

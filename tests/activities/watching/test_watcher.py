@@ -1,0 +1,401 @@
+"""A watcher between real workflows and agents that say what a test wants."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import grpc
+import pytest
+import structlog.testing
+from temporalio.client import Client, WorkflowHandle
+from temporalio.worker import Worker
+
+from activities.ledger.records import NumbersUsed
+from activities.watching.watcher import Watcher
+from agent.client import AgentPool
+from agent.v1 import agent_pb2 as pb
+from agent.v1 import agent_pb2_grpc
+from everstep.model.checkpoint_policy import CheckpointPolicy
+from everstep.model.incident import Symptom
+from everstep.model.job import JobSpec
+from everstep.model.job_state import JobState, job_workflow_id
+from everstep.model.machine import Machine
+from tests.activities.spoken import serving
+from tests.workflows.conftest import ScriptedCluster
+from tests.workflows.other_release import FAILING, UNREADABLE, OtherJob
+from workflows.job import JobWorkflow
+from workflows.messages import JobResult
+from workflows.registry import WORKFLOWS, sandbox
+
+
+class SpokenAgent(agent_pb2_grpc.AgentServicer):
+    """Streams the observations that a test puts into it, as an agent's log does."""
+
+    def __init__(self, machine: str) -> None:
+        self.machine = machine
+        self.said: list[pb.Observation] = []
+        self.acknowledged = 0
+        self.listeners = 0
+        self.shown: dict[str, pb.RankProgress] = {}
+        """Job → its rank on this machine."""
+        self.empty = False
+        """Says that it knows nothing of any job."""
+        self.asked_to_persist: list[int] = []
+        self.told_whole: list[int] = []
+        self.aligned: list[pb.AlignRequest] = []
+        self.silent = False
+        self.refuses = False
+        self.refused: list[float] = []
+        """When it refused to be listened to, by the monotonic clock."""
+        self.deaf = False
+        """Takes no acknowledgement, and does not say so either."""
+        self.hearing = 0
+        """Acknowledgements that wait for an answer."""
+
+    def exited(self, job: str, generation: int, rank: int, end: pb.Exit, *, finished: bool) -> None:
+        number = len(self.said) + 1
+        ended = pb.RankExited(rank=rank, exit=end, attached=True, finished=finished)
+        self.said.append(
+            pb.Observation(
+                sequence=number,
+                id=f"{self.machine}-{number}",
+                machine=self.machine,
+                job=job,
+                generation=generation,
+                rank_exited=ended,
+            )
+        )
+
+    async def Observe(self, request: pb.ObserveRequest, context: Any) -> AsyncIterator[pb.Observation]:  # noqa: N802
+        if self.refuses:
+            self.refused.append(time.monotonic())
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
+        after, self.listeners = request.after_sequence, self.listeners + 1
+        try:
+            while True:
+                for one in self.said[after:]:
+                    after = one.sequence
+                    if one.job == request.job and one.sequence > self.acknowledged:
+                        yield one
+                await asyncio.sleep(0.02)
+        finally:
+            self.listeners -= 1
+
+    async def Progress(self, request: pb.ProgressRequest, context: Any) -> AsyncIterator[pb.ProgressReply]:  # noqa: N802
+        while True:
+            if request.job in self.shown:
+                yield pb.ProgressReply(time_ns=time.time_ns(), ranks=[self.shown[request.job]])
+            elif self.empty:
+                yield pb.ProgressReply(time_ns=time.time_ns())
+            await asyncio.sleep(0.1)
+
+    async def Persist(self, request: pb.PersistRequest, context: Any) -> pb.PersistReply:  # noqa: N802
+        (self.told_whole if request.whole else self.asked_to_persist).append(request.whole or request.step)
+        if self.silent:
+            await asyncio.sleep(600)
+        return pb.PersistReply()
+
+    async def Align(self, request: pb.AlignRequest, context: Any) -> pb.AlignReply:  # noqa: N802
+        self.aligned.append(request)
+        return pb.AlignReply()
+
+    async def Acknowledge(self, request: pb.AcknowledgeRequest, context: Any) -> pb.AcknowledgeReply:  # noqa: N802
+        self.hearing += 1
+        try:
+            while self.deaf:  # noqa: ASYNC110 - nobody tells us
+                await asyncio.sleep(0.02)
+        finally:
+            self.hearing -= 1
+        self.acknowledged = max(self.acknowledged, request.up_to_sequence)
+        return pb.AcknowledgeReply()
+
+
+@dataclass
+class Place:
+    """Two spoken agents, a scripted cluster and a watcher."""
+
+    client: Client
+    queue: str
+    machines: list[Machine]
+    agents: list[SpokenAgent]
+    cluster: ScriptedCluster
+    worker: Worker
+
+    async def start(self, name: str, machines: int, **checkpoint: float) -> WorkflowHandle[JobWorkflow, JobResult]:
+        """Start a job of one rank on each machine."""
+        policy = CheckpointPolicy.model_validate(checkpoint)
+        spec = JobSpec(name=name, script="/job.py", machines=machines, checkpoint=policy)
+        return await self.client.start_workflow(
+            JobWorkflow.run,
+            JobState(spec=spec, machines=self.machines[:machines]),
+            id=job_workflow_id(name),
+            task_queue=self.queue,
+        )
+
+    async def begin(self, name: str, state: object, *, other: str = "") -> None:
+        """Start a job that says ``state`` of itself; ``other``: on the task queue of another cluster."""
+        await self.client.start_workflow("Job", state, id=job_workflow_id(name), task_queue=self.queue + other)
+
+    async def until_watched(self, listeners: int) -> None:
+        """As many agents are listened to as are said."""
+        while sum(agent.listeners for agent in self.agents) != listeners:  # noqa: ASYNC110 - nobody tells us
+            await asyncio.sleep(0.05)
+
+
+def worker_of(client: Client, queue: str, cluster: ScriptedCluster) -> Worker:
+    return Worker(
+        client,
+        task_queue=queue,
+        workflows=list(WORKFLOWS),
+        activities=cluster.activities,
+        workflow_runner=sandbox(),
+    )
+
+
+@pytest.fixture
+async def place(temporal: Client) -> AsyncIterator[Place]:
+    agents = [SpokenAgent(f"m{number}") for number in range(2)]  # type: ignore[abstract]
+    queue, cluster, pool = f"q-{uuid.uuid4().hex[:8]}", ScriptedCluster(), AgentPool()
+    async with serving(agents) as machines, worker_of(temporal, queue, cluster) as worker:
+        found = Place(temporal, queue, machines, agents, cluster, worker)
+        watching = asyncio.create_task(Watcher(temporal, pool, queue).run())
+        yield found
+        watching.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watching
+    await pool.close()
+
+
+DONE = pb.Exit(kind=pb.Exit.CODE, value=0, time_ns=1)
+KILLED = pb.Exit(kind=pb.Exit.SIGNAL, value=9, time_ns=2)
+
+
+async def test_a_name_used_again_is_watched_as_what_it_is_now(place: Place) -> None:
+    first = await place.start("again", 1)
+    await place.until_watched(1)
+    await first.signal(JobWorkflow.stop, {"operator": "test"})
+    assert (await first.result()).outcome == "stopped"
+    await place.until_watched(0)  # what is over is not watched
+
+    place.cluster.used = NumbersUsed(generations=1, incidents=0)
+    second = await place.start("again", 2)
+    await place.until_watched(2)
+    place.agents[0].exited("again", 2, 0, DONE, finished=True)
+    await asyncio.sleep(0.5)
+    assert (await second.query(JobWorkflow.current_state)).outcome == "", "one rank of two has ended"
+    place.agents[1].exited("again", 2, 1, KILLED, finished=False)
+    while not (await second.query(JobWorkflow.current_state)).incidents:  # noqa: ASYNC110 - nobody tells us
+        await asyncio.sleep(0.05)
+    await second.signal(JobWorkflow.stop, {"operator": "test"})
+    await second.result()
+
+
+def stepping(rank: int, steps: int, **saved: int) -> pb.RankProgress:
+    nothing: dict[str, Any] = {"own_step": -1, "backup_step": -1, "disk_step": -1, "disk_wanted": -1, "remote_step": -1}
+    return pb.RankProgress(
+        rank=rank,
+        generation=1,
+        alive=True,
+        attached=True,
+        completed_steps=steps,
+        milestones=pb.Milestones(first_step=1),
+        saved=pb.SavedState(**(nothing | saved)),
+    )
+
+
+async def test_a_job_that_steps_and_does_not_save_gets_an_incident(place: Place) -> None:
+    long_ago = time.time_ns() - 600 * 10**9
+    for rank, agent in enumerate(place.agents):
+        agent.shown["stale"] = stepping(rank, 500, own_step=20, own_ns=long_ago)
+    job = await place.start("stale", 2)
+
+    while not place.cluster.notes:  # noqa: ASYNC110 - nobody tells us
+        await asyncio.sleep(0.05)
+
+    assert place.cluster.notes[0].anomaly.symptom is Symptom.UNSAVED
+    assert "480 steps" in place.cluster.notes[0].anomaly.headline
+    await job.signal(JobWorkflow.stop, {"operator": "test"})
+    await job.result()
+
+
+async def test_a_machine_that_no_watcher_ever_saw_run_its_ranks_is_found_to_be_lost(place: Place) -> None:
+    place.agents[0].shown["gone"] = stepping(0, 20)
+    place.agents[1].empty = True
+    job = await place.start("gone", 2)
+
+    while not place.cluster.notes:  # noqa: ASYNC110 - nobody tells us
+        await asyncio.sleep(0.05)
+
+    found = place.cluster.notes[0].anomaly
+    assert (found.symptom, found.headline) == (Symptom.CRASH, "m1 came back empty and lost rank 1")
+    await job.signal(JobWorkflow.stop, {"operator": "test"})
+    await job.result()
+
+
+async def test_every_machine_is_asked_for_a_step_on_disk_though_one_of_them_hangs(place: Place) -> None:
+    place.agents[0].silent = True
+    job = await place.start("timed", 2, disk_every_min=0.001)
+    steps = 0
+    while not all(agent.asked_to_persist for agent in place.agents):
+        steps += 1
+        for rank, agent in enumerate(place.agents):
+            agent.shown["timed"] = stepping(rank, steps, own_step=steps, own_ns=time.time_ns())
+        await asyncio.sleep(0.1)
+
+    [first], [second] = (agent.asked_to_persist for agent in place.agents)
+    assert first == second > steps
+    await job.signal(JobWorkflow.stop, {"operator": "test"})
+    await job.result()
+
+
+async def test_machines_are_aligned_when_one_is_behind_with_its_backups(place: Place) -> None:
+    job = await place.start("behind", 2)
+    steps = 0
+    while not all(agent.aligned for agent in place.agents):
+        steps += 1
+        for rank, agent in enumerate(place.agents):
+            agent.shown["behind"] = stepping(rank, steps, own_step=steps, backup_step=0 if rank else steps)
+        await asyncio.sleep(0.1)
+
+    [first, second] = (agent.aligned[0] for agent in place.agents)
+    assert first == second
+    assert (first.job, first.generation, first.whole, first.settled) == ("behind", 1, 0, 0)
+    assert first.named > steps
+    await job.signal(JobWorkflow.stop, {"operator": "test"})
+    await job.result()
+
+
+async def test_every_machine_is_told_which_step_is_whole_on_all_disks(place: Place) -> None:
+    job = await place.start("whole", 2)
+    for rank, agent in enumerate(place.agents):
+        agent.shown["whole"] = stepping(rank, 70, own_step=70, own_ns=time.time_ns(), disk_step=64)
+    while not all(agent.told_whole for agent in place.agents):  # noqa: ASYNC110 - nobody tells us
+        await asyncio.sleep(0.05)
+
+    assert [agent.told_whole for agent in place.agents] == [[64], [64]]
+    await job.signal(JobWorkflow.stop, {"operator": "test"})
+    await job.result()
+
+
+async def test_a_job_that_cannot_be_read_harms_no_other_one_and_is_said_once(place: Place) -> None:
+    """Nor does one whose workflow tasks fail, which never answers."""
+    await place.worker.shutdown()
+    sound = JobState(spec=JobSpec(name="sound", script="/job.py"), machines=place.machines[:1], generation=1)
+    with structlog.testing.capture_logs() as logs:
+        async with Worker(place.client, task_queue=place.queue, workflows=[OtherJob]):
+            for name, state in (("unread", UNREADABLE), ("mute", FAILING)):
+                await place.begin(name, state)
+            while not any(line["event"].startswith("a job cannot say") for line in logs):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+            await place.begin("sound", sound)
+            await place.until_watched(1)
+            await asyncio.sleep(2.5)  # two further listings
+    said = [line for line in logs if line["event"].startswith("a job cannot say") and line["job"] == "job/unread"]
+
+    assert len(said) == 1
+    assert "order" in said[0]["error"]
+
+
+async def test_jobs_of_another_cluster_in_the_same_namespace_are_not_watched(place: Place) -> None:
+    """They have machines and workers of their own, with another token."""
+    theirs, ours = (
+        JobState(spec=JobSpec(name=name, script="/job.py"), machines=[machine], generation=1)
+        for name, machine in zip(("theirs", "ours"), place.machines, strict=True)
+    )
+    await place.worker.shutdown()
+    async with (
+        Worker(place.client, task_queue=place.queue, workflows=[OtherJob]),
+        Worker(place.client, task_queue=place.queue + "-other", workflows=[OtherJob]),
+    ):
+        await place.begin("theirs", theirs, other="-other")
+        await asyncio.sleep(2.5)  # two listings
+        await place.begin("ours", ours)
+        await place.until_watched(1)
+
+    assert [agent.listeners for agent in place.agents] == [0, 1]
+
+
+async def test_nothing_is_acknowledged_before_the_workflow_took_it(place: Place) -> None:
+    """Should the watcher die in between, the next one is told."""
+    job = await place.start("untaken", 1)
+    await place.until_watched(1)
+    await place.worker.shutdown()
+    place.agents[0].exited("untaken", 1, 0, KILLED, finished=False)
+    await asyncio.sleep(1.5)  # it is reported meanwhile, and nobody is there to take it
+    assert place.agents[0].acknowledged == 0
+
+    async with worker_of(place.client, place.queue, place.cluster):
+        while not place.agents[0].acknowledged:  # noqa: ASYNC110 - nobody tells us
+            await asyncio.sleep(0.02)
+        # What it took it deals with, once its first launch is over.
+        while not (await job.query(JobWorkflow.current_state)).incident_count:  # noqa: ASYNC110 - nobody tells us
+            await asyncio.sleep(0.1)
+        await job.signal(JobWorkflow.stop, {"operator": "test"})
+        await job.result()
+
+
+async def test_a_machine_that_takes_no_acknowledgement_holds_up_no_report(place: Place) -> None:
+    """What it tells again, to the next watcher, is dealt with: no second incident comes of it."""
+    place.agents[0].deaf = True
+    job = await place.start("deaf", 2)
+    await place.until_watched(2)
+    place.agents[0].exited("deaf", 1, 0, KILLED, finished=False)
+    place.agents[1].exited("deaf", 1, 1, KILLED, finished=False)
+    while not place.agents[0].hearing or not place.agents[1].acknowledged:  # noqa: ASYNC110 - nobody tells us
+        await asyncio.sleep(0.02)
+    while (await job.query(JobWorkflow.current_state)).generation < 2:  # noqa: ASYNC110 - nobody tells us
+        await asyncio.sleep(0.02)
+    place.agents[1].exited("deaf", 2, 1, KILLED, finished=False)
+    while (await job.query(JobWorkflow.current_state)).incident_count < 2:  # noqa: ASYNC110 - nobody tells us
+        await asyncio.sleep(0.02)
+
+    assert place.agents[0].hearing == 1, "the first acknowledgement still waits for its answer"
+    assert place.agents[0].acknowledged == 0
+    await job.signal("stop", {"operator": "test"})
+    await job.result()
+
+
+async def test_what_was_never_acknowledged_is_told_again_and_opens_nothing(place: Place) -> None:
+    place.agents[0].deaf = True
+    job = await place.start("twice", 1)
+    await place.until_watched(1)
+    place.agents[0].exited("twice", 1, 0, KILLED, finished=False)
+    while (await job.query(JobWorkflow.current_state)).generation < 2:  # noqa: ASYNC110 - nobody tells us
+        await asyncio.sleep(0.05)
+    pool = AgentPool()
+    with structlog.testing.capture_logs() as logs:
+        second = asyncio.create_task(Watcher(place.client, pool, place.queue).run())
+        while not any(line["event"] == "reported" for line in logs):  # noqa: ASYNC110 - nobody tells us
+            await asyncio.sleep(0.05)
+        second.cancel()
+        await asyncio.gather(second, return_exceptions=True)
+    await pool.close()
+
+    state = await job.query(JobWorkflow.current_state)
+    assert (state.incident_count, state.generation) == (1, 2)
+    place.agents[0].deaf = False
+    while not place.agents[0].acknowledged:  # noqa: ASYNC110 - nobody tells us
+        await asyncio.sleep(0.05)
+    await job.signal(JobWorkflow.stop, {"operator": "test"})
+    await job.result()
+
+
+async def test_an_agent_that_refuses_is_asked_less_and_less_often_and_heard_when_it_is_back(place: Place) -> None:
+    place.agents[1].refuses = True
+    job = await place.start("refused", 2)
+    while len(place.agents[1].refused) < 7:  # noqa: ASYNC110 - nobody tells us
+        await asyncio.sleep(0.05)
+
+    waits = [after - before for before, after in pairwise(place.agents[1].refused)]
+    assert min(waits[4:]) > 3 * waits[0], f"the waits between tries were {waits}"
+    place.agents[1].refuses = False
+    await place.until_watched(2)
+    await job.signal(JobWorkflow.stop, {"operator": "test"})
+    await job.result()

@@ -1,0 +1,260 @@
+"""A job whose machines back up each other's rank, in simulated time: the rules are the real ones, all else is a model.
+
+One unit of time is a tenth of a second. One rank on each machine; its backup
+lies on the next machine.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from agent.checkpoints.peers.align import kept, lost, pending, pins, remember, told
+from agent.checkpoints.saved_state import NONE
+from agent.v1 import agent_pb2 as pb
+from everstep.decisions.checkpoints.align_backups import FREE, STILL_S, STILL_STEPS, AlignRule, Backed
+from everstep.decisions.checkpoints.next_backup import choose_step, next_stride
+from everstep.decisions.checkpoints.step_rate import Pace
+from everstep.decisions.detect.drift import DriftRule, Standing
+from everstep.slots.format import Pin
+
+UNIT_NS = 10**8
+TICK = 5
+"""Of watchers, and of what agents show."""
+
+
+@dataclass
+class Slots:
+    """A checkpoint file: which steps it holds; ``SlotFile`` has the rule by which one makes room."""
+
+    count: int
+    held: list[int] = field(default_factory=list)
+    pins: dict[Pin, int] = field(default_factory=dict)
+    coming: int = -1
+    """What is being written into a slot of its own; -1: nothing."""
+
+    def begin(self, step: int) -> None:
+        self.coming = step
+        strength = {held: pin for pin, held in sorted(self.pins.items())}
+        newest = max(self.held, default=-1)
+        while len(self.held) > self.count - 1:
+            self.held.remove(min((h for h in self.held if h != newest), key=lambda h: (strength.get(h, -1), h)))
+
+    def commit(self) -> None:
+        if self.coming >= 0:
+            self.held.append(self.coming)
+        self.coming = -1
+
+
+class Machine:
+    """A rank, its agent, and the backup that its peer holds of it."""
+
+    def __init__(self, rank: int, takes: Callable[[], int], *, slots: int, skew: int) -> None:
+        self.rank = rank
+        self.takes = takes
+        """Units that the next backup needs."""
+        self.skew = skew
+        self.own, self.backup = Slots(slots), Slots(2)
+        self.own.begin(1)
+        self.state = pb.SavedState(**NONE)
+        self.sending = self.ready_at = -1
+        self.stride = 1
+        self.pace = Pace()
+        self.began_at = -1
+
+    def spare(self) -> None:
+        """As ``Lane.spare``."""
+        self.own.pins = dict(pins(self.state, self.sending, self.state.backup_step))
+
+    def align(self, request: pb.AlignRequest) -> None:
+        self.state.apart = request.apart
+        told(self.state, request)
+        self.spare()
+
+    def restart(self) -> None:
+        """The agent forgets what is not pinned; what was under way breaks off."""
+        self.state = pb.SavedState(**NONE)
+        remember(self.state, dict.fromkeys(Pin, -1) | self.own.pins)
+        self.state.own_step = max(self.own.held, default=-1)
+        self.backup.coming = self.sending = -1
+        self.stride = 1
+        self.spare()
+
+    def saved(self) -> None:
+        self.own.commit()
+        self.state.own_step = max(self.own.held)
+
+    def work(self, now: int) -> None:
+        """As ``Lane._send_what_is_due``."""
+        if self.sending >= 0:
+            if self.sending not in self.own.held:  # overwritten meanwhile
+                self.backup.coming = self.sending = -1
+            elif now >= self.ready_at:
+                self.backup.commit()
+                kept(self.state, self.sending, 1)
+                self.stride = next_stride(self.stride, 1, max(self.own.held) - self.began_at)
+                self.sending = -1
+            self.spare()
+        self.pace.look(now * UNIT_NS, max(self.own.held, default=-1))
+        if self.sending < 0 and (step := self.choose(now)) is not None:
+            newest = max(self.backup.held, default=-1)
+            if step in self.backup.held or newest > step:
+                kept(self.state, max(step, newest), 1)
+                return
+            keep = self.state.backup_whole
+            if keep in self.backup.held:
+                self.backup.held = [held for held in self.backup.held if held <= keep]
+            self.backup.begin(step)
+            self.sending, self.ready_at, self.began_at = step, now + self.takes(), max(self.own.held)
+            self.spare()
+
+    def choose(self, now: int) -> int | None:
+        if named := pending(self.state):
+            if named not in self.own.held and max(self.own.held, default=-1) > named:
+                lost(self.state, named)
+                self.spare()
+            return named if named in self.own.held else None
+        if self.state.backup_named != FREE:
+            return None
+        stride = 1 if self.pace.stands_still(now * UNIT_NS, STILL_S, STILL_STEPS) else self.stride
+        return choose_step({0: self.own.held}, {0: self.state.backup_step}, every=1, stride=stride)
+
+
+class Job:
+    """Everything, and a clock.
+
+    Args:
+        takes: For each machine, how many units a backup takes; asked before each.
+        pace: Units of a step.
+        slower: For each machine, units that each of its steps takes beyond that; the ranks meet every ``meets`` steps.
+        meets: After so many steps the fast ranks wait for the slow ones.
+        watchers: Worker processes that live, each with a watcher.
+        seed: Of delays, losses and skews.
+    """
+
+    def __init__(
+        self,
+        takes: Sequence[Callable[[], int]],
+        *,
+        pace: int,
+        slower: Sequence[int] = (),
+        meets: int = 1,
+        watchers: int = 1,
+        slots: int = 4,
+        seed: int = 0,
+    ) -> None:
+        self.random = random.Random(seed)
+        self.paces = [pace + more for more in slower] or [pace] * len(takes)
+        self.meets, self.slots = meets, slots
+        self.now = 0
+        self.machines = [
+            Machine(rank, take, slots=slots, skew=self.random.randrange(min(self.paces)))
+            for rank, take in enumerate(takes)
+        ]
+        self.delay, self.loss = 5, 0.0
+        """Most units that a message takes, and the part of them that never arrives."""
+        self.watchers = [self.watcher() for _ in range(watchers)]
+        self.silent_until = 0
+        self.stood = 0
+        """Units in which no rank got any further."""
+        self.whole = 0
+        """The newest step that was said to be whole since machines were aligned."""
+        self.freed = 0
+        """What was whole up to here is kept no more, since machines were told to back up on their own."""
+        self._due: list[tuple[int, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+
+    def watcher(self) -> tuple[AlignRule, DriftRule, dict[int, Backed], dict[int, Standing]]:
+        """A new one, which knows nothing yet."""
+        return AlignRule(len(self.machines)), DriftRule(self.slots), {}, {}
+
+    def completed(self, machine: Machine) -> int:
+        """Steps that a rank has completed."""
+        cycle, within = divmod(self.now - self.stood - machine.skew, self.meets * max(self.paces))
+        return cycle * self.meets + min(within // self.paces[machine.rank], self.meets)
+
+    def run(self, units: int, *, stands: bool = False) -> None:
+        """Let time go by, and look at every moment whether any machine may be lost.
+
+        Args:
+            units: Of time.
+            stands: The ranks stand still, and only they.
+        """
+        for _ in range(units):
+            self.now += 1
+            self.stood += stands
+            while self._due and self._due[0][0] <= self.now:
+                heapq.heappop(self._due)[2]()
+            for machine in self.machines:
+                step = self.completed(machine)
+                if step > 0 and step == machine.own.coming:
+                    machine.saved()
+                    machine.own.begin(step + 1)
+                machine.work(self.now)
+            if self.now % TICK == 0:
+                self._show()
+            self._watch()
+            self.check()
+
+    def check(self) -> None:
+        """The law."""
+        assert not self.whole or any(self.survives(step) for step in self.steps() if step >= self.whole), (
+            f"at {self.now}, {self.whole} was whole: own {[m.own.held for m in self.machines]}, "
+            f"backups {[m.backup.held for m in self.machines]}"
+        )
+
+    def steps(self) -> set[int]:
+        return {step for machine in self.machines for step in machine.own.held}
+
+    def survives(self, step: int) -> bool:
+        """Whether all ranks can restore a step without any one machine."""
+        return all(all(self._left(machine, step, gone) for machine in self.machines) for gone in self.machines)
+
+    def _left(self, machine: Machine, step: int, gone: Machine) -> bool:
+        peer = self.machines[(machine.rank + 1) % len(self.machines)]
+        own = machine is not gone and step in machine.own.held
+        return own or (peer is not gone and step in machine.backup.held)
+
+    def _show(self) -> None:
+        for machine, (_, _, shown, standing) in itertools.product(self.machines, self.watchers):
+            state = machine.state
+            backed = Backed(
+                rank=machine.rank,
+                own_step=state.own_step,
+                backup_step=state.backup_step,
+                named=state.backup_named,
+                whole=state.backup_whole,
+                calm=state.backup_calm,
+                failing=False,
+                apart=state.apart,
+            )
+            heard = (self.now + TICK) * UNIT_NS
+            stands = Standing(machine.rank, state.own_step, self.completed(machine), heard)
+            # What a stream shows comes late, but in order.
+            self._later(TICK, partial(shown.__setitem__, backed.rank, backed))
+            self._later(TICK, partial(standing.__setitem__, backed.rank, stands))
+
+    def _watch(self) -> None:
+        for number, (rule, drift, shown, standing) in enumerate(self.watchers):
+            if self.now % TICK != number % TICK or self.now < self.silent_until:
+                continue
+            apart = drift.observe(standing.values(), self.now * UNIT_NS)
+            found = rule.observe(list(shown.values()), self.now * UNIT_NS, apart=apart)
+            if found is None:
+                continue
+            if found.named == FREE:
+                self.whole, self.freed = 0, max(self.freed, found.settled)
+            elif found.whole > self.freed:
+                self.whole = max(self.whole, found.whole)
+            request = pb.AlignRequest(whole=found.whole, settled=found.settled, named=found.named, apart=found.apart)
+            for machine in self.machines:
+                for _ in range(1 + (self.random.random() < self.loss)):  # some come twice
+                    if self.random.random() >= self.loss:
+                        self._later(self.random.randint(0, self.delay), partial(machine.align, request))
+
+    def _later(self, units: int, act: Callable[[], None]) -> None:
+        heapq.heappush(self._due, (self.now + units, next(self._order), act))

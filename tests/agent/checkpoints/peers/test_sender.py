@@ -1,0 +1,256 @@
+"""The sender: what it sends, what it spares, and what becomes of a peer that fails."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from agent.checkpoints.options import Place, Terms
+from agent.checkpoints.peers import peer_sender as lane_module
+from agent.checkpoints.peers.sender import Sender
+from agent.checkpoints.peers.wire import Wire
+from agent.checkpoints.save_watch import Bell
+from agent.checkpoints.saved_state import SavedStates
+from agent.v1 import agent_pb2 as pb
+from everstep.errors import AgentUnreachable
+from everstep.slots.file import SlotFile
+from everstep.slots.format import Pin, SlotHeader, pins_of
+from tests.agent.checkpoints.peers.sides import JOB, Side, save, side
+
+DATA = bytes(range(256)) * 400
+
+
+class Mine:
+    """One machine with its sender, and a connection to the peer that can be made to fail."""
+
+    def __init__(self, here: Side, peer: Side, *, ranks: tuple[int, ...] = (0,), **options: float) -> None:
+        self.here = here
+        self.peer = peer
+        self.saved = SavedStates()
+        self.failure: Exception | None = None
+        self.connections = 0
+        place = Place(JOB, "m1", here.shm, here.shm, self.saved)
+        chosen = {"backup": True, "backup_slots": 2, "backup_every_steps": 1} | options
+        peers = tuple(pb.BackupPeer(rank=rank, machine="m2", address="nowhere:1") for rank in ranks)
+        terms = Terms(1, 0, ranks, pb.CheckpointOptions(**chosen), peers)  # type: ignore[arg-type]
+        self.sender = Sender(place, terms, self._connect)
+        self.bell = Bell(here.shm, [self.sender.on_saved])
+        self.sender.start()
+        self.bell.start()
+
+    def _connect(self, address: str, job: str, closing: threading.Event) -> Wire:
+        if self.failure:
+            raise self.failure
+        self.connections += 1
+        return self.peer.connect(patience_s=1)
+
+    def save(self, step: int, rank: int = 0, data: bytes = DATA) -> SlotHeader:
+        return save(self.here.shm / f"checkpoint-{rank}", step, data)
+
+    def state(self, rank: int = 0) -> pb.SavedState:
+        return self.saved.of(rank)
+
+    def close(self) -> None:
+        self.sender.close()
+        self.bell.close()
+
+
+@pytest.fixture
+def mine() -> Iterator[Mine]:
+    with side() as here, side() as peer:
+        found = Mine(here, peer)
+        yield found
+        found.close()
+
+
+def wait(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain: {what}"
+        time.sleep(0.005)
+
+
+def test_every_step_of_who_saves_slowly_is_backed_up(mine: Mine) -> None:
+    for step in range(1, 6):
+        mine.save(step)
+        wait(lambda step=step: mine.state().backup_step == step, f"step {step}")  # type: ignore[misc]
+        assert mine.peer.payload(0, step) == mine.here.payload(0, step, "checkpoint")
+    assert mine.connections == 1
+    assert mine.peer.steps(0) == [4, 5]
+    state = mine.state()
+    assert state.backup_ns > 0
+    assert state.backup_problem == ""
+
+    def pins() -> tuple[int, int]:
+        found = pins_of((mine.here.shm / "checkpoint-0").read_bytes()[:4096])
+        return found[Pin.KEEP], found[Pin.BACKUP]
+
+    wait(lambda: pins() == (5, -1), "what is sent is pinned no longer, what the peer has is kept")
+
+
+def test_only_every_nth_step() -> None:
+    with side() as here, side() as peer:
+        mine = Mine(here, peer, backup_every_steps=3)
+        for step in range(1, 8):
+            mine.save(step)
+            if step % 3 == 0:
+                wait(lambda step=step: mine.state().backup_step == step, f"step {step}")  # type: ignore[misc]
+        assert peer.steps(0) == [3, 6]
+        mine.close()
+
+
+def test_the_named_step_takes_the_place_of_a_later_one_and_not_of_what_is_whole(mine: Mine) -> None:
+    for step in (4, 6):
+        mine.save(step)
+        wait(lambda step=step: mine.state().backup_step == step, f"step {step}")  # type: ignore[misc]
+    mine.saved.update(0, own_step=6, backup_named=5, backup_whole=4)
+    mine.sender.align(pb.AlignRequest(named=7, whole=4, settled=5))
+    pins = pins_of((mine.here.shm / "checkpoint-0").read_bytes()[:4096])
+    assert (pins[Pin.KEEP], pins[Pin.NAMED]) == (4, 7), "before it is saved"
+    for step in (7, 8):
+        mine.save(step)
+        wait(lambda: mine.state().backup_step == 7, "step 7")
+    mine.sender.align(pb.AlignRequest(named=0, settled=6))
+    time.sleep(0.1)
+    assert mine.peer.steps(0) == [4, 7]
+
+    mine.sender.align(pb.AlignRequest(named=0, settled=7))
+    wait(lambda: mine.state().backup_step == 8, "on its own again")
+    assert mine.peer.steps(0) == [7, 8]
+
+
+def test_ranks_with_the_same_peer_are_sent_alike() -> None:
+    with side() as here, side() as peer:
+        mine = Mine(here, peer, ranks=(0, 1, 2))
+        for step in (1, 2):
+            for rank in (0, 1, 2):
+                mine.save(step, rank)
+        wait(lambda: all(mine.state(rank).backup_step == 2 for rank in (0, 1, 2)), "all ranks")
+        assert mine.connections == 1
+        mine.close()
+
+
+def test_a_peer_that_cannot_be_reached_is_named_and_tried_again(mine: Mine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane_module, "FIRST_RETRY_S", 0.05)
+    mine.failure = AgentUnreachable("the agent at nowhere:1 did not answer")
+    mine.save(1)
+    wait(lambda: "no backup to m2 at nowhere:1: the agent" in mine.state().backup_problem, "the problem is told")
+    mine.save(2)
+    mine.save(3)
+    assert mine.state().backup_step == -1
+    mine.failure = None
+    wait(lambda: mine.state().backup_step == 3, "the newest is sent")
+    assert mine.state().backup_problem == ""
+
+
+def test_what_nobody_thought_of_is_told_and_backups_go_on(mine: Mine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane_module, "FIRST_RETRY_S", 0.05)
+    mine.failure = ZeroDivisionError("nobody thought of it")
+    mine.save(1)
+    wait(lambda: "to m2: ZeroDivisionError: nobody" in mine.state().backup_problem, "the problem is told")
+    mine.failure = None
+    wait(lambda: mine.state().backup_step == 1, "it is sent all the same")
+    assert mine.state().backup_problem == ""
+
+
+def test_a_slot_is_not_spared_for_ever(mine: Mine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def kept() -> int:
+        return pins_of((mine.here.shm / "checkpoint-0").read_bytes()[:4096])[Pin.KEEP]
+
+    mine.save(1)
+    wait(lambda: kept() == 1, "step 1 is spared")
+    mine.failure = AgentUnreachable("gone")
+    for connection in list(mine.peer.port._connections):
+        connection.shutdown(2)
+    mine.save(2)
+    wait(lambda: mine.state().backup_problem != "", "the problem is told")
+    assert kept() == 1
+    monkeypatch.setattr(lane_module, "LET_GO_S", 0.0)
+    wait(lambda: kept() == -1, "it is spared no more")
+    mine.failure = None
+    wait(lambda: kept() == 2, "the next one is")
+
+
+def test_a_peer_that_was_restarted_costs_no_complaint(mine: Mine) -> None:
+    mine.save(1)
+    wait(lambda: mine.state().backup_step == 1, "step 1")
+    for connection in list(mine.peer.port._connections):
+        connection.shutdown(2)
+    mine.save(2)
+    wait(lambda: mine.state().backup_step == 2 or mine.state().backup_problem != "", "step 2")
+    assert mine.state().backup_problem == ""
+    assert mine.connections == 2
+
+
+def test_a_refusal_is_named(mine: Mine) -> None:
+    mine.peer.received.stop(1)
+    mine.save(1)
+    wait(lambda: "m2 took no backup of rank 0: generation 1 was stopped" in mine.state().backup_problem, "told")
+    assert mine.peer.steps(0) == []
+
+
+def test_damage_in_own_memory_is_named_and_the_next_step_is_sent(mine: Mine) -> None:
+    mine.failure = AgentUnreachable("not yet")
+    mine.save(1)
+    wait(lambda: mine.state().backup_problem != "", "tried")
+    with (mine.here.shm / "checkpoint-0").open("r+b") as file:
+        file.seek(2 * 4096 + 5000)
+        file.write(b"\1")
+    mine.failure = None
+    wait(lambda: "damaged in its own memory" in mine.state().backup_problem, "told")
+    mine.save(2)
+    wait(lambda: mine.state().backup_step == 2, "step 2")
+    assert mine.peer.steps(0) == [2]
+
+
+def test_what_the_peer_has_already_is_not_sent_again() -> None:
+    with side() as here, side() as peer:
+        first = Mine(here, peer)
+        first.save(4)
+        wait(lambda: first.state().backup_step == 4, "step 4")
+        first.close()
+        before = (peer.shm / "backup-0").stat().st_mtime_ns
+        again = Mine(here, peer)
+        wait(lambda: again.state().backup_step == 4, "the peer says that it has step 4")
+        assert (peer.shm / "backup-0").stat().st_mtime_ns == before
+        again.close()
+
+
+def test_a_rate_holds_the_sender_back_and_not_the_rank() -> None:
+    with side() as here, side() as peer:
+        mine = Mine(here, peer, backup_rate_mb_s=0.2, backup_chunk_mb=0.01)
+        with contextlib.closing(SlotFile(here.shm / "checkpoint-0", slots=3, generation=1)) as file:
+            began = time.monotonic()
+            for step in range(1, 40):
+                file.begin(b"{}", len(DATA))
+                file.tensors()[:] = DATA
+                file.commit(step)
+                time.sleep(0.005)
+            saving = time.monotonic() - began
+        wait(lambda: mine.state().backup_step > 0, "one of them got through")
+        taken = time.monotonic() - began
+        assert taken > len(DATA) / 0.2e6 * 0.8
+        assert saving < taken
+        mine.close()
+
+
+def test_closing_does_not_wait_for_a_hanging_peer(mine: Mine) -> None:
+    hold = threading.Event()
+    taken = threading.Event()
+
+    def hang(*_: object) -> Wire:
+        taken.set()
+        hold.wait(30)
+        raise AgentUnreachable("at last")
+
+    mine.sender._lanes[0]._connect = hang
+    mine.save(1)
+    assert taken.wait(10)
+    began = time.monotonic()
+    mine.sender.close()
+    assert time.monotonic() - began < 5
+    hold.set()

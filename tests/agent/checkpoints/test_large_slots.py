@@ -1,0 +1,188 @@
+"""States of 100 GB a rank: a Stop answers from headers, and only the step that was chosen is read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+import xxhash
+
+from agent.v1 import agent_pb2 as pb
+from everstep.slots.file import SlotFile
+from everstep.slots.format import (
+    EMPTY,
+    FILE,
+    MAGIC,
+    PAGE,
+    PINS,
+    PINS_AT,
+    SAVED,
+    SLOT,
+    U64,
+    VERSION,
+    Pin,
+    capacity_for,
+)
+from everstep.slots.reader import held
+from tests.agent.agents import Job, RunningAgent
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+SLEEPER = "import time; time.sleep(600)"
+GB = 10**9
+STATE = 100 * GB
+SLOTS = 4
+ANSWER = 2_000_000
+"""A Stop may read so many bytes: logs, /proc, headers."""
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def job(agent: RunningAgent) -> AsyncIterator[Job]:
+    found = Job(agent, SLEEPER)
+    await found.prepare()
+    await found.launch()
+    await found.entered()
+    yield found
+    await found.release()
+
+
+def hollow(path: Path, state: int, steps: range) -> None:
+    """A checkpoint file as large as its slots, whose memory is that of its headers; the payload reads as zeros."""
+    capacity = capacity_for(state)
+    with path.open("wb") as file:
+        file.truncate(PAGE + len(steps) * (PAGE + capacity))
+        header = FILE.pack(MAGIC, VERSION, len(steps), capacity)
+        pins = PINS.pack(*[EMPTY] * len(Pin))
+        file.write(header + U64.pack(xxhash.xxh3_64_intdigest(header)))
+        os.pwrite(file.fileno(), pins, PINS_AT)
+        for index, step in enumerate(steps):
+            slot = SLOT.pack(step, 1, SAVED, state, 0, 4711, step)
+            at = PAGE + index * (PAGE + capacity)
+            os.pwrite(file.fileno(), slot + U64.pack(xxhash.xxh3_64_intdigest(slot)), at)
+
+
+def bytes_read(agent: RunningAgent) -> int:
+    """By the agent, with read and its kin, from files and sockets, since it was started."""
+    assert agent.process
+    lines = Path(f"/proc/{agent.process.pid}/io").read_text().splitlines()
+    return int(dict(line.split(": ") for line in lines)["rchar"])
+
+
+async def stop(job: Job, verify_bytes: int | None) -> list[pb.HeldCheckpoint]:
+    request = pb.StopRequest(job=job.name, generation=1, verify_bytes=verify_bytes)
+    return list((await job.agent.client.stop(request, timeout_s=60)).checkpoints)
+
+
+def own(rank: int, step: int) -> pb.ShardSource:
+    return pb.ShardSource(rank=rank, completed_steps=step, tier=pb.HeldCheckpoint.OWN, machine="m1")
+
+
+async def restore(job: Job, *shards: pb.ShardSource) -> list[pb.ShardRestored]:
+    request = pb.RestoreRequest(job=job.name, shards=shards, checkpoint=pb.CheckpointOptions(slots=SLOTS))
+    return list((await job.agent.client.restore(request, timeout_s=60)).shards)
+
+
+async def test_a_stop_answers_for_800_gb_without_reading_them(agent: RunningAgent, job: Job) -> None:
+    for rank in (0, 1):
+        hollow(agent.shm / job.name / f"checkpoint-{rank}", STATE, range(20, 20 + SLOTS))
+    before = bytes_read(agent)
+
+    found = await stop(job, verify_bytes=256 * 10**6)
+
+    assert bytes_read(agent) - before < ANSWER
+    assert sum(one.bytes for one in found) == 2 * SLOTS * STATE
+    assert {(one.rank, one.completed_steps) for one in found} == {(r, s) for r in (0, 1) for s in range(20, 24)}
+    assert all(one.valid and one.unverified for one in found), "nobody says that the contents are good"
+
+
+async def test_a_damaged_header_is_named_without_the_payload(agent: RunningAgent, job: Job) -> None:
+    path = agent.shm / job.name / "checkpoint-0"
+    hollow(path, STATE, range(20, 20 + SLOTS))
+    with path.open("r+b", buffering=0) as file:
+        at = PAGE + 2 * (PAGE + capacity_for(STATE))
+        os.pwrite(file.fileno(), bytes([os.pread(file.fileno(), 1, at + 24)[0] ^ 1]), at + 24)
+        os.truncate(path, PAGE + 3 * (PAGE + capacity_for(STATE)) + PAGE + STATE // 2)
+
+    found = {one.completed_steps: one for one in await stop(job, verify_bytes=0)}
+
+    assert [step for step, one in found.items() if one.valid] == [20, 21]
+    assert "header does not match its checksum" in found[22].reason
+    assert "truncated" in found[23].reason
+
+
+@pytest.mark.parametrize(
+    ("limit", "verified"), [(None, True), (8 * 200_000, True), (8 * 200_000 - 1, False), (0, False)]
+)
+async def test_small_slots_are_verified_by_the_stop_itself(
+    agent: RunningAgent, job: Job, limit: int | None, verified: bool
+) -> None:
+    for rank in (0, 1):
+        hollow(agent.shm / job.name / f"checkpoint-{rank}", 200_000, range(20, 20 + SLOTS))
+
+    found = await stop(job, verify_bytes=limit)
+
+    assert [one.valid for one in found] == [not verified] * 8, "the contents are not what the checksum says"
+    assert all(one.unverified != verified for one in found)
+
+
+async def test_only_the_chosen_step_is_read_and_all_ranks_at_once(agent: RunningAgent, job: Job) -> None:
+    size = 48_000_000
+    await stop(job, verify_bytes=0)
+    for rank in (0, 1):
+        path = agent.shm / job.name / f"checkpoint-{rank}"
+        path.unlink(missing_ok=True)
+        file = SlotFile(path, slots=SLOTS, generation=1)
+        for step in range(20, 20 + SLOTS):
+            file.begin(b"tree", size)
+            with file.tensors() as view:
+                view[:8] = step.to_bytes(8, "little")
+            file.commit(step)
+        file.close()
+    at = PAGE + 1 * (PAGE + capacity_for(size + 4)) + PAGE + size // 2
+    with (agent.shm / job.name / "checkpoint-1").open("r+b", buffering=0) as damaged:
+        os.pwrite(damaged.fileno(), b"\1", at)
+    before = bytes_read(agent)
+
+    newest = await restore(job, own(0, 23), own(1, 23))
+
+    read = bytes_read(agent) - before
+    assert 2 * size <= read < 2 * size + ANSWER, "each chosen slot once, and no other"
+    assert [(one.ok, one.bytes) for one in newest] == [(True, 0), (True, 0)]
+
+    older = {one.rank: one for one in await restore(job, own(0, 21), own(1, 21))}
+    assert older[0].ok
+    assert (older[1].ok, older[1].damaged) == (False, True)
+    assert older[1].reason == "its contents do not match their checksum"
+    [gone] = await restore(job, own(0, 7))
+    assert gone.damaged and "does not hold step 7" in gone.reason
+
+
+async def test_what_is_hollow_is_found_out_before_a_rank_restores_it(agent: RunningAgent, job: Job) -> None:
+    path = agent.shm / job.name / "checkpoint-0"
+    hollow(path, GB, range(20, 22))
+    assert all(one.valid for one in held(path, verify=False))
+    await stop(job, verify_bytes=0)
+
+    [found] = await restore(job, own(0, 21))
+
+    assert (found.ok, found.damaged) == (False, True)
+
+
+async def test_own_slots_beyond_where_a_launch_begins_are_forgotten_whatever_its_ranks_do(
+    agent: RunningAgent, job: Job
+) -> None:
+    """These ranks run a script that knows nothing of the library, as do those that are killed before they can."""
+    await job.stop()
+    paths = [agent.shm / job.name / f"checkpoint-{rank}" for rank in (0, 1)]
+    for path in paths:
+        hollow(path, 200_000, range(20, 20 + SLOTS))
+    request = job.launch_request(2)
+    request.resume_step = 21
+    await agent.client.launch(request, timeout_s=60)
+
+    for path in paths:
+        assert {one.completed_steps for one in held(path, verify=False) if one.valid} == {20, 21}
+    await job.stop(2)

@@ -1,0 +1,242 @@
+"""A job whose machines have disks of different speed, in simulated time: the rules are the real ones, all else is a
+model.
+
+One unit of time is a tenth of a second. One rank on each machine.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+from activities.watching.job_view import Watched
+from agent.checkpoints.options import Place, Terms
+from agent.checkpoints.saved_state import SavedStates
+from agent.checkpoints.tiers.retention import Keeper
+from agent.v1 import agent_pb2 as pb
+from everstep.decisions.checkpoints.next_disk_step import choose_step, stride_after
+from everstep.model.checkpoint_policy import CheckpointPolicy
+from everstep.model.job import JobSpec
+from everstep.model.machine import Machine as Named
+
+UNIT_NS = 10**8
+TICK = 5
+"""Of watchers, and of what agents show."""
+MOST_ON_DISK = 5
+"""Steps on a disk besides the newest ``disk_keep``: settled, promised, two that are open, and one that comes."""
+
+
+class Machine:
+    """A rank that saves every step into memory, and its agent, which writes some of them to disk."""
+
+    def __init__(
+        self, rank: int, takes: Callable[[], int], policy: CheckpointPolicy, world: int, shm: Path, offset_ns: int
+    ) -> None:
+        self.rank = rank
+        self.takes = takes
+        """Units that the next file needs."""
+        self.policy, self.world = policy, world
+        self.shm = shm / f"m{rank}"
+        self.offset_ns = offset_ns
+        """By which its clock is off."""
+        self.memory: list[int] = []
+        self.disk: set[int] = set()
+        self.saved_at: dict[int, int] = {}
+        self.failing = self.unheard = False
+        self.start()
+
+    def start(self) -> None:
+        """The agent, anew: it knows what is on disk and what it noted."""
+        self.saved = SavedStates()
+        self.keeper = Keeper(Place("job", f"m{self.rank}", self.shm, self.shm, self.saved))
+        options = pb.CheckpointOptions(disk_every_steps=self.policy.disk_every_steps, disk_keep=self.policy.disk_keep)
+        topology = f"{self.world},1,1,1,pp-dp-tp"
+        self.terms = Terms(1, 0, (self.rank,), options, topology=topology)
+        self.done = max([*self.disk, self.keeper.open(self.terms, self.disk) or -1])
+        self.asked: set[int] = set()
+        self.writing = self.ready_at = -1
+        self.stride = 1
+        self.began_at = -1
+
+    def told(self, request: pb.PersistRequest) -> None:
+        """As ``JobTiers.persist`` and ``DiskWriter.persist``."""
+        if self.unheard:
+            return
+        self.keeper.told(request)
+        if request.step > self.done:
+            self.asked.add(request.step)
+            self.keeper.named(request.step)
+
+    def save(self, step: int, now: int) -> None:
+        self.saved_at[step] = now
+        self.memory = [one for one in self.memory if one == self.writing or one > step - 3] + [step]
+
+    def work(self, now: int) -> None:
+        """As ``DiskWriter._advance`` and ``_written``."""
+        if self.writing >= 0 and self.writing not in self.asked and self.asked and self._choice(0) is not None:
+            self._end()
+        if self.writing >= 0 and now >= self.ready_at:
+            step, newest = self.writing, max(self.memory)
+            if not self.failing:
+                self.disk.add(step)
+                self.keeper.wrote(step)
+                lasted = newest - max(step, self.began_at)
+                self.stride = stride_after(self.policy.disk_every_steps, lasted) if self._every() else 1
+            self._end()
+            if not self.failing:
+                self.disk -= self.keeper.old(self.terms, sorted(self.disk))
+        if self.writing < 0 and (chosen := self._choice(self._every())) is not None:
+            self.writing, self.began_at = chosen, max(self.memory)
+            self.ready_at = now + self.takes()
+            self.keeper.passed(chosen - 1)
+
+    def _every(self) -> int:
+        return self.policy.disk_every_steps
+
+    def _end(self) -> None:
+        self.done = max(self.done, self.writing)
+        self.asked.discard(self.writing)
+        self.keeper.passed(self.done)
+        self.writing = -1
+
+    def _choice(self, every: int) -> int | None:
+        choice = choose_step(
+            {self.rank: self.memory}, every=every, stride=self.stride, asked=self.asked, done=self.done
+        )
+        self.asked -= choice.gone.keys()
+        return choice.step
+
+    def shows(self, now: int) -> pb.ProgressReply:
+        newest = max(self.disk, default=-1)
+        saved = self.saved.of(self.rank)
+        saved.own_step = max(self.memory, default=-1)
+        saved.disk_step, saved.disk_wanted = newest, min(self.asked, default=-1)
+        if newest >= 0:
+            saved.disk_ns = self.saved_at[newest] * UNIT_NS + self.offset_ns
+            saved.disk_age_s = (now - self.saved_at[newest]) / 10
+        shown = pb.RankProgress(rank=self.rank, generation=1, alive=True, completed_steps=saved.own_step, saved=saved)
+        shown.milestones.forked = self.offset_ns + 1
+        return pb.ProgressReply(time_ns=now * UNIT_NS + self.offset_ns, generation=1, ranks=[shown])
+
+
+class Job:
+    """Everything, and a clock.
+
+    Args:
+        takes: For each machine, how many units a file takes; asked before each.
+        pace: Units of a step.
+        folder: For what agents note.
+        policy: Of the job.
+        watchers: Worker processes that live, each with a watcher.
+        seed: Of delays and losses.
+        offsets_ns: By which the clock of each machine is off.
+    """
+
+    def __init__(
+        self,
+        takes: Sequence[Callable[[], int]],
+        *,
+        pace: int,
+        folder: Path,
+        policy: CheckpointPolicy,
+        watchers: int = 1,
+        seed: int = 0,
+        offsets_ns: Sequence[int] = (),
+    ) -> None:
+        self.random = random.Random(seed)
+        self.pace, self.policy = pace, policy
+        self.now = self.step = 0
+        self.names = [Named(name=f"m{rank}", address=f"127.0.0.1:{rank}") for rank in range(len(takes))]
+        self.spec = JobSpec(name="job", script="/job.py", machines=len(takes), checkpoint=policy)
+        offsets = [*offsets_ns, *[0] * len(takes)]
+        self.machines = [
+            Machine(rank, take, policy, len(takes), folder, offsets[rank]) for rank, take in enumerate(takes)
+        ]
+        self.delay, self.loss = 5, 0.0
+        """Most units that a message takes, and the part of them that never arrives."""
+        self.watchers = [self.watcher() for _ in range(watchers)]
+        self.silent_until = 0
+        self.asked: list[tuple[int, int]] = []
+        """When a step was asked for, and which."""
+        self._due: list[tuple[int, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+
+    def watcher(self) -> Watched:
+        """A new one, which knows nothing yet."""
+        return Watched(self.spec, self.names)
+
+    def run(self, units: int) -> None:
+        """Let time go by, and hold the law at every moment."""
+        for _ in range(units):
+            self.now += 1
+            while self._due and self._due[0][0] <= self.now:
+                heapq.heappop(self._due)[2]()
+            if self.now % self.pace == 0:
+                self.step += 1
+            for machine in self.machines:
+                if self.now % self.pace == 0:
+                    machine.save(self.step, self.now)
+                machine.work(self.now)
+            if self.now % TICK == 0:
+                self._show()
+            self._watch()
+            self.check()
+
+    @property
+    def common(self) -> int:
+        """The newest step that all machines have on disk; 0: none."""
+        return max(set.intersection(*(machine.disk for machine in self.machines)), default=0)
+
+    @property
+    def settled(self) -> int:
+        """What any machine was told to be kept by all."""
+        return max(machine.saved.of(machine.rank).disk_settled for machine in self.machines)
+
+    def check(self) -> None:
+        """The law."""
+        disks = [sorted(machine.disk) for machine in self.machines]
+        assert self.common >= self.settled, f"at {self.now}, {self.settled} was settled: disks {disks}"
+        most = self.policy.disk_keep + MOST_ON_DISK
+        assert all(len(disk) <= most for disk in disks), f"at {self.now}, more than {most} steps: disks {disks}"
+
+    def _show(self) -> None:
+        for machine in self.machines:
+            if not machine.unheard:
+                reply = machine.shows(self.now)
+                for watched in self.watchers:
+                    # What a stream shows comes late, but in order.
+                    self._later(TICK, partial(self._hear, watched, f"m{machine.rank}", reply))
+
+    def _hear(self, watched: Watched, machine: str, reply: pb.ProgressReply) -> None:
+        watched.showed(machine, reply, self.now * UNIT_NS)
+
+    def _watch(self) -> None:
+        for number, watched in enumerate(self.watchers):
+            if self.now % TICK != number % TICK or self.now < self.silent_until:
+                continue
+            for request in self._said(watched):
+                for machine in self.machines:
+                    for _ in range(1 + (self.random.random() < self.loss)):  # some come twice
+                        if self.random.random() >= self.loss:
+                            self._later(self.random.randint(0, self.delay), partial(machine.told, request))
+
+    def _said(self, watched: Watched) -> Iterator[pb.PersistRequest]:
+        """As ``Watcher._persist``, but at every look."""
+        step = watched.persist(self.now * UNIT_NS)
+        generation, agreed = watched.on_disks()
+        if step:
+            self.asked.append((self.now, step))
+        yield pb.PersistRequest(
+            step=step or 0,
+            whole=agreed.keep,
+            generation=generation,
+            settled=agreed.settled,
+            gone=agreed.gone,
+        )
+
+    def _later(self, units: int, act: Callable[[], None]) -> None:
+        heapq.heappush(self._due, (self.now + units, next(self._order), act))

@@ -1,0 +1,56 @@
+"""Storage that hangs costs one thread and nobody's time."""
+
+from __future__ import annotations
+
+import threading
+
+from agent.checkpoints.tiers.looks import Looks, NoAnswer
+
+
+def fails() -> str:
+    raise PermissionError("not allowed")
+
+
+def test_each_place_answers_for_itself() -> None:
+    looks, hang = Looks(), threading.Event()
+    try:
+        found = looks.at({"c": lambda: str(hang.wait(60)), "b": fails, "a": lambda: "here"}, 0.2)
+    finally:
+        hang.set()
+
+    assert found["a"] == "here"
+    assert isinstance(found["b"], PermissionError)
+    assert isinstance(found["c"], NoAnswer) and "no answer for" in str(found["c"])
+
+
+def test_a_place_that_hangs_has_one_thread_however_often_it_is_looked_at() -> None:
+    looks, hang, begun = Looks(), threading.Event(), []
+
+    def work() -> str:
+        begun.append(threading.current_thread())
+        hang.wait(60)
+        return f"look {len(begun)}"
+
+    for _ in range(3):
+        assert isinstance(looks.at({"nfs": work}, 0.05)["nfs"], NoAnswer)
+    assert len(begun) == 1
+    hang.set()
+
+    # What began before we asked may not have seen all: it is looked again.
+    assert looks.at({"nfs": work}, 30)["nfs"] == "look 2"
+    assert len(begun) == 2
+
+
+def test_many_that_ask_at_once_share_what_began_after_they_asked() -> None:
+    looks, go = Looks(), threading.Event()
+    found: list[object] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(looks.at({"a": lambda: go.wait(60)}, 60)["a"])) for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    go.set()
+    for thread in threads:
+        thread.join(60)
+
+    assert found == [True] * 8

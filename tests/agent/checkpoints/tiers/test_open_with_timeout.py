@@ -1,0 +1,155 @@
+"""A disk that hangs holds up neither a launch nor a stop."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from agent.checkpoints.options import Terms
+from agent.checkpoints.saved_state import SavedStates
+from agent.checkpoints.tiers import open_with_timeout
+from agent.checkpoints.tiers.open_with_timeout import PatientTiers
+from agent.v1 import agent_pb2 as pb
+from everstep.errors import CheckpointError
+from everstep.slots.format import SlotHeader
+
+HEADER = SlotHeader(1, 1, 0, 0, 0, 0)
+
+
+class Tiers:
+    """Says what it was told; ``hang`` keeps it from opening."""
+
+    def __init__(self) -> None:
+        self.hang = threading.Event()
+        self.hang.set()
+        self.failure: Exception | None = None
+        self.calls: list[str] = []
+
+    def open(self, terms: Terms) -> None:
+        self.hang.wait(30)
+        if self.failure:
+            raise self.failure
+        self.calls.append(f"open {terms.generation}")
+
+    def on_saved(self, rank: int, header: SlotHeader) -> None:
+        self.calls.append(f"saved {header.completed_steps}")
+
+    def shut(self) -> None:
+        self.calls.append("shut")
+
+    def persist(self, request: pb.PersistRequest) -> None: ...
+
+    def held(self, request: pb.CheckpointsRequest) -> list[pb.HeldCheckpoint]:
+        return []
+
+    def restore(self, shard: pb.ShardSource, options: pb.CheckpointOptions, fenced: int) -> int:
+        return 0
+
+    def close(self) -> None: ...
+
+
+def terms(generation: int) -> Terms:
+    return Terms(generation, 0, (0, 1), pb.CheckpointOptions())
+
+
+def until(tiers: Tiers, calls: list[str]) -> None:
+    deadline = time.monotonic() + 20
+    while tiers.calls != calls:
+        assert time.monotonic() < deadline, tiers.calls
+        time.sleep(0.005)
+
+
+def test_in_order() -> None:
+    tiers, saved = Tiers(), SavedStates()
+    found = PatientTiers(tiers, saved)
+    found.on_saved(0, HEADER)
+    found.open(terms(1))
+    found.on_saved(0, HEADER)
+    found.shut()
+    found.on_saved(0, HEADER)
+    found.shut()
+    assert tiers.calls == ["open 1", "saved 1", "shut"]
+    assert saved.of(0).disk_problem == ""
+
+
+def test_what_fails_is_told_and_nothing_is_written() -> None:
+    tiers, saved = Tiers(), SavedStates()
+    tiers.failure = CheckpointError("no such folder")
+    found = PatientTiers(tiers, saved)
+    found.open(terms(1))
+    found.on_saved(0, HEADER)
+    found.shut()
+    assert tiers.calls == []
+    assert saved.of(1).disk_problem == "no such folder"
+
+
+def test_a_disk_that_hangs_is_told_and_opened_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_with_timeout, "OPEN_S", 0.05)
+    tiers, saved = Tiers(), SavedStates()
+    tiers.hang.clear()
+    found = PatientTiers(tiers, saved)
+    found.open(terms(1))
+    assert "does not answer" in saved.of(0).disk_problem
+    found.on_saved(0, HEADER)
+    tiers.hang.set()
+    until(tiers, ["open 1"])
+    deadline = time.monotonic() + 20
+    while saved.of(1).disk_problem:
+        assert time.monotonic() < deadline, "what is over is told no more"
+        time.sleep(0.005)
+    found.shut()
+    assert tiers.calls == ["open 1", "shut"]
+
+
+def test_what_was_stopped_while_the_disk_hung_does_not_stay_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_with_timeout, "OPEN_S", 0.05)
+    tiers = Tiers()
+    tiers.hang.clear()
+    found = PatientTiers(tiers, SavedStates())
+    found.open(terms(1))
+    found.shut()
+    assert tiers.calls == []
+    tiers.hang.set()
+    until(tiers, ["open 1", "shut"])
+
+
+def test_the_newest_launch_counts_when_the_disk_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_with_timeout, "OPEN_S", 0.05)
+    tiers = Tiers()
+    tiers.hang.clear()
+    found = PatientTiers(tiers, SavedStates())
+    found.open(terms(1))
+    found.shut()
+    found.open(terms(2))
+    tiers.hang.set()
+    until(tiers, ["open 1", "shut", "open 2"])
+    found.shut()
+    assert tiers.calls[-1] == "shut"
+
+
+def test_what_failed_for_want_of_room_is_opened_once_there_is_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_with_timeout, "AGAIN_S", 0.02)
+    tiers, saved = Tiers(), SavedStates()
+    tiers.failure = CheckpointError("no room")
+    found = PatientTiers(tiers, saved)
+    found.open(terms(1))
+    assert saved.of(0).disk_problem == "no room"
+    tiers.failure = None
+    until(tiers, ["open 1"])
+    deadline = time.monotonic() + 20
+    while saved.of(1).disk_problem:
+        assert time.monotonic() < deadline, "what is over is told no more"
+        time.sleep(0.005)
+    found.on_saved(0, HEADER)
+    found.shut()
+    assert tiers.calls == ["open 1", "saved 1", "shut"]
+
+    tiers.failure = CheckpointError("no room")
+    found.open(terms(2))
+    found.shut()
+    tiers.failure = None
+    found.open(terms(3))
+    assert tiers.calls[3:] == ["open 3"], "what was stopped meanwhile is not tried again"
+    found.shut()

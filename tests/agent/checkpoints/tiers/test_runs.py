@@ -1,0 +1,120 @@
+"""Files of another run of the job's name, on disk and on remote storage, whatever clocks and generations say."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from everstep.errors import CorruptCheckpoint
+from everstep.slots.file import SlotFile
+from tests.agent.checkpoints.tiers.tier_job import DISK, JOB, REMOTE, Machine, wait_for
+
+FIRST, SECOND = "20261121-100000.000-aaaaaaaa", "20261121-110000.000-bbbbbbbb"
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"file://{tmp_path}/remote"
+
+
+@pytest.fixture
+def machine(tmp_path: Path, url: str) -> Iterator[Machine]:
+    """A machine that the earlier run has left with step 10 on disk and remote."""
+    made = Machine(tmp_path, remote_url=url)
+    made.run = FIRST
+    made.launch()
+    made.save(10)
+    made.on_disk(10)
+    made.on_remote(10)
+    yield made
+    made.close()
+
+
+def turn_to(machine: Machine, run: str) -> None:
+    """As the agent does it for a new run."""
+    machine.tiers.close()
+    jobs = machine.place.state_dir / "jobs" / JOB
+    if jobs.exists():
+        shutil.rmtree(jobs)
+    machine.lose_memory()
+    machine.ranks = {}
+    machine.tiers = machine.made()
+    machine.run = run
+
+
+def aside(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.rglob("*abandoned*"))
+
+
+def test_files_say_of_which_run_and_sizes_they_are(machine: Machine, url: str) -> None:
+    found = machine.held(remote_url=url)
+    assert {(one.tier, one.run, one.topology) for one in found} == {
+        (tier, FIRST, "1,2,1,1,pp-dp-tp") for tier in (DISK, REMOTE)
+    }
+
+
+def test_a_clock_that_was_set_back_does_not_make_an_earlier_runs_files_ours(
+    machine: Machine, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turn_to(machine, SECOND)
+    monkeypatch.setattr("agent.checkpoints.tiers.job_tiers.time.time_ns", lambda: 1)
+    machine.launch()
+    assert machine.held() == []
+    assert aside(machine.place.state_dir / "checkpoints") == ["abandoned-g1-step-000000010"]
+    wait_for(lambda: len(aside(tmp_path / "remote")) == 2, "the remote manifests are set aside")
+    assert machine.held(remote_url=url) == []
+
+
+def test_a_clock_that_was_set_forward_does_not_cost_a_run_its_own_files(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record of the tiers is lost, and the agent that comes back takes the time anew."""
+    machine.tiers.close()
+    shutil.rmtree(machine.place.state_dir / "jobs" / JOB)
+    machine.tiers = machine.made()
+    monkeypatch.setattr("agent.checkpoints.tiers.job_tiers.time.time_ns", lambda: 1 << 62)
+    machine.tiers.open(machine.terms())
+    assert machine.steps() == {0: [10], 1: [10]}
+
+
+def test_the_step_from_which_a_run_starts_stays(machine: Machine) -> None:
+    turn_to(machine, SECOND)
+    machine.launch(generation=1, resume_step=10)
+    assert machine.steps() == {0: [10], 1: [10]}
+
+
+def test_what_a_newer_run_saved_is_neither_listed_nor_renamed_by_an_older_one(machine: Machine, url: str) -> None:
+    turn_to(machine, "20261121-090000.000-cccccccc")
+    machine.launch(generation=7)
+    machine.tiers.close()
+    assert machine.held(remote_url=url) == []
+    assert aside(machine.place.state_dir.parent) == []
+
+
+def test_of_two_folders_the_one_with_the_chosen_save_is_read(machine: Machine, tmp_path: Path) -> None:
+    """The job's disk_path was changed between the runs, and both left the same step."""
+    (chosen,) = (one for one in machine.held() if one.rank == 0)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    machine.options.disk_path = str(elsewhere)
+    turn_to(machine, SECOND)
+    machine.size += 64
+    machine.launch(generation=1, resume_step=10)  # of the same numbers, and of another size
+    machine.save(10)
+    machine.on_disk(10)
+    wait_for((elsewhere / JOB / "step-000000010" / "rank-0.json").exists, "the other save is written")
+    machine.lose_memory()
+
+    machine.restore(0, 10, saved_ns=chosen.saved_ns)
+    slot = SlotFile(machine.shm / "checkpoint-0")
+    try:
+        assert len(slot.load(10).tensors) == machine.size - 64
+    finally:
+        slot.close()
+
+    for tier in (DISK, REMOTE):
+        with pytest.raises(CorruptCheckpoint, match="holds another save of step 10"):
+            machine.restore(1, 10, tier, saved_ns=5)

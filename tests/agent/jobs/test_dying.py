@@ -1,0 +1,120 @@
+"""Ranks that take long to die: nobody calls them dead, nobody gives them up, and it is said."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from temporalio.testing import ActivityEnvironment
+
+from activities.agents.ranks import RankActivities
+from activities.messages import ReleaseInput, StopInput
+from agent.client import AgentPool
+from everstep.errors import AgentError, StillDying
+from everstep.model.machine import Machine
+from tests.agent.agents import Job, RunningAgent, alive
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
+
+SLEEP = "import time; time.sleep(600)"
+FREEZER = Path("/sys/fs/cgroup/freezer")
+
+
+class Freezer:
+    """Processes in it take note of SIGKILL, and end once they are let go: as when the kernel has to free much first."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def hold(self, pid: int) -> None:
+        (self._folder / "cgroup.procs").write_text(str(pid))
+        self._state("FROZEN")
+
+    def let_go(self) -> None:
+        self._state("THAWED")
+
+    def _state(self, wanted: str) -> None:
+        path = self._folder / "freezer.state"
+        path.write_text(wanted)
+        while path.read_text().strip() != wanted:
+            time.sleep(0.01)
+
+
+@pytest.fixture
+def freezer() -> Iterator[Freezer]:
+    folder = FREEZER / f"everstep-test-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    try:
+        folder.mkdir()
+    except OSError as error:
+        pytest.skip(f"processes cannot be frozen here (cgroup v1, root): {error}")
+    found = Freezer(folder)
+    yield found
+    found.let_go()
+    while (folder / "cgroup.procs").read_text():
+        time.sleep(0.01)
+    folder.rmdir()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def job(agent: RunningAgent) -> AsyncIterator[Job]:
+    found = Job(agent, SLEEP)
+    await found.prepare()
+    await found.launch()
+    await found.entered()
+    yield found
+    await found.release()
+
+
+@pytest.mark.parametrize("with_server", [True, pytest.param(False, marks=pytest.mark.wide)])
+async def test_a_rank_that_takes_long_to_die_is_named_and_asked_for_again(
+    agent: RunningAgent, job: Job, freezer: Freezer, with_server: bool
+) -> None:
+    first, second = [rank.pid for rank in (await job.entered()).ranks]
+    freezer.hold(second)
+    if not with_server:  # the agent kills then
+        os.kill((await agent.client.describe()).jobs[0].fork_server_pid, 9)
+
+    with pytest.raises(StillDying, match=rf"rank 1 \(pid {second}, state .\) has been dying for 1\d s"):
+        await job.stop()
+    assert alive(second) and not alive(first)
+    with pytest.raises(AgentError, match="rank 1 of generation 1 still lives"):
+        await job.launch(2)
+
+    freezer.let_go()
+    while alive(second):  # noqa: ASYNC110 - nobody tells us
+        await asyncio.sleep(0.02)
+    reply = await job.stop()  # the same request: what failed was not remembered
+    assert [rank.stopped_by_us for rank in reply.ranks] == [True, True]
+    assert (await job.launch(2)).generation == 2
+
+
+async def test_the_activities_wait_and_say_for_whom(agent: RunningAgent, job: Job, freezer: Freezer) -> None:
+    pid = (await job.entered()).ranks[0].pid
+    freezer.hold(pid)
+    pool, said = AgentPool(), list[str]()
+    environment = ActivityEnvironment()
+    environment.on_heartbeat = lambda *details: said.extend(map(str, details))
+    machines = [Machine(name="m1", address=agent.address)]
+    activities = RankActivities(pool)
+    stop = StopInput(job=job.name, generation=1, machines=machines, dying_s=12.0)
+
+    found = await environment.run(activities.stop, stop)
+
+    [line] = found.dying
+    assert line.startswith(f"m1: rank 0 (pid {pid}, state ")
+    assert (found.held, found.exits, found.unreachable) == ([], [], []), "nothing else is known then"
+    freed = await environment.run(activities.release, ReleaseInput(job=job.name, machines=machines, dying_s=0.0))
+    assert freed == 0, "its memory is not given back while it lives"
+    assert any("has been dying for" in text for text in said)
+
+    freezer.let_go()
+    gone = await environment.run(activities.stop, stop)
+    assert not gone.dying
+    assert {end.rank for end in gone.exits} == {0, 1}
+    await pool.close()

@@ -1,0 +1,94 @@
+"""Variables that a job only names: where their values come from, and where they never get to."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agent.client import AgentPool
+from agent.jobs.variables import taken
+from agent.v1 import agent_pb2 as pb
+from controlplane.start_checks.storage import check_storage
+from everstep.errors import ConfigError
+from everstep.model.job import JobSpec
+from everstep.model.machine import Machine
+from tests.agent.agents import Job, running_agent
+
+SCRIPT = (
+    "import hashlib, os\nprint(*[hashlib.sha256(os.environ[n].encode()).hexdigest() for n in ('ONE_KEY', 'TWO')])\n"
+)
+FIRST, SECOND = "first-very-secret", "second very secret"
+
+
+def test_the_file_comes_before_the_agents_environment(tmp_path: Path) -> None:
+    file = tmp_path / "env"
+    file.write_text("# ours\n\nONE=file\nexport TWO='a b'\nTHREE=a=b \n")
+    own = {"ONE": "agent", "FOUR": "agent"}
+    found = taken(["ONE", "TWO", "THREE", "FOUR"], str(file), "m1", own)
+    assert found == {"ONE": "file", "TWO": "a b", "THREE": "a=b", "FOUR": "agent"}
+    assert taken(["ONE"], "", "m1", own) == {"ONE": "agent"}
+    assert taken([], "", "m1", own) == {}
+
+
+def test_what_is_missing_is_named_with_its_machine_and_without_values(tmp_path: Path) -> None:
+    file = tmp_path / "env"
+    file.write_text(f"ONE={FIRST}\n")
+    with pytest.raises(ConfigError, match=r"TWO, THREE.* are neither in .*env nor .* on m7"):
+        taken(["ONE", "TWO", "THREE"], str(file), "m7", {})
+    with pytest.raises(ConfigError, match=r"ONE.* is not in the agent's environment on m7: .*env_file"):
+        taken(["ONE"], "", "m7", {})
+    with pytest.raises(ConfigError, match="cannot be read on m7: No such file"):
+        taken(["ONE"], str(tmp_path / "nonsuch"), "m7", {})
+    file.write_text(f"ONE={FIRST}\n{SECOND}\n")
+    with pytest.raises(ConfigError, match=r"line 2 of env_file .* on m7 is not NAME=value") as caught:
+        taken(["ONE"], str(file), "m7", {})
+    assert SECOND not in str(caught.value)
+
+
+async def test_ranks_get_them_and_nobody_keeps_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONE_KEY", FIRST)
+    file = tmp_path / "env"
+    file.write_text(f"TWO={SECOND}\n")
+    async with running_agent(tmp_path / "agent") as agent:
+        job = Job(agent, SCRIPT, ranks=1)
+        names, place = ["ONE_KEY", "TWO"], str(file)
+        asked = pb.PrepareRequest(request_id="prepare", job=job.name, env_from=[*names, "THREE"], env_file=place)
+        with pytest.raises(ConfigError, match=r"THREE.* neither in .* nor in the environment of the agent on m1"):
+            await agent.client.prepare(asked, timeout_s=60)
+        assert list((await agent.client.describe()).jobs) == [], "nothing was started"
+        asked = pb.PrepareRequest(request_id="prepare", job=job.name, env_from=names, env_file=place)
+        assert (await agent.client.prepare(asked, timeout_s=60)).env_found
+        request = job.launch_request()
+        request.env_from.extend(names)
+        request.env_file = place
+        await agent.client.launch(request, timeout_s=60)
+        await job.exits(1)
+        wanted = [hashlib.sha256(value.encode()).hexdigest() for value in (FIRST, SECOND)]
+        assert (await job.log(0, stream=pb.ReadLogRequest.STDOUT)).decode().split() == wanted
+        kept = [path for root in (agent.folder, agent.shm) for path in root.rglob("*") if path.is_file()]
+        assert len(kept) > 3
+        assert [path for path in kept if any(one.encode() in path.read_bytes() for one in (FIRST, SECOND))] == []
+        file.write_text("")
+        request.generation, request.request_id = 2, "launch-2"
+        with pytest.raises(ConfigError, match="TWO, which the job takes with env_from, is neither"):
+            await agent.client.launch(request, timeout_s=60)
+        await job.release()
+
+
+async def test_a_job_whose_variables_are_missing_is_not_started(tmp_path: Path) -> None:
+    pool: Any = AgentPool()
+    pool.aclose = pool.close
+    async with running_agent(tmp_path / "agent") as agent, contextlib.aclosing(pool):
+        spec = JobSpec(name="lacks", script="/job.py", env_from=["EVEN_MORE_SECRET"])
+        control: Any = SimpleNamespace(agents=pool)
+        machines = [Machine(name="m1", address=agent.address)]
+        with pytest.raises(ConfigError, match=r"lacks is not started: EVEN_MORE_SECRET, .* environment on m1"):
+            await check_storage(control, spec, machines)
+        file = tmp_path / "env"
+        file.write_text("EVEN_MORE_SECRET=1\n")
+        await check_storage(control, spec.model_copy(update={"env_file": str(file)}), machines)

@@ -1,0 +1,236 @@
+"""Fork servers that a template forks are what fork servers are that an agent starts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from agent.launcher.fork_client import ForkServer
+from agent.launcher.from_template import end_of, fork_from
+from agent.v1 import agent_pb2 as pb
+from tests import templates
+from tests.agent.agents import Job, RunningAgent, alive, running_agent, until
+from tests.strangers import python_as_nobody
+from tests.templates import Template
+
+SLEEP = "import time; time.sleep(600)\n"
+
+
+@pytest.fixture
+def template(request: pytest.FixtureRequest) -> Iterator[Template]:
+    """The one that all tests share, or with ``own_template`` one that the test may harm."""
+    if not request.node.get_closest_marker("own_template"):
+        yield templates.shared()
+        return
+    template = Template()
+    yield template
+    template.close()
+
+
+@pytest_asyncio.fixture(loop_scope="function")
+async def agent(tmp_path: Path, template: Template) -> AsyncIterator[RunningAgent]:
+    async with running_agent(tmp_path, "--template", str(template.socket), alone=True) as running:
+        yield running
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def looks(pid: int) -> dict[str, object]:
+    """What others see of a process, without what differs from one to the next."""
+    status = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    arguments = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+    files = {path.name: str(path.readlink()) for path in Path(f"/proc/{pid}/fd").iterdir()}
+    return {
+        "arguments": [one for one in arguments if one.startswith(b"-") and one != b"--socket-fd"],
+        "program": arguments[2],
+        "session": os.getsid(pid) == pid == os.getpgid(pid),
+        "folder": str(Path(f"/proc/{pid}/cwd").readlink()),
+        "signals": [status[name] for name in ("SigBlk", "SigIgn", "SigCgt", "Threads")],
+        "input": files["0"],
+        "prints to": {Path(files[number]).suffix for number in ("1", "2")},
+        "files": sorted(name.partition(":")[0] for name in files.values() if not name.endswith(".log")),
+    }
+
+
+def names(pid: int, folder: Path) -> bool:
+    return os.fsencode(folder) in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+async def test_it_looks_like_one_that_an_agent_started(agent: RunningAgent, template: Template, tmp_path: Path) -> None:
+    async with running_agent(tmp_path / "alone", alone=True) as other:
+        forked = (await Job(agent, SLEEP).prepare()).fork_server_pid
+        started = (await Job(other, SLEEP).prepare()).fork_server_pid
+
+        assert parent(forked) == template.process.pid
+        assert parent(started) != template.process.pid
+        assert looks(forked) == looks(started)
+        assert names(forked, agent.fork_servers)
+
+
+async def test_its_ranks_see_the_environment_of_their_own_agent(
+    monkeypatch: pytest.MonkeyPatch, template: Template, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SEEN_BY_THE_AGENT", "yes")
+    async with running_agent(tmp_path, "--template", str(template.socket), alone=True) as agent:
+        job = Job(agent, "import os; print(os.environ.get('SEEN_BY_THE_AGENT'), os.environ.get('MACHINE'))\n", ranks=1)
+        assert parent((await job.prepare()).fork_server_pid) == template.process.pid
+        await job.launch()
+        await job.exits(1)
+
+        assert b"yes None" in await job.log(0)
+
+
+async def test_what_would_have_been_read_by_the_imports_is_started_by_the_agent(
+    monkeypatch: pytest.MonkeyPatch, template: Template, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_MAX_AUTOTUNE", "1")
+    async with running_agent(tmp_path, "--template", str(template.socket), alone=True) as agent:
+        job = Job(agent, "import torch._inductor.config as config; print(config.max_autotune)\n", ranks=1)
+        assert parent((await job.prepare()).fork_server_pid) != template.process.pid
+        await job.launch()
+        await job.exits(1)
+
+        assert b"True" in await job.log(0)
+        assert "TORCHINDUCTOR_MAX_AUTOTUNE" in (agent.folder / "agent.log").read_text()
+
+
+async def test_one_that_is_killed_is_replaced_and_its_ranks_live_on(agent: RunningAgent, template: Template) -> None:
+    job = Job(agent, SLEEP)
+    first = (await job.prepare()).fork_server_pid
+    ranks = [rank.pid for rank in (await job.launch()).ranks]
+    await job.entered()  # before it has a report nobody could find a rank, so it ends with its server
+    os.kill(first, signal.SIGKILL)
+    await until(lambda: not alive(first), "the template collects it")
+    [died] = await job.observe(1, "fork_server_died")
+    assert (died.fork_server_died.exit.kind, died.fork_server_died.exit.value) == (pb.Exit.SIGNAL, signal.SIGKILL)
+
+    while (second := (await agent.client.describe()).jobs[0].fork_server_pid) in (0, first):  # noqa: ASYNC110 - nobody tells us
+        await asyncio.sleep(0.02)
+    assert parent(second) == template.process.pid
+    assert await end_of(template.socket, first, 1) is None, "that number was another process's"
+    assert [parent(rank) for rank in ranks] == [template.process.pid] * 2
+    os.kill(ranks[1], signal.SIGTERM)
+    [ended] = await job.exits(1)
+    told = ended.rank_exited
+    assert (told.rank, told.exit.kind, told.exit.value) == (1, pb.Exit.SIGNAL, signal.SIGTERM)
+    await job.stop()
+    await until(lambda: not any(map(alive, ranks)), "the template collects the ranks")
+
+
+@pytest.mark.own_template
+async def test_what_was_forked_outlives_the_template_and_agents_go_on_without(
+    agent: RunningAgent, template: Template
+) -> None:
+    job, other = Job(agent, SLEEP), Job(agent, SLEEP)
+    server = (await job.prepare()).fork_server_pid
+    ranks = [rank.pid for rank in (await job.launch()).ranks]
+    template.process.kill()
+    template.process.wait()
+    agent.kill()
+    await agent.start()
+
+    assert all(map(alive, [server, *ranks]))
+    assert [one.fork_server_pid for one in (await agent.client.describe()).jobs] == [server]
+    assert alive((await other.prepare()).fork_server_pid)
+    assert "without the template" in (agent.folder / "agent.log").read_text()
+
+
+@pytest.mark.own_template
+async def test_an_agent_that_dies_while_the_template_imports_leaves_nothing(template: Template, tmp_path: Path) -> None:
+    os.kill(template.process.pid, signal.SIGSTOP)
+    async with running_agent(tmp_path, "--template", str(template.socket), "--prewarm", alone=True) as agent:
+        await until(lambda: bool(list(agent.fork_servers.glob("*.sock"))), "it asks for a fork server")
+        agent.kill()
+        os.kill(template.process.pid, signal.SIGCONT)
+        await agent.start()
+
+        job = Job(agent, SLEEP)
+        server = (await job.prepare()).fork_server_pid
+        await job.launch()
+        await job.release()
+        children = Path(f"/proc/{template.process.pid}/task/{template.process.pid}/children")
+        await until(lambda: len(children.read_text().split()) <= 1, "one warm fork server is enough")
+        assert alive(server)
+
+
+@pytest.mark.own_template
+async def test_it_ends_when_its_socket_is_removed_and_what_it_forked_does_not(
+    agent: RunningAgent, template: Template
+) -> None:
+    job = Job(agent, SLEEP)
+    server = (await job.prepare()).fork_server_pid
+    template.socket.unlink()
+
+    assert await asyncio.to_thread(template.process.wait, 30) == 0
+    await job.launch()
+    assert alive(server)
+
+
+@pytest.mark.own_template
+async def test_it_serves_its_own_user_only(template: Template, tmp_path: Path) -> None:
+    program = (
+        "with socket.socket(socket.AF_UNIX) as one:\n"
+        "    one.connect(sys.argv[1])\n"
+        "    one.settimeout(20)\n"
+        "    try:\n"
+        '        one.sendall(b\'{"arguments": [], "env": {}}\\n\')\n'
+        "        print(one.recv(4096))\n"
+        "    except (BrokenPipeError, ConnectionResetError):\n"
+        "        print(b'')\n"
+    )
+    await until(template.socket.exists, "it listens")
+    assert template.socket.stat().st_mode & 0o777 == 0o600
+    template.socket.chmod(0o666)
+    template.folder.chmod(0o755)
+    done = await asyncio.to_thread(python_as_nobody, "import socket, sys", program, str(template.socket))
+
+    assert done.stdout == "b''\n", done.stderr
+
+
+async def test_a_request_that_makes_no_sense_harms_no_other_one(template: Template, tmp_path: Path) -> None:
+    await until(template.socket.exists, "it listens")
+    with (tmp_path / "log").open("wb") as log, (tmp_path / "other").open("wb") as other:
+        files = (log.fileno(), other.fileno())
+        assert await fork_from(template.socket, ["--label", "x" * 5000], dict(os.environ), files) == 0
+        assert await fork_from(template.socket, [], {}, files[:1]) == 0
+        pid = await fork_from(template.socket, ["--nonsense"], dict(os.environ), files)
+        assert pid
+        await until(lambda: not alive(pid), "an argument that it does not know ends it")
+    assert "--socket-path" in (tmp_path / "other").read_text()
+    assert template.process.poll() is None
+
+
+async def test_one_that_dies_before_it_answers_leaves_no_second_server_on_a_socket(tmp_path: Path) -> None:
+    """It may have forked one: what the agent then starts has a socket of its own, and the other one's is gone."""
+    asked: list[list[str]] = []
+
+    async def die(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(json.loads(await reader.readline())["arguments"])
+        writer.close()
+
+    async with await asyncio.start_unix_server(die, tmp_path / "dying.sock"):
+        server = await ForkServer.start(tmp_path / "servers", "", {}, tmp_path / "dying.sock")
+        try:
+            wanted = Path(asked[0][asked[0].index("--socket-path") + 1])
+            assert (server.path != wanted, server.path.exists(), wanted.exists()) == (True, True, False)  # noqa: ASYNC240
+        finally:
+            await server.end()
+
+
+async def test_without_a_template_an_agent_waits_for_a_moment_and_starts_its_own(tmp_path: Path) -> None:
+    folder = tmp_path / "nobody"
+    folder.mkdir()
+    async with running_agent(tmp_path, "--template", str(folder / "template.sock"), alone=True) as agent:
+        reply: pb.PrepareReply = await Job(agent, SLEEP).prepare()
+        assert alive(reply.fork_server_pid)
+    shutil.rmtree(folder)

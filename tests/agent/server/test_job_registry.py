@@ -1,0 +1,37 @@
+"""What an earlier run of a job's name left is thrown away, and no other job waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agent.server.service import AgentService
+
+OLDER, NEWER = "20261121-100000.000-aaaaaaaa", "20261121-110000.000-bbbbbbbb"
+
+
+async def test_jobs_do_not_wait_while_another_ones_remains_are_thrown_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    service = AgentService(SimpleNamespace(machine="m1"), SimpleNamespace())  # type: ignore[arg-type]
+    ends = asyncio.Event()
+
+    async def release(_: Any) -> int:
+        await ends.wait()  # a rank that is hard to kill
+        return 0
+
+    monkeypatch.setattr(service, "release", release)
+    monkeypatch.setattr(service, "new_runner", lambda *_: None)
+    for job, run in (("remains", OLDER), ("trains", NEWER)):
+        service.runners[job] = SimpleNamespace(record=SimpleNamespace(run=run, released=False))  # type: ignore[assignment]
+    turning = asyncio.create_task(service._turn_to("remains", NEWER))
+    await asyncio.sleep(0)
+
+    async with asyncio.timeout(10):
+        await service._turn_to("trains", NEWER)
+        await service._turn_to("starts", NEWER)
+
+    assert not turning.done()
+    ends.set()
+    await turning

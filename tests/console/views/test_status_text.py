@@ -1,0 +1,139 @@
+"""The status of a job as a person reads it: nothing that is of another run, or not true any more."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agent.v1 import agent_pb2 as pb
+from console.views.status_text import job_facts, machine_rows
+from controlplane.queries.kept import kept
+from controlplane.queries.status import JobReport, MachineStatus, RankStatus
+from everstep.errors import AgentUnreachable
+from everstep.model.checkpoint_policy import CheckpointPolicy
+from everstep.model.incident import NOT_CONFIRMED
+from everstep.model.job import JobSpec
+from everstep.model.job_state import JobState
+from everstep.model.machine import Machine
+
+NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)  # noqa: UP017 - as the client gives it
+MACHINES = [Machine(name=f"m{index}", address=f"a{index}") for index in range(2)]
+
+
+def report(**changes: Any) -> JobReport:
+    given: dict[str, Any] = {
+        "name": "gpt",
+        "status": "finished",
+        "outcome": "",
+        "unconfirmed": "",
+        "launched": True,
+        "started": NOW,
+        "ended": NOW,
+        "script": "gpt.py",
+        "args": [],
+        "world_size": 2,
+        "tp": 1,
+        "pp": 1,
+        "dp": 2,
+        "generation": 1,
+        "step": 20,
+        "loss": 2.5,
+        "ettr": 0.8,
+        "ettr_last_hour": None,
+        "machines": [],
+        "silent": [],
+        "backups": "",
+        "saved": None,
+        "kept": "",
+        "incident_count": 0,
+        "open_incident": None,
+        "incidents": [],
+        "rejected": [],
+        "link": "",
+    }
+    return JobReport(**(given | changes))
+
+
+@pytest.mark.parametrize(
+    ("ratio", "unknown", "said"),
+    [
+        (0.8, [], "80.0 %"),
+        (0.8, ["how many steps were done again"], "at most 80.0 % (not known: how many steps were done again)"),
+        (None, ["no step of it was seen"], "unknown (not known: no step of it was seen)"),
+    ],
+)
+def test_an_ettr_that_may_be_lower_says_so(ratio: float | None, unknown: list[str], said: str) -> None:
+    assert dict(job_facts(report(ettr=ratio, ettr_unknown=unknown)))["ETTR"] == said
+
+
+def test_a_job_that_was_not_seen_to_step_is_not_said_to_run_well() -> None:
+    known = dict(job_facts(report(status=NOT_CONFIRMED, unconfirmed="all 2 ranks live for 10 s; no step was shown")))
+
+    assert known["status"] == "running, not confirmed: all 2 ranks live for 10 s; no step was shown"
+
+
+def test_a_job_that_was_never_launched_has_no_steps() -> None:
+    known = dict(
+        job_facts(report(launched=False, step=None, ettr=None, status="failed", outcome="was not started: no"))
+    )
+    assert known["status"] == "failed: was not started: no"
+    assert {"step", "ETTR", "kept", "backups"}.isdisjoint(known)
+
+
+def test_what_is_left_of_an_ended_job_is_said() -> None:
+    assert dict(job_facts(report(kept="step 20 on disk")))["kept"] == "step 20 on disk"
+
+
+def test_machines_of_an_ended_job_are_shown_where_ranks_are_left() -> None:
+    left = RankStatus(rank=0, pid=7, alive=True, finished=False, completed_steps=3, loss=None)
+    machines = [
+        MachineStatus(name="m0", address="a0", answers=True, ranks=[left]),
+        MachineStatus(name="m1", address="a1", answers=True, ranks=[]),
+    ]
+    assert [name for name, _ in machine_rows(machines, ended=True)] == ["m0"]
+    assert [name for name, _ in machine_rows(machines)] == ["m0", "m1"]
+
+
+def test_it_is_said_why_a_machine_does_not_answer() -> None:
+    why = "the agent at 10.0.4.17:7070 did not answer: Its certificate has expired"
+    machine = MachineStatus(name="m0", address="10.0.4.17:7070", answers=False, ranks=[], problem=why)
+    assert machine_rows([machine]) == [("m0", why)]
+
+
+def test_a_job_knows_whether_it_was_launched() -> None:
+    state = JobState(spec=JobSpec(name="gpt", script="/gpt.py"), machines=[], generation=3)  # of the earlier runs
+    assert not state.launched
+    assert state.model_copy(update={"lineage": [(4, -1)]}).launched
+
+
+@pytest.mark.parametrize(
+    ("steps", "url", "said"),
+    [
+        ({"a0": [10, 20], "a1": [10]}, "", "step 10 on disk; its memory was given back (everstep checkpoints gpt)"),
+        ({"a0": [10], "a1": [10]}, "s3://b", "step 10 on disk, and what is at s3://b; its memory"),
+        ({"a0": [10], "a1": []}, "", "no step of all ranks on disk; its memory"),
+        ({"a0": [10]}, "", "no step of all ranks that can be seen on disk; its memory"),
+    ],
+)
+async def test_what_is_on_disk_is_looked_up(steps: dict[str, list[int]], url: str, said: str) -> None:
+    def agent(address: str) -> Any:
+        async def checkpoints(request: pb.CheckpointsRequest, *, timeout_s: float) -> pb.CheckpointsReply:
+            assert not request.remote_url, "that takes too long"
+            if address not in steps:
+                raise AgentUnreachable(address)
+            tier, rank = pb.HeldCheckpoint.DISK, int(address[1:])
+            return pb.CheckpointsReply(
+                checkpoints=[
+                    pb.HeldCheckpoint(rank=rank, completed_steps=step, valid=True, tier=tier, place=f"/{step}/{rank}")
+                    for step in steps[address]
+                ]
+            )
+
+        return SimpleNamespace(checkpoints=checkpoints)
+
+    spec = JobSpec(name="gpt", script="/gpt.py", machines=2, checkpoint=CheckpointPolicy(remote_url=url))
+    control: Any = SimpleNamespace(agents=SimpleNamespace(get=agent), option="")
+    assert (await kept(control, JobState(spec=spec, machines=MACHINES))).startswith(said)

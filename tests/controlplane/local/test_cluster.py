@@ -1,0 +1,212 @@
+"""A cluster comes up, grows, survives kills, and goes down without a trace; the server is real."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from controlplane.local import cluster as local
+from controlplane.local import ports, procfs, stopping
+from controlplane.local.cluster_file import ClusterFile
+from controlplane.local.plan import hold
+from controlplane.local.readiness import holds
+from everstep.errors import ClusterError
+
+NAME = "trial"
+PATIENCE_S = 60.0
+
+
+def test_up_is_idempotent_grows_and_down_leaves_nothing(home: Path, commands: local.Commands) -> None:
+    said: list[str] = []
+    cluster = local.up(NAME, machines=1, standbys=1, workers=1, progress=said.append, commands=commands)
+    first = local.processes(cluster)
+    assert set(first) == {"temporal", "template", "agent-m0", "agent-m1", "worker-0"}
+    assert said[0].startswith("Temporal: ")
+    assert ClusterFile.load(NAME) == cluster
+
+    assert local.up(NAME, machines=1, standbys=1, workers=1, commands=commands) == cluster
+    assert local.processes(cluster) == first
+
+    grown = local.up(NAME, machines=2, standbys=1, workers=2, commands=commands)
+    assert grown.machines[:2] == cluster.machines
+    second = local.processes(grown)
+    assert first.items() <= second.items()
+    assert set(second) - set(first) == {"agent-m2", "worker-1"}
+    assert local.up(NAME, machines=1, standbys=0, workers=1, commands=commands) == grown  # never shrinks
+
+    assert local.down(NAME)
+    assert not procfs.of_cluster(cluster.id)
+    assert not any(procfs.identify(pid) for pid in second.values())
+    assert not cluster.shm.exists()
+    with pytest.raises(ClusterError, match="everstep up"):
+        ClusterFile.load(NAME)
+    assert not local.down(NAME)
+
+    again = local.up(NAME, machines=2, standbys=1, workers=2, commands=commands)
+    assert again == grown  # the addresses are kept
+    local.down(NAME, purge=True)
+    assert not cluster.home.exists()
+
+
+def test_everything_that_is_killed_comes_back_and_works(home: Path, commands: local.Commands) -> None:
+    cluster = local.up(NAME, machines=1, standbys=0, workers=2, commands=commands)
+    before = local.processes(cluster)
+    for pid in before.values():
+        os.kill(pid, signal.SIGKILL)
+    assert holds(lambda: all(count >= 1 for count in local.restart_counts(cluster).values()), PATIENCE_S)
+    local.up(NAME, machines=1, standbys=0, workers=2, commands=commands)  # waits until all answer
+    after = local.processes(cluster)
+    assert set(after) == set(before)
+    assert not set(after.values()) & set(before.values())
+
+
+def test_a_cluster_whose_supervisor_was_killed_is_adopted_or_stopped(home: Path, commands: local.Commands) -> None:
+    cluster = local.up(NAME, machines=1, standbys=0, workers=1, commands=commands)
+    before = local.processes(cluster)
+    for action in ("adopt", "stop"):
+        supervisor = local.supervisor_of(cluster.home)
+        assert supervisor
+        procfs.send(supervisor, signal.SIGKILL)
+        assert not procfs.wait_gone([supervisor], PATIENCE_S)
+        if action == "adopt":
+            local.up(NAME, machines=1, standbys=0, workers=1, commands=commands)
+            assert local.processes(cluster) == before
+    assert local.down(NAME)
+    assert not procfs.of_cluster(cluster.id)
+    assert not cluster.shm.exists()
+
+
+@pytest.mark.parametrize("lost", ["cluster.json", "state.json", "the whole folder"])
+def test_down_works_without_the_clusters_files(home: Path, commands: local.Commands, lost: str) -> None:
+    cluster = local.up(NAME, machines=1, standbys=0, workers=1, commands=commands)
+    if lost == "the whole folder":
+        shutil.rmtree(cluster.home)
+    else:
+        (cluster.home / lost).write_text("{ damaged")
+    assert local.down(NAME)
+    assert not procfs.of_cluster(cluster.id)
+    assert not cluster.shm.exists()
+
+
+def test_a_taken_port_is_named(home: Path, commands: local.Commands) -> None:
+    cluster = local.up(NAME, machines=1, standbys=0, workers=1, commands=commands)
+    local.down(NAME)
+    host, port = cluster.machines[0].address.split(":")
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind((host, int(port)))
+        taken.listen()
+        with pytest.raises(ClusterError, match=rf"{host}:{port} is taken .* agent-m0"):
+            local.up(NAME, machines=1, standbys=0, workers=1, commands=commands)
+
+
+def test_a_process_that_dies_is_named_with_its_logs_last_line(home: Path, commands: local.Commands) -> None:
+    broken = replace(commands, agent=lambda *_: ["/bin/sh", "-c", "echo no such card >&2; exit 1"])
+    with pytest.raises(ClusterError, match=r"agent-m0 dies as soon as it starts: .*agent-m0.log ends with 'no such"):
+        local.up(NAME, machines=1, standbys=0, workers=1, commands=broken)
+
+
+def test_shared_memory_is_removed_when_its_cluster_is_gone_and_kept_when_it_may_come_back(
+    home: Path, commands: local.Commands
+) -> None:
+    cluster = local.up(NAME, machines=1, standbys=0, workers=1, commands=commands)
+    checkpoint = cluster.shm / "m0" / "job" / "checkpoint-0"
+    checkpoint.parent.mkdir(parents=True, exist_ok=True)
+    checkpoint.write_bytes(b"state")
+    stopping.kill_all(cluster.id, set())  # as when the whole session of the user was killed
+    gone = local.SHM_ROOT / f"{NAME}-0123abcd"
+    stopping.make_shared_memory(gone, home / "no such folder")
+    said: list[str] = []
+    local.up(NAME, machines=1, standbys=0, workers=1, progress=said.append, commands=commands)
+    assert checkpoint.read_bytes() == b"state"
+    assert not gone.exists()
+    assert any(str(gone) in line for line in said)
+
+
+def test_a_configured_server_that_does_not_answer_is_named_at_once(
+    home: Path, commands: local.Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEMPORAL_ADDRESS", "127.0.0.1:9")
+    with pytest.raises(ClusterError, match="configured Temporal server does not answer"):
+        local.up(NAME, machines=1, standbys=0, workers=1, commands=commands)
+
+
+def test_who_comes_up_waits_until_the_folder_is_removed(
+    home: Path, commands: local.Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``down --purge`` and ``up`` at the same time: the new cluster keeps its files."""
+    cluster = local.up(NAME, machines=1, standbys=0, workers=1, commands=commands)
+    began, go_on, remove = threading.Event(), threading.Event(), shutil.rmtree
+
+    def slowly(path: Path, **options: Any) -> None:
+        if path == cluster.home:
+            began.set()
+            assert go_on.wait(PATIENCE_S)
+        remove(path, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", slowly)
+    with ThreadPoolExecutor() as threads:
+        down = threads.submit(local.down, NAME, purge=True)
+        assert began.wait(PATIENCE_S)
+        up = threads.submit(local.up, NAME, machines=1, standbys=0, workers=1, commands=commands)
+        time.sleep(0.5)
+        assert not up.done()
+        go_on.set()
+        assert down.result()
+        again = up.result()
+
+    assert (again.home / "cluster.json").exists()
+    assert local.processes(again).keys() >= {"temporal", "agent-m0", "worker-0"}
+
+
+def test_a_nonsense_name_is_refused(home: Path) -> None:
+    with pytest.raises(ClusterError, match="not a cluster name"):
+        local.up("../elsewhere")
+    with pytest.raises(ClusterError, match="not a cluster name"):
+        local.down("../elsewhere")
+
+
+def test_clusters_that_come_up_at_once_have_servers_of_their_own(home: Path, commands: local.Commands) -> None:
+    names = ["trial-a", "trial-b", "trial-c"]
+    with ThreadPoolExecutor() as threads:
+        found = list(
+            threads.map(lambda name: local.up(name, machines=1, standbys=0, workers=1, commands=commands), names)
+        )
+    try:
+        assert len({one.temporal_address for one in found}) == len({one.ui_url for one in found}) == len(names)
+        for one in found:
+            server = local.processes(one)["temporal"]
+            host, port = ports.split(one.temporal_address)
+            assert _listening(server) & {port}, f"{host}:{port} is not {one.name}'s"
+    finally:
+        for name in names:
+            local.down(name)
+
+
+def test_no_other_cluster_takes_an_address_while_its_owner_is_restarted(home: Path, commands: local.Commands) -> None:
+    cluster = local.up(NAME, machines=1, standbys=0, workers=1, commands=commands)
+    hold(cluster.home, "temporal")
+    os.kill(local.processes(cluster)["temporal"], signal.SIGKILL)
+    host, port = ports.split(cluster.temporal_address)
+    assert holds(lambda: ports.is_free(host, port), PATIENCE_S)
+    with ports.Claims() as claims:
+        assert not claims.claim(host, port)
+        assert claims.choose(host, port) != port
+    local.down(NAME)
+    with ports.Claims() as claims:
+        assert claims.choose(host, port) == port
+
+
+def _listening(pid: int) -> set[int]:
+    return {one.laddr.port for one in psutil.Process(pid).net_connections("tcp") if one.status == psutil.CONN_LISTEN}

@@ -1,0 +1,23 @@
+"""What the supervisor keeps on disk."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from controlplane.local.plan import Running, State
+
+
+def test_processes_of_before_the_machine_was_started_anew_are_gone(tmp_path: Path) -> None:
+    state = State(supervisor_pid=4711, supervisor_start=99, processes={"agent m1": Running(4712, 100, "agent")})
+    state.save(tmp_path)
+    assert State.load(tmp_path) == state
+
+    path = tmp_path / "state.json"
+    kept = json.loads(path.read_text())
+    path.write_text(json.dumps(kept | {"boot": "another"}))
+    assert State.load(tmp_path) == State()
+
+    del kept["boot"]  # as an earlier release wrote it
+    path.write_text(json.dumps(kept))
+    assert State.load(tmp_path) == state

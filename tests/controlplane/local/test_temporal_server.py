@@ -1,0 +1,138 @@
+"""The server is looked for in a fixed order, and ours starts with every setting."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import sqlite3
+import subprocess
+from pathlib import Path
+
+import pytest
+from temporalio.api.operatorservice.v1 import ListSearchAttributesRequest
+from temporalio.client import Client
+
+from controlplane.local import ports, procfs, readiness, temporal_binary, temporal_server
+from everstep.errors import ClusterError
+from workflows import attributes
+
+
+def program(folder: Path, version: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "temporal"
+    path.write_text(f"#!/bin/sh\necho 'temporal version 1.0.0 (Server {version}, UI 2.0)'\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def bare(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with an empty cache, an empty PATH (but a shell) and no way to download."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        for name in ("HTTPS_PROXY", "https_proxy"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{unused.getsockname()[1]}")
+    return tmp_path
+
+
+def test_a_configured_address_comes_first(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(bare / "bin", "1.31.2")
+    monkeypatch.setenv("TEMPORAL_ADDRESS", "temporal.example:7233")
+    choice = temporal_server.find(lambda _: None)
+    assert (choice.source, choice.address, choice.binary) == ("configured", "temporal.example:7233", None)
+
+
+def test_a_profile_file_configures_as_well(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = bare / "temporal.toml"
+    file.write_text('[profile.default]\naddress = "temporal.example:7233"\nnamespace = "mine"\n')
+    monkeypatch.setenv("TEMPORAL_CONFIG_FILE", str(file))
+    choice = temporal_server.find(lambda _: None)
+    assert (choice.address, choice.namespace) == ("temporal.example:7233", "mine")
+
+
+def test_an_unknown_profile_is_an_error(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEMPORAL_PROFILE", "nowhere")
+    with pytest.raises(ClusterError, match="nowhere"):
+        temporal_server.find(lambda _: None)
+
+
+def test_path_comes_before_the_cache(bare: Path) -> None:
+    cached = program(bare / "cache" / "everstep" / "bin", "1.31.2")
+    assert temporal_server.find(lambda _: None).binary == cached
+    on_path = program(bare / "bin", "1.30.0")
+    said: list[str] = []
+    assert temporal_server.find(said.append).binary == on_path
+    assert "on PATH" in said[-1]
+    assert "is server 1.30.0; settings and times were measured on 1.31" in said[0]
+    program(bare / "bin", "1.31.9")
+    said.clear()
+    temporal_server.find(said.append)
+    assert not any("warning" in line for line in said)
+
+
+def test_a_server_that_is_too_old_is_passed_over_aloud(bare: Path) -> None:
+    cached = program(bare / "cache" / "everstep" / "bin", "1.31.2")
+    program(bare / "bin", "1.24.0")
+    said: list[str] = []
+    assert temporal_server.find(said.append).binary == cached
+    assert "passed over: server 1.24.0" in said[0]
+
+
+def test_without_any_way_the_error_names_every_way(bare: Path) -> None:
+    said: list[str] = []
+    with pytest.raises(ClusterError, match=r"download failed .*Go is not on PATH.*TEMPORAL_ADDRESS"):
+        temporal_server.find(said.append)
+    assert any(line.startswith("downloading") for line in said)
+
+
+def test_a_build_that_fails_says_why(bare: Path) -> None:
+    go = program(bare / "bin", "0").rename(bare / "bin" / "go")
+    go.write_text("#!/bin/sh\necho 'go: no module for you' >&2\nexit 1\n")
+    with pytest.raises(ClusterError, match="no module for you"):
+        temporal_server.find(lambda _: None)
+
+
+def test_the_tool_module_names_the_version_that_we_say() -> None:
+    text = (temporal_binary.TOOL_MODULE / "go.mod").read_text()
+    assert f"github.com/temporalio/cli v{temporal_binary.CLI_VERSION}\n" in text
+    assert f"tool {temporal_binary.PACKAGE}\n" in text
+
+
+async def test_the_server_has_namespace_attributes_and_a_journal_that_is_fast(home: Path) -> None:
+    found = temporal_binary.installed(lambda _: None)
+    assert found, "no Temporal server: run `make temporal`"
+    with ports.Claims() as claims:
+        port, ui_port = claims.choose("127.0.0.1"), claims.choose("127.0.0.1")
+        await _check_server(found[0], port, ui_port, home / "temporal.db")
+
+
+async def _check_server(binary: Path, port: int, ui_port: int, database: Path) -> None:
+    command = temporal_server.start_command(binary, port=port, ui_port=ui_port, database=database, namespace="everstep")
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:  # noqa: ASYNC220 - the loop has nothing else to do
+        try:
+            assert readiness.holds(lambda: not ports.is_free("127.0.0.1", port), 60)
+            client = await Client.connect(f"127.0.0.1:{port}", namespace="everstep")
+            listed = await client.operator_service.list_search_attributes(
+                ListSearchAttributesRequest(namespace="everstep")
+            )
+            assert {key.name for key in attributes.ALL} <= set(listed.custom_attributes)
+            with sqlite3.connect(database) as connection:
+                assert connection.execute("pragma journal_mode").fetchone() == ("wal",)
+            connection.close()
+        finally:
+            server.terminate()
+            identity = procfs.identify(server.pid)
+            server.wait(30)
+    assert identity is None or not procfs.alive(identity)
+
+
+def test_every_setting_is_one_that_the_server_takes() -> None:
+    """A mistyped dynamic setting is ignored by the server, so the names are checked against the binary itself."""
+    found = temporal_binary.installed(lambda _: None)
+    assert found, "no Temporal server: run `make temporal`"
+    assert shutil.which(str(found[0]))
+    binary = found[0].read_bytes()
+    for name in temporal_server.DYNAMIC_CONFIG:
+        assert name.encode() in binary, name

@@ -1,0 +1,70 @@
+"""The ratio that ``status`` and ``attach`` show: from the ledger, and from agents where no rank steps."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from activities.ledger import Ledger
+from console.views.follower import Follower
+from controlplane.client import Control
+from controlplane.progress import JobProgress, RankView
+from controlplane.queries.status import ettr_of
+from everstep.model.job import JobSpec
+from everstep.model.job_state import JobState
+
+S = 10**9
+SPEC = JobSpec(name="gpt", script="/train.py", machines=1)
+
+
+class ControlOfALedger(Control):
+    """Has nothing but a ledger."""
+
+    def __init__(self, ledger: Ledger | None) -> None:
+        self._only = ledger
+
+    async def ledger(self) -> Ledger | None:
+        return self._only
+
+
+@pytest.fixture
+def began_ns() -> int:
+    return time.time_ns() - 100 * S
+
+
+@pytest.fixture
+def control(tmp_path: Path, began_ns: int) -> ControlOfALedger:
+    """Of a job that was started 100 s ago and has stepped from then on."""
+    ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}")
+    ledger.job_started(SPEC, started_ns=began_ns)
+    ledger.generation_launched("gpt", 1, resume_step=0, launched_ns=began_ns)
+    ledger.generation_stepped("gpt", 1, stepped_ns=began_ns)
+    return ControlOfALedger(ledger)
+
+
+def stepped(ago_s: float) -> JobProgress:
+    """A rank that stepped last so many seconds ago, with steps of 0.1 s."""
+    now_ns = time.time_ns()
+    given: dict[str, Any] = {"rank": 0, "machine": "m0", "generation": 1, "pid": 1, "alive": True, "attached": True}
+    given |= {"finished": False, "completed_steps": 9, "optimizer_steps": 9, "loss": 1.0, "tokens": 0}
+    view = RankView(**given, stepped_ns=now_ns - round(ago_s * S), step_s=0.1)
+    return JobProgress(now_ns, {0: view})
+
+
+async def test_the_time_in_which_no_rank_steps_is_not_productive(control: ControlOfALedger) -> None:
+    for progress, ratio, last_minute in ((None, 1.0, 1.0), (stepped(0.1), 1.0, 1.0), (stepped(30.0), 0.7, 0.5)):
+        whole, window = await ettr_of(control, "gpt", progress), await ettr_of(control, "gpt", progress, 60.0)
+        assert whole and whole.ratio == pytest.approx(ratio, abs=0.05)
+        assert window and window.ratio == pytest.approx(last_minute, abs=0.08)
+    assert await ettr_of(ControlOfALedger(None), "gpt") is None
+
+
+async def test_who_follows_a_job_sees_it_fall(control: ControlOfALedger, began_ns: int) -> None:
+    follower = Follower(control, JobState(spec=SPEC, machines=[], started_ns=began_ns), None, attached=True)  # type: ignore[arg-type]
+    await follower._ask_ledger(stepped(0.1))
+    assert follower._ettr == pytest.approx(1.0, abs=0.01)
+    await follower._ask_ledger(stepped(50.0))
+    assert follower._ettr == pytest.approx(0.5, abs=0.05)

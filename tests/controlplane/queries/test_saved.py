@@ -1,0 +1,129 @@
+"""How far the copies of a job's state are: what a person is told."""
+
+from __future__ import annotations
+
+from agent.v1 import agent_pb2 as pb
+from controlplane.queries.saved import saved_lines, saved_report, saved_short, unsteady
+
+
+def rank(number: int, generation: int = 2, **saved: object) -> pb.RankProgress:
+    none = {"own_step": -1, "backup_step": -1, "disk_step": -1, "disk_wanted": -1, "remote_step": -1}
+    return pb.RankProgress(rank=number, generation=generation, saved=pb.SavedState(**none | saved))  # type: ignore[arg-type]
+
+
+def test_the_newest_step_of_every_rank_counts_and_the_slowest_backup() -> None:
+    report = saved_report(
+        {
+            "m0": [rank(0, own_step=120, backup_step=120, disk_step=100, disk_age_s=60.0)],
+            "m1": [rank(1, own_step=121, backup_step=118, disk_step=105, disk_steps=[90, 100, 105], disk_wanted=128)],
+        },
+    )
+
+    assert report is not None
+    assert (report.own_step, report.backup_step, report.backup_lag) == (120, 118, 3)
+    assert (report.disk_step, report.disk_age_s, report.disk_wanted, report.remote_step) == (100, 60.0, 128, None)
+    assert saved_short(report) == "120/118/100"
+    assert saved_lines(report) == [
+        (
+            "saved",
+            "step 120 in own memory; 118 at the peers (3 behind); 100 on disk, 1 min 0 s old (step 128 comes)",
+        )
+    ]
+
+
+def test_the_newest_steps_on_two_disks_are_none_in_common() -> None:
+    report = saved_report(
+        {
+            "m0": [rank(0, own_step=120, disk_step=100, disk_steps=[80, 100])],
+            "m1": [rank(1, own_step=121, disk_step=120, disk_steps=[90, 120])],
+        }
+    )
+
+    assert report is not None
+    assert (report.disk_step, report.disk_age_s) == (None, None)
+
+
+def test_a_rank_without_a_copy_is_no_common_step() -> None:
+    report = saved_report({"m0": [rank(0, own_step=7, backup_step=7), rank(1, own_step=7)]})
+
+    assert report is not None
+    assert (report.own_step, report.backup_step, report.disk_step) == (7, None, None)
+    assert saved_short(report) == "7/-/-"
+
+
+def test_problems_are_told_once_for_each_machine_with_their_ranks() -> None:
+    report = saved_report(
+        {
+            "m1": [
+                rank(3, own_step=9, backup_problem="m0 does not answer", disk_problem="disk is full"),
+                rank(2, own_step=9, backup_problem="m0 does not answer"),
+            ]
+        }
+    )
+
+    assert report is not None
+    assert report.problems == [
+        "backup of rank 2, 3 on m1: m0 does not answer",
+        "disk of rank 3 on m1: disk is full",
+    ]
+    assert saved_lines(report)[1:] == [("problem", line) for line in report.problems]
+
+
+def test_many_problems_are_counted() -> None:
+    report = saved_report({f"m{n}": [rank(n, own_step=1, disk_problem="full")] for n in range(12)})
+
+    assert report is not None
+    assert len(report.problems) == 12
+    assert saved_lines(report)[-1] == ("problem", "… and 4 more")
+
+
+def test_older_generations_do_not_count() -> None:
+    report = saved_report({"m0": [rank(0, generation=1, own_step=5), rank(0, own_step=9, backup_step=9)]})
+
+    assert report is not None
+    assert (report.own_step, report.backup_lag) == (9, 0)
+
+
+def test_nothing_saved_is_nothing_to_say() -> None:
+    assert saved_report({}) is None
+    assert saved_report({"m0": [rank(0)]}) is None
+    assert saved_short(None) == "-"
+
+
+def drifting(apart: int = 0) -> dict[str, list[pb.RankProgress]]:
+    return {
+        "m0": [rank(0, own_step=25, own_steps=[22, 23, 24, 25], backup_step=25, apart=apart)],
+        "m1": [rank(1, own_step=13, own_steps=[10, 11, 12, 13], backup_step=13, apart=apart)],
+    }
+
+
+def test_what_counts_is_a_step_that_all_ranks_hold_at_once() -> None:
+    again = drifting(apart=12)
+    again["m1"] = [rank(1, own_step=14, own_steps=[11, 12, 13, 14], backup_step=14, apart=12)]
+    assert unsteady(drifting())
+    report = saved_report(again, before=drifting())
+
+    assert report is not None
+    assert (report.own_step, report.own_newest, report.apart) == (None, 14, 12)
+    assert saved_short(report) == "-/14/-"
+    (_, said), (_, problem) = saved_lines(report)[:2]
+    assert said.startswith("no step of all ranks (the slowest rank is at 14) in own memory; ")
+    assert problem.startswith("ranks drift up to 12 steps apart")
+
+    aligned = drifting()
+    for found in aligned.values():
+        found[0].saved.own_steps.append(8)
+    assert not unsteady(aligned)
+    kept = saved_report(aligned)
+    assert kept is not None and (kept.own_step, kept.own_newest) == (8, 13)
+
+
+def test_agents_that_answer_at_different_moments_do_not_make_a_drift() -> None:
+    """m1 was asked a little earlier; when it is asked again it is where m0 was."""
+    again = {
+        "m0": [rank(0, own_step=29, own_steps=[26, 27, 28, 29])],
+        "m1": [rank(1, own_step=28, own_steps=[25, 26, 27, 28])],
+    }
+    report = saved_report(again, before=drifting())
+
+    assert report is not None and report.own_step == 28

@@ -1,0 +1,167 @@
+"""The machines of a deployed cluster: what a file may say, and what becomes of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.client import AgentPool
+from agent.v1 import agent_pb2 as pb
+from agent.v1 import agent_pb2_grpc
+from console import main
+from console.commands.run import choose_machines
+from controlplane.client import Control
+from controlplane.inventory import VARIABLE, Inventory, ask, load, named
+from controlplane.local import doctor
+from everstep.errors import ClusterError, ConfigError
+from everstep.model.job import JobSpec
+from everstep.model.machine import Machine
+from tests.activities.spoken import serving
+
+GOOD = """
+standbys = 1
+[[machine]]
+name = "gpu-0"
+address = "10.0.4.1:7070"
+failure_domain = "rack-1"
+[[machine]]
+name = "gpu-1"
+address = "10.0.4.2:7070"
+failure_domain = "rack-2"
+[[machine]]
+name = "spare.1"
+address = "[fd00::1]:7070"
+"""
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "machines.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_file_names_machines_and_the_last_ones_are_standbys(tmp_path: Path) -> None:
+    found = load(written(tmp_path, GOOD))
+
+    assert found.offered == [
+        Machine(name="gpu-0", address="10.0.4.1:7070", domain="rack-1"),
+        Machine(name="gpu-1", address="10.0.4.2:7070", domain="rack-2"),
+    ]
+    assert [one.name for one in found.machines] == ["gpu-0", "gpu-1", "spare.1"]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (("gpu-1", "gpu-0"), "name gpu-0 stands there 2 times"),
+        (("10.0.4.2:7070", "10.0.4.1:7070"), "address 10.0.4.1:7070 stands there 2 times"),
+        (("standbys = 1", "standbys = 3"), "standbys = 3 leaves none of 3 machines for jobs"),
+        (("standbys = 1", 'standbys = "1"'), "standbys = '1': Input should be a valid integer"),
+        (("10.0.4.1:7070", "10.0.4.1"), "machine[1].address = '10.0.4.1': give host:port, e.g. 10.0.4.17:7070"),
+        (("10.0.4.1:7070", "10.0.4.1:99999"), "machine[1].address = '10.0.4.1:99999': give host:port"),
+        (("failure_domain", "rack"), "machine[1].rack: Extra inputs are not permitted"),
+        (('name = "gpu-1"', ""), "machine[2].name: Field required"),
+        (("gpu-1", "gpu/1"), "machine[2].name = 'gpu/1'"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_place(tmp_path: Path, change: tuple[str, str], told: str) -> None:
+    path = written(tmp_path, GOOD.replace(*change))
+
+    with pytest.raises(ConfigError) as failure:
+        load(path)
+
+    assert f"the inventory {path} has problems:\n  - " in str(failure.value)
+    assert told in str(failure.value)
+
+
+@pytest.mark.parametrize(("text", "told"), [("[[machine]", "is not TOML"), ("", "machine: Field required")])
+def test_a_file_that_is_none_is_told(tmp_path: Path, text: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        load(written(tmp_path, text))
+    with pytest.raises(ConfigError, match=r"there is no inventory .*/missing\.toml: check the path"):
+        load(tmp_path / "missing.toml")
+
+
+def test_the_option_comes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert named(None) is None
+    monkeypatch.setenv(VARIABLE, "/etc/everstep/machines.toml")
+    assert named(None) == Path("/etc/everstep/machines.toml")
+    assert named(Path("mine.toml")) == Path("mine.toml")
+
+
+def test_an_inventory_without_a_temporal_server_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for variable in ("TEMPORAL_ADDRESS", "TEMPORAL_PROFILE"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("TEMPORAL_CONFIG_FILE", str(tmp_path / "none.toml"))
+    monkeypatch.setenv(VARIABLE, str(written(tmp_path, GOOD)))
+    monkeypatch.setenv("EVERSTEP_HOME", str(tmp_path))
+
+    assert main.run(["status"]) == main.EXIT_USAGE
+    assert "set TEMPORAL_ADDRESS, or unset EVERSTEP_INVENTORY" in capsys.readouterr().err
+
+
+class NoJobs(Control):
+    """A connection to a deployed cluster on which nothing runs."""
+
+    def __init__(self, inventory: Inventory | None) -> None:
+        self.inventory, self.cluster = inventory, None
+
+    async def jobs(self, limit: int = 0) -> list[Any]:
+        return []
+
+
+async def test_a_job_gets_machines_of_the_inventory(tmp_path: Path) -> None:
+    control = NoJobs(load(written(tmp_path, GOOD)))
+    spec = JobSpec(name="gpt", script="/x.py", machines=2)
+
+    assert [machine.name for machine in await choose_machines(control, spec)] == ["gpu-0", "gpu-1"]
+    with pytest.raises(ConfigError, match=r"asks for 3 machines and the inventory has 2 \(standbys apart\): add some"):
+        await choose_machines(control, spec.model_copy(update={"machines": 3}))
+    with pytest.raises(ClusterError, match="--inventory or EVERSTEP_INVENTORY"):
+        await choose_machines(NoJobs(None), spec)
+
+
+class NamedAgent(agent_pb2_grpc.AgentServicer):
+    """Says its name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:  # noqa: N802
+        return pb.DescribeReply(machine=self.name)
+
+
+async def test_machines_are_asked_who_they_are() -> None:
+    agents = [NamedAgent("gpu-0"), NamedAgent("gpu-9")]  # type: ignore[abstract]
+    pool = AgentPool()
+    async with serving(agents) as machines:
+        wanted = [
+            Machine(name="gpu-0", address=machines[0].address),
+            Machine(name="gpu-1", address=machines[1].address),
+            Machine(name="gpu-2", address="127.0.0.1:1"),
+        ]
+        fine, other, silent = await ask(wanted, pool)
+    await pool.close()
+
+    assert fine.problem == ""
+    assert other.problem == f"the agent at {machines[1].address} is gpu-9: correct one of the two names"
+    assert "did not answer" in silent.problem
+
+
+def test_the_doctor_asks_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "CHECKS", ())
+    path = written(tmp_path, '[[machine]]\nname = "gpu-0"\naddress = "127.0.0.1:1"\n')
+
+    assert main.run(["doctor", "--json", "--inventory", str(path)]) == 1
+
+    found = {one["name"]: one for one in json.loads(capsys.readouterr().out)}
+    assert found["inventory"]["status"] == "missing"
+    assert found["inventory"]["found"].startswith(f"{path}: 0 of 1 machines answer; gpu-0: ")

@@ -1,0 +1,176 @@
+"""A worker that dies on purpose: a real one, on a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from temporalio import workflow
+from temporalio.client import Client
+from temporalio.worker import Worker
+
+from drills.inject.control_plane import plugins
+from everstep import environment, faults
+
+WORKER = """
+import asyncio, sys
+from datetime import timedelta
+from temporalio import activity, workflow
+from temporalio.client import Client
+from temporalio.worker import Worker
+from drills.inject.control_plane import plugins
+
+@activity.defn(name="Stop ranks")
+async def stop(text: str) -> str:
+    print("effect", flush=True)
+    return text
+
+@workflow.defn(name="Incident")
+class Incident:
+    @workflow.run
+    async def run(self) -> str:
+        return await workflow.execute_activity(
+            "Stop ranks", "done", start_to_close_timeout=timedelta(seconds=5), result_type=str)
+
+async def main() -> None:
+    client = await Client.connect(sys.argv[1])
+    async with Worker(client, task_queue="drill", workflows=[Incident], activities=[stop], plugins=plugins(),
+                      sticky_queue_schedule_to_start_timeout=timedelta(seconds=1)):
+        print("up", flush=True)
+        await asyncio.Event().wait()
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+class Workers:
+    """Starts the worker again each time that it is killed."""
+
+    def __init__(self, script: Path, plan: Path, address: str) -> None:
+        self.command = [sys.executable, str(script), address]
+        self.env = os.environ | {environment.FAULTS: str(plan), "PYTHONPATH": str(Path(__file__).parents[3])}
+        self.log = plan.with_name("worker.log")
+        self.killed = 0
+
+    async def run(self) -> None:
+        while True:
+            with self.log.open("ab") as log:
+                started = await asyncio.create_subprocess_exec(*self.command, env=self.env, stdout=log, stderr=log)
+            try:
+                code = await started.wait()
+            except asyncio.CancelledError:
+                started.kill()
+                await started.wait()
+                raise
+            assert code == -signal.SIGKILL, self.log.read_text()
+            self.killed += 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "place", "effects"),
+    [
+        pytest.param({"in_stage": "stop", "moment": "begin"}, "begin of Stop ranks", 1, marks=pytest.mark.wide),
+        ({"in_stage": "stop", "moment": "end"}, "end of Stop ranks", 2),
+        ({"at_event": 3}, None, 1),
+        pytest.param({"at_event": 6}, "end of Stop ranks", 2, marks=pytest.mark.wide),
+        ({"at_event": 11}, "seen in the history", 1),
+    ],
+)
+async def test_a_worker_dies_once_and_where_it_was_told(
+    temporal: Client, tmp_path: Path, fault: dict[str, object], place: str | None, effects: int
+) -> None:
+    script, plan = tmp_path / "worker.py", tmp_path / "plan.json"
+    script.write_text(WORKER)
+    planned = {"id": "f", "fault": "kill-worker", "job": "j", **fault}
+    plan.write_text(json.dumps([planned]))
+    workers = Workers(script, plan, temporal.service_client.config.target_host)
+    running = asyncio.create_task(workers.run())
+    async with asyncio.timeout(110):
+        handle = await temporal.start_workflow(
+            "Incident",
+            id="incident/j/0001",
+            task_queue="drill",
+            result_type=str,
+            task_timeout=timedelta(seconds=3),
+        )
+        assert await handle.result() == "done"
+        while faults.fired(plan, planned) is None or not workers.killed:  # noqa: ASYNC110 - another process
+            await asyncio.sleep(0.05)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    mark = faults.fired(plan, planned)
+    assert mark is not None
+    assert place is None or mark["place"] == place
+    if "at_event" in fault:
+        assert mark["newest"] >= int(str(fault["at_event"])) - (mark["place"].startswith("end"))
+    assert workers.killed == 1
+    assert workers.log.read_text().count("effect") == effects
+
+
+def test_a_worker_without_a_plan_loads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(environment.FAULTS, raising=False)
+    assert plugins() == []
+    monkeypatch.setenv(environment.FAULTS, "/nowhere/plan.json")
+    assert [plugin.name() for plugin in plugins()] == ["everstep.drill"]
+
+
+REPORTER = """
+import asyncio, os, sys
+from temporalio.client import Client
+from drills.inject.control_plane import plugins
+
+async def main() -> None:
+    client = await Client.connect(sys.argv[1], plugins=plugins())
+    job = client.get_workflow_handle("job/" + sys.argv[2])
+    print(await job.execute_update("report", "m1-1", id="m1-1"), flush=True)
+
+asyncio.run(main())
+os._exit(0)  # Temporal's threads can crash an interpreter that ends while they run
+"""
+
+
+@workflow.defn(name="Told", sandboxed=False)
+class Told:
+    """Takes reports as a job does."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    @workflow.run
+    async def run(self) -> list[str]:
+        await workflow.wait_condition(lambda: len(self.told) == 2)
+        return self.told
+
+    @workflow.update(name="report")
+    def report(self, text: str) -> str:
+        self.told.append(text)
+        return "taken"
+
+
+@pytest.mark.parametrize("moment", ["begin", "end"])
+async def test_a_worker_dies_as_it_tells_a_job_of_a_fault(temporal: Client, tmp_path: Path, moment: str) -> None:
+    script, plan, job = tmp_path / "reporter.py", tmp_path / "plan.json", f"told-{moment}"
+    script.write_text(REPORTER)
+    planned = {"id": "f", "fault": "kill-worker", "job": job, "in_stage": "report", "moment": moment}
+    plan.write_text(json.dumps([planned]))
+    env = os.environ | {environment.FAULTS: str(plan), "PYTHONPATH": str(Path(__file__).parents[3])}
+    command = [sys.executable, str(script), temporal.service_client.config.target_host, job]
+    async with Worker(temporal, task_queue=job, workflows=[Told], max_cached_workflows=0):
+        handle = await temporal.start_workflow(Told.run, id=f"job/{job}", task_queue=job)
+        first = await asyncio.create_subprocess_exec(*command, env=env)
+        assert await first.wait() == -signal.SIGKILL
+        mark = faults.fired(plan, planned)
+        assert mark and mark["place"] == f"{moment} of a report"
+        again = await asyncio.create_subprocess_exec(*command, env=env, stdout=asyncio.subprocess.PIPE)
+        said, _ = await again.communicate()
+        assert (again.returncode, said.strip()) == (0, b"taken"), "it fires once"
+        await handle.execute_update(Told.report, "another")
+        assert await handle.result() == ["m1-1", "another"], "told once, whoever died before or after"

@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drills.inject.damage import Damaged
+from drills.judge.compare import Comparison
+from drills.judge.facts import Facts, IncidentFacts, restored_from
+from drills.judge.judge import judge, summary
+from drills.judge.result import DrillResult
+from drills.observe.observed import Absorbed, Seen
+from drills.observe.step_records import Record, Records
+from drills.spec.loss import Promise
+from drills.spec.request import DrillRequest
+from everstep.model.incident import Confirmation, Copy, IncidentReport, Stage, Tier
+
+SECOND = 10**9
+KEYS = [
+    *("fault", "fired", "detected_s", "recovered_s", "resolution", "stages", "evicted", "over_evicted"),
+    *("steps_lost", "losses_match", "incidents", "ettr", "leaked"),
+]
+
+
+def records(*steps: int, generation: int = 1, loss: float = 0.5, ranks: int = 2) -> Records:
+    made = [Record(step, generation, (100 + step) * SECOND, struct.pack("<d", loss + step)) for step in steps]
+    return Records({rank: list(made) for rank in range(ranks)})
+
+
+def report(**changed: Any) -> IncidentReport:
+    values: dict[str, Any] = {
+        "headline": "Recovered in 1.50 s",
+        "resolution": "reattempt",
+        "cause": "SIGKILL",
+        "step": 3,
+        "lost_steps": 1,
+        "evicted": [],
+        "stages": [],
+        "generation": 2,
+        "recovered": True,
+        "seconds": 1.5,
+        "failures": [],
+        "confirmation": Confirmation(generation=2, ok=True, reason="", stepped_ns=12 * SECOND),
+        "timings": [Stage(name="stop", seconds=0.25)],
+    }
+    return IncidentReport(**(values | changed))
+
+
+def facts(**changed: Any) -> Facts:
+    found = Facts(
+        outcome="finished",
+        generations=2,
+        marks={"f0-7": {"time_ns": 10 * SECOND, "pid": 1}},
+        incidents=[IncidentFacts("incident/job/0001", 10 * SECOND + SECOND // 4, report())],
+        records=records(0, 1, 2, 3, 3, 4),
+        comparison=Comparison(losses=[], state=[], compared=["losses", "the last state"]),
+        ettr=0.9,
+        looks=40,
+        blind_s=0.2,
+    )
+    return replace(found, **changed)
+
+
+REQUEST = DrillRequest(fault="kill-rank")
+SPEC = REQUEST.spec("job", {})
+
+
+def test_a_recovery_as_it_should_be() -> None:
+    result = judge(REQUEST, SPEC, facts())
+    assert result.ok and result.problems == []
+    assert (result.detected_s, result.recovered_s) == (0.25, 2.0)
+    assert result.stages == [("stop", 0.25)]
+    assert (result.steps_lost, result.steps_redone, result.losses_match) == (1, 1, True)
+    assert set(KEYS) <= set(result.model_dump())
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"marks": {"f0-7": None}}, "did not fire"),
+        ({"marks": {}}, "no fault was planned"),
+        ({"outcome": "failed"}, "did not finish"),
+        ({"outcome": ""}, "did not finish"),
+        ({"incidents": []}, "1 faults opened 0 incidents"),
+        ({"incidents": [IncidentFacts("incident/job/0001", 0, None)]}, "still open"),
+        ({"incidents": [IncidentFacts("i", 0, report(recovered=False))]}, "not recovered"),
+        ({"incidents": [IncidentFacts("i", 0, report(lost_steps=2))]}, "2 steps lost, 1 would have done"),
+        ({"records": records(0, 1, 2, 3, 4)}, "the step records show 0 done again"),
+        ({"comparison": Comparison(losses=["rank 0 has another loss at step 3"])}, "another loss"),
+        ({"comparison": Comparison(losses=[], state=["rank 1 ends with another state"])}, "another state"),
+        ({"comparison": Comparison(state=[], not_compared=["losses of all ranks"])}, "not compared: losses of all"),
+        ({"generations": 7}, "launched 7 times, 2 would have done"),
+        ({"looks": 0}, "nobody looked for two copies"),
+        ({"blind_s": 11.0}, "nobody looked for two copies of a rank for 11.0 s"),
+        ({"leaked": ["/dev/shm/x"]}, "left behind: /dev/shm/x"),
+        ({"duplicates": 1}, "two copies"),
+    ],
+)
+def test_what_is_not_right_is_named(changed: dict[str, Any], said: str) -> None:
+    result = judge(REQUEST, SPEC, facts(**changed))
+    assert not result.ok
+    assert any(said in problem for problem in result.problems), result.problems
+
+
+def test_a_killed_agent_deserves_that_nothing_happens() -> None:
+    request = DrillRequest(fault="kill-agent")
+    calm = facts(
+        incidents=[],
+        generations=1,
+        marks={"kill-agent": {"time_ns": 101 * SECOND}},
+        records=records(0, 1, 2, 3, 4),
+        seen=Seen(Absorbed(101 * SECOND, 103 * SECOND + SECOND // 2)),
+    )
+    result = judge(request, SPEC, calm)
+    assert result.ok, result.problems
+    assert (result.resolution, result.recovered_s, result.incidents, result.steps_lost) == ("absorbed", 2.5, [], 0)
+    stood = replace(calm, seen=Seen(Absorbed(105 * SECOND, 109 * SECOND)))
+    assert "the job did not step while the part was away" in judge(request, SPEC, stood).problems
+    soon = replace(calm, seen=Seen(Absorbed(105 * SECOND, 105 * SECOND + SECOND // 2)))
+    assert judge(request, SPEC, soon).ok, "it was back within the time of a step"
+    away = replace(calm, seen=Seen(Absorbed(101 * SECOND, None)))
+    assert "the killed part did not come back in time" in judge(request, SPEC, away).problems
+    hurt = replace(calm, incidents=facts().incidents, generations=2)
+    assert not judge(request, SPEC, hurt).ok
+
+
+def lost(steps: int, **seen: Any) -> Facts:
+    """As after a strike that cost so many steps."""
+    return facts(
+        marks={"damage": {"time_ns": 1 * SECOND}, "strike": {"time_ns": 10 * SECOND}},
+        incidents=[IncidentFacts("incident/job/0001", 11 * SECOND, report(lost_steps=steps))],
+        records=records(*range(10), *range(10 - steps, 12)),
+        seen=Seen(**seen),
+    )
+
+
+def test_a_strike_may_cost_what_was_promised_and_the_clock_starts_with_it() -> None:
+    request = DrillRequest(fault="kill-machine")
+    result = judge(request, SPEC, lost(4, promise=Promise(4, "step 6 is the latest")))
+    assert result.ok, result.problems
+    assert (result.steps_lost, result.steps_promised, result.detected_s) == (4, 4, 1.0)
+    [problem] = judge(request, SPEC, lost(4, promise=Promise(1, "outside its groups"))).problems
+    assert problem == "4 steps lost, 1 would have done"
+    nothing = Promise(4, "no step is left", begins_again=True)
+    assert judge(request, SPEC, lost(4, promise=nothing)).problems == ["no step is left"]
+
+
+def test_damage_and_empty_machines_must_be_told() -> None:
+    request = DrillRequest(fault="flip-bit", where="file")
+    damaged = Damaged(Path("rank-5.safetensors"), 5, 20, "bit 0 of byte 7 flipped")
+    silent = lost(1, damaged=[damaged], emptied=["m2"])
+    assert judge(request, SPEC, silent).problems == [
+        "the incident does not name the damaged copy of rank 5",
+        "the incident does not say that m2 came back empty",
+    ]
+    told = ["decide: … rank 5 on m2 (disk): its contents do not match their checksum", "m2 came back empty"]
+    result = judge(request, SPEC, replace(silent, texts=told))
+    assert result.ok, result.problems
+    assert result.damaged == ["rank 5, step 20: rank-5.safetensors: bit 0 of byte 7 flipped"]
+
+
+def test_full_file_systems_must_be_told_of_and_no_room_at_all_parks() -> None:
+    assert (
+        "no agent told of a problem although disk is full"
+        in judge(DrillRequest(fault="disk-full"), SPEC, lost(1)).problems
+    )
+    request = DrillRequest(fault="shm-full")
+    parked = facts(outcome="failed", parked=True, texts=["stop: no room for a checkpoint file of 5.0 MB"])
+    assert judge(request, SPEC, parked).ok
+    assert judge(request, SPEC, replace(parked, texts=[])).problems == ["nobody was told that there is no room"]
+    assert not judge(request, SPEC, replace(parked, parked=False)).ok
+
+
+@pytest.mark.parametrize(("during", "ok"), [(1.2, True), (3.0, False)])
+def test_a_peer_that_hangs_must_not_slow_training_down(during: float, ok: bool) -> None:
+    times = [n * SECOND for n in range(100, 110)] + [int((110 + n * during) * SECOND) for n in range(10)]
+    steps = [Record(step, 1, time, struct.pack("<d", step)) for step, time in enumerate(times)]
+    calm = facts(
+        incidents=[],
+        generations=1,
+        marks={"hang-peer": {"time_ns": 109 * SECOND}},
+        records=Records({0: steps}),
+        seen=Seen(Absorbed(int(109.5 * SECOND), int(110 + 9 * during) * SECOND), lag=7),
+    )
+    request = DrillRequest(fault="hang-peer")
+    result = judge(request, SPEC, calm)
+    assert result.pace == pytest.approx(during)
+    assert result.ok is ok, result.problems
+    calm.seen.lag = 1
+    assert any("did not fall behind" in problem for problem in judge(request, SPEC, calm).problems)
+
+
+def test_why_a_fault_could_not_be_injected_is_said_instead_of_that_it_did_not_fire() -> None:
+    result = judge(REQUEST, SPEC, facts(marks={"strike": None}, seen=Seen(trouble="step 8 was not saved")))
+    assert result.problems[0] == "step 8 was not saved"
+
+
+def test_what_was_not_moved_lay_in_its_own_memory() -> None:
+    moved = [
+        Copy(rank=4, completed_steps=20, tier=Tier.DISK, machine="m2"),  # of a choice that came to nothing
+        Copy(rank=4, completed_steps=15, tier=Tier.BACKUP, machine="m1"),
+        Copy(rank=5, completed_steps=15, tier=Tier.DISK, machine="m1"),
+    ]
+    assert restored_from(moved, 8, 15) == {"own memory": 6, "backup": 1, "disk": 1}
+
+
+def test_again_and_again_deserves_an_operator() -> None:
+    request = DrillRequest(fault="kill-rank", times=3)
+    assert judge(request, SPEC, facts(outcome="failed", parked=True)).ok
+    assert not judge(request, SPEC, facts(parked=False)).ok
+
+
+def test_tails_are_told() -> None:
+    runs = [DrillResult(fault="kill-rank", ok=True, recovered_s=float(n), detected_s=0.1) for n in range(1, 11)]
+    told = summary(runs)
+    assert told["recovered_s"] == {"median": 5.5, "p90": 9.0, "max": 10.0}
+    assert (told["runs"], told["ok"]) == (10, 10)
+    assert summary([DrillResult(fault="kill-rank")])["recovered_s"] is None
+
+
+def test_no_recovery_waits_for_the_ledger_and_the_ledger_has_it_in_the_end() -> None:
+    request = DrillRequest(fault="kill-postgres")
+    marks: dict[str, Any] = {"kill-postgres": {"time_ns": 9 * SECOND}, "strike": {"time_ns": 10 * SECOND}}
+    away = facts(marks=marks, seen=Seen(Absorbed(9 * SECOND, 20 * SECOND)))
+
+    assert judge(request, SPEC, away).ok
+    early = judge(request, SPEC, replace(away, seen=Seen(Absorbed(9 * SECOND, 11 * SECOND))))
+    assert early.problems == ["the job did not step again before the ledger was back"]
+    assert judge(request, SPEC, replace(away, seen=Seen())).problems == early.problems
+    lacking = judge(request, SPEC, replace(away, ledger_lacks=["the end of the job"]))
+    assert lacking.problems == ["the ledger does not know the end of the job"]

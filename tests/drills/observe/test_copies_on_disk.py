@@ -1,0 +1,98 @@
+"""What is where, as the files say it: what a drill holds the agents' answers against."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from controlplane.local.cluster_file import ClusterFile
+from drills.inject.damage import Damaged
+from drills.observe.copies_on_disk import Stored
+from drills.spec.loss import Strike
+from drills.spec.request import DrillRequest
+from everstep.model.job import JobSpec
+from everstep.model.machine import Machine
+from everstep.slots.file import SlotFile
+
+RANKS = range(4)
+
+
+def a_job(shared: Path | None) -> JobSpec:
+    request = DrillRequest(fault="kill-rank", machines=4, ranks_per_machine=1, tp=2, pp=1)
+    spec = request.spec("job", {})
+    checkpoint = spec.checkpoint.model_copy(update={"disk_path": str(shared) if shared else ""})
+    return spec.model_copy(update={"checkpoint": checkpoint})
+
+
+def a_cluster(folder: Path) -> ClusterFile:
+    return ClusterFile(
+        name="trial",
+        home=folder / "home",
+        shm=folder / "shm",
+        temporal_address="",
+        ui_url="",
+        ledger_url="",
+        machines=[Machine(name=f"m{index}", address="127.0.0.1:1") for index in range(5)],
+        standbys=1,
+    )
+
+
+def save(path: Path, *steps: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = SlotFile(path, slots=3)
+    for step in steps:
+        file.begin(b"structure", 1000)
+        file.commit(step)
+    file.close()
+
+
+def write(stored: Stored, rank: int, step: int, *, whole: bool = True) -> None:
+    for suffix in ("safetensors", "json")[: 1 + whole]:
+        path = stored.on_disk(rank, step, suffix)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"state")
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_what_is_left_after_a_strike(tmp_path: Path, shared: bool) -> None:
+    spec = a_job(tmp_path / "disk" if shared else None)
+    stored = Stored(a_cluster(tmp_path), spec)
+    for rank in RANKS:
+        save(stored.own(rank), 18, 19, 20)
+        backup = stored.backup(rank)
+        assert backup is not None and backup.parent != stored.own(rank).parent
+        save(backup, 19, 20)
+        write(stored, rank, 15)
+        write(stored, rank, 20, whole=rank != 3)  # rank 3 was not ready: there is no manifest
+    assert stored.newest() == 20
+    everything = stored.left(Strike())
+    assert everything == {rank: {15, 18, 19, 20} for rank in RANKS}
+
+    backup = stored.backup(0)
+    assert backup is not None
+    home, peer = 0, int(backup.parts[-3].removeprefix("m"))
+    assert stored.left(Strike((home,)))[0] == {19, 20} | ({15} if shared else set())
+    assert stored.left(Strike((home, peer)))[0] == ({15, 20} if shared else set())
+    assert stored.left(Strike((home, peer), disks=False))[0] == {15, 20}
+    assert stored.left(Strike((home,)), disks=False)[0] == {19, 20}
+    assert stored.left(Strike(ranks=(0,))) == everything
+
+    bad = [Damaged(backup, 0, 20, "flipped"), Damaged(stored.on_disk(0, 20, "safetensors"), 0, 20, "cut")]
+    assert stored.left(Strike((home,)), bad)[0] == {19} | ({15} if shared else set())
+    bad.append(Damaged(stored.own(0), 0, 20, "flipped"))
+    assert stored.left(Strike(), bad)[0] == {15, 18, 19}
+
+
+def test_a_backup_on_its_way_is_seen(tmp_path: Path) -> None:
+    stored = Stored(a_cluster(tmp_path), a_job(None))
+    path = stored.backup(2)
+    assert path is not None
+    machine = int(path.parts[-3].removeprefix("m"))
+    save(path, 19)
+    assert stored.receiving(machine) is None
+    file = SlotFile(path)
+    file.begin(b"structure", 1000)
+    assert stored.receiving(machine) == 2
+    file.commit(20)
+    assert stored.receiving(machine) is None

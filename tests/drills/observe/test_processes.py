@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from drills.observe.processes import CopyWatch, Tree, TreeUnknown, await_rank_of, children
+
+RANK = """
+import os, sys, time
+os.setsid()
+open("/proc/self/comm", "w").write(sys.argv[1])
+print("up", flush=True)
+time.sleep(60)
+"""
+
+
+@contextmanager
+def process(name: str) -> Iterator[subprocess.Popen[str]]:
+    started = subprocess.Popen([sys.executable, "-c", RANK, name], stdout=subprocess.PIPE, text=True)
+    assert started.stdout is not None
+    assert started.stdout.readline() == "up\n"
+    try:
+        yield started
+    finally:
+        started.kill()
+        started.wait()
+        started.stdout.close()
+
+
+def watched(seconds: float) -> CopyWatch:
+    watch = CopyWatch(Tree(os.getpid()))
+    watch.start()
+    time.sleep(seconds)
+    watch.stop()
+    assert watch.looks > 0
+    return watch
+
+
+def test_two_copies_of_a_rank_are_seen() -> None:
+    with process("everstep r3") as one, process("everstep r3") as other, process("everstep r4"):
+        assert watched(1.0).copies == {(3, *sorted((one.pid, other.pid)))}
+
+
+def test_different_ranks_are_no_copies_and_strangers_do_not_count() -> None:
+    with process("everstep r3"), process("everstep r31"), process("else r3"):
+        assert watched(0.5).copies == set()
+
+
+def test_processes_that_cannot_be_known_are_not_none() -> None:
+    for tree in (Tree(0), Tree(1 << 30)):
+        with pytest.raises(TreeUnknown):
+            tree.processes()
+        with pytest.raises(TreeUnknown):
+            tree.left_of_jobs()
+        watch = CopyWatch(tree)
+        watch.start()
+        time.sleep(0.3)
+        watch.stop()
+        assert watch.looks == 0
+        assert watch.blind_s > 0.2
+
+
+def test_what_a_job_left_is_named() -> None:
+    tree = Tree(os.getpid())
+    assert tree.left_of_jobs() == []
+    with process("everstep r0") as rank, process("everstep s2") as store:
+        assert set(tree.left_of_jobs()) == {
+            f"process {rank.pid} (everstep r0)",
+            f"process {store.pid} (everstep s2)",
+        }
+        os.kill(rank.pid, signal.SIGKILL)
+        rank.wait()
+        assert tree.left_of_jobs() == [f"process {store.pid} (everstep s2)"]
+
+
+def test_a_new_rank_is_noticed() -> None:
+    with process("everstep r1") as old, process("everstep s1") as store, process("everstep r1") as new:
+        assert {old.pid, store.pid, new.pid} <= set(children(os.getpid()))
+        assert await_rank_of(os.getpid(), {old.pid}, 5.0) == new.pid
+        assert await_rank_of(os.getpid(), {old.pid, new.pid}, 0.05) is None

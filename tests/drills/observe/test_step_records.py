@@ -1,0 +1,35 @@
+"""Step records of a machine that is off: in the agent's files, and in reports that nobody has drained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agent.reporting.step_archive import StepArchive
+from drills.observe.step_records import Records, rescue
+from everstep.step_reports import ReportFile
+
+
+def test_what_a_dead_machine_had_recorded_is_kept(tmp_path: Path) -> None:
+    state, shm = tmp_path / "state", tmp_path / "shm"
+    folder = state / "jobs" / "job"
+    folder.mkdir(parents=True)
+    (shm / "job").mkdir(parents=True)
+    assert rescue("job", state, shm).of == {}
+    archive = StepArchive(folder)
+    for generation, steps in ((1, (0, 1, 2)), (2, (2, 3))):
+        report = ReportFile.create(shm / "job" / f"report-5-{generation}", rank=5, generation=generation)
+        for step in steps:
+            report.report(step, step / 2, 0.0, 0)
+        if generation == 1:
+            archive.drain(report)  # the agent came so far
+    (shm / "job" / "report-5-3.new").write_bytes(b"")
+    found = rescue("job", state, shm)
+    assert [(one.step, one.generation) for one in found.of[5]] == [(0, 1), (1, 1), (2, 1), (2, 2), (3, 2)]
+    assert found.redone() == 1
+    # They are on its disk now: where that is not lost, the agent tells of them itself.
+    assert [one.step for reply in StepArchive(folder).read(5, 0) for one in reply.records] == [0, 1, 2, 2, 3]
+
+    both = Records()
+    both.join(found)
+    both.join(found)
+    assert len(both.of[5]) == 10 and len(found.of[5]) == 5

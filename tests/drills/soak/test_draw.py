@@ -1,0 +1,135 @@
+"""What a soak draws: the same from the same seed, everything that can meet, and nothing that cannot fire."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drills.soak.choose import chosen
+from drills.soak.draw import draw, left_out, meetings, soaked
+from drills.soak.plan import GAP, Sizes, SoakPlan
+from drills.spec.catalogue import CATALOGUE
+from everstep.errors import ConfigError, EverstepError
+
+SMALL = Sizes(machines=4, ranks_per_machine=1, tp=2, pp=1)
+
+
+@given(st.integers(0, 2**32), st.integers(1, 60), st.sampled_from([Sizes(), SMALL]))
+@settings(max_examples=40, deadline=None)
+def test_a_plan_has_the_faults_that_were_asked_for_and_each_makes_sense(seed: int, faults: int, sizes: Sizes) -> None:
+    plan = draw(seed, faults, sizes)
+    assert plan == draw(seed, faults, sizes)
+    assert faults <= plan.faults <= faults + 1
+    assert [one.number for one in plan.episodes] == list(range(1, len(plan.episodes) + 1))
+    plan.check()
+    for index, episode in enumerate(plan.episodes):
+        for position in range(len(episode.faults)):
+            request = plan.request(index, position)
+            last = max(request.at_step, request.strike_hold or 0)
+            assert plan.gate(index) < last < plan.gate(index + 1) == plan.gate(index) + GAP
+
+
+def test_every_kind_of_the_catalogue_is_drawn_or_left_out_with_a_reason() -> None:
+    drawn = {kind.name for kind in soaked()}
+    assert drawn | left_out().keys() == {kind.name for kind in CATALOGUE}
+    assert not drawn & left_out().keys() and all(left_out().values())
+    assert {kind for _, kinds in meetings() for kind in kinds} == drawn
+
+
+def test_three_seeds_bring_every_meeting_and_every_kind_often() -> None:
+    plans = [draw(seed, 300) for seed in (1, 25, 35)]
+    counts = Counter(kind for plan in plans for episode in plan.episodes for kind in episode.kinds)
+    assert min(counts[kind.name] for kind in soaked()) >= 12
+    met = {(episode.how, episode.kinds) for plan in plans for episode in plan.episodes}
+    assert met == set(meetings())
+
+
+def test_a_plan_is_data(tmp_path: Path) -> None:
+    plan = draw(5, 40)
+    plan.write(tmp_path / "plan.json")
+    assert SoakPlan.read(tmp_path / "plan.json") == plan
+    some = plan.only({2, 7})
+    assert [one.number for one in some.episodes] == [2, 7]
+    assert some.request(1, 0).at_step == plan.request(1, 0).at_step, "steps are those of the place"
+    assert some.request(1, 0).fault == plan.episodes[6].faults[0].fault
+
+
+@given(st.integers(0, 1000), st.sampled_from([(2, 1, 1, 1), (2, 1, 2, 1), (2, 2, 2, 2), (3, 1, 1, 1), (8, 1, 2, 2)]))
+@settings(max_examples=20, deadline=None)
+def test_a_job_of_any_size_has_a_plan(seed: int, size: tuple[int, int, int, int]) -> None:
+    machines, ranks_per_machine, tp, pp = size
+    plan = draw(seed, 30, Sizes(machines=machines, ranks_per_machine=ranks_per_machine, tp=tp, pp=pp))
+    assert plan.faults >= 30
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"faults": [{"fault": "kil-rank"}]}, "episode 1: no fault is called 'kil-rank': did you mean 'kill-rank'"),
+        ({"faults": [{"fault": "kill-rank", "ranks": [99]}]}, "episode 1: --rank 99 does not exist"),
+        ({"faults": [{"fault": "kill-machine", "machine": "m9"}]}, "episode 1: --machine m9 does not exist"),
+        ({"number": 2, "faults": [{"fault": "raise"}]}, "episode 2 twice"),
+        ({"how": "within", "faults": [{"fault": "raise"}, {"fault": "kill-machine"}]}, "'within' needs a stage"),
+    ],
+)
+def test_a_plan_that_makes_no_sense_is_refused(tmp_path: Path, changes: dict[str, object], said: str) -> None:
+    second = {"number": 2, "faults": [{"fault": "kill-rank"}]}
+    (tmp_path / "plan.json").write_text(json.dumps({"seed": 1, "episodes": [{"number": 1} | changes, second]}))
+    with pytest.raises(ConfigError, match=said):
+        choose(tmp_path, plan=tmp_path / "plan.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "not the plan of a soak"),
+        ('{"seed": 1, "episodes": []}', "at least 1"),
+        ('{"seed": 1, "episodes": [{"number": 1, "how": "within", "faults": [{"fault": "x"}]}]}', "does not go with 1"),
+        ('{"seed": 1, "sizes": {"tp": 3}, "episodes": [{"number": 1, "faults": [{"fault": "x"}]}]}', "cannot be split"),
+    ],
+)
+def test_a_file_that_is_no_plan_is_refused_with_the_reason(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "plan.json").write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        SoakPlan.read(tmp_path / "plan.json")
+
+
+def choose(tmp_path: Path, **given: object) -> tuple[SoakPlan, Path]:
+    base: dict[str, object] = {
+        "faults": 3,
+        "seed": 1,
+        "only": [],
+        "sizes": Sizes().model_dump(),
+        "plan": None,
+        "resume": None,
+        "folder": tmp_path / "soak",
+    }
+    return chosen(**(base | given))  # type: ignore[arg-type]
+
+
+def test_what_is_asked_for_is_chosen_or_refused(tmp_path: Path) -> None:
+    plan, folder = choose(tmp_path)
+    assert (plan, folder) == (draw(1, 3), tmp_path / "soak")
+    only, _ = choose(tmp_path, only=["kill-rank", "kill-machine"])
+    assert {kind for one in only.episodes for kind in one.kinds} <= {"kill-rank", "kill-machine"}
+    for given_, said in (
+        ({"only": ["kill-rnk"]}, "did you mean 'kill-rank'"),
+        ({"only": ["xid"]}, "not built yet"),
+        ({"sizes": {"machines": 3, "ranks_per_machine": 1, "tp": 2, "pp": 1}}, "cannot be split"),
+        ({"only": ["kill-worker"]}, "name one with --only too"),
+        ({"sizes": {"machines": 1, "ranks_per_machine": 4, "tp": 2, "pp": 2}}, "needs two machines"),
+        ({"resume": tmp_path / "nowhere"}, "not the folder of a soak"),
+        ({"plan": tmp_path / "nowhere"}, "cannot be read"),
+    ):
+        with pytest.raises(EverstepError, match=said):
+            choose(tmp_path, **given_)
+    folder.mkdir()
+    plan.write(folder / "plan.json")
+    assert choose(tmp_path, resume=folder, seed=99) == (plan, folder)
+    with pytest.raises(ConfigError, match="go on with --resume"):
+        choose(tmp_path)

@@ -1,0 +1,254 @@
+"""Each invariant holds on a good look and is violated by what it is about."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from temporalio.api.enums.v1 import EventType, WorkflowTaskFailedCause
+from temporalio.api.history.v1 import HistoryEvent
+
+from controlplane.queries.status import JobReport
+from drills.judge.compare import Comparison
+from drills.judge.facts import IncidentFacts
+from drills.soak.invariants import INVARIANTS, WARM_UP, Baseline, Struck, learn, may_cost, violations
+from drills.soak.look import ClusterProcess, Look, files, task_failed, unheld
+from drills.soak.plan import GAP, Sizes
+from drills.spec.loss import Promise
+from drills.spec.request import DrillRequest
+from everstep.model.checkpoint_policy import CheckpointPolicy
+from everstep.model.incident import Failure, IncidentReport, Symptom
+from everstep.model.job import JobSpec
+from everstep.model.job_state import IncidentSummary
+
+SPEC = JobSpec(
+    name="soak-01",
+    script="/s.py",
+    machines=4,
+    ranks_per_machine=1,
+    tp=2,
+    checkpoint=CheckpointPolicy(disk_path="/disk", disk_every_steps=5),
+)
+GATE, STEP = 30, 50
+KILL = DrillRequest(
+    fault="kill-rank", ranks=[1], at_step=35, steps=200, **Sizes(ranks_per_machine=1, pp=1).model_dump()
+)
+
+
+def closed(**changes: Any) -> IncidentFacts:
+    given: dict[str, Any] = {"headline": "Recovered in 1 s", "recovered": True, "lost_steps": 1, "resume_step": 35}
+    given["failures"] = [Failure(generation=1, step=35, symptom=Symptom.CRASH, cause="SIGKILL")]
+    report = IncidentReport.model_construct(**(given | changes))
+    return IncidentFacts("incident/soak-01/0001", 1, report)
+
+
+def job_report(**changes: Any) -> JobReport:
+    given: dict[str, Any] = {
+        "status": "running",
+        "step": STEP,
+        "generation": 2,
+        "open_incident": None,
+        "silent": [],
+    }
+    return JobReport.model_construct(**(given | changes))
+
+
+def good() -> Look:
+    named = ["supervisor", "temporal", "template", "worker-0", "worker-1", *(f"agent-m{n}" for n in range(4))]
+    names = [*named, "store", *["rank"] * 4, *["fork server"] * 4]
+    return Look(
+        STEP,
+        processes=[ClusterProcess(100 + number, name, 80.0, 20) for number, name in enumerate(names)],
+        files={"m0/soak-01/report-0": 2, "m0/soak-01/checkpoint-0": 1},
+        newest=STEP,
+        disk_folders=3,
+        report=job_report(),
+        history_events=400,
+        incidents=[closed()],
+        generation=2,
+        comparison=Comparison(losses=[]),
+        redone=1,
+    )
+
+
+STALL = Failure(generation=1, step=35, symptom=Symptom.STALL, cause="stall")
+STRUCK = Struck((KILL,), (), GATE)
+
+
+def known() -> Baseline:
+    found = Baseline()
+    for _ in range(WARM_UP + 1):
+        learn(good(), found)
+    return found
+
+
+def test_a_good_look_violates_nothing() -> None:
+    assert violations(good(), STRUCK, SPEC, known()) == []
+
+
+def with_process(name: str, **changes: Any) -> Callable[[Look], None]:
+    def change(seen: Look) -> None:
+        seen.processes = [replace(one, **changes) if one.name == name else one for one in seen.processes]
+
+    return change
+
+
+def more(name: str) -> Callable[[Look], None]:
+    return lambda seen: seen.processes.append(ClusterProcess(999, name, 1.0, 1))
+
+
+def put(**fields: Any) -> Callable[[Look], None]:
+    def change(seen: Look) -> None:
+        for name, value in fields.items():
+            setattr(seen, name, value)
+
+    return change
+
+
+WRONG: list[tuple[str, Callable[[Look], None]]] = [
+    ("stands at the gate", put(newest=STEP + 1)),
+    ("losses are equal", put(comparison=Comparison(losses=["rank 1 has another loss at step 33"]))),
+    ("losses are equal", put(comparison=None)),
+    ("losses are equal", put(comparison=Comparison())),
+    ("one copy of a rank", put(copies=1)),
+    ("one copy of a rank", put(blind_s=11.0)),
+    ("processes are those of the job", more("rank")),
+    ("processes are those of the job", more("store")),
+    ("processes are those of the job", more("unknown: sleep 600")),
+    (
+        "processes are those of the job",
+        put(processes=[*good().processes, *[ClusterProcess(999, "fork server", 1.0, 1)] * 5]),
+    ),
+    ("shared memory does not fill up", put(files={"m0/soak-01/report-0": 7})),
+    ("no semaphore is left", put(unheld={"/dev/shm/sem.mp-1"})),
+    ("disk does not fill up", put(disk_folders=8)),
+    ("disk does not fill up", put(mounts=["/tmp/x"])),
+    ("copies are where they belong", put(unsettled="step 50 was not backed up within 20 s")),
+    ("incidents are few and closed", put(incidents=[closed(), closed(lost_steps=0)])),
+    ("incidents are few and closed", put(incidents=[IncidentFacts("incident/soak-01/0001", 1, None)])),
+    ("crashes are noticed as crashes", put(incidents=[closed(failures=[STALL])])),
+    ("steps lost are few", put(incidents=[closed(lost_steps=2)], redone=2)),
+    ("steps lost are few", put(incidents=[closed(lost_steps=None)])),
+    ("steps lost are few", put(incidents=[closed(resume_step=-1)])),
+    ("steps lost are few", put(redone=3)),
+    ("steps lost are few", put(redone=None)),
+    ("what was struck is back", put(untold=["kill-agent of m1: it did not come back"])),
+    ("steps lost are few", put(incidents=[closed(resume_step=GATE - 1)])),
+    ("workflows do not fail", put(failed_tasks=["event 7: nondeterminism"])),
+    ("histories are short", put(history_events=10_241)),
+    ("memory is flat", with_process("agent-m1", memory_mb=141.0)),
+    ("memory is flat", with_process("temporal", memory_mb=481.0)),
+    ("descriptors are flat", with_process("worker-0", descriptors=45)),
+    ("status is true", put(report=None, silent="no worker answers")),
+    ("status is true", put(report=job_report(status="recovering"))),
+    ("status is true", put(report=job_report(step=STEP - 1))),
+    ("status is true", put(report=job_report(generation=1))),
+    ("status is true", put(report=job_report(silent=["m1"]))),
+    (
+        "status is true",
+        put(
+            report=job_report(
+                open_incident=IncidentSummary.model_construct(id="incident/soak-01/0001", number=1, headline="")
+            )
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "change"), WRONG)
+def test_what_is_wrong_is_named(name: str, change: Callable[[Look], None]) -> None:
+    seen = good()
+    change(seen)
+    found = violations(seen, STRUCK, SPEC, known())
+    assert found and all(text.startswith(f"{name}: ") for text in found)
+
+
+def test_every_invariant_was_seen_to_fail() -> None:
+    assert {name for name, _ in WRONG} == {one.__name__.replace("_", " ") for one in INVARIANTS}
+
+
+def request(fault: str, **options: Any) -> DrillRequest:
+    return KILL.model_copy(update={"ranks": [], "fault": fault, **options})
+
+
+ONE, NOTHING = Promise(1, "placed"), Promise(None, "owner and peer")
+
+
+@pytest.mark.parametrize(
+    ("requests", "promises", "most"),
+    [
+        ([KILL], [], 1),
+        ([request("kill-machine", machine="m1")], [ONE], 1),
+        ([request("flip-bit", where="file")], [Promise(5, "on disk")], 5),
+        ([request("kill-machine", machine="m1")], [NOTHING], GAP),
+        ([KILL, request("kill-machine", machine="m1")], [ONE], 1),
+        ([request("kill-machine", machine="m1"), request("kill-machine", machine="m2")], [ONE, ONE], GAP),
+        ([request("kill-agent", machine="m1"), request("kill-machine", machine="m2")], [ONE], GAP),
+        ([request("kill-machine", machine="m2"), request("kill-worker", during="kill-machine")], [ONE], 1),
+    ],
+)
+def test_what_may_be_lost(requests: list[DrillRequest], promises: list[Promise], most: int) -> None:
+    assert may_cost(Struck(tuple(requests), tuple(promises), GATE)) == most
+
+
+def test_a_process_is_measured_once_it_has_warmed_up() -> None:
+    found = Baseline()
+    for number in range(WARM_UP + 2):
+        seen = good()
+        with_process("agent-m1", memory_mb=80.0 + 100.0 * min(number, WARM_UP - 1))(seen)
+        assert not [text for text in violations(seen, STRUCK, SPEC, found) if text.startswith("memory")]
+        learn(seen, found)
+    seen = good()
+    with_process("agent-m1", memory_mb=80.0 + 100.0 * (WARM_UP - 1) + 200.0)(seen)
+    assert [text for text in violations(seen, STRUCK, SPEC, found) if text.startswith("memory is flat: agent-m1")]
+
+
+def test_files_are_counted_by_name_without_generations_and_identifiers(tmp_path: Path) -> None:
+    folder = tmp_path / "m0" / "soak-01"
+    folder.mkdir(parents=True)
+    for name in ("report-3-1", "report-3-12", "report-4-1", "checkpoint-0", f"{'0f' * 16}.sock", f"{'ab' * 16}.sock"):
+        (folder / name).touch()
+    assert files(tmp_path) == {
+        "m0/soak-01/report-3": 2,
+        "m0/soak-01/report-4": 1,
+        "m0/soak-01/checkpoint-0": 1,
+        "m0/soak-01/*.sock": 2,
+    }
+
+
+def test_semaphores_that_nobody_holds_are_found(tmp_path: Path) -> None:
+    for name in ("sem.mp-open", "sem.mp-mapped", "sem.mp-left", "torch_77_1_0", "report-1"):
+        (tmp_path / name).write_bytes(bytes(mmap.PAGESIZE))
+    left = {str(tmp_path / "sem.mp-left"), str(tmp_path / "torch_77_1_0")}
+    with (tmp_path / "sem.mp-open").open(), (tmp_path / "sem.mp-mapped").open("r+b") as file:
+        mapped = mmap.mmap(file.fileno(), 0)
+        file.close()
+        assert unheld(tmp_path) == left
+        mapped.close()
+    assert unheld(tmp_path) == left | {str(tmp_path / "sem.mp-open"), str(tmp_path / "sem.mp-mapped")}
+
+
+def test_semaphores_that_others_left_before_the_soak_are_not_its_own() -> None:
+    seen, found = good(), Baseline()
+    seen.unheld = {"/dev/shm/sem.of-another"}
+    assert violations(seen, STRUCK, SPEC, found) == []
+    learn(seen, found)
+    assert violations(seen, STRUCK, SPEC, found) == []
+    seen.unheld = {"/dev/shm/sem.of-another", "/dev/shm/torch_7_1_0"}
+    assert violations(seen, STRUCK, SPEC, found) == ["no semaphore is left: nobody holds /dev/shm/torch_7_1_0"]
+
+
+def test_a_task_that_has_to_look_again_has_not_failed() -> None:
+    def failed(cause: str) -> HistoryEvent:
+        event = HistoryEvent(event_type=EventType.EVENT_TYPE_WORKFLOW_TASK_FAILED)
+        event.workflow_task_failed_event_attributes.cause = WorkflowTaskFailedCause.Value(cause)
+        return event
+
+    assert not task_failed(HistoryEvent(event_type=EventType.EVENT_TYPE_WORKFLOW_TASK_TIMED_OUT))
+    assert not task_failed(failed("WORKFLOW_TASK_FAILED_CAUSE_UNHANDLED_COMMAND"))
+    assert task_failed(failed("WORKFLOW_TASK_FAILED_CAUSE_NON_DETERMINISTIC_ERROR"))
+    assert task_failed(failed("WORKFLOW_TASK_FAILED_CAUSE_WORKFLOW_WORKER_UNHANDLED_FAILURE"))

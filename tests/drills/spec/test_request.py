@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drills.clusters.local import DrillCluster
+from drills.inject.plan import outside_faults
+from drills.spec.catalogue import AWAY, CATALOGUE, CannotInject, kind_of
+from drills.spec.request import DrillRequest
+from everstep.errors import ConfigError
+
+CONTRACT = [
+    *("kill-rank", "stop-rank", "exit-rank", "raise", "spin", "deadlock", "skip-collective", "hang-dataloader"),
+    *("nan", "bitflip", "slow-machine", "kill-machine", "kill-group", "kill-agent", "kill-forkserver"),
+    *("kill-worker", "kill-temporal", "kill-during-save", "xid", "gpu-lost", "gpu-hot", "nic-down", "nic-flap"),
+    *("disk-full", "fs-readonly", "oom", "link-down", "cut-off", "kill-postgres", "kill-workers"),
+    *("cut-link", "slow-link", "bad-version"),
+    *("flip-bit", "truncate-file", "shm-full", "hang-peer", "kill-peer"),
+]
+
+BUILT = {
+    *("kill-rank", "stop-rank", "exit-rank", "raise", "kill-agent", "kill-forkserver"),
+    *("kill-worker", "kill-temporal", "kill-during-save", "kill-machine", "kill-group", "disk-full"),
+    *("flip-bit", "truncate-file", "shm-full", "hang-peer", "kill-peer"),
+    *("link-down", "cut-off", "kill-postgres", "kill-workers"),
+}
+
+
+def test_the_catalogue_has_every_fault_of_the_contract() -> None:
+    assert [kind.name for kind in CATALOGUE] == CONTRACT
+    assert {kind.name for kind in CATALOGUE if not kind.not_built} == BUILT
+
+
+@pytest.mark.parametrize("name", sorted(set(CONTRACT) - BUILT))
+def test_what_is_not_built_is_refused_with_the_reason(name: str) -> None:
+    with pytest.raises(CannotInject, match=f"{name}: not built yet: needs"):
+        DrillRequest(fault=name).check()
+
+
+def test_a_near_name_is_suggested() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'kill-rank'"):
+        kind_of("kil-rank")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"fault": "kill-rank", "ranks": [8]}, "ranks go from 0 to 7"),
+        ({"fault": "kill-rank", "signal": "TERM"}, "KILL, SEGV, ABRT"),
+        ({"fault": "kill-rank", "at_step": 50, "steps": 50}, "not reached"),
+        ({"fault": "kill-rank", "tp": 3}, "not a multiple"),
+        ({"fault": "kill-rank", "during": "raise"}, "does not go with kill-rank"),
+        ({"fault": "raise", "exception": "Nonsense"}, "not a built-in exception"),
+        ({"fault": "kill-agent", "machine": "7"}, "machines are m0, m1, m2, m3"),
+        ({"fault": "cut-off", "cut_from": "m1"}, "--from m1: use one of control"),
+        ({"fault": "link-down", "seconds": 3.0}, "too short to be noticed: use 5 or more"),
+        ({"fault": "link-down", "seconds": 6.0, "step_seconds": 3.0}, "too short to be noticed: use 32 or more"),
+        ({"fault": "kill-postgres", "seconds": 21.0}, "may be away for 20 s at most"),
+        ({"fault": "kill-postgres", "at_step": 46, "steps": 50}, "the job needs 5 steps more"),
+        ({"fault": "hang-peer", "seconds": 31.0}, "may hang for 30 s at most"),
+        ({"fault": "kill-worker"}, "--in-stage is missing"),
+        ({"fault": "kill-worker", "in_stage": "later"}, "stop, decide, restore, reattempt, launch, confirm"),
+        ({"fault": "kill-worker", "in_stage": "stop", "moment": "then"}, "begin, middle, end"),
+        ({"fault": "kill-worker", "in_stage": "stop", "during": "kill-agent"}, "opens no incident"),
+        ({"fault": "kill-temporal", "at_event": 3}, "--at-event goes with kill-worker"),
+        ({"fault": "kill-rank", "script": ["missing.py"]}, "missing.py"),
+        ({"fault": "kill-worker", "in_stage": "restore"}, "add --during kill-machine or --during kill-group"),
+        ({"fault": "kill-rank", "then": "kill-rank"}, "goes with kill-agent or kill-peer"),
+        ({"fault": "kill-agent", "then": "spin"}, "kill-rank, kill-machine"),
+        ({"fault": "kill-agent", "then": "kill-rank", "steps": 30}, "its second fault comes at step 30"),
+        ({"fault": "kill-group"}, "--kind is missing: use one of tp, pp, dp"),
+        ({"fault": "kill-group", "kind": "pp", "index": 4}, "pp groups go from 0 to 3"),
+        ({"fault": "flip-bit"}, "--where is missing: use one of buffer, backup, file"),
+        ({"fault": "flip-bit", "where": "file", "at_step": 9}, "use --at-step 10 or later"),
+        ({"fault": "flip-bit", "where": "backup", "machines": 1, "tp": 1, "pp": 1}, "it needs two machines"),
+        ({"fault": "shm-full", "fits": "all"}, "nothing, own"),
+    ],
+)
+def test_nonsense_is_refused_before_anything_starts(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        DrillRequest(**options).check()
+
+
+def test_a_machine_goes_by_name_or_number() -> None:
+    request = DrillRequest(fault="kill-agent", machine="2")
+    assert request.struck_machine(request.spec("job", {})) == "m2"
+    assert DrillRequest(fault="kill-agent", machine="m2") == request
+
+
+def test_the_default_job_is_the_example_in_three_dimensions() -> None:
+    spec = DrillRequest(fault="kill-rank").spec("job", {"A": "b"})
+    topology = spec.topology()
+    assert (topology.world_size, topology.tp, topology.pp, topology.dp) == (8, 2, 2, 2)
+    assert spec.env == {"A": "b"}
+    assert Path(spec.script).name == "gpt.py"
+    assert spec.policy.stall_floor_s < 10
+
+
+def test_a_job_file_gives_sizes_and_policy_and_options_win(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    file = tmp_path / "job.toml"
+    file.write_text('script = "train.py"\nmachines = 3\n[policy]\nstall_floor_s = 77.0\n')
+    spec = DrillRequest(fault="kill-rank", config=file).spec("job", {})
+    assert (spec.machines, spec.ranks_per_machine, spec.tp) == (3, 1, 1)
+    assert spec.policy.stall_floor_s == 77.0
+    assert DrillRequest(fault="kill-rank", config=file, machines=2).spec("job", {}).machines == 2
+
+
+def test_the_fault_that_opens_the_incident() -> None:
+    assert DrillRequest(fault="kill-worker", in_stage="stop").base == "kill-rank"
+    assert DrillRequest(fault="kill-worker", in_stage="stop", during="raise").base == "raise"
+    assert DrillRequest(fault="kill-agent", during="launch").base == "kill-rank"
+    assert DrillRequest(fault="kill-agent").absorbed
+    assert not DrillRequest(fault="kill-agent", during="launch").absorbed
+
+
+def test_steps_are_handed_on_to_a_script(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    script = [str(tmp_path / "train.py"), "--lr", "1"]
+    assert DrillRequest(fault="raise", script=script).spec("job", {}).args == ["--lr", "1"]
+    assert DrillRequest(fault="raise", script=script, steps=9).spec("job", {}).args == ["--lr", "1", "--steps", "9"]
+
+
+async def test_no_cluster_means_that_nothing_can_be_injected(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = os.environ.get("EVERSTEP_HOME")
+    monkeypatch.setenv("TEMPORAL_ADDRESS", "127.0.0.1:1")  # where nobody listens
+    with pytest.raises(CannotInject, match=r"127\.0\.0\.1:1"):
+        async with DrillCluster(machines=1, standbys=0, workers=1):
+            pass
+    assert os.environ.get("EVERSTEP_HOME") == before
+
+
+def test_what_cannot_be_mounted_cannot_be_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    for fault in ("shm-full", "disk-full"):
+        with pytest.raises(CannotInject, match=f"{fault}: .* needs root"):
+            DrillRequest(fault=fault).check()
+
+
+def test_a_fault_gets_the_checkpoints_that_it_needs_and_the_users_choice_wins(tmp_path: Path) -> None:
+    spec = DrillRequest(fault="kill-machine").spec("job", {}, disk=tmp_path / "disk")
+    assert (spec.checkpoint.disk_every_steps, spec.checkpoint.disk_path) == (5, str(tmp_path / "disk"))
+    assert spec.args[-2:] == ["--step-seconds", "0.2"]
+    assert DrillRequest(fault="kill-rank").spec("job", {}).checkpoint.disk_every_steps == 0
+    assert "--step-seconds" not in DrillRequest(fault="kill-rank").spec("job", {}).args
+    (tmp_path / "train.py").write_text("")
+    file = tmp_path / "job.toml"
+    file.write_text('script = "train.py"\nmachines = 4\n[checkpoint]\ndisk_every_steps = 2\n')
+    spec = DrillRequest(fault="truncate-file", config=file).spec("job", {}, disk=tmp_path / "disk")
+    assert (spec.checkpoint.disk_every_steps, spec.checkpoint.disk_path) == (2, str(tmp_path / "disk"))
+
+
+def test_what_a_job_deserves_follows_from_fault_and_options() -> None:
+    assert DrillRequest(fault="hang-peer").absorbed
+    assert DrillRequest(fault="cut-off").absorbed and DrillRequest(fault="cut-off").waits_at_hold
+    assert not DrillRequest(fault="link-down").absorbed and not DrillRequest(fault="kill-rank").needs_network
+    assert not DrillRequest(fault="kill-agent", then="kill-rank").absorbed
+    assert DrillRequest(fault="shm-full").parks
+    assert not DrillRequest(fault="shm-full", fits="own").parks
+    assert DrillRequest(fault="flip-bit", where="file", at_step=12).strike_hold == 12
+    assert DrillRequest(fault="kill-peer", at_step=12).strike_hold == 22
+    assert DrillRequest(fault="kill-machine").strike_hold is None
+    during = DrillRequest(fault="kill-worker", in_stage="restore", during="kill-machine", machine="1")
+    during.check()
+    assert during.base == "kill-machine" and during.outside
+
+
+@pytest.mark.parametrize(
+    ("fault", "marks"),
+    [
+        ("link-down", ["link-down"]),
+        ("cut-off", ["cut-off"]),
+        ("kill-postgres", ["kill-postgres", "strike"]),
+        ("kill-workers", ["kill-workers", "strike"]),
+        ("hang-peer", ["hang-peer"]),
+    ],
+)
+def test_what_the_injector_has_to_do_is_planned(fault: str, marks: list[str]) -> None:
+    assert [one["id"] for one in outside_faults(DrillRequest(fault=fault))] == marks
+
+
+def test_what_needs_a_network_is_refused_where_none_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    for fault in AWAY:
+        with pytest.raises(CannotInject, match=f"{fault}: .*need root"):
+            DrillRequest(fault=fault).check()

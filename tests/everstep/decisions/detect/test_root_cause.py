@@ -1,0 +1,137 @@
+"""Which rank failed first."""
+
+import pytest
+
+from everstep.decisions.detect.root_cause import (
+    cause_of,
+    failure_of,
+    first_failure,
+    headline_of,
+    headline_of_loss,
+    is_victim,
+    symptom_of,
+)
+from everstep.model.incident import RankExit, Symptom
+
+
+def end(rank: int, time_ns: int, **fields: object) -> RankExit:
+    return RankExit.model_validate({"rank": rank, "machine": f"m{rank // 2}", "time_ns": time_ns, **fields})
+
+
+GLOO = "RuntimeError: [../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.12]:4213"
+
+
+def test_a_victim_that_ended_earlier_is_not_the_cause() -> None:
+    ends = [end(0, 10, code=1, exception=GLOO), end(5, 20, signal=9), end(1, 30, code=1, exception=GLOO)]
+
+    assert first_failure(ends) == ends[1]
+
+
+def test_a_victim_whose_exception_was_wrapped_in_another_one_is_still_one() -> None:
+    wrapped = f"{GLOO}\n\nThe above exception was the direct cause of the following exception:\n" + "frame\n" * 400
+
+    assert is_victim(end(6, 10, code=1, exception="RuntimeError: ", log_tail=wrapped))
+
+
+def test_among_victims_alone_the_earliest_is_named() -> None:
+    ends = [end(3, 20, code=1, exception=GLOO), end(2, 10, code=1, exception=GLOO)]
+
+    assert first_failure(ends) == ends[1]
+
+
+def test_ranks_that_the_stop_killed_explain_nothing() -> None:
+    assert first_failure([end(0, 10, signal=9, stopped_by_us=True)]) is None
+
+
+def test_a_rank_that_left_early_with_success_explains_the_victims() -> None:
+    ends = [end(4, 10, code=0), end(5, 11, code=1, exception=GLOO)]
+
+    found = first_failure(ends)
+
+    assert found == ends[0]
+    assert symptom_of(ends[0]) is Symptom.EARLY_EXIT
+
+
+def test_a_rank_that_left_with_success_does_not_explain_a_failure_of_its_own_kind() -> None:
+    """Seven ranks have left after their last step, and the eighth fails to write the model."""
+    ends = [end(4, 10, code=0), end(0, 500, code=1, exception="OSError: no space left on device")]
+
+    assert first_failure(ends) == ends[1]
+
+
+def test_the_cause_is_the_same_for_the_same_cause() -> None:
+    assert cause_of(end(1, 5, signal=9)) == cause_of(end(7, 9, signal=9)) == "SIGKILL"
+    assert cause_of(end(1, 5, code=1, exception="ValueError: bad 1")) == "ValueError"
+    assert cause_of(end(1, 5, code=3)) == "exit code 3"
+    assert cause_of(end(1, 5)) == "exit status unknown"
+
+
+def test_a_headline_says_who_where_and_what() -> None:
+    assert headline_of(end(5, 1, signal=9)) == "rank 5 on m2 ended by SIGKILL"
+    assert headline_of(end(5, 1, code=1, exception="ValueError: x")) == "rank 5 on m2 raised ValueError: x"
+    assert headline_of(end(5, 1, code=0)) == "rank 5 on m2 left with code 0 before the job was over"
+    assert headline_of(end(5, 1, code=7)) == "rank 5 on m2 ended with exit code 7"
+    assert headline_of(end(5, 1, signal=77)) == "rank 5 on m2 ended by signal 77"
+
+
+def test_a_user_exception_is_no_crash() -> None:
+    failure = failure_of(end(2, 7, code=1, exception="IndexError: out of range"), generation=4, step=17, now_ns=99)
+
+    assert (failure.symptom, failure.cause, failure.step, failure.generation, failure.time_ns) == (
+        Symptom.USER_ERROR,
+        "IndexError",
+        17,
+        4,
+        99,
+    )
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        GLOO,
+        "RuntimeError: [../gloo/transport/tcp/pair.cc:553] recv: Connection timed out [10.99.0.13]:4711",
+        "DistNetworkError: The client socket has failed to connect: No route to host",
+        "DistNetworkError: The client socket has timed out after 60000ms while trying to connect to (m0, 29500).",
+        "RuntimeError: [../gloo/unbound_buffer.cc:78] Timed out waiting 1800000ms for recv operation to complete",
+    ],
+)
+def test_where_the_network_failed_nobody_made_an_error(said: str) -> None:
+    assert symptom_of(end(2, 7, code=1, exception=said)) is Symptom.CONNECTION_LOST
+    chained = f"Traceback (most recent call last)\n{said}\nThe above exception was the direct cause of\n"
+    wrapped = end(
+        2, 7, code=1, exception="RuntimeError: stage 1", log_tail=f"{chained}Traceback (most recent call last)\n"
+    )
+    assert symptom_of(wrapped) is Symptom.CONNECTION_LOST
+    assert symptom_of(end(2, 7, signal=9, log_tail=said)) is Symptom.CRASH
+    assert symptom_of(end(2, 7, code=3, log_tail=said)) is Symptom.CRASH
+    assert symptom_of(end(2, 7, code=0, log_tail=said)) is Symptom.EARLY_EXIT
+
+
+@pytest.mark.parametrize(
+    "raised",
+    ["ValueError: x", "TimeoutError: Timed out waiting for shard 7 of the dataset", "OSError: No route to host: nfs-3"],
+)
+def test_what_was_logged_before_does_not_make_a_users_error_one_of_the_network(raised: str) -> None:
+    warned = f"WARNING: retrying: {GLOO}\nTraceback (most recent call last)\n  File ...\n{raised}\n"
+    assert symptom_of(end(2, 7, code=1, exception=raised, log_tail=warned)) is Symptom.USER_ERROR
+    own, aborted = end(3, 10, code=1, exception=raised), end(1, 900, signal=6)
+    assert first_failure([aborted, own]) == own
+
+
+def test_a_peer_that_went_away_shows_in_the_log_too() -> None:
+    assert is_victim(end(1, 1, code=1, log_tail="…\n[rank1]: " + GLOO))
+    assert not is_victim(end(1, 1, code=1, exception="ValueError: Connection"))
+
+
+def test_a_machine_that_came_back_empty_is_named_and_not_the_rank_that_saw_it_go() -> None:
+    victim = end(3, 10, code=1, exception=GLOO)
+
+    assert headline_of_loss({"m2": [4, 5]}, victim) == "m2 came back empty and lost ranks 4, 5"
+    assert headline_of_loss({"m3": [3], "m1": [1]}, None) == "m1, m3 came back empty and lost ranks 1, 3"
+    assert headline_of_loss({"m2": [2]}, None) == "m2 came back empty and lost rank 2"
+    assert headline_of_loss({"m2": range(16, 32)}, None).endswith("ranks 16, 17, 18, 19, 20, 21, 22, 23 and 8 more")
+
+
+def test_a_rank_that_ended_on_its_own_is_named_beside_the_lost_machine() -> None:
+    assert headline_of_loss({"m2": [4]}, end(1, 5, signal=9)).endswith("rank 4; rank 1 on m0 ended by SIGKILL")

@@ -1,0 +1,257 @@
+"""Memory of checkpoint files: had slot by slot, before anybody writes; a full file system costs no committed slot."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controlplane.local import mounts
+from everstep.errors import CheckpointError
+from everstep.pages import READ, STRIDE, WRITE, populate
+from everstep.slots.file import SlotFile
+from everstep.slots.format import PAGE
+from everstep.slots.reader import SlotReader, held
+
+NO_ROOM = r"no room for a checkpoint file of [\d.]+ MB in .*: [\d.]+ MB are free"
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder in shared memory."""
+    path = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="everstep-test-"))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 2 MB in memory."""
+    if said := mounts.why_not(tmp_path):
+        pytest.skip(said)
+    with mounts.small(tmp_path / "small", 2 << 20):
+        yield tmp_path / "small"
+
+
+def save(file: SlotFile, step: int, size: int) -> None:
+    ctypes.memset(file.begin(b"structure", size), step % 251, size)
+    file.commit(step)
+
+
+def steps_of(path: Path) -> set[int]:
+    return {slot.completed_steps for slot in held(path) if slot.valid}
+
+
+def allocated(path: Path) -> int:
+    return path.stat().st_blocks * 512
+
+
+def test_memory_is_had_for_the_slot_that_is_used_and_for_the_others_when_there_is_time(folder: Path) -> None:
+    path, size = folder / "c", 5_000_000
+    file = SlotFile(path, slots=4)
+    assert not file.prepare(), "there is no file yet"
+    save(file, 1, size)
+    assert size < allocated(path) < 2 * size
+    assert file.missing > 3 * size
+    turns = 1
+    while file.prepare():
+        turns += 1
+    assert turns > 4 * size // STRIDE, "bit by bit"
+    assert file.missing == 0
+    assert allocated(path) == path.stat().st_size
+    again = SlotFile(path)
+    assert again.missing == 0
+    assert bytes(again.load(1).tensors) == b"\1" * size
+
+
+def test_a_part_of_a_slot_is_made_present_and_no_more(folder: Path) -> None:
+    path = folder / "c"
+    save(SlotFile(path, slots=2), 1, 5_000_000)
+    header = SlotReader(path).headers()[0]
+    file = SlotFile(folder / "d", slots=2)
+    view = file.receive(header, whole=False)
+    assert allocated(folder / "d") == 3 * PAGE, "the headers"
+    file.make_present(1_000_000)
+    assert 1_000_000 <= allocated(folder / "d") < 1_100_000
+    view[:1_000_000] = bytes(1_000_000)
+    file.make_present()
+    assert allocated(folder / "d") >= 5_000_000
+
+
+def test_a_slot_without_room_is_an_error_and_the_others_stay(small: Path) -> None:
+    path, size = small / "c", 500_000
+    file = SlotFile(path, slots=3)
+    save(file, 1, size)
+    other = small / "other"
+    with other.open("wb") as taken:
+        os.posix_fallocate(taken.fileno(), 0, 1_000_000)
+    with pytest.raises(CheckpointError, match=NO_ROOM):
+        file.begin(b"structure", size)
+    while file.prepare():  # takes what there is, and does not wait for more
+        pass
+    assert file.missing
+    assert steps_of(path) == {1}
+    with pytest.raises(CheckpointError, match=NO_ROOM):
+        SlotFile(path).begin(b"structure", size)
+    other.unlink()
+    for step in (2, 3, 4):
+        save(file, step, size)
+    assert steps_of(path) == {2, 3, 4}
+
+
+def test_a_file_for_whose_slots_there_is_no_room_is_not_begun(small: Path) -> None:
+    path = small / "c"
+    file = SlotFile(path, slots=3)
+    save(file, 1, 100_000)
+    with pytest.raises(CheckpointError, match=NO_ROOM):
+        file.begin(b"", 900_000)  # one slot would fit
+    assert [one.name for one in small.iterdir()] == ["c"]
+    assert steps_of(path) == {1}
+    save(file, 2, 100_000)
+    assert steps_of(path) == {1, 2}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    slots=st.integers(2, 4),
+    events=st.lists(
+        st.tuples(st.sampled_from(["save", "save", "prepare", "reopen", "full"]), st.integers(0, 40_000)), max_size=20
+    ),
+)
+def test_committed_slots_survive_growth_want_of_room_and_reopening(slots: int, events: list[tuple[str, int]]) -> None:
+    """Nothing but the least needed slot is ever given up, and each slot is allocated before it counts."""
+    folder = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="everstep-test-"))
+    full = False
+    real = os.posix_fallocate
+
+    def fallocate(descriptor: int, offset: int, length: int) -> None:
+        if full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(descriptor, offset, length)
+
+    try:
+        path, sizes = folder / "c", {}
+        file = SlotFile(path, slots=slots)
+        with mock.patch.object(os, "posix_fallocate", fallocate):
+            for step, (event, size) in enumerate(events):
+                full = event == "full"
+                if event == "prepare":
+                    file.prepare()
+                elif event == "reopen":
+                    file = SlotFile(path, slots=slots)
+                else:
+                    try:
+                        save(file, step, size)
+                        sizes[step] = size
+                    except CheckpointError:
+                        assert full
+                    full = False
+                kept = sorted(sizes)[-slots:]
+                assert steps_of(path) == set(kept)
+                for one in kept:
+                    assert bytes(file.load(one).tensors) == bytes([one % 251]) * sizes[one]
+        if sizes:
+            assert allocated(path) >= sum(sizes[one] for one in kept)
+    finally:
+        shutil.rmtree(folder)
+
+
+WRITER = """
+import ctypes, os, signal, sys
+from pathlib import Path
+from everstep.slots.file import SlotFile
+
+real, left = os.posix_fallocate, int(sys.argv[2])
+
+
+def fallocate(*arguments):
+    global left
+    left -= 1
+    if left < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    real(*arguments)
+
+
+os.posix_fallocate = fallocate
+file = SlotFile(Path(sys.argv[1]), slots=3)
+for step in range(1, 9):
+    size = 3_000_000 * (1 + step // 4)
+    ctypes.memset(file.begin(b"structure", size), step, size)
+    file.commit(step)
+    print(step, flush=True)
+    if step in {2, 4}:
+        file.prepare()
+print("all", flush=True)
+"""
+
+
+@pytest.mark.parametrize("after", [0, 2, 4, 5, 6, 9, 12, 14, 15])
+def test_sigkill_between_two_allocations(folder: Path, after: int) -> None:
+    path = folder / "c"
+    done = subprocess.run([sys.executable, "-c", WRITER, str(path), str(after)], stdout=subprocess.PIPE, check=False)
+    lines = done.stdout.decode().split()
+    assert done.returncode == -signal.SIGKILL and "all" not in lines
+    file = SlotFile(path, slots=3)
+    last = int(lines[-1]) if lines else 0
+    assert steps_of(path) == set(range(max(1, last - 2), last + 1))
+    for step in steps_of(path):
+        assert set(file.load(step).tensors) == {step}
+    for step in (100, 101, 102):
+        save(file, step, 7_000_000)
+    assert steps_of(path) == {100, 101, 102}
+    assert allocated(path) == path.stat().st_size
+    assert [one.name for one in folder.iterdir()] == ["c"]
+
+
+def test_pages_are_made_present_and_keep_what_they_hold(folder: Path) -> None:
+    file = SlotFile(folder / "c", slots=2)
+    save(file, 7, 300_000)
+    address, length = file.region
+    for how in (READ, WRITE):
+        assert populate(address + 100, length - 100, how)
+    assert bytes(file.load(7).tensors) == b"\7" * 300_000
+    file.close()
+    assert not populate(address, length, WRITE), "nothing is mapped there any more"
+
+
+SAVES = """
+import sys
+from pathlib import Path
+from everstep.slots.file import SlotFile
+file = SlotFile(Path(sys.argv[1]), slots=2)
+for step in range(1, 1_000_000):
+    file.begin(b"", 0)
+    file.commit(step)
+    if step % 3 == 0:
+        file.forget(step)
+"""
+
+
+def test_at_no_moment_does_a_slot_say_that_it_is_of_step_0(folder: Path) -> None:
+    """A kill just then would leave a header that looks damaged."""
+    path = folder / "c"
+    saving = subprocess.Popen([sys.executable, "-c", SAVES, str(path)])
+    try:
+        while not path.exists():
+            assert saving.poll() is None
+        descriptor = os.open(path, os.O_RDONLY)
+        slots = [PAGE, PAGE + (os.fstat(descriptor).st_size - PAGE) // 2]
+        seen = {os.pread(descriptor, 8, at) for _ in range(150_000) for at in slots}
+        os.close(descriptor)
+    finally:
+        saving.kill()
+        saving.wait()
+    assert len(seen) > 5, "it saves meanwhile"
+    assert bytes(8) not in seen

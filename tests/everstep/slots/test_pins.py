@@ -1,0 +1,137 @@
+"""Pins: the agent asks, the rank spares what it can and never waits."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from everstep.slots.file import SlotFile
+from everstep.slots.format import Pin
+from everstep.slots.reader import SlotReader, held
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder in shared memory."""
+    path = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="everstep-test-"))
+    yield path
+    shutil.rmtree(path)
+
+
+def save(file: SlotFile, step: int, size: int = 100) -> None:
+    ctypes.memset(file.begin(b"structure", size), step % 251, size)
+    file.commit(step)
+
+
+def steps_in(path: Path) -> list[int]:
+    return sorted(slot.completed_steps for slot in held(path) if slot.valid)
+
+
+def test_a_pinned_step_is_spared_until_it_is_let_go(folder: Path) -> None:
+    file = SlotFile(folder / "c", slots=3)
+    for step in (1, 2, 3):
+        save(file, step)
+    reader = SlotReader(folder / "c")
+    assert reader.pin(Pin.BACKUP, 1)
+    for step in (4, 5, 6):
+        save(file, step)
+    assert steps_in(folder / "c") == [1, 5, 6]
+    assert reader.header(1) is not None
+    reader.unpin(Pin.BACKUP)
+    save(file, 7)
+    assert steps_in(folder / "c") == [5, 6, 7]
+    assert not reader.pin(Pin.BACKUP, 1)  # gone: whoever asks is told
+    reader.close()
+
+
+def test_when_all_others_are_pinned_the_least_reason_gives_way(folder: Path) -> None:
+    file = SlotFile(folder / "c", slots=3)
+    for step in (1, 2, 3):
+        save(file, step)
+    reader = SlotReader(folder / "c")
+    reader.pin(Pin.DISK, 1)
+    reader.pin(Pin.BACKUP, 2)
+    save(file, 4)  # 3 is the newest
+    assert steps_in(folder / "c") == [1, 3, 4]
+    reader.pin(Pin.KEEP, 3)
+    save(file, 5)
+    assert steps_in(folder / "c") == [1, 4, 5]
+    reader.close()
+
+
+def test_the_strongest_of_two_pins_on_a_step_counts(folder: Path) -> None:
+    file = SlotFile(folder / "c", slots=3)
+    for step in (1, 2, 3):
+        save(file, step)
+    reader = SlotReader(folder / "c")
+    reader.pin(Pin.KEEP, 1)
+    reader.pin(Pin.DISK, 1)
+    reader.pin(Pin.BACKUP, 2)
+    save(file, 4)
+    assert steps_in(folder / "c") == [1, 3, 4]
+    reader.close()
+
+
+def test_pins_outlive_growth_and_the_rank(folder: Path) -> None:
+    file = SlotFile(folder / "c", slots=3)
+    for step in (1, 2, 3):
+        save(file, step)
+    reader = SlotReader(folder / "c")
+    reader.pin(Pin.BACKUP, 1)
+    save(file, 4, 1_000_000)
+    assert steps_in(folder / "c") == [1, 3, 4]
+    again = SlotFile(folder / "c")
+    save(again, 5)
+    save(again, 6)
+    assert steps_in(folder / "c") == [1, 5, 6]
+    assert reader.header(1) is not None  # the reader found the new file
+    reader.unpin(Pin.BACKUP)
+    save(again, 7)
+    assert steps_in(folder / "c") == [5, 6, 7]
+    reader.close()
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    slots=st.integers(2, 5),
+    events=st.lists(st.none() | st.tuples(st.sampled_from(list(Pin)), st.integers(0, 4)), max_size=40),
+)
+def test_whatever_is_pinned_the_newest_stays_and_saves_go_on(slots: int, events: list[tuple[Pin, int] | None]) -> None:
+    """An event of None is a save; else a pin on the step so many back, 0: taken back."""
+    folder = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="everstep-test-"))
+    try:
+        file, step = SlotFile(folder / "c", slots=slots), 1
+        pins: dict[Pin, int] = {}
+        save(file, step)
+        reader = SlotReader(folder / "c")
+        for event in events:
+            if event is None:
+                before = set(steps_in(folder / "c"))
+                step += 1
+                save(file, step)
+                now = steps_in(folder / "c")
+                assert {step, step - 1} <= set(now)
+                assert len(now) == min(step, slots)
+                gone = before - set(now)
+                # A pinned step went only if all others but the newest were pinned as strongly or more.
+                strength = {held: max((why for why, of in pins.items() if of == held), default=-1) for held in before}
+                for one in gone:
+                    assert all(strength[one] <= strength[other] for other in before - {step - 1})
+            else:
+                why, back = event
+                if back:
+                    pins[why] = step - back
+                    assert reader.pin(why, step - back) == (step - back in steps_in(folder / "c"))
+                else:
+                    pins.pop(why, None)
+                    reader.unpin(why)
+        reader.close()
+    finally:
+        shutil.rmtree(folder)

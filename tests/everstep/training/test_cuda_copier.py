@@ -1,0 +1,101 @@
+"""Copies from a GPU, as far as they can be looked at without one: in which order streams wait for what."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import pytest
+import torch
+
+from everstep.slots.file import SlotFile
+from everstep.slots.reader import held
+from everstep.training import copy_plan
+from everstep.training.checkpoint import Checkpoint
+from everstep.training.codec import encode
+from everstep.training.copier import Batch
+from everstep.training.cuda_copier import DeviceCopier, PinnedMemory
+from everstep.training.recording_cuda import RecordingCuda
+
+GPU = torch.device("cuda", 1)
+
+
+@pytest.fixture
+def cuda() -> RecordingCuda:
+    """CUDA as a log of what it was told; copies happen at once."""
+    return RecordingCuda()
+
+
+def test_copies_come_after_the_step_and_before_what_holds_for_them(cuda: RecordingCuda) -> None:
+    encoded = encode({"a": torch.arange(5.0), "b": torch.ones(3, 4).T})
+    room = ctypes.create_string_buffer(encoded.layout.total_bytes)
+    copier = DeviceCopier(cuda, GPU)
+    copier.follow()
+    copier.copy(Batch(encoded.tensors, encoded.layout.specs, large=1 << 30), ctypes.addressof(room))
+    copier.hold()
+    copier.wait()
+    assert cuda.log == ["side waits for main", "copy on side", "main waits for side", "host waits for side"]
+    assert room.raw[:20] == bytes(torch.arange(5.0).view(torch.uint8).tolist())
+
+
+def test_a_piece_is_pinned_once_and_anew_when_it_has_grown(cuda: RecordingCuda) -> None:
+    memory = PinnedMemory(cuda, GPU)
+    memory.pin(64, 1000)
+    memory.pin(4096, 1000)
+    memory.pin(64, 900)
+    memory.pin(4096, 2000)
+    assert cuda.registered == {64: 1000, 4096: 2000}
+    memory.unpin()
+    memory.unpin()
+    assert cuda.registered == {}
+    assert cuda.log == ["pin", "pin", "unpin", "pin", "unpin", "unpin"]
+
+
+def test_memory_that_cannot_be_pinned_is_warned_of(cuda: RecordingCuda) -> None:
+    cuda.refuses = 2
+    memory = PinnedMemory(cuda, GPU)
+    with pytest.warns(RuntimeWarning, match=r"cannot pin 3 MB of the checkpoint file \(error 2\)"):
+        memory.pin(64, 3_000_000)
+    memory.pin(64, 3_000_000)
+    memory.pin(4_000_000, 3_000_000)  # once
+    memory.unpin()
+    assert cuda.log == ["pin", "pin"]
+    cuda.launch()  # no error was left behind in this thread
+
+
+def test_what_pinning_raises_is_raised_where_it_was_asked_for(cuda: RecordingCuda) -> None:
+    def unknown(device: torch.device) -> None:
+        raise RuntimeError(f"no {device}")
+
+    cuda.set_device = unknown  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="no cuda:1"):
+        PinnedMemory(cuda, GPU).pin(64, 1000)
+
+
+def test_a_step_waits_on_the_device_and_the_commit_on_the_host(
+    cuda: RecordingCuda, shm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copy_plan, "_device", lambda _: "cuda:1")
+    monkeypatch.setattr(copy_plan, "Batch", lambda tensors, specs, large: Batch(tensors, specs, large=1 << 60))
+    model = torch.nn.BatchNorm1d(30_000)
+    optimizer = torch.optim.AdamW(model.parameters())
+    checkpoint = Checkpoint({"model": model, "optimizer": optimizer}, SlotFile(shm / "c"), overlap=True, cuda=cuda)
+    model(torch.randn(4, 30_000)).sum().backward()
+    checkpoint.save(1)
+    checkpoint.wait()
+    # Buffers and generators first, for which the next forward waits; then, in the thread, what the step waits for.
+    start = ["side waits for main", "copy on side", "main waits for side"]
+    end = ["copy on side", "host waits for side"]
+    assert cuda.log == [*start, "pin", *end]
+    cuda.calls.clear()
+    checkpoint.save(2)
+    optimizer.step()
+    checkpoint.wait()
+    assert cuda.log.count("main waits for side") == 2 and cuda.log.count("host waits for side") == 1
+    cuda.calls.clear()
+    checkpoint.save(3)  # larger by the optimizer's state: the file moves
+    checkpoint.wait()
+    assert cuda.log == ["unpin", "unpin", *start, "pin", *end]  # both slots that were used
+    checkpoint.close()
+    assert cuda.log[-1] == "unpin" and not cuda.registered
+    assert [slot.completed_steps for slot in held(shm / "c") if slot.valid] == [1, 2, 3]

@@ -1,0 +1,73 @@
+"""The bell wakes whoever listens and never holds a rank up."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from everstep.training import save_signal as module
+from everstep.training.save_signal import Bell
+
+
+@pytest.fixture
+def fifo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A FIFO; what failed is tried again at once."""
+    monkeypatch.setattr(module, "REOPEN_S", 0.0)
+    path = tmp_path / "bell"
+    os.mkfifo(path)
+    return path
+
+
+def listen(path: Path) -> int:
+    return os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+
+
+def test_a_ring_is_one_byte(fifo: Path) -> None:
+    reader, bell = listen(fifo), Bell(fifo)
+    bell.ring()
+    bell.ring()
+    assert len(os.read(reader, 100)) == 2
+    os.close(reader)
+    bell.close()
+
+
+def test_nobody_listens_until_somebody_does(fifo: Path) -> None:
+    bell = Bell(fifo)
+    bell.ring()
+    reader = listen(fifo)
+    bell.ring()
+    assert len(os.read(reader, 100)) == 1
+    os.close(reader)
+    bell.ring()  # its agent died
+    reader = listen(fifo)
+    bell.ring()
+    assert len(os.read(reader, 100)) == 1
+    os.close(reader)
+    bell.close()
+
+
+def test_a_full_pipe_does_not_hold_it_up(fifo: Path) -> None:
+    reader, bell = listen(fifo), Bell(fifo)
+    for _ in range(70_000):  # a pipe takes 64 KiB
+        bell.ring()
+    assert len(os.read(reader, 1 << 20)) == 1 << 16
+    bell.ring()
+    assert len(os.read(reader, 100)) == 1
+    os.close(reader)
+    bell.close()
+
+
+def test_what_could_not_be_opened_is_not_tried_again_at_once(fifo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REOPEN_S", 3600.0)
+    bell = Bell(fifo)
+    bell.ring()
+    reader = listen(fifo)
+    bell.ring()
+    assert os.read(reader, 100) == b""
+    os.close(reader)
+
+
+def test_without_a_bell_nothing_happens() -> None:
+    Bell(None).ring()

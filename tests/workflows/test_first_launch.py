@@ -1,0 +1,205 @@
+"""A job starts where it was asked to, or says why it cannot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from activities.ledger.records import NumbersUsed
+from activities.messages import FindInput, FolderFound, RestoreInput
+from everstep.model.checkpoint_policy import CheckpointPolicy
+from everstep.model.incident import Evidence, Held, RankExit, Restored, Tier
+from tests.workflows.conftest import anomaly
+from workflows.job import JobWorkflow
+
+FOLDER = "/disk/other/step-000000120"
+
+
+def on_disks(*steps: int, tier: Tier = Tier.DISK, ranks: tuple[int, ...] = (0, 1)) -> list[Held]:
+    return [
+        Held(rank=rank, machine=f"m{rank}", completed_steps=step, tier=tier, generation=3)
+        for rank in ranks
+        for step in steps
+    ]
+
+
+def found(*held: Held, **more: Any) -> Any:
+    def answer(given: FindInput) -> Evidence:
+        return Evidence(generation=0, held=list(held), **more)
+
+    return answer
+
+
+async def test_a_job_goes_on_from_the_step_that_was_asked_for(jobs: Any) -> None:
+    jobs.cluster.found = found(*on_disks(100, 120, 140))
+    jobs.cluster.used = NumbersUsed(generations=3)
+    handle = await jobs.start({"resume_from": 120})
+
+    state = await jobs.until(handle, lambda state: state.status == "running")
+
+    assert jobs.cluster.calls == [
+        "find 120",
+        "prepare",
+        "restore 0 from disk on m0, 1 from disk on m1",
+        "launch 4 from 120",
+        "confirm 4",
+    ]
+    assert (state.resume_step, state.lineage) == (120, [(4, 120)])
+
+
+async def test_every_command_of_a_job_says_of_which_run_it_is_and_from_which_it_was_started(jobs: Any) -> None:
+    """The first generation fails at once, and what both runs have of its step goes together."""
+    earlier = [one.model_copy(update={"run": "20261121-1"}) for one in on_disks(100, 120)]
+    memory = [Held(rank=rank, machine=f"m{rank}", completed_steps=120, run="20261121-1") for rank in (0, 1)]
+    jobs.cluster.found = found(*earlier, *memory)
+    handle = await jobs.start({"resume_from": 120})
+    state = await jobs.until(handle, lambda state: state.status == "running")
+    assert "restore 0 from disk on m0, 1 from disk on m1" in jobs.cluster.calls, "memory of another run is no source"
+    assert state.origin_runs == ["20261121-1"]
+    assert state.run > "20261121-1"
+
+    own = [Held(rank=0, machine="m0", completed_steps=120, run=state.run)]
+    strange = [one.model_copy(update={"run": "20261120-0", "completed_steps": 130}) for one in earlier]
+    jobs.cluster.evidence = lambda given: Evidence(
+        generation=given.generation,
+        exits=[RankExit(rank=1, machine="m1", signal=9, time_ns=1, completed_steps=121)],
+        held=[*own, *earlier, *strange, *memory],
+    )
+    await handle.execute_update(JobWorkflow.report, anomaly(1))
+    await jobs.until(handle, lambda state: state.generation == 2 and state.status == "running")
+    assert jobs.cluster.calls[-3:] == ["restore 1 from disk on m1", "launch 2 from 120", "confirm 2"]
+
+    await handle.signal("stop", {"operator": "you"})
+    await handle.result()
+    assert jobs.cluster.runs == {state.run}
+
+
+async def test_a_step_that_was_saved_with_other_sizes_is_refused_with_them(jobs: Any) -> None:
+    other = [one.model_copy(update={"topology": "1,2,1,1,pp-dp-tp"}) for one in on_disks(120)]
+    jobs.cluster.found = found(*other)
+    handle = await jobs.start({"resume_from": 120})
+
+    result = await handle.result()
+
+    assert "step 120 was saved with the sizes 1,2,1,1,pp-dp-tp, and the job has 2,1,1,1,pp-dp-tp" in result.headline
+    assert jobs.cluster.calls == ["find 120", "release"]
+
+
+async def test_steps_that_an_earlier_run_saved_later_are_never_gone_to(jobs: Any) -> None:
+    """The first generation fails at once: what is on disk beyond the step asked for is of another line."""
+    jobs.cluster.found = found(*on_disks(100, 120, 140))
+    jobs.cluster.used = NumbersUsed(generations=3)
+    jobs.cluster.evidence = lambda given: Evidence(
+        generation=given.generation,
+        exits=[RankExit(rank=1, machine="m1", signal=9, time_ns=1, completed_steps=121)],
+        held=on_disks(100, 120, 140),
+    )
+    handle = await jobs.start({"resume_from": 120})
+    await jobs.until(handle, lambda state: state.status == "running")
+    await handle.execute_update(JobWorkflow.report, anomaly(4))
+
+    await jobs.until(handle, lambda state: state.generation == 5 and state.status == "running")
+
+    assert "launch 5 from 120" in jobs.cluster.calls
+
+
+async def test_a_step_that_is_not_there_ends_the_job_with_a_list_of_those_that_are(jobs: Any) -> None:
+    jobs.cluster.found = found(*on_disks(100, 140), *on_disks(120, ranks=(0,)), unreachable=["m1"])
+    handle = await jobs.start({"resume_from": 120})
+
+    result = await handle.result()
+
+    assert result.outcome == "failed"
+    assert "was not started: step 120 cannot be restored by all 2 ranks: rank 1 lacks it" in result.headline
+    assert "there are steps 140, 100" in result.headline
+    assert "m1 does not answer" in result.headline
+    assert jobs.cluster.calls == ["find 120", "release"]
+
+
+async def test_another_copy_of_the_step_is_used_where_one_is_damaged(jobs: Any) -> None:
+    def damaged(given: RestoreInput) -> Restored:
+        bad = [one for one in given.copies if one.rank == 1 and one.tier is Tier.DISK]
+        failed = [Held(**one.model_dump(), valid=False, reason="cut off") for one in bad]
+        return Restored(moved=[one for one in given.copies if one not in bad], failed=failed)
+
+    jobs.cluster.found = found(*on_disks(120), *on_disks(120, tier=Tier.REMOTE))
+    jobs.cluster.restored = damaged
+    handle = await jobs.start({"resume_from": 120})
+
+    await jobs.until(handle, lambda state: state.status == "running")
+
+    assert jobs.cluster.calls[2:4] == [
+        "restore 0 from disk on m0, 1 from disk on m1",
+        "restore 0 from disk on m0, 1 from remote on m1",
+    ]
+
+
+async def test_a_job_whose_only_copy_is_damaged_is_not_started_from_another_step(jobs: Any) -> None:
+    def damaged(given: RestoreInput) -> Restored:
+        return Restored(failed=[Held(**one.model_dump(), valid=False, reason="cut off") for one in given.copies])
+
+    jobs.cluster.found = found(*on_disks(100, 120))
+    jobs.cluster.restored = damaged
+    handle = await jobs.start({"resume_from": 120})
+
+    result = await handle.result()
+
+    assert result.outcome == "failed"
+    assert "there are steps 100" in result.headline
+    assert "cut off" in result.headline
+    assert not [call for call in jobs.cluster.calls if call.startswith("launch")]
+
+
+async def test_a_job_starts_from_a_folder_that_was_saved_with_other_sizes(jobs: Any) -> None:
+    jobs.cluster.folder = FolderFound(step=120, ranks=4)
+    handle = await jobs.start({"resume_path": FOLDER})
+
+    state = await jobs.until(handle, lambda state: state.status == "running")
+
+    assert jobs.cluster.calls == [f"folder {FOLDER}", "prepare", f"launch 1 from 120 of {FOLDER}", "confirm 1"]
+    assert (state.resume_step, state.lineage) == (120, [(1, -1)])
+
+
+async def test_it_begins_there_again_when_it_fails_before_its_first_save(jobs: Any) -> None:
+    jobs.cluster.folder = FolderFound(step=120, ranks=4)
+    jobs.cluster.evidence = lambda given: Evidence(
+        generation=given.generation,
+        exits=[RankExit(rank=1, machine="m1", signal=9, time_ns=1, completed_steps=120)],
+    )
+    handle = await jobs.start({"resume_path": FOLDER})
+    await jobs.until(handle, lambda state: state.status == "running")
+    await handle.execute_update(JobWorkflow.report, anomaly(1))
+
+    state = await jobs.until(handle, lambda state: state.generation == 2 and state.status == "running")
+
+    assert f"launch 2 from 120 of {FOLDER}" in jobs.cluster.calls
+    assert state.lineage == [(1, -1), (2, -1)]
+
+
+async def test_a_folder_that_will_not_do_ends_the_job_with_the_reason(jobs: Any) -> None:
+    jobs.cluster.folder = FolderFound(problem=f"m1 sees 0 of the 4 ranks in {FOLDER}")
+    handle = await jobs.start({"resume_path": FOLDER})
+
+    result = await handle.result()
+
+    assert (result.outcome, jobs.cluster.calls) == ("failed", [f"folder {FOLDER}", "release"])
+    assert "m1 sees 0 of the 4 ranks" in result.headline
+
+
+async def test_a_job_without_room_for_its_checkpoints_is_refused_with_numbers(jobs: Any) -> None:
+    jobs.cluster.lacking = "no room for checkpoints on machine m1: 2 ranks need 10.16 GB"
+    handle = await jobs.start(checkpoint=CheckpointPolicy(state_mb_per_rank=1000))
+
+    result = await handle.result()
+
+    assert (result.outcome, jobs.cluster.calls) == ("failed", ["room", "release"])
+    assert "10.16 GB" in result.headline
+
+
+async def test_where_the_backups_lie_is_on_the_jobs_page(jobs: Any) -> None:
+    handle = await jobs.start()
+
+    state = await jobs.until(handle, lambda state: state.status == "running")
+    page = await jobs.page(handle)
+
+    assert state.backups == "every backup lies outside its rank's groups"
+    assert "Backups: every backup lies outside its rank's groups." in page

@@ -1,0 +1,209 @@
+"""What workflows ask of the machines: each activity with its input, its bounds and its line in the timeline."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from temporalio import workflow
+from temporalio.workflow import ActivityHandle
+
+with workflow.unsafe.imports_passed_through():
+    from activities import messages
+    from activities.messages import (
+        AwaitInput,
+        ClosedInput,
+        ConfirmInput,
+        FindInput,
+        FolderFound,
+        FolderInput,
+        LaunchInput,
+        PrepareInput,
+        ReleaseInput,
+        RestoreInput,
+        RoomInput,
+        StopInput,
+    )
+    from everstep.decisions.checkpoints.choose_restore import Restore
+    from everstep.model.incident import Confirmation, Evidence, Launched, Left, Restored, Showing
+    from everstep.model.job import JobSpec
+    from everstep.model.machine import Machine
+    from workflows import web_ui
+    from workflows.options import FAST_RETRY, HEARTBEAT_TIMEOUT, on_ranks
+
+SLOWEST_RANK_BYTES = 500_000_000
+"""Bytes a second of one rank that restores from its own slot: a slower one is given up (ours)."""
+SLOWEST_BYTES = 20_000_000
+"""Bytes a second of one machine: a restore that is slower is given up (ours)."""
+
+
+def prepare(spec: JobSpec, machines: list[Machine], run: str) -> ActivityHandle[float]:
+    """Start the fork servers."""
+    return workflow.start_activity(
+        messages.PREPARE,
+        PrepareInput(spec=spec, machines=machines, run=run),
+        result_type=float,
+        summary=web_ui.summary(f"fork servers on {len(machines)} machines"),
+        **on_ranks(timedelta(minutes=5)),
+    )
+
+
+def room(spec: JobSpec, machines: list[Machine]) -> ActivityHandle[str]:
+    """Ask whether the checkpoints fit."""
+    return workflow.start_activity(
+        messages.ROOM,
+        RoomInput(spec=spec, machines=machines),
+        result_type=str,
+        summary=web_ui.summary(f"for {spec.checkpoint.state_mb_per_rank:g} MB of state in each rank"),
+        **on_ranks(timedelta(minutes=1)),
+    )
+
+
+def stop(
+    spec: JobSpec, machines: list[Machine], run: str, generation: int, *, why: str = "", **bounds: float
+) -> ActivityHandle[Evidence]:
+    """Stop all ranks; ``bounds`` are ``grace_s`` and ``patience_s`` of the input."""
+    return workflow.start_activity(
+        messages.STOP,
+        StopInput(job=spec.name, generation=generation, machines=machines, spec=spec, run=run, **bounds),
+        result_type=Evidence,
+        summary=web_ui.summary(why or f"generation {generation} on {len(machines)} machines"),
+        **on_ranks(timedelta(minutes=2)),
+    )
+
+
+def find(spec: JobSpec, machines: list[Machine], *, at: int | None = None) -> ActivityHandle[Evidence]:
+    """Ask for all copies, on disks and remote storage too."""
+    return workflow.start_activity(
+        messages.FIND,
+        FindInput(spec=spec, machines=machines, at=at),
+        result_type=Evidence,
+        summary=web_ui.summary("on disks and remote storage" if at is None else f"of step {at}"),
+        **on_ranks(timedelta(seconds=120 + spec.policy.storage_answer_s)),
+    )
+
+
+def folder(machines: list[Machine], path: str) -> ActivityHandle[FolderFound]:
+    """Look at the folder of one checkpoint."""
+    return workflow.start_activity(
+        messages.FOLDER,
+        FolderInput(machines=machines, path=path),
+        result_type=FolderFound,
+        summary=web_ui.summary(path),
+        **on_ranks(timedelta(minutes=2)),
+    )
+
+
+def restore(
+    spec: JobSpec, machines: list[Machine], run: str, chosen: Restore, evidence: Evidence
+) -> ActivityHandle[Restored]:
+    """Bring the copies that a choice needs, and verify the own slots that nobody has verified."""
+    copies = [*chosen.copies, *chosen.unverified]
+    wanted = {copy.key for copy in copies}
+    held = {one.rank: one for one in evidence.held if one.key in wanted}
+    sizes = {rank: one.bytes for rank, one in held.items()}
+    topology = spec.topology()
+    largest = max(sum(sizes.get(rank, 0) for rank in topology.ranks(index)) for index in range(topology.machines))
+    return workflow.start_activity(
+        messages.RESTORE,
+        RestoreInput(
+            spec=spec,
+            machines=machines,
+            copies=copies,
+            digests={rank: one.digest for rank, one in held.items() if one.digest},
+            bytes=sizes,
+            disk_shared=evidence.disk_shared,
+            run=run,
+        ),
+        result_type=Restored,
+        summary=web_ui.summary(f"step {chosen.step}: {web_ui.wanted_text(chosen.copies, chosen.unverified)}"),
+        **on_ranks(timedelta(seconds=180 + largest / SLOWEST_BYTES)),
+    )
+
+
+def launch(given: LaunchInput, origin: str) -> ActivityHandle[Launched]:
+    """Start all ranks of a generation; ``origin`` says for people where they go on."""
+    ranks = given.spec.topology().world_size
+    return workflow.start_activity(
+        messages.LAUNCH,
+        given,
+        result_type=Launched,
+        summary=web_ui.summary(f"generation {given.generation}, {ranks} ranks, {origin}"),
+        **on_ranks(timedelta(minutes=3)),
+    )
+
+
+def confirm(
+    spec: JobSpec,
+    machines: list[Machine],
+    launched: Launched,
+    *,
+    bound_s: float,
+    showing: Showing,
+    patient: bool = False,
+    state_bytes: int = 0,
+) -> ActivityHandle[Confirmation]:
+    """Wait until every rank completed a step.
+
+    Args:
+        spec: The job's.
+        machines: Where it runs.
+        launched: What is waited for.
+        bound_s: How long, seconds.
+        showing: How the script showed its steps before.
+        patient: That all ranks live is known; it is their steps that are waited for.
+        state_bytes: What the largest rank restores first, which takes more time.
+    """
+    restore_s = round(state_bytes / SLOWEST_RANK_BYTES, 1)
+    given = ConfirmInput(
+        spec=spec,
+        machines=machines,
+        launched=launched,
+        restore_s=restore_s,
+        timeout_s=bound_s,
+        showing=showing,
+        patient=patient,
+    )
+    what = "completes a step; all of them live" if patient else "completes a step"
+    return workflow.start_activity(
+        messages.CONFIRM,
+        given,
+        result_type=Confirmation,
+        summary=web_ui.summary(f"generation {launched.generation}: every rank {what}"),
+        **on_ranks(timedelta(seconds=bound_s + restore_s + 30)),
+    )
+
+
+def read_closed(incident: str) -> ActivityHandle[Left]:
+    """Find out what an incident did that was closed from outside; tried until Temporal answers."""
+    return workflow.start_activity(
+        messages.CLOSED,
+        ClosedInput(incident=incident),
+        result_type=Left,
+        summary=web_ui.summary(f"what {incident} had launched"),
+        start_to_close_timeout=timedelta(minutes=2),
+        heartbeat_timeout=HEARTBEAT_TIMEOUT,
+        retry_policy=FAST_RETRY,
+    )
+
+
+def await_machines(machines: list[Machine], patience: timedelta) -> ActivityHandle[list[str]]:
+    """Wait until machines answer."""
+    bounds = on_ranks(patience + timedelta(minutes=1))
+    return workflow.start_activity(
+        messages.AWAIT,
+        AwaitInput(machines=machines, patience_s=patience.total_seconds()),
+        result_type=list[str],
+        summary=web_ui.summary(web_ui.listed([machine.name for machine in machines])),
+        **bounds,
+    )
+
+
+def release(spec: JobSpec, machines: list[Machine], run: str) -> ActivityHandle[int]:
+    """Give everything back."""
+    return workflow.start_activity(
+        messages.RELEASE,
+        ReleaseInput(job=spec.name, machines=machines, run=run, dying_s=spec.policy.kill_patience_s),
+        result_type=int,
+        summary="fork servers and shared memory",
+        **on_ranks(timedelta(minutes=1, seconds=spec.policy.kill_patience_s)),
+    )

@@ -1,0 +1,122 @@
+"""The beginning of a job: whether it fits, from where it starts, and its first launch."""
+
+from __future__ import annotations
+
+from temporalio import workflow
+from temporalio.exceptions import ActivityError
+
+with workflow.unsafe.imports_passed_through():
+    from activities.messages import LaunchInput
+    from everstep.decisions.checkpoints.choose_restore import NOTHING_HELD, Restore
+    from everstep.decisions.checkpoints.lineage import FROM_NOTHING, extended
+    from everstep.decisions.checkpoints.start_from_run import choose_start
+    from everstep.errors import CheckpointError
+    from everstep.model.incident import Evidence, Held, Launched
+    from everstep.model.job_state import JobState
+    from workflows import activity_calls, web_ui
+
+
+class Refused(Exception):
+    """The job cannot start as it was asked for; says why and what there is instead."""
+
+
+class Beginning:
+    """Starts one job. The state is changed in place, so that an incident of the first launch knows all of it."""
+
+    def __init__(self, state: JobState) -> None:
+        self._state = state
+        self._bad: list[Held] = []
+        self._evidence = Evidence(generation=0)
+
+    async def check(self) -> None:
+        """Look at the room, and for the checkpoint that the job is to start from.
+
+        Raises:
+            Refused: there is no room, or no such checkpoint.
+        """
+        state = self._state
+        try:
+            if state.spec.checkpoint.state_mb_per_rank and (
+                lacking := await activity_calls.room(state.spec, state.machines)
+            ):
+                raise Refused(lacking)
+            if state.resume_path:
+                found = await activity_calls.folder(state.machines, state.resume_path)
+                if found.problem:
+                    raise Refused(found.problem)
+                state.resume_path_step = found.step
+            elif state.resume_from is not None:
+                self._evidence = await activity_calls.find(state.spec, state.machines, at=state.resume_from)
+                self._choose()
+        except ActivityError as error:
+            raise Refused(f"the machines could not be asked: {error.cause or error}") from error
+
+    def count(self) -> None:
+        """The next generation begins: where, is known from here on, whatever may fail."""
+        state = self._state
+        state.generation += 1
+        if state.resume_path:
+            state.resume_step = state.resume_path_step
+        elif state.resume_from is not None:
+            state.resume_step = state.resume_from
+        begun = FROM_NOTHING if state.resume_path else state.resume_step
+        state.lineage = extended(state.lineage, [(state.generation, begun)])
+
+    async def launch(self) -> Launched:
+        """Prepare the machines, bring what they need, and start the first generation.
+
+        Raises:
+            Refused: the checkpoint that the job is to start from turned out damaged.
+            ActivityError: something did not answer or failed; it may be tried again.
+        """
+        state = self._state
+        await activity_calls.prepare(state.spec, state.machines, state.run)
+        origin = Restore(state.resume_step, "")
+        if state.resume_path:
+            origin = Restore(state.resume_step, "", folder=state.resume_path)
+        elif state.resume_from is not None:
+            await self._bring()
+        given = LaunchInput(
+            spec=state.spec,
+            machines=state.machines,
+            generation=state.generation,
+            resume_step=state.resume_step,
+            reshard_from=state.resume_path,
+            run=state.run,
+            begins_run=True,
+        )
+        where = "from the beginning" if state.resume_step == NOTHING_HELD else origin.origin
+        return await activity_calls.launch(given, where)
+
+    async def _bring(self) -> None:
+        """Bring all copies of the step, from elsewhere where one fails; with fewer of them in every round it ends."""
+        while (restore := self._choose()).copies:
+            state = self._state
+            restored = await activity_calls.restore(state.spec, state.machines, state.run, restore, self._evidence)
+            failed = [*restored.failed, *restored.unreached]
+            if restored.unreachable:
+                raise Refused(web_ui.restored_text(restored))
+            if not failed:
+                return
+            self._bad += failed
+
+    def _choose(self) -> Restore:
+        """What has to be brought for the step that was asked for.
+
+        Raises:
+            Refused: it is not there; says which steps are.
+        """
+        state = self._state
+        silent = self._evidence.unreachable
+        try:
+            chosen, state.origin_runs = choose_start(
+                self._evidence.held,
+                state.spec.topology(),
+                [machine.name for machine in state.machines],
+                state.earlier,
+                at=state.resume_from,
+                bad=self._bad,
+            )
+        except CheckpointError as error:
+            raise Refused(f"{error}; {web_ui.listed(silent)} does not answer" if silent else str(error)) from error
+        return chosen

@@ -1,0 +1,166 @@
+"""Waiting for the first step of a generation that no incident waits for: of the job's first launch, and of a restart
+that was not confirmed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+
+from temporalio import workflow
+from temporalio.exceptions import ActivityError
+
+with workflow.unsafe.imports_passed_through():
+    from everstep.decisions.recover.confirm import confirm_bound_s
+    from everstep.decisions.recover.policy import backoff_s
+    from everstep.model.incident import Anomaly, Confirmation, Launched, Symptom
+    from everstep.model.job_state import JobState
+    from workflows import activity_calls
+    from workflows.messages import IncidentInput
+
+LEAST_BOUND_S = 1.0
+"""A look at ranks that should have stepped by now takes this long at most, seconds (ours)."""
+MOST_ASKED = 10
+"""So often a restart is asked about that nobody can say anything of; then it is stopped (ours)."""
+KNOWN = "confirm until it is known"
+"""Patch: an answer that does not come is asked for again."""
+
+
+class Confirming:
+    """Changes the job's state in place, where all of it is kept: it goes on in the job's next run.
+
+    Args:
+        state: The job's.
+        interrupted: Whether the job has something else to do; waiting ends then.
+    """
+
+    def __init__(self, state: JobState, interrupted: Callable[[], bool]) -> None:
+        self._state = state
+        self._interrupted = interrupted
+        self._unanswered = 0
+        """How often in a row nobody could say whether the generation steps."""
+
+    @property
+    def due(self) -> bool:
+        """Whether there is a generation to wait for."""
+        return self._state.confirm_by_ns > 0
+
+    def expect(self) -> None:
+        """The newest generation was launched: it has to step before long."""
+        self._state.confirm_by_ns = workflow.time_ns() + int(self._bound_s() * 1e9)
+
+    def leave(self) -> None:
+        """An incident stops the newest generation, and waits for the next ones itself."""
+        self._state.confirm_by_ns, self._state.unconfirmed = 0, ""
+
+    async def ask(self, launched: Launched | None = None) -> tuple[bool, Confirmation | None]:
+        """Wait until it is known whether the newest generation steps, but not longer than until interrupted.
+
+        Args:
+            launched: What the launch answered, where that is known still.
+
+        Returns:
+            Whether the waiting came to its end, and the answer; None: nobody could say.
+        """
+        state = self._state
+        patient = state.unconfirmed != ""
+        confirmed = activity_calls.confirm(
+            state.spec,
+            state.machines,
+            launched or Launched(generation=state.generation, resume_step=state.resume_step, started_ns=0),
+            bound_s=max((state.confirm_by_ns - workflow.time_ns()) / 1e9, LEAST_BOUND_S),
+            showing=state.showing,
+            patient=patient,
+        )
+        event = asyncio.create_task(workflow.wait_condition(self._interrupted))
+        await workflow.wait([confirmed, event], return_when=asyncio.FIRST_COMPLETED)
+        event.cancel()
+        if not confirmed.done():
+            confirmed.cancel()
+            return False, None
+        if error := confirmed.exception():
+            workflow.logger.warning("nobody can say whether the ranks step", extra={"error": str(error)})
+            self._unanswered += 1
+            if not workflow.patched(KNOWN):
+                state.confirm_by_ns = 0
+            return True, None
+        self._unanswered = 0
+        self._take(confirmed.result(), patient=patient)
+        return True, confirmed.result()
+
+    async def back_off(self) -> None:
+        """Before the same is asked again: where nobody could say, wait for a while."""
+        if self._unanswered and self.due:
+            wait_s = max(backoff_s(self._unanswered, self._state.spec.policy), LEAST_BOUND_S)
+            with contextlib.suppress(TimeoutError):
+                await workflow.wait_condition(
+                    self._interrupted, timeout=timedelta(seconds=wait_s), timeout_summary="ASK AGAIN"
+                )
+
+    def _bound_s(self) -> float:
+        return confirm_bound_s(self._state.first_step_s, self._state.spec.policy)
+
+    def _take(self, confirmation: Confirmation, *, patient: bool) -> None:
+        state = self._state
+        if confirmation.showing.kind:
+            state.showing = confirmation.showing
+        if confirmation.ok:
+            if state.status == "starting":
+                state.unproductive_s = (confirmation.stepped_ns - state.started_ns) / 1e9
+            state.status = "running"
+            state.unconfirmed = "" if confirmation.confirmed else confirmation.reason
+            if confirmation.confirmed:
+                took_s = self._bound_s() - (state.confirm_by_ns - workflow.time_ns()) / 1e9
+                state.first_step_s = max(state.first_step_s, round(took_s, 3))
+            elif not patient:
+                return  # they live; whether they step is still to be seen
+        elif confirmation.emptied:
+            # Watchers may have seen nothing of the ranks that were lost so early.
+            suspect(state, Symptom.CRASH, confirmation.reason)
+        elif confirmation.timed_out:
+            # Watchers suspect no stall before the first step; ends of ranks they report themselves.
+            suspect(state, Symptom.STALL, confirmation.reason)
+        state.confirm_by_ns = 0
+
+
+async def confirm_restart(
+    ask: Callable[[float], Awaitable[Confirmation]], pause: Callable[[timedelta], Awaitable[None]], given: IncidentInput
+) -> Confirmation:
+    """Wait for the first step of a generation that an incident launched.
+
+    That nobody can say whether it steps is no reason to stop it: it is asked
+    about again.
+
+    Args:
+        ask: Starts the waiting, for at most so many seconds.
+        pause: Waits before it is asked again.
+        given: What the incident started from.
+
+    Raises:
+        ActivityError: nobody could say, again and again.
+    """
+    bound_s = confirm_bound_s(given.first_step_s, given.spec.policy)
+    until = workflow.time() + bound_s
+    for asked in range(1, MOST_ASKED):
+        try:
+            return await ask(max(until - workflow.time(), LEAST_BOUND_S) if asked > 1 else bound_s)
+        except ActivityError as error:
+            if not workflow.patched(KNOWN):
+                raise
+            workflow.logger.warning("nobody can say whether the ranks step", extra={"error": str(error)})
+        await pause(timedelta(seconds=max(backoff_s(asked, given.spec.policy), LEAST_BOUND_S)))
+    return await ask(LEAST_BOUND_S)
+
+
+def suspect(state: JobState, symptom: Symptom, headline: str) -> None:
+    """An anomaly of the newest generation that the job itself saw."""
+    state.pending.append(
+        Anomaly(
+            id=f"{symptom.replace(' ', '-')}-{state.spec.name}-{state.generation}",
+            generation=state.generation,
+            symptom=symptom,
+            headline=headline,
+            seen_ns=workflow.time_ns(),
+        )
+    )

@@ -1,0 +1,1 @@
+"""The incident: stop, decide, restore, reattempt, confirm; or parked for an operator."""

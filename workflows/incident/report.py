@@ -1,0 +1,141 @@
+"""The report of an incident, once it is over, and the ledger's entry of one that could not write it itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from temporalio import workflow
+
+with workflow.unsafe.imports_passed_through():
+    from activities import messages
+    from activities.messages import DecideInput
+    from everstep.model.incident import NOT_CONFIRMED, Anomaly, Confirmation, IncidentReport
+    from workflows import web_ui
+    from workflows.options import on_ledger, on_ledger_when_back
+
+if TYPE_CHECKING:
+    from workflows.incident.workflow import IncidentWorkflow
+
+
+def recovered_report(incident: IncidentWorkflow, confirmation: Confirmation) -> IncidentReport:
+    """Of one that brought its job back."""
+    parked_ns = sum(end - begin for begin, end in incident.story.parked)
+    seconds = max(confirmation.stepped_ns - incident.given.anomaly.seen_ns - parked_ns, 0) / 1e9
+    lost_steps = incident.case.lost_steps
+    lost = "" if lost_steps is None else f", lost {web_ui.count(lost_steps, 'step')}"
+    resolution = "resumed by operator" if incident.resumed_by else "reattempt"
+    how = "after an operator's resume" if incident.resumed_by else "by reattempt"
+    if incident.case.accepted:
+        how = "after an operator accepted a loss"
+    headline = f"Recovered in {seconds:.2f} s {how}{lost}: {incident.story.headline}"
+    if not confirmation.confirmed:
+        resolution = NOT_CONFIRMED
+        headline = f"{NOT_CONFIRMED.capitalize()}, {how}{lost}: {incident.story.headline} ({confirmation.reason})"
+    return _report(
+        incident,
+        headline=headline,
+        resolution=resolution,
+        seconds=round(seconds, 4) if confirmation.confirmed else None,
+        confirmation=confirmation,
+    )
+
+
+def abandoned_report(incident: IncidentWorkflow) -> IncidentReport:
+    """Of one that was given up."""
+    return _report(
+        incident,
+        headline=f"Abandoned by {incident.abandoned_by}: {incident.story.headline}",
+        resolution="abandoned",
+        seconds=None,
+    )
+
+
+def _report(
+    incident: IncidentWorkflow,
+    *,
+    headline: str,
+    resolution: str,
+    seconds: float | None,
+    confirmation: Confirmation | None = None,
+) -> IncidentReport:
+    first = incident.failures[0] if incident.failures else None
+    stages = incident.story.stages
+    return IncidentReport(
+        headline=headline,
+        resolution=resolution,
+        cause=first.cause if first else str(incident.given.anomaly.symptom),
+        step=first.step if first else -1,
+        lost_steps=incident.case.lost_steps,
+        evicted=[],
+        stages=[f"{stage.name}, {stage.seconds:.2f} s: {stage.found}" for stage in stages],
+        generation=incident.case.generation,
+        resume_step=incident.case.resume_step,
+        recovered=confirmation is not None,
+        seconds=seconds,
+        failures=incident.failures,
+        confirmation=confirmation,
+        timings=stages,
+        lineage=incident.case.launches,
+        accepted_loss=incident.case.accepted,
+        confirmed=confirmation is None or confirmation.confirmed,
+        showing=confirmation.showing if confirmation and confirmation.showing.kind else incident.case.showing,
+        first_step_s=round(incident.first_step_s, 3),
+    )
+
+
+class Closings:
+    """The entries that close incidents in the ledger, where the job writes them.
+
+    No recovery waits for them, and a ledger that is away is tried for an hour. But
+    what is under way when the job's workflow ends, or continues as new, is lost:
+    it does not continue as new before they are written, and tries them once more
+    when it ends.
+    """
+
+    def __init__(self) -> None:
+        self._begun: list[tuple[workflow.ActivityHandle[Any], DecideInput]] = []
+
+    @property
+    def pending(self) -> list[DecideInput]:
+        """What is not written yet."""
+        return [given for noted, given in self._begun if not noted.done()]
+
+    def write(
+        self, job: str, incident: str, anomaly: Anomaly, opened_ns: int, report: IncidentReport, *, position: int
+    ) -> None:
+        """Write one; it may be there already.
+
+        Args:
+            job: Its name.
+            incident: Workflow id.
+            anomaly: What the incident began with.
+            opened_ns: When.
+            report: Of the incident.
+            position: Place of the entry within the incident.
+        """
+        given = DecideInput(
+            incident=incident,
+            job=job,
+            anomaly=anomaly,
+            opened_ns=opened_ns,
+            position=position,
+            time_ns=workflow.time_ns(),
+            stage="closed",
+            text=report.headline,
+            launched=report.launched,
+            report=report.model_copy(update={"unwritten": 0, "launched": None}),
+        )
+        noted = _note(given, on_ledger_when_back())
+        if workflow.patched("closings are written before the end"):
+            self._begun = [one for one in self._begun if not one[0].done()] + [(noted, given)]
+
+    def again(self) -> list[workflow.ActivityHandle[Any]]:
+        """Try what is not written yet at short intervals, for half a minute: the job is over."""
+        return [_note(given, on_ledger()) for given in self.pending]
+
+
+def _note(given: DecideInput, options: dict[str, Any]) -> workflow.ActivityHandle[Any]:
+    noted: workflow.ActivityHandle[Any] = workflow.start_activity(
+        messages.DECIDE, given, summary=web_ui.summary(given.text), **options
+    )
+    return noted

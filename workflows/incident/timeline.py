@@ -1,0 +1,149 @@
+"""The story of one incident: its stages as they pass, on the living page, in the timeline and in the ledger."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+from temporalio import workflow
+
+with workflow.unsafe.imports_passed_through():
+    from activities import messages
+    from activities.messages import DecideInput
+    from everstep.model.incident import NOT_CONFIRMED, Evidence, IncidentReport, Launched, Stage
+    from everstep.model.job_state import job_workflow_id
+    from workflows import attributes, web_ui
+    from workflows.messages import IncidentInput
+    from workflows.options import on_ledger
+
+OPERATOR_JSON = 'e.g. {"operator": "you", "note": "why"}'
+CLOSING_S = 1.0
+"""An incident that is over waits so long for the ledger (ours)."""
+ACCEPT_JSON = '{"operator": "you", "note": "why", "accept_loss": true}'
+
+
+class Story:
+    """Told by the incident's workflow."""
+
+    def __init__(self, given: IncidentInput, id: str) -> None:
+        self._given = given
+        self._id = id
+        self._notes: list[workflow.ActivityHandle[Any]] = []
+        self.noted_before = 0
+        """Entries that earlier runs of the incident wrote."""
+        self.headline = given.anomaly.headline
+        """What happened, as far as it is known."""
+        self.stage = "open"
+        self.said = ""
+        """Why the stage at hand was entered; empty: the headline says it."""
+        self.stages: list[Stage] = []
+        self.rejected: list[str] = []
+        self.parked: list[tuple[int, int]] = []
+        """When the job was parked, begin and end in nanoseconds."""
+        self.to_accept = ""
+        """From where an operator may let a parked job go on although something newer may exist; empty: nothing may."""
+
+    def enter(self, stage: str, said: str = "") -> float:
+        """A stage begins; returns when, for :meth:`leave`."""
+        self.stage, self.said = stage, said
+        severity = "page" if stage == "parked" else "info"
+        workflow.upsert_search_attributes(attributes.updates({attributes.STAGE: stage, attributes.SEVERITY: severity}))
+        workflow.logger.info("stage entered", extra={"stage": stage, "correlation": self._given.anomaly.id})
+        self.show()
+        return workflow.time()
+
+    def say(self, said: str) -> None:
+        """What the stage at hand waits for."""
+        self.said = said
+        self.show()
+
+    def leave(self, began: float, stage: str, found: str) -> None:
+        """A stage is over, with what it found."""
+        self.stages.append(Stage(name=stage, seconds=round(workflow.time() - began, 4), found=web_ui.summary(found)))
+        self.show()
+
+    def reject(self, text: str) -> None:
+        """A message made no sense; said on the page."""
+        self.rejected.append(text)
+        self.show()
+
+    def show(self) -> None:
+        """Bring the page up to date."""
+        parked = (
+            f"**Parked: needs an operator.** Send the signal `resume` or `abandon`, {OPERATOR_JSON}"
+            if self.stage == "parked"
+            else ""
+        )
+        if parked and self.to_accept:
+            parked += f". `resume` asks again; with {ACCEPT_JSON} the job goes on {self.to_accept}, whatever is newer"
+        rejected = "\n".join(f"- REJECTED: {line}" for line in self.rejected[-5:])
+        workflow.set_current_details(
+            web_ui.incident_page(
+                self.said
+                if self.stage in {"recovered", NOT_CONFIRMED, "abandoned"}
+                else f"{self.stage}: {self.said or self.headline}",
+                self.stages,
+                workflow.info().namespace,
+                job_workflow_id(self._given.job),
+                "\n\n".join(part for part in (parked, rejected) if part),
+            )
+        )
+
+    def note(
+        self,
+        stage: str,
+        text: str,
+        evidence: Evidence | None = None,
+        report: IncidentReport | None = None,
+        launched: Launched | None = None,
+    ) -> None:
+        """Write a conclusion into the timeline and the ledger, without holding up the recovery."""
+        given = DecideInput(
+            incident=self._id,
+            job=self._given.job,
+            anomaly=self._given.anomaly,
+            opened_ns=self._given.opened_ns,
+            position=self.noted + 1,
+            time_ns=workflow.time_ns(),
+            stage=stage,
+            text=text,
+            evidence=evidence,
+            launched=launched,
+            report=report,
+            parked=self.parked if report else [],
+        )
+        self._notes.append(workflow.start_activity(messages.DECIDE, given, summary=web_ui.summary(text), **on_ledger()))
+
+    @property
+    def noted(self) -> int:
+        """Entries in the ledger."""
+        return self.noted_before + len(self._notes)
+
+    async def written(self) -> None:
+        """Wait until every entry is in the ledger, or given up: a ledger that is down fails nothing."""
+        await asyncio.gather(*self._notes, return_exceptions=True)
+
+    async def close(self, report: IncidentReport, launched: Launched | None) -> IncidentReport:
+        """The last entry, and the end of all of them.
+
+        Returns:
+            The report; with what the job has to write where the ledger does not take it at once. The job waits for
+            this incident, and the next one for the job.
+        """
+        learned: dict[Any, Any] = {attributes.VERDICT: report.resolution, attributes.LOST_STEPS: report.lost_steps or 0}
+        if report.failures:  # what a watcher saw first was perhaps a consequence only
+            learned[attributes.SYMPTOM] = str(report.failures[0].symptom)
+        workflow.upsert_search_attributes(attributes.updates(learned))
+        self.note("closed", report.headline, report=report, launched=launched)
+        if not workflow.patched("the job writes what the ledger did not take"):
+            await self.written()
+            return report
+        last = self._notes[-1]
+        with contextlib.suppress(TimeoutError):
+            await workflow.wait_condition(
+                lambda: all(one.done() for one in self._notes), timeout=CLOSING_S, timeout_summary="LEDGER"
+            )
+        if last.done() and last.exception() is None:
+            return report
+        return report.model_copy(update={"unwritten": self.noted, "launched": launched})

@@ -1,0 +1,164 @@
+"""What a person sees in the Web UI: pages in markdown, and one-line summaries."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from everstep.model.incident import NOT_CONFIRMED, Anomaly, Copy, Evidence, Held, Restored, Stage, Tier
+from everstep.model.job_state import JobState
+
+SUMMARY_CHARACTERS = 110
+PAGE_CHARACTERS = 2800
+# The Web UI renders tables without padding: an em space keeps the columns apart.
+PAD = "\u2003"
+# … and breaks a line between a number and its unit, unless the space forbids it.
+NO_BREAK = "\u00a0"
+
+
+def summary(text: str) -> str:
+    """One line, cut where the timeline would cut it without saying so."""
+    line = " ".join(text.split())
+    return line if len(line) <= SUMMARY_CHARACTERS else line[: SUMMARY_CHARACTERS - 2] + " …"
+
+
+def count(number: int, noun: str) -> str:
+    """``1 step``, ``2 steps``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def seconds(value: float) -> str:
+    """``0.73 s``, never broken over two lines."""
+    return f"{value:.2f}{NO_BREAK}s"
+
+
+def size(count: float) -> str:
+    """``12.3 MB``, never broken over two lines."""
+    return f"{count / 1e9:.2f}{NO_BREAK}GB" if count >= 1e9 else f"{count / 1e6:.1f}{NO_BREAK}MB"
+
+
+def listed(values: Sequence[object], limit: int = 8) -> str:
+    """``1, 2, 3``; of many only the first, and how many more."""
+    more = f" and {len(values) - limit} more" if len(values) > limit else ""
+    return ", ".join(map(str, values[:limit])) + more
+
+
+SOURCES = {
+    Tier.OWN: "own memory on {}",
+    Tier.BACKUP: "backups on {}",
+    Tier.DISK: "disk of {}",
+    Tier.REMOTE: "remote storage",
+}
+
+
+def copies_text(copies: Iterable[Copy]) -> str:
+    """``ranks 4, 5 from backups on m1; rank 6 from disk of m3``."""
+    ranks: dict[str, list[int]] = defaultdict(list)
+    for copy in copies:
+        source = SOURCES.get(copy.tier, f"{copy.tier} of {{}}")
+        ranks[source.format(copy.machine)].append(copy.rank)
+    parts = [f"{'rank' if len(own) == 1 else 'ranks'} {listed(own)} from {source}" for source, own in ranks.items()]
+    return "; ".join(parts[:4]) + (f"; and from {count(len(parts) - 4, 'more place')}" if len(parts) > 4 else "")
+
+
+def wanted_text(copies: Sequence[Copy], unverified: Sequence[Copy]) -> str:
+    """What a restore is going to do: ``rank 4 from backups on m1; verify 7 own slots``."""
+    verify = [f"verify {count(len(unverified), 'own slot')}"] if unverified else []
+    return "; ".join([*([copies_text(copies)] if copies else []), *verify])
+
+
+def restored_text(restored: Restored) -> str:
+    """What came of bringing copies, the worst first."""
+    failed = [*restored.failed, *restored.unreached]
+    noun = "copy" if len(restored.moved) == 1 else "copies"
+    parts = [f"{listed(restored.unreachable)} does not answer"] if restored.unreachable else []
+    parts += [f"{one.tier} of rank {one.rank} on {one.machine}: {one.reason}" for one in failed[:3]]
+    parts += [f"{len(failed) - 3} more failed"] if len(failed) > 3 else []
+    if restored.moved:
+        took = f"{size(restored.bytes)} in {seconds(restored.seconds)}"
+        parts.append(f"moved {len(restored.moved)} {noun}, {took}: {copies_text(restored.moved)}")
+    if restored.verified:
+        took = "" if restored.moved else f" in {seconds(restored.seconds)}"
+        parts.append(f"{count(len(restored.verified), 'own slot')} verified{took}")
+    return "; ".join(parts) or "nothing was to be moved"
+
+
+def stopped_text(evidence: Evidence, headline: str) -> str:
+    """What a stop found."""
+    parts = [evidence.problem] if evidence.problem else []
+    parts += [f"{listed(evidence.unreachable)} does not answer"] if evidence.unreachable else []
+    return "; ".join([*parts, headline or "no rank ended by itself"])
+
+
+def found_text(held: Sequence[Held]) -> str:
+    """Which copies there are: ``16 copies, of steps 120, 100``."""
+    steps = sorted({one.completed_steps for one in held if one.valid}, reverse=True)
+    if not steps:
+        return "no further copies"
+    return f"{len(held)} {'copy' if len(held) == 1 else 'copies'}, of steps {listed(steps)}"
+
+
+def searched_text(evidence: Evidence) -> str:
+    """Which copies are known once disks and remote storage were asked, and which of these did not tell."""
+    silent = [
+        f"{f'disk of {listed(one.machines)}' if one.machines else 'remote storage'} unknown: {one.reason}"
+        for one in evidence.unlisted
+    ]
+    return "; ".join([*silent, found_text([one for one in evidence.held if one.valid])])
+
+
+def incident_title(number: int, anomaly: Anomaly) -> str:
+    """Title of an incident, as the job's timeline shows it."""
+    return summary(f"{number:04d} {anomaly.symptom}: {anomaly.headline}")
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A markdown table that stays readable in the Web UI."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(cell if cell == "---" else cell + PAD for cell in line) + " |" for line in lines)
+
+
+def incident_page(headline: str, stages: Sequence[Stage], namespace: str, job_workflow: str, help_text: str) -> str:
+    """The living page of an incident."""
+    rows = [[stage.name, seconds(stage.seconds), stage.found.replace("|", "/")] for stage in stages[-12:]]
+    link = f"[Job](/namespaces/{namespace}/workflows/{job_workflow.replace('/', '%2F')})"
+    parts = [f"## {headline}", table(["Stage", "Took", "What was found"], rows) if rows else "", help_text, link]
+    return "\n\n".join(part for part in parts if part)[:PAGE_CHARACTERS]
+
+
+def begun_text(state: JobState) -> str:
+    """From where the job was started, when that was not the beginning."""
+    if state.resume_path:
+        return f"Started from {state.resume_path}."
+    return f"Started from step {state.resume_from}." if state.resume_from is not None else ""
+
+
+def job_page(state: JobState, namespace: str) -> str:
+    """The living page of a job."""
+    topology = state.spec.topology()
+    rows = [
+        [
+            f"[{one.number:04d}](/namespaces/{namespace}/workflows/{one.id.replace('/', '%2F')})",
+            one.headline.replace("|", "/"),
+            one.resolution or "open",
+            "" if one.lost_steps is None else str(one.lost_steps),
+            "" if one.seconds is None else seconds(one.seconds),
+        ]
+        for one in state.incidents[-10:]
+    ]
+    ranks = (
+        f"{topology.world_size} ranks on {topology.machines} machines "
+        f"(tp {topology.tp}, pp {topology.pp}, dp {topology.dp}), generation {state.generation}"
+    )
+    rejected = "\n".join(f"- REJECTED: {line}" for line in state.rejected[-5:])
+    why = f": {state.unconfirmed}" if state.status_text == NOT_CONFIRMED else ""
+    status = f"{state.status_text}{why}"
+    backups = f"Backups: {state.backups}." if state.backups else ""
+    parts = [
+        f"## {state.spec.name}: {state.outcome or status}",
+        " ".join([ranks, begun_text(state)]).strip(),
+        backups,
+        table(["Incident", "What", "Resolution", "Lost steps", "Took"], rows) if rows else "No incident so far.",
+        rejected,
+    ]
+    return "\n\n".join(part for part in parts if part)[:PAGE_CHARACTERS]
