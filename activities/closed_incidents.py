@@ -29,7 +29,7 @@ CHARACTERS = 200
 """Of a reason that a person gave."""
 
 
-class Carried(Model):
+class CarriedLaunches(Model):
     """What an incident took over from its earlier runs, as far as it matters here."""
 
     launches: list[tuple[int, int]] = Field(default_factory=list)
@@ -40,7 +40,7 @@ class Begun(Model):
 
     resume_step: int = -1
     emptied: list[str] = Field(default_factory=list)
-    carried: Carried | None = None
+    carried: CarriedLaunches | None = None
 
 
 class IncidentActivities:

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from everstep.model.incident import Anomaly, Confirmation, Copy, Evidence, IncidentReport, Launched, Model, Showing
+from everstep.model.incident import (
+    Anomaly,
+    Confirmation,
+    CopyToRestore,
+    Evidence,
+    IncidentReport,
+    Launched,
+    Model,
+    Showing,
+)
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
 
@@ -83,7 +92,7 @@ class RestoreInput(Model):
 
     spec: JobSpec
     machines: list[Machine]
-    copies: list[Copy]
+    copies: list[CopyToRestore]
     digests: dict[int, str] = Field(default_factory=dict)
     """Rank → digest of the tensors, where the storage says it."""
     bytes: dict[int, int] = Field(default_factory=dict)

@@ -39,7 +39,7 @@ async def gathered(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         raise
 
 
-class Pace:
+class ShareOfTime:
     """Keeps what is done at every change to a share of the time, however many changes there are."""
 
     def __init__(self, share: float = SHARE) -> None:

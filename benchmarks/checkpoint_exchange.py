@@ -17,8 +17,8 @@ from pathlib import Path
 
 import structlog
 
-from agent.checkpoints.peers.backups import Received
-from agent.checkpoints.peers.data_port import DataPort, Shelf
+from agent.checkpoints.peers.backups import PeerBackups
+from agent.checkpoints.peers.data_port import DataPort, JobPort
 from agent.checkpoints.peers.fetch import fetch_slot
 from agent.checkpoints.peers.messages import Header, Offer, as_message
 from agent.checkpoints.peers.send_slot import Fate, put
@@ -164,8 +164,8 @@ def _own_file(path: Path, size: int) -> SlotFile:
 def _serve(pipe: Connection, shm: Path, megabytes: int, count: int) -> None:
     """The peer's agent: its data port, and a bare socket beside it. Answers with its CPU seconds."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
-    received = Received(shm)
-    shelf = Shelf(shm, received)
+    received = PeerBackups(shm)
+    shelf = JobPort(shm, received)
     tokens = Tokens()
     token = tokens.issue(JOB)
     port = DataPort("127.0.0.1", tokens)

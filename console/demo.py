@@ -29,7 +29,7 @@ STRUCK_RANK, AT_STEP, STEPS = 5, 20, 60
 START_LIMIT_S = 60.0
 
 
-class Interrupted(Exception):  # control flow: the person at the terminal pressed Ctrl-C
+class DemoInterrupted(Exception):  # control flow: the person at the terminal pressed Ctrl-C
     """The demonstration shall end."""
 
 
@@ -117,7 +117,7 @@ async def run_demo(*, keep: bool, as_json: bool) -> int:
                 cluster.say = silent  # how to end it has been said
             else:
                 told.step("Everything is taken down again")
-    except (Interrupted, asyncio.CancelledError):
+    except (DemoInterrupted, asyncio.CancelledError):
         told.say("interrupted; nothing runs any more")
         return EXIT_DETACHED
     if cluster.leaked:
@@ -191,7 +191,7 @@ async def _follow(cluster: DemoCluster, drill: asyncio.Task[DrillResult], *, as_
     display.ended(ending)
     _end_orderly()  # following had the signals for itself
     if ending.outcome == "detached":
-        raise Interrupted
+        raise DemoInterrupted
 
 
 def summary_lines(result: DrillResult, incident: IncidentRecord | None, link: str) -> list[str]:

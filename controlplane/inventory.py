@@ -34,7 +34,7 @@ NAMED = 5
 """Machines that are named where many have the same trouble."""
 
 
-class Entry(BaseModel):
+class MachineEntry(BaseModel):
     """One machine in the file."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -57,7 +57,7 @@ class Inventory(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    machine: list[Entry] = Field(min_length=1)
+    machine: list[MachineEntry] = Field(min_length=1)
     standbys: int = Field(0, ge=0)
 
     @property

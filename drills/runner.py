@@ -13,13 +13,13 @@ from temporalio.client import WorkflowFailureError
 from controlplane.local import mounts
 from drills.clusters.local import DrillCluster, Say, silent
 from drills.clusters.network import NetworkCluster
-from drills.inject.context import Scene
+from drills.inject.context import DrillContext
 from drills.inject.from_outside import inject
 from drills.inject.full_disks import small_room
 from drills.inject.plan import planned
 from drills.judge import facts as gather
 from drills.judge.compare import compare
-from drills.judge.facts import Facts
+from drills.judge.facts import DrillFacts
 from drills.judge.judge import judge
 from drills.judge.result import DrillResult
 from drills.observe.processes import CopyWatch
@@ -96,7 +96,7 @@ class Drill:
         given = planned(self.request, spec, plan, cluster)
         given.write()
         cluster.say(f"{name}: {describe(self.request, spec)}")
-        scene = Scene(cluster, self.request, spec, machines, given)
+        scene = DrillContext(cluster, self.request, spec, machines, given)
         with small_room(scene):
             facts = await self._watched(scene)
             facts.marks = given.fired()
@@ -107,9 +107,9 @@ class Drill:
             facts.comparison = compare(reference, facts.records, spec.topology().world_size)
         return judge(self.request, spec, facts)
 
-    async def _watched(self, scene: Scene) -> Facts:
+    async def _watched(self, scene: DrillContext) -> DrillFacts:
         """Run the job to its end while the fault is injected and copies of ranks are looked for."""
-        facts = Facts(seen=scene.seen)
+        facts = DrillFacts(seen=scene.seen)
         watch = CopyWatch(self.cluster.tree())
         watch.start()
         injecting: asyncio.Task[None] | None = None
@@ -130,14 +130,14 @@ class Drill:
         facts.duplicates, facts.looks, facts.blind_s = len(watch.copies), watch.looks, watch.blind_s
         return facts
 
-    async def _inject(self, scene: Scene) -> None:
+    async def _inject(self, scene: DrillContext) -> None:
         try:
             await inject(scene)
         except (EverstepError, OSError) as error:
             scene.seen.trouble = str(error)
             self.cluster.say(f"the fault could not be injected as planned: {error}")
 
-    async def _to_its_end(self, spec: JobSpec, facts: Facts) -> JobResult | None:
+    async def _to_its_end(self, spec: JobSpec, facts: DrillFacts) -> JobResult | None:
         """Wait for the job; one that is parked is given up, after it was noted."""
         ending = asyncio.create_task(_ended(self.cluster, spec))
         try:
@@ -150,7 +150,7 @@ class Drill:
             ending.cancel()
             await asyncio.gather(ending, return_exceptions=True)
 
-    async def _give_up_parked(self, spec: JobSpec, facts: Facts) -> None:
+    async def _give_up_parked(self, spec: JobSpec, facts: DrillFacts) -> None:
         control = self.cluster.control
         if self.request.needs_network:
             return  # it goes on by itself once what was away is back
@@ -161,7 +161,7 @@ class Drill:
                 open_one = await control.open_incident(spec.name)
                 await control.tell(open_one.id, "abandon", "the drill is over")
 
-    async def _gather(self, scene: Scene, facts: Facts) -> None:
+    async def _gather(self, scene: DrillContext, facts: DrillFacts) -> None:
         cluster, spec = self.cluster, scene.spec
         facts.incidents = await gather.incidents(cluster, spec.name)
         facts.leaked = await gather.left_behind(cluster, spec, scene.machines)

@@ -51,7 +51,7 @@ MILESTONES: tuple[Milestone, ...] = get_args(Milestone)
 _MILESTONE_AT = {name: _AT_MILESTONES + 8 * i for i, name in enumerate(MILESTONES)}
 
 
-class Record(NamedTuple):
+class StepRecord(NamedTuple):
     """One report of one step."""
 
     step: int
@@ -77,7 +77,7 @@ class Snapshot:
     stepped_ns: int
     """When it stepped last, by its machine's clock; 0: it has not, or is of an older release."""
     milestones: dict[str, int]
-    newest: Record | None
+    newest: StepRecord | None
 
 
 class ReportFile:
@@ -194,7 +194,7 @@ class ReportFile:
             newest=newest[-1] if newest else None,
         )
 
-    def records(self, start: int) -> tuple[int, list[Record]]:
+    def records(self, start: int) -> tuple[int, list[StepRecord]]:
         """Records from sequence ``start`` on.
 
         Returns:
@@ -202,12 +202,12 @@ class ReportFile:
             the ring no longer holds is left out: it keeps ``capacity`` - 1.
         """
         published = self._published_now()
-        found: list[tuple[int, Record]] = []
+        found: list[tuple[int, StepRecord]] = []
         for sequence in range(max(start, published - self.capacity, 0), published):
             at = RING + sequence % self.capacity * RECORD_BYTES
             stored, *fields = _RECORD.unpack_from(self._map, at)
             if stored == sequence:
-                found.append((sequence, Record(*fields)))
+                found.append((sequence, StepRecord(*fields)))
         # Meanwhile the writer may have come round: what lies in its next place or before may be half overwritten.
         safe = self._published_now() - self.capacity
         return published, [record for sequence, record in found if sequence > safe]

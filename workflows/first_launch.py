@@ -11,21 +11,21 @@ with workflow.unsafe.imports_passed_through():
     from everstep.decisions.checkpoints.lineage import FROM_NOTHING, extended
     from everstep.decisions.checkpoints.start_from_run import choose_start
     from everstep.errors import CheckpointError
-    from everstep.model.incident import Evidence, Held, Launched
+    from everstep.model.incident import Evidence, Launched, StateCopy
     from everstep.model.job_state import JobState
     from workflows import activity_calls, web_ui
 
 
-class Refused(Exception):
+class CannotStart(Exception):
     """The job cannot start as it was asked for; says why and what there is instead."""
 
 
-class Beginning:
+class FirstLaunch:
     """Starts one job. The state is changed in place, so that an incident of the first launch knows all of it."""
 
     def __init__(self, state: JobState) -> None:
         self._state = state
-        self._bad: list[Held] = []
+        self._bad: list[StateCopy] = []
         self._evidence = Evidence(generation=0)
 
     async def check(self) -> None:
@@ -39,17 +39,17 @@ class Beginning:
             if state.spec.checkpoint.state_mb_per_rank and (
                 lacking := await activity_calls.room(state.spec, state.machines)
             ):
-                raise Refused(lacking)
+                raise CannotStart(lacking)
             if state.resume_path:
                 found = await activity_calls.folder(state.machines, state.resume_path)
                 if found.problem:
-                    raise Refused(found.problem)
+                    raise CannotStart(found.problem)
                 state.resume_path_step = found.step
             elif state.resume_from is not None:
                 self._evidence = await activity_calls.find(state.spec, state.machines, at=state.resume_from)
                 self._choose()
         except ActivityError as error:
-            raise Refused(f"the machines could not be asked: {error.cause or error}") from error
+            raise CannotStart(f"the machines could not be asked: {error.cause or error}") from error
 
     def count(self) -> None:
         """The next generation begins: where, is known from here on, whatever may fail."""
@@ -95,7 +95,7 @@ class Beginning:
             restored = await activity_calls.restore(state.spec, state.machines, state.run, restore, self._evidence)
             failed = [*restored.failed, *restored.unreached]
             if restored.unreachable:
-                raise Refused(web_ui.restored_text(restored))
+                raise CannotStart(web_ui.restored_text(restored))
             if not failed:
                 return
             self._bad += failed
@@ -118,5 +118,5 @@ class Beginning:
                 bad=self._bad,
             )
         except CheckpointError as error:
-            raise Refused(f"{error}; {web_ui.listed(silent)} does not answer" if silent else str(error)) from error
+            raise CannotStart(f"{error}; {web_ui.listed(silent)} does not answer" if silent else str(error)) from error
         return chosen

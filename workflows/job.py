@@ -25,7 +25,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows import activity_calls, attributes, web_ui
     from workflows.child_incident import Child, end_of, open_incident
     from workflows.closed_incident import Reopening
-    from workflows.first_launch import Beginning, Refused
+    from workflows.first_launch import CannotStart, FirstLaunch
     from workflows.first_step import Confirming, suspect
     from workflows.incident.report import Closings
     from workflows.messages import JobResult, lost_incident
@@ -133,7 +133,7 @@ class JobWorkflow:
         if self.state.generation == 0:
             try:
                 await self._start()
-            except Refused as refused:
+            except CannotStart as refused:
                 return await self._end("failed", f"was not started: {refused}")
         while True:
             while self.confirming.due and not self._something_else():
@@ -221,7 +221,7 @@ class JobWorkflow:
             state.incidents_before = used.incidents
         except ActivityError:
             workflow.logger.warning("the ledger did not answer; the job starts without it")
-        beginning = Beginning(state)
+        beginning = FirstLaunch(state)
         await beginning.check()
         beginning.count()
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from everstep.model.incident import Anomaly, Failure, Held, IncidentReport, Launched, Model, Showing, Stage
+from everstep.model.incident import Anomaly, Failure, IncidentReport, Launched, Model, Showing, Stage, StateCopy
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
 
@@ -23,8 +23,8 @@ class Carried(Model):
     resumed_by: str = ""
     launches: list[tuple[int, int]] = Field(default_factory=list)
     """Its launches: the number of each generation and where it began."""
-    bad: list[Held] = Field(default_factory=list)
-    unreached: list[Held] = Field(default_factory=list)
+    bad: list[StateCopy] = Field(default_factory=list)
+    unreached: list[StateCopy] = Field(default_factory=list)
     farthest: int = -1
     lost_from: int = -1
     lost_steps: int | None = None

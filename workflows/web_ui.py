@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from everstep.model.incident import NOT_CONFIRMED, Anomaly, Copy, Evidence, Held, Restored, Stage, Tier
+from everstep.model.incident import NOT_CONFIRMED, Anomaly, CopyToRestore, Evidence, Restored, Stage, StateCopy, Tier
 from everstep.model.job_state import JobState
 
 SUMMARY_CHARACTERS = 110
@@ -51,7 +51,7 @@ SOURCES = {
 }
 
 
-def copies_text(copies: Iterable[Copy]) -> str:
+def copies_text(copies: Iterable[CopyToRestore]) -> str:
     """``ranks 4, 5 from backups on m1; rank 6 from disk of m3``."""
     ranks: dict[str, list[int]] = defaultdict(list)
     for copy in copies:
@@ -61,7 +61,7 @@ def copies_text(copies: Iterable[Copy]) -> str:
     return "; ".join(parts[:4]) + (f"; and from {count(len(parts) - 4, 'more place')}" if len(parts) > 4 else "")
 
 
-def wanted_text(copies: Sequence[Copy], unverified: Sequence[Copy]) -> str:
+def wanted_text(copies: Sequence[CopyToRestore], unverified: Sequence[CopyToRestore]) -> str:
     """What a restore is going to do: ``rank 4 from backups on m1; verify 7 own slots``."""
     verify = [f"verify {count(len(unverified), 'own slot')}"] if unverified else []
     return "; ".join([*([copies_text(copies)] if copies else []), *verify])
@@ -90,7 +90,7 @@ def stopped_text(evidence: Evidence, headline: str) -> str:
     return "; ".join([*parts, headline or "no rank ended by itself"])
 
 
-def found_text(held: Sequence[Held]) -> str:
+def found_text(held: Sequence[StateCopy]) -> str:
     """Which copies there are: ``16 copies, of steps 120, 100``."""
     steps = sorted({one.completed_steps for one in held if one.valid}, reverse=True)
     if not steps:

@@ -9,7 +9,7 @@ from activities.agents.clocks import fit_milestones
 from activities.agents.convert import code_of
 from activities.heartbeat import now_ns
 from activities.messages import ConfirmInput
-from activities.turns import Pace, in_turns
+from activities.turns import ShareOfTime, in_turns
 from agent.client import AgentPool
 from agent.v1 import agent_pb2 as pb
 from everstep.backoff import Backoff
@@ -62,7 +62,7 @@ async def confirm_steps(agents: AgentPool, given: ConfirmInput) -> Confirmation:
             await asyncio.sleep(backoff.next_s())
 
     followers: list[asyncio.Task[None]] = []
-    pace = Pace()
+    pace = ShareOfTime()
     bound_s = (given.timeout_s or policy.confirm_timeout_s) + given.restore_s
     deadline_ns = now_ns() + int(bound_s * 1e9)
     try:

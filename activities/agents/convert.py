@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from agent.v1 import agent_pb2 as pb
 from everstep import environment
 from everstep.decisions.checkpoints.placement import Placement
-from everstep.decisions.detect.exits import Seen
+from everstep.decisions.detect.exits import ObservedExit
 from everstep.import_variables import read_at_import
 from everstep.model.incident import RankExit
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
 
 
-def seen_of(observation: pb.Observation, heard_ns: int, *, shift_ns: int = 0) -> Seen:
+def seen_of(observation: pb.Observation, heard_ns: int, *, shift_ns: int = 0) -> ObservedExit:
     """A rank's end as a watcher judges it, which heard of it at ``heard_ns`` of its own clock.
 
     ``shift_ns`` is added to the machine's time, for it to be the watcher's.
@@ -30,7 +30,9 @@ def seen_of(observation: pb.Observation, heard_ns: int, *, shift_ns: int = 0) ->
         completed_steps=exited.completed_steps,
         exception=exited.exception,
     )
-    return Seen(id=observation.id, end=end, attached=exited.attached, finished=exited.finished, heard_ns=heard_ns)
+    return ObservedExit(
+        id=observation.id, end=end, attached=exited.attached, finished=exited.finished, heard_ns=heard_ns
+    )
 
 
 def code_of(end: pb.Exit) -> int | None:

@@ -15,7 +15,7 @@ from activities.agents.convert import code_of, signal_of
 from activities.payloads import packed_bytes
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.detect.root_cause import is_victim, said_of_a_peer
-from everstep.model.incident import Evidence, Held, RankExit, Tier, Unlisted
+from everstep.model.incident import Evidence, RankExit, StateCopy, Tier, Unlisted
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
 
@@ -125,19 +125,19 @@ def exit_of(machine: str, rank: pb.RankEvidence) -> RankExit:
 
 def held_of(
     told: Mapping[str, Iterable[pb.HeldCheckpoint]], homes: Mapping[int, str] | None = None
-) -> tuple[list[Held], bool]:
+) -> tuple[list[StateCopy], bool]:
     """The copies, and whether several machines told of the same files on disk.
 
     A file that several machines see is one copy: it is named where the rank runs
     that needs it, so that this machine reads it directly.
     """
     homes = homes or {}
-    held: list[Held] = []
-    files: dict[tuple[object, ...], Held] = {}
+    held: list[StateCopy] = []
+    files: dict[tuple[object, ...], StateCopy] = {}
     seen_by: dict[tuple[object, ...], set[str]] = defaultdict(set)
     for machine, checkpoints in sorted(told.items()):
         for one in checkpoints:
-            copy = Held(
+            copy = StateCopy(
                 rank=one.rank,
                 machine=machine,
                 completed_steps=one.completed_steps,
@@ -163,7 +163,7 @@ def held_of(
     return sorted([*held, *files.values()], key=_order), shared
 
 
-def _order(one: Held) -> tuple[int, int, int, str]:
+def _order(one: StateCopy) -> tuple[int, int, int, str]:
     return one.rank, one.completed_steps, DEPTH.get(one.tier, len(DEPTH)), one.machine
 
 
@@ -183,7 +183,7 @@ def fitted(found: Evidence, *, at: int | None = None) -> Evidence:
     return kept
 
 
-def _counted(found: Evidence, exits: list[RankExit], held: list[Held]) -> Evidence:
+def _counted(found: Evidence, exits: list[RankExit], held: list[StateCopy]) -> Evidence:
     """The evidence with some of its ends and copies, and a line about the rest."""
     said = []
     if copies := len(found.held) - len(held):
@@ -196,7 +196,7 @@ def _counted(found: Evidence, exits: list[RankExit], held: list[Held]) -> Eviden
     return found.model_copy(update={"exits": exits, "held": held, "left_out": ", ".join(said), "held_cut": cut})
 
 
-def nearest_of_each(held: list[Held], each: int, *, at: int | None = None) -> list[Held]:
+def nearest_of_each(held: list[StateCopy], each: int, *, at: int | None = None) -> list[StateCopy]:
     """Of each rank the nearest copies of the step that a restore would take, and the damaged ones that are named."""
     valid = [one for one in held if one.valid]
     everybody = {one.rank for one in held}
@@ -213,7 +213,7 @@ def nearest_of_each(held: list[Held], each: int, *, at: int | None = None) -> li
     return sorted(kept, key=_order)
 
 
-def bounded(held: list[Held], *, at: int | None = None, limit: int = HELD_LIMIT) -> list[Held]:
+def bounded(held: list[StateCopy], *, at: int | None = None, limit: int = HELD_LIMIT) -> list[StateCopy]:
     """The copies that matter, at most about ``limit`` of them.
 
     First the damaged ones, some of them, then the newest steps that every rank
@@ -227,7 +227,7 @@ def bounded(held: list[Held], *, at: int | None = None, limit: int = HELD_LIMIT)
     if len(held) <= limit:
         return held
     damaged = [one for one in held if not one.valid][-DAMAGED_LIMIT:]
-    by_step: dict[int, list[Held]] = defaultdict(list)
+    by_step: dict[int, list[StateCopy]] = defaultdict(list)
     for one in held:
         if one.valid:
             by_step[one.completed_steps].append(one)

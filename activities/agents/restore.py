@@ -20,7 +20,7 @@ from activities.messages import RestoreInput
 from agent.client import AgentClient, AgentPool
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.checkpoints.shared_reads import readers
-from everstep.model.incident import Held, Restored, Tier
+from everstep.model.incident import Restored, StateCopy, Tier
 from everstep.model.machine import Machine
 
 RETRY_S = 0.5
@@ -164,6 +164,6 @@ class Restoring:
     def _home(self, rank: int) -> Machine:
         return self._given.machines[self._topology.machine(rank)]
 
-    def _failed(self, rank: int, reason: str) -> Held:
+    def _failed(self, rank: int, reason: str) -> StateCopy:
         copy = self._copies[rank]
-        return Held(**copy.model_dump(), valid=False, reason=reason or "the agent gives no reason")
+        return StateCopy(**copy.model_dump(), valid=False, reason=reason or "the agent gives no reason")

@@ -16,7 +16,7 @@ from activities.ledger.records import (
     GenerationRecord,
     IncidentEventRecord,
     IncidentRecord,
-    JobRecord,
+    LedgerJob,
     MachineEventRecord,
     NumbersUsed,
 )
@@ -25,8 +25,8 @@ __all__ = [
     "GenerationRecord",
     "IncidentEventRecord",
     "IncidentRecord",
-    "JobRecord",
     "Ledger",
+    "LedgerJob",
     "LedgerUrl",
     "MachineEventRecord",
     "NumbersUsed",

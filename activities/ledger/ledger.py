@@ -26,7 +26,7 @@ from activities.ledger.records import (
     GenerationRecord,
     IncidentEventRecord,
     IncidentRecord,
-    JobRecord,
+    LedgerJob,
     MachineEventRecord,
     NumbersUsed,
 )
@@ -236,11 +236,11 @@ class Ledger:
 
     # Reads.
 
-    def jobs(self) -> list[JobRecord]:
+    def jobs(self) -> list[LedgerJob]:
         """All runs of all jobs, newest first."""
         with self._reading() as connection:
             rows = connection.execute(select(Jobs.__table__).order_by(Jobs.started_ns.desc(), Jobs.run.desc()))
-            return [JobRecord.model_validate(row) for row in rows]
+            return [LedgerJob.model_validate(row) for row in rows]
 
     def generations(self, job: str) -> list[GenerationRecord]:
         """The launches of a job's newest run, in order."""

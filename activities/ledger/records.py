@@ -9,13 +9,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from everstep.model.incident import Evidence, IncidentReport
 
 
-class Record(BaseModel):
+class LedgerAnswer(BaseModel):
     """Base of the answers. Times are nanoseconds of the wall clock, None where not known (yet)."""
 
     model_config = ConfigDict(frozen=True, from_attributes=True)
 
 
-class NumbersUsed(Record):
+class NumbersUsed(LedgerAnswer):
     """The highest numbers that runs of this name have used before, 0 when none.
 
     A job that counts on from here never uses the id of an incident or the
@@ -26,7 +26,7 @@ class NumbersUsed(Record):
     generations: int = 0
 
 
-class JobRecord(Record):
+class LedgerJob(LedgerAnswer):
     """One run of a job."""
 
     run: int
@@ -39,7 +39,7 @@ class JobRecord(Record):
     spec: dict[str, Any] | None = None
 
 
-class GenerationRecord(Record):
+class GenerationRecord(LedgerAnswer):
     """One launch of a job at full width."""
 
     generation: int
@@ -51,7 +51,7 @@ class GenerationRecord(Record):
     reason: str | None = None
 
 
-class IncidentEventRecord(Record):
+class IncidentEventRecord(LedgerAnswer):
     """One thing that was seen, decided or done."""
 
     position: int
@@ -60,7 +60,7 @@ class IncidentEventRecord(Record):
     text: str
 
 
-class IncidentRecord(Record):
+class IncidentRecord(LedgerAnswer):
     """An incident; its events come with ``Ledger.incident`` only."""
 
     id: str
@@ -111,7 +111,7 @@ class IncidentRecord(Record):
             return None
 
 
-class MachineEventRecord(Record):
+class MachineEventRecord(LedgerAnswer):
     """One observation of an agent."""
 
     observation: str

@@ -15,11 +15,11 @@ from activities.agents.convert import seen_of
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.checkpoints.align_backups import FREE as EACH_ALONE
 from everstep.decisions.checkpoints.align_backups import Aligned, AlignRule, Backed
-from everstep.decisions.checkpoints.common_disk_step import Agreed, Stored, agree, newest_of_all
-from everstep.decisions.checkpoints.disk_schedule import OnDisk, PersistRule
+from everstep.decisions.checkpoints.common_disk_step import Agreed, StepsOnDisk, agree, newest_of_all
+from everstep.decisions.checkpoints.disk_schedule import DiskProgress, PersistRule
 from everstep.decisions.clocks import stream_shift_ns
 from everstep.decisions.detect.drift import DriftRule, Standing
-from everstep.decisions.detect.exits import Finished, Seen, StallRule, judge_exits, loss_anomaly, stall_anomaly
+from everstep.decisions.detect.exits import Finished, ObservedExit, StallRule, judge_exits, loss_anomaly, stall_anomaly
 from everstep.decisions.detect.stale_checkpoints import Saves, judge_saves
 from everstep.decisions.recover.confirm import FREE, has_stepped
 from everstep.model.incident import Anomaly
@@ -48,7 +48,7 @@ class Shown:
     heard_ns: int
     """Clock of the watcher."""
     rank: pb.RankProgress
-    stored: Stored
+    stored: StepsOnDisk
     """What it has on disk; one object for all ranks of a machine that have the same."""
 
     def ago_ns(self, age_s: float, at_ns: int) -> int:
@@ -97,7 +97,7 @@ class Watched:
     """Generations whose end the workflow was told of."""
     newest: dict[str, dict[int, int]] = field(default_factory=dict)
     """Machine → generation → newest sequence number of an observation."""
-    _ends: dict[int, dict[int, Seen]] = field(default_factory=dict)
+    _ends: dict[int, dict[int, ObservedExit]] = field(default_factory=dict)
     """Generation → rank → end."""
     _shown: dict[int, Shown] = field(default_factory=dict)
     _newest: int = 0
@@ -154,7 +154,7 @@ class Watched:
             if machine in self._launched and machine not in self._emptied:
                 self._emptied[machine] = self._launched[machine]
                 self.woken.set()
-        disk = Stored(frozenset(), 0, 0, 0)
+        disk = StepsOnDisk(frozenset(), 0, 0, 0)
         for rank in reply.ranks:
             found = stored(rank.saved)
             disk = disk if found == disk else found
@@ -379,23 +379,23 @@ class Watched:
         return rank.saved.own_step
 
 
-def distinct(shown: Iterable[Shown]) -> list[Stored]:
+def distinct(shown: Iterable[Shown]) -> list[StepsOnDisk]:
     """What ranks have on disk, each object once: a few for thousands of ranks."""
     return list({id(one.stored): one.stored for one in shown}.values())
 
 
-def stored(saved: pb.SavedState) -> Stored:
+def stored(saved: pb.SavedState) -> StepsOnDisk:
     """What a rank's machine says of its disk; an agent of an older version names the newest step only."""
     steps = saved.disk_steps or ([saved.disk_step] if saved.disk_step > 0 else [])
-    return Stored(frozenset(steps), saved.disk_passed, saved.disk_kept, saved.disk_settled)
+    return StepsOnDisk(frozenset(steps), saved.disk_passed, saved.disk_kept, saved.disk_settled)
 
 
-def on_disk(shown: Shown, now_ns: int) -> OnDisk:
+def on_disk(shown: Shown, now_ns: int) -> DiskProgress:
     """The same with ages, as they are now; an agent of an older version says no age, but its clock does."""
     saved = shown.rank.saved
     since_s = max(now_ns - shown.heard_ns, 0) / 1e9
     age_s = saved.disk_age_s if saved.disk_steps else (shown.now_ns - saved.disk_ns) / 1e9
-    return OnDisk(
+    return DiskProgress(
         rank=shown.rank.rank,
         completed_steps=shown.rank.completed_steps,
         disk_step=saved.disk_step,

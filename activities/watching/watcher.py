@@ -28,7 +28,7 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.heartbeat import steady_ns
-from activities.turns import Pace, in_turns
+from activities.turns import ShareOfTime, in_turns
 from activities.watching.job_view import BARE_S, Watched
 from activities.watching.once import Once
 from agent.client import AgentClient, AgentPool
@@ -227,7 +227,7 @@ class Watcher:
             await asyncio.sleep(backoff.next_s(lasted_s=time.monotonic() - began))
 
     async def _judge(self, job: Watched) -> None:
-        pace = Pace()
+        pace = ShareOfTime()
         while True:
             job.woken.clear()
             pace.begin()
@@ -253,7 +253,7 @@ class Watcher:
     async def _persist(self, job: Watched) -> None:
         """Ask all machines to write a step to disk when it is time, and tell which of those on disk all ranks have."""
         told: tuple[int, Agreed] | None = None
-        told_at, pace = -math.inf, Pace()
+        told_at, pace = -math.inf, ShareOfTime()
         async with _asking(self._agents, job) as ask:
             await asyncio.sleep(TICK_S / 3)  # not in one turn of the loop with the judge
             while True:
@@ -278,7 +278,7 @@ class Watcher:
 
     async def _align(self, job: Watched) -> None:
         """Let machines back up the same steps, once one is too slow to back up every step, or ranks drift apart."""
-        told, pace = None, Pace()
+        told, pace = None, ShareOfTime()
         async with _asking(self._agents, job) as ask:
             await asyncio.sleep(2 * TICK_S / 3)
             while True:

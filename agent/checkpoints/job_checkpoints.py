@@ -14,15 +14,15 @@ from typing import Literal
 
 import structlog
 
-from agent.checkpoints.options import LowerTiers, Place, Terms
-from agent.checkpoints.peers.backups import Received
-from agent.checkpoints.peers.data_port import Shelf
+from agent.checkpoints.options import LaunchOptions, LowerTiers, Place
+from agent.checkpoints.peers.backups import PeerBackups
+from agent.checkpoints.peers.data_port import JobPort
 from agent.checkpoints.peers.exchange import Exchange
 from agent.checkpoints.peers.fetch import copy_slot, fetch_range, fetch_slot
 from agent.checkpoints.peers.sender import Sender
-from agent.checkpoints.save_watch import Bell, make_fifo, own_files
+from agent.checkpoints.save_watch import SaveWatch, make_fifo, own_files
 from agent.checkpoints.tiers.job_tiers import JobTiers
-from agent.checkpoints.tiers.open_with_timeout import PatientTiers
+from agent.checkpoints.tiers.open_with_timeout import TiersWithTimeout
 from agent.v1 import agent_pb2 as pb
 from everstep import private
 from everstep.errors import CheckpointError, CorruptCheckpoint
@@ -33,7 +33,7 @@ from everstep.slots.reader import SlotReader
 logger = structlog.get_logger()
 
 
-class Custody:
+class JobCheckpoints:
     """One for each ``JobRunner``.
 
     Args:
@@ -44,14 +44,14 @@ class Custody:
 
     def __init__(self, place: Place, exchange: Exchange, fenced: int) -> None:
         self.place = place
-        self.terms: Terms | None = None
+        self.terms: LaunchOptions | None = None
         """Of the generation that is open; None: closed."""
-        self.received = Received(place.shm, fenced)
-        self.shelf = Shelf(place.shm, self.received)
+        self.received = PeerBackups(place.shm, fenced)
+        self.shelf = JobPort(place.shm, self.received)
         self.tiers: LowerTiers = JobTiers(place, self._fetch_range)
-        self._patient = PatientTiers(self.tiers, place.saved)
+        self._patient = TiersWithTimeout(self.tiers, place.saved)
         self._connect = partial(exchange.connect, run=place.run)
-        self._bell: Bell | None = None
+        self._bell: SaveWatch | None = None
         self._sender: Sender | None = None
         self._stale = False
         """There may be backups that nobody needs any more."""
@@ -61,7 +61,7 @@ class Custody:
 
     # From Launch to Stop.
 
-    def launch(self, terms: Terms, unforked: set[int]) -> None:
+    def launch(self, terms: LaunchOptions, unforked: set[int]) -> None:
         """Throw away what this generation does not go on from, then open.
 
         Args:
@@ -78,14 +78,14 @@ class Custody:
         self.disk_asked = 0
         self.open(terms)
 
-    def open(self, terms: Terms) -> None:
+    def open(self, terms: LaunchOptions) -> None:
         """Begin, or after a restart of the agent go on, to send and to write."""
         self.terms = terms
         make_fifo(self.place.shm)
         self._patient.open(terms)
         self._sender = Sender(self.place, terms, self._connect)
         subscribers = [self._saved, self._patient.on_saved, self._sender.on_saved]
-        self._bell = Bell(self.place.shm, subscribers, on_held=self.place.saved.held)
+        self._bell = SaveWatch(self.place.shm, subscribers, on_held=self.place.saved.held)
         self._sender.start()
         self._bell.start()
 

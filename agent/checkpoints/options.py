@@ -21,7 +21,7 @@ from everstep.slots.format import SlotHeader
 
 
 @dataclass(frozen=True)
-class Terms:
+class LaunchOptions:
     """What a Launch said about copies. Kept in the job's record, so that a restarted agent goes on by itself."""
 
     generation: int
@@ -37,7 +37,7 @@ class Terms:
     """Which run of the job's name; empty: not known."""
 
     @classmethod
-    def of(cls, request: pb.LaunchRequest) -> Terms:
+    def of(cls, request: pb.LaunchRequest) -> LaunchOptions:
         """The terms of a Launch."""
         return cls(
             generation=request.generation,
@@ -63,7 +63,7 @@ class Terms:
         return json_format.MessageToJson(kept, indent=None)
 
     @classmethod
-    def from_json(cls, text: str) -> Terms:
+    def from_json(cls, text: str) -> LaunchOptions:
         """What ``to_json`` wrote; raises ValueError."""
         try:
             return cls.of(json_format.Parse(text, pb.LaunchRequest(), ignore_unknown_fields=True))
@@ -106,7 +106,7 @@ class LowerTiers(Protocol):
     """Disk and remote storage, of one job. Every method but ``on_saved`` and ``persist`` may take its time: it is
     called in a thread, one at a time. ``JobTiers(place, fetch)`` in ``agent/checkpoints/tiers/job_tiers.py`` is one."""
 
-    def open(self, terms: Terms) -> None:
+    def open(self, terms: LaunchOptions) -> None:
         """A generation starts, or goes on after the agent was restarted: set abandoned steps aside, start to write.
 
         Generations count from 1 in each run of a job, and what an earlier run left on disk may be of a higher one.

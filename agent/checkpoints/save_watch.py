@@ -32,7 +32,7 @@ Saved = Callable[[int, SlotHeader], None]
 logger = structlog.get_logger()
 
 
-class Bell:
+class SaveWatch:
     """Tells of every committed slot of a job's own checkpoint files, in one thread.
 
     What is held when it starts is told too, oldest first: so whoever subscribes

@@ -19,11 +19,11 @@ from typing import Any
 
 import structlog
 
-from agent.checkpoints.job_checkpoints import Custody
-from agent.checkpoints.options import Terms
+from agent.checkpoints.job_checkpoints import JobCheckpoints
+from agent.checkpoints.options import LaunchOptions
 from agent.jobs.fork_request import check_launch, fork_arguments
 from agent.jobs.host import Host
-from agent.launcher.fork_client import ForkServer, ForkServerLost
+from agent.launcher.fork_client import ForkServerClient, ForkServerLost
 from agent.launcher.processes import End, Watch, is_alive, kill_family, maps, start_ticks, state, wait_gone
 from agent.reporting import rank_logs
 from agent.reporting.step_archive import Reports, StepArchive
@@ -67,9 +67,9 @@ class JobRunner:
         self.reports = Reports(self.shm)
         self._drained = Reports(self.shm)
         """Those of the thread that drains them."""
-        self.custody = Custody(host.place(record.job, record.run), host.exchange, record.fenced)
-        self.server: ForkServer | None = None
-        self._starting: asyncio.Task[ForkServer] | None = None
+        self.custody = JobCheckpoints(host.place(record.job, record.run), host.exchange, record.fenced)
+        self.server: ForkServerClient | None = None
+        self._starting: asyncio.Task[ForkServerClient] | None = None
         self._watches: dict[tuple[int, int], Watch] = {}
         """Generation and rank → who notices its end."""
         self._killed: dict[int, float] = {}
@@ -80,7 +80,7 @@ class JobRunner:
 
     # The fork server.
 
-    async def ensure_server(self) -> ForkServer:
+    async def ensure_server(self) -> ForkServerClient:
         """The job's fork server; starts one when there is none."""
         if self.server and not self.server.lost:
             return self.server
@@ -106,7 +106,7 @@ class JobRunner:
             await wait_gone(pid, ticks, KILL_PATIENCE_S)
             self.find_orphans()
 
-    async def _start_server(self) -> ForkServer:
+    async def _start_server(self) -> ForkServerClient:
         await self._end_silent()
         server = await self.host.fork_servers.take(self.record.job, self.record.python, self.record.env)
         self.attach(server)
@@ -114,7 +114,7 @@ class JobRunner:
         self._log.info("fork server is ready", pid=server.pid, seconds=round(server.seconds, 2))
         return server
 
-    def attach(self, server: ForkServer) -> None:
+    def attach(self, server: ForkServerClient) -> None:
         """Take a fork server as this job's, with all that it has forked."""
         self.server = server
         server.on_exit = self._exit_pushed
@@ -135,7 +135,7 @@ class JobRunner:
                 self._store_recorded(row)
         self.record.generation = max([self.record.generation, *(r.generation for r in self.record.ranks)])
 
-    async def _server_lost(self, server: ForkServer) -> None:
+    async def _server_lost(self, server: ForkServerClient) -> None:
         """The fork server died; its ranks live on, and we are their parent if it was our child."""
         end = await self.host.reaper.end_of(server.pid, server.start_ticks)
         server.forget()
@@ -364,7 +364,7 @@ class JobRunner:
     async def _open_custody(self, request: pb.LaunchRequest, unforked: set[int]) -> None:
         """Before ranks are forked: forget copies that they do not go on from, make the bell, start to send."""
         if unforked or self.custody.terms is None:
-            terms = Terms.of(request)
+            terms = LaunchOptions.of(request)
             self.record.terms, self.record.emptied = terms.to_json(), False
             self.save()
             self.mark_memory()
@@ -377,7 +377,7 @@ class JobRunner:
         if not self.record.terms or self.record.emptied:
             return
         try:
-            terms = Terms.from_json(self.record.terms)
+            terms = LaunchOptions.from_json(self.record.terms)
         except ValueError as error:
             self._log.error("backups stop until the next launch", reason=str(error))
             return
@@ -389,7 +389,7 @@ class JobRunner:
         if not self.record.terms:
             return ""
         with contextlib.suppress(ValueError):
-            return Terms.from_json(self.record.terms).options.disk_path
+            return LaunchOptions.from_json(self.record.terms).options.disk_path
         return ""
 
     def mark_memory(self) -> None:

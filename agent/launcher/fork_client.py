@@ -70,7 +70,7 @@ def _start_process(python: str, arguments: list[str], env: Mapping[str, str], li
     return process.pid
 
 
-class ForkServer:
+class ForkServerClient:
     """One fork server process and the connection to it."""
 
     def __init__(self, path: Path) -> None:
@@ -90,7 +90,9 @@ class ForkServer:
         self._reading: asyncio.Task[None] | None = None
 
     @classmethod
-    async def start(cls, folder: Path, python: str, env: Mapping[str, str], template: Path | None = None) -> ForkServer:
+    async def start(
+        cls, folder: Path, python: str, env: Mapping[str, str], template: Path | None = None
+    ) -> ForkServerClient:
         """Start a fork server and wait until it can fork.
 
         Args:
@@ -121,7 +123,7 @@ class ForkServer:
         return server
 
     @classmethod
-    async def _spawn(cls, folder: Path, python: str, env: Mapping[str, str], template: Path | None) -> ForkServer:
+    async def _spawn(cls, folder: Path, python: str, env: Mapping[str, str], template: Path | None) -> ForkServerClient:
         server = cls(private.make_folder(folder) / f"{uuid.uuid4().hex[:12]}.sock")
         arguments = [
             *("--socket-path", str(server.path), "--label", label_of(python, env)),
@@ -268,12 +270,12 @@ class ForkServers:
         self.earlier = earlier
         """Where agents of earlier releases had the sockets."""
         self.prewarm = prewarm
-        self._warm: asyncio.Task[ForkServer] | None = None
+        self._warm: asyncio.Task[ForkServerClient] | None = None
         self._warm_label = label_of("", {})
-        self._silent: dict[asyncio.Task[None], ForkServer] = {}
+        self._silent: dict[asyncio.Task[None], ForkServerClient] = {}
         """Greetings that were not answered yet."""
 
-    async def adopt(self, late: Callable[[ForkServer], None]) -> dict[str, ForkServer]:
+    async def adopt(self, late: Callable[[ForkServerClient], None]) -> dict[str, ForkServerClient]:
         """Find the fork servers that an earlier agent left, by job; end those that belong to nobody.
 
         To forget a server is to end it with all its ranks. Only one that is surely
@@ -283,10 +285,10 @@ class ForkServers:
         Args:
             late: takes a server that answered later; it may be one of a job or of none.
         """
-        found: dict[str, ForkServer] = {}
+        found: dict[str, ForkServerClient] = {}
         folders = [self.folder, *([self.earlier] if self.earlier else [])]
         sockets = [path for folder in folders for path in sorted(folder.glob("*.sock"))]
-        silent = {self._greet(server): server for server in map(ForkServer, sockets)}
+        silent = {self._greet(server): server for server in map(ForkServerClient, sockets)}
         if patiently := [greeting for greeting, server in silent.items() if not _imports(server.path)]:
             await asyncio.wait(patiently, timeout=ADOPT_PATIENCE_S)
         for greeting, server in silent.items():
@@ -303,7 +305,7 @@ class ForkServers:
         return found
 
     @staticmethod
-    def _greet(server: ForkServer) -> asyncio.Task[None]:
+    def _greet(server: ForkServerClient) -> asyncio.Task[None]:
         """Connect, however long the server takes; fails only when it is dead."""
 
         async def greet() -> None:
@@ -318,7 +320,9 @@ class ForkServers:
 
         return asyncio.create_task(greet())
 
-    def _wait_for(self, server: ForkServer, greeting: asyncio.Task[None], late: Callable[[ForkServer], None]) -> None:
+    def _wait_for(
+        self, server: ForkServerClient, greeting: asyncio.Task[None], late: Callable[[ForkServerClient], None]
+    ) -> None:
         """Wait for a server that did not answer yet; one that still imports serves as the warm one."""
         if _imports(server.path):
             if self.prewarm and self._warm is None:
@@ -342,17 +346,17 @@ class ForkServers:
         self._silent[greeting] = server
         greeting.add_done_callback(answered)
 
-    async def _start(self, python: str, env: Mapping[str, str]) -> ForkServer:
-        return await ForkServer.start(self.folder, python, env, self.template)
+    async def _start(self, python: str, env: Mapping[str, str]) -> ForkServerClient:
+        return await ForkServerClient.start(self.folder, python, env, self.template)
 
-    async def keep_or_end(self, server: ForkServer) -> None:
+    async def keep_or_end(self, server: ForkServerClient) -> None:
         """A server that serves no job: keep it as the warm one, or end it."""
         if not server.job and self.prewarm and self._warm is None and server.label == self._warm_label:
             self._warm = asyncio.create_task(_done(server))
         else:
             await server.end()
 
-    async def _late(self, server: ForkServer, greeting: asyncio.Task[None]) -> ForkServer:
+    async def _late(self, server: ForkServerClient, greeting: asyncio.Task[None]) -> ForkServerClient:
         """A fork server that was still importing when its agent died, if it serves as the warm one."""
         with contextlib.suppress(OSError, AgentError, TimeoutError):
             async with asyncio.timeout(START_TIMEOUT_S):
@@ -368,14 +372,14 @@ class ForkServers:
             self._warm = asyncio.create_task(self._start("", {}))
             self._warm.add_done_callback(self._warmed)
 
-    def _warmed(self, task: asyncio.Task[ForkServer]) -> None:
+    def _warmed(self, task: asyncio.Task[ForkServerClient]) -> None:
         if not task.cancelled() and (error := task.exception()):
             logger.error("no warm fork server", reason=str(error))
             self._warm = None
 
-    async def take(self, job: str, python: str, env: Mapping[str, str]) -> ForkServer:
+    async def take(self, job: str, python: str, env: Mapping[str, str]) -> ForkServerClient:
         """A fork server for a job: the warm one where it fits, else a new one."""
-        server: ForkServer | None = None
+        server: ForkServerClient | None = None
         if self._warm and label_of(python, env) == self._warm_label:
             task, self._warm = self._warm, None
             with contextlib.suppress(AgentError):
@@ -389,7 +393,7 @@ class ForkServers:
         server.job = job
         return server
 
-    async def give_back(self, server: ForkServer) -> None:
+    async def give_back(self, server: ForkServerClient) -> None:
         """The job of a server is over: keep it as the warm one where it fits, else end it."""
         if self.prewarm and self._warm is None and server.label == self._warm_label and not server.lost:
             try:
@@ -435,7 +439,7 @@ def _imports(path: Path) -> bool:
     return found == 1
 
 
-async def _done(server: ForkServer) -> ForkServer:
+async def _done(server: ForkServerClient) -> ForkServerClient:
     return server
 
 

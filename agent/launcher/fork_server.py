@@ -224,7 +224,7 @@ class Scripts:
         return self._known[2]
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """A request that is not carried out."""
 
     def __init__(self, kind: str, message: str) -> None:
@@ -345,7 +345,7 @@ class ForkServer:
     def _serve(self, connection: Connection, request: Message) -> None:
         try:
             reply = self._handle(connection, request)
-        except Refused as refused:
+        except RequestRefused as refused:
             reply = {"ok": False, "error": refused.kind, "message": str(refused)}
         if reply is not None:
             self._send(connection, {"ok": True, "id": request["id"], **reply})
@@ -368,7 +368,7 @@ class ForkServer:
                 self._start_kill(connection, request)
                 return None
             case other:
-                raise Refused("unknown", f"the fork server knows no operation {other!r}")
+                raise RequestRefused("unknown", f"the fork server knows no operation {other!r}")
 
     def _table(self) -> Message:
         return {
@@ -385,7 +385,7 @@ class ForkServer:
         """Forget a job that is over, its fences included; the next one finds a server like new."""
         living = [child.pid for child in (*self.ranks.values(), *self.stores.values()) if not child.exit]
         if living or self.kills:
-            raise Refused("alive", f"processes {living} of {self.job} still live")
+            raise RequestRefused("alive", f"processes {living} of {self.job} still live")
         self.ranks.clear()
         self.stores.clear()
         self.job, self.fenced, self.newest = "", 0, 0
@@ -395,11 +395,15 @@ class ForkServer:
         generation: int = request["generation"]
         self.fenced = max(self.fenced, request["fenced"])
         if generation <= self.fenced:
-            raise Refused("fenced", f"generation {generation} was stopped: everything up to {self.fenced} is fenced")
+            raise RequestRefused(
+                "fenced", f"generation {generation} was stopped: everything up to {self.fenced} is fenced"
+            )
         if generation < self.newest:
-            raise Refused("fenced", f"generation {generation} is older than {self.newest}, which was launched already")
+            raise RequestRefused(
+                "fenced", f"generation {generation} is older than {self.newest}, which was launched already"
+            )
         if self.ending:
-            raise Refused("ending", "the fork server is ending")
+            raise RequestRefused("ending", "the fork server is ending")
         return generation
 
     def _fork_ranks(self, request: Message) -> list[Message]:
@@ -407,7 +411,7 @@ class ForkServer:
         wanted = {row["rank"]: row for row in request["ranks"]}
         for child in self.ranks.values():
             if child.rank in wanted and child.generation != generation and child.exit is None:
-                raise Refused(
+                raise RequestRefused(
                     "alive", f"rank {child.rank} of generation {child.generation} still lives (pid {child.pid})"
                 )
         self.newest = generation
@@ -575,7 +579,9 @@ def fork() -> int:
             return os.fork()
         except OSError as error:
             if error.errno not in (errno.EAGAIN, errno.ENOMEM) or attempt == 4:
-                raise Refused("fork", f"fork failed: {error}; is the process or memory limit reached?") from error
+                raise RequestRefused(
+                    "fork", f"fork failed: {error}; is the process or memory limit reached?"
+                ) from error
             time.sleep(0.01 * 2**attempt)
     raise AssertionError
 
@@ -587,7 +593,7 @@ def _listen(host: str) -> socket.socket:
         listener.bind(address)
         listener.listen(4096)
     except OSError as error:
-        raise Refused("store", f"the rendezvous store cannot listen on {host}: {error}") from error
+        raise RequestRefused("store", f"the rendezvous store cannot listen on {host}: {error}") from error
     return listener
 
 

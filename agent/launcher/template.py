@@ -116,7 +116,7 @@ class Template:
             request = _receive(connection, descriptors)
             reply = self._ended(request) if "ended" in request else self._forked(request, descriptors)
             connection.sendall(json.dumps(reply).encode() + b"\n")
-        except (OSError, ValueError, KeyError, TypeError, fork_server.Refused) as error:
+        except (OSError, ValueError, KeyError, TypeError, fork_server.RequestRefused) as error:
             print(f"a request for a fork server failed: {error}", file=sys.stderr, flush=True)
         finally:
             for descriptor in descriptors:

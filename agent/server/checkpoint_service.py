@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import structlog
 
 from agent.checkpoints.inventory import in_memory
-from agent.checkpoints.job_checkpoints import Custody
+from agent.checkpoints.job_checkpoints import JobCheckpoints
 from agent.checkpoints.tiers import storage_check
 from agent.checkpoints.tiers.listing import root_of, unlisted_disk
 from agent.jobs.job_runner import JobRunner
@@ -34,7 +34,7 @@ class CheckpointsService(ServiceParts):
         try:
             check_job(request.job)
             runner = self.runners.get(request.job)
-            custody = runner.custody if runner else Custody(self.host.place(request.job), self.host.exchange, 0)
+            custody = runner.custody if runner else JobCheckpoints(self.host.place(request.job), self.host.exchange, 0)
             verify = request.verify
             memory, below = await asyncio.gather(
                 asyncio.to_thread(in_memory, custody.place, verify_own=verify, verify_backups=verify),

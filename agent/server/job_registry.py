@@ -14,7 +14,7 @@ import grpc.aio
 import structlog
 from google.protobuf.message import Message
 
-from agent.checkpoints.peers.data_port import Shelf
+from agent.checkpoints.peers.data_port import JobPort
 from agent.client import UnknownJob
 from agent.jobs.host import Host
 from agent.jobs.job_runner import JobRunner
@@ -43,7 +43,7 @@ class ServiceParts(agent_pb2_grpc.AgentServicer):
         self.started_ns = time.time_ns()
         self._turn = asyncio.Lock()
 
-    def shelf(self, job: str) -> Shelf | None:
+    def shelf(self, job: str) -> JobPort | None:
         """What the data port may give and take for a job; None when it is not known here. Called in any thread."""
         runner = self.runners.get(job)
         return runner.custody.shelf if runner and not runner.record.released else None

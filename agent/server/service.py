@@ -15,7 +15,7 @@ import structlog
 import everstep
 from agent.jobs.job_runner import RUN, JobRunner
 from agent.jobs.variables import taken
-from agent.launcher.fork_client import ForkServer
+from agent.launcher.fork_client import ForkServerClient
 from agent.launcher.processes import boot_id, is_alive
 from agent.reporting import rank_logs
 from agent.server.checkpoint_service import CheckpointsService
@@ -76,7 +76,7 @@ class AgentService(CheckpointsService):
         self._sweep()
         return adopted
 
-    def _rebuild(self, server: ForkServer) -> JobRunner:
+    def _rebuild(self, server: ForkServerClient) -> JobRunner:
         """A job whose record is lost: what runs is kept, and its fences."""
         logger.warning("rebuilding a job's record from its fork server", job=server.job, pid=server.pid)
         run = ""
@@ -86,7 +86,7 @@ class AgentService(CheckpointsService):
         runner = self.runners[server.job] = JobRunner(self.host, record)
         return runner
 
-    async def _answered(self, server: ForkServer) -> None:
+    async def _answered(self, server: ForkServerClient) -> None:
         """A fork server that was silent when this agent started answers."""
         runner = self.runners.get(server.job) if server.job else None
         if server.job and runner is None:
@@ -100,7 +100,7 @@ class AgentService(CheckpointsService):
                 runner.find_orphans()
                 runner.save()
 
-    def _living(self, servers: dict[str, ForkServer]) -> set[int]:
+    def _living(self, servers: dict[str, ForkServerClient]) -> set[int]:
         """Ranks that run, as the fork servers and the records say."""
         found = {row["pid"] for server in servers.values() for row in server.table["ranks"] if not row["exit"]}
         records = [runner.record for runner in self.runners.values() if not runner.record.released]

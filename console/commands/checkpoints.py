@@ -10,7 +10,7 @@ import typer
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from controlplane.queries.checkpoints import JobCheckpoints, StepCopies
+    from controlplane.queries.checkpoints import CheckpointsReport, StepCopies
     from controlplane.queries.saved import SavedReport
 
 Cluster = Annotated[str, typer.Option("--cluster", metavar="NAME", help="Local cluster.")]
@@ -86,7 +86,7 @@ async def _checkpoints(job: str, cluster: str, *, verify: bool, as_json: bool) -
     return 1 if verify and report.damaged else 0
 
 
-def table(report: JobCheckpoints, now_ns: int) -> Table:
+def table(report: CheckpointsReport, now_ns: int) -> Table:
     """The steps, the newest first; tiers in which nothing lies are left out."""
     from rich.table import Table
 
@@ -115,7 +115,7 @@ def _restorable(one: StepCopies) -> str:
     return f"no: lacks rank {', '.join(map(str, one.missing[:NAMED]))}{more}"
 
 
-def lines(report: JobCheckpoints, saved: SavedReport | None, *, ended: bool = False) -> list[str]:
+def lines(report: CheckpointsReport, saved: SavedReport | None, *, ended: bool = False) -> list[str]:
     """What there is to say beside the table."""
     said = []
     if not report.steps:
@@ -149,7 +149,7 @@ def lines(report: JobCheckpoints, saved: SavedReport | None, *, ended: bool = Fa
     return said
 
 
-def unlisted(report: JobCheckpoints) -> dict[str, str]:
+def unlisted(report: CheckpointsReport) -> dict[str, str]:
     """Why places could not be listed, each reason with the machines that say so."""
     seen: dict[str, list[str]] = {}
     for one in report.unlisted:

@@ -25,7 +25,7 @@ from pathlib import Path
 import agent
 from controlplane.local import mounts, ports, procfs, readiness, stopping
 from controlplane.local.cluster_file import ClusterFile, everstep_home
-from controlplane.local.plan import Plan, ProcessPlan, State
+from controlplane.local.plan import ClusterPlan, ProcessPlan, State
 from controlplane.local.temporal_server import TemporalChoice, find, start_command
 from controlplane.local.waiting import Progress
 from everstep import environment, private
@@ -139,7 +139,7 @@ def up(
 def _temporal(home: Path, progress: Progress) -> TemporalChoice:
     """The server of a running cluster stays what it is; else look for one."""
     with suppress(OSError, ValueError):
-        plan = Plan.load(home)
+        plan = ClusterPlan.load(home)
         embedded = [Path(entry.argv[0]) for entry in plan.processes if entry.kind == "temporal"]
         if embedded and procfs.of_cluster(plan.cluster_id):
             return TemporalChoice("running", binary=embedded[0])
@@ -218,7 +218,7 @@ def _make_token(cluster: ClusterFile) -> None:
         private.replace(cluster.token_file, secrets.token_urlsafe(TOKEN_BYTES) + "\n")
 
 
-def _plan(cluster: ClusterFile, choice: TemporalChoice, commands: Commands) -> Plan:
+def _plan(cluster: ClusterFile, choice: TemporalChoice, commands: Commands) -> ClusterPlan:
     processes = []
     env = {
         environment.CLUSTER: cluster.id,
@@ -256,7 +256,7 @@ def _plan(cluster: ClusterFile, choice: TemporalChoice, commands: Commands) -> P
         argv = commands.agent(machine, state, shm)
         processes.append(ProcessPlan(f"agent-{machine.name}", "agent", argv, agent_env))
     processes += [ProcessPlan(f"worker-{n}", "worker", commands.worker(), env) for n in range(cluster.workers)]
-    return Plan(cluster.id, str(cluster.shm), processes, list(_addresses(cluster, choice).values()))
+    return ClusterPlan(cluster.id, str(cluster.shm), processes, list(_addresses(cluster, choice).values()))
 
 
 def _port(address: str) -> int:
@@ -289,7 +289,7 @@ def _supervised(home: Path) -> set[str]:
     """Names of the processes that a living supervisor starts again."""
     with suppress(OSError, ValueError):
         if supervisor_of(home):
-            return {entry.name for entry in Plan.load(home).processes}
+            return {entry.name for entry in ClusterPlan.load(home).processes}
     return set()
 
 

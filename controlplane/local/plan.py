@@ -36,7 +36,7 @@ class ProcessPlan:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ClusterPlan:
     """All processes of a cluster, in the order in which they are started."""
 
     cluster_id: str
@@ -50,7 +50,7 @@ class Plan:
         private.replace(home / "plan.json", json.dumps(asdict(self), indent=1))
 
     @classmethod
-    def load(cls, home: Path) -> Plan:
+    def load(cls, home: Path) -> ClusterPlan:
         """Read ``plan.json``.
 
         Raises:

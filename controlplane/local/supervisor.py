@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from controlplane.local import ports, procfs
-from controlplane.local.plan import Plan, ProcessPlan, Running, State, is_held
+from controlplane.local.plan import ClusterPlan, ProcessPlan, Running, State, is_held
 from controlplane.local.stopping import make_shared_memory, remove_shared_memory, stop_all
 from everstep import environment, private
 from everstep.signals import signal_name
@@ -46,7 +46,7 @@ class Supervisor:
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        self.plan = Plan.load(home)
+        self.plan = ClusterPlan.load(home)
         self.state = State.load(home)
         self._selector = selectors.DefaultSelector()
         self._watched: set[str] = set()  # names whose death is yet to be noticed
@@ -93,7 +93,7 @@ class Supervisor:
     def _read_plan(self) -> None:
         before = {plan.name: plan for plan in self.plan.processes}
         try:
-            self.plan = Plan.load(self.home)
+            self.plan = ClusterPlan.load(self.home)
         except (OSError, ValueError) as error:
             self._log(f"plan.json cannot be read ({error}): going on with the old plan")
             return

@@ -16,7 +16,7 @@ from everstep.decisions.checkpoints.choose_restore import MEMORY, nearest
 from everstep.decisions.checkpoints.lineage import UNKNOWN, Lineage, Runs, usable
 from everstep.decisions.checkpoints.placement import Placement, place_backups
 from everstep.errors import AgentUnreachable
-from everstep.model.incident import Held, Tier
+from everstep.model.incident import StateCopy, Tier
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
 from everstep.model.topology import Topology
@@ -49,7 +49,7 @@ class StepCopies(BaseModel):
         return not self.missing
 
 
-class JobCheckpoints(BaseModel):
+class CheckpointsReport(BaseModel):
     """The checkpoints of a job; the JSON of ``everstep checkpoints``."""
 
     job: str
@@ -58,10 +58,10 @@ class JobCheckpoints(BaseModel):
     """The newest first."""
     restorable: list[int]
     """Steps that every rank can restore, the newest first."""
-    damaged: list[Held]
+    damaged: list[StateCopy]
     unfinished: int
     """Files on remote storage without a manifest: on their way, or cut short when the job ended; never used."""
-    unlisted: list[Held]
+    unlisted: list[StateCopy]
     """Folders and storage that could not be listed, with reasons: what lies there is not known."""
     disowned: int
     """Copies of steps that the job has since gone back from; it never restores them."""
@@ -75,7 +75,7 @@ class JobCheckpoints(BaseModel):
 
 async def ask_for_copies(
     agents: AgentPool, spec: JobSpec, machines: Sequence[Machine], *, verify: bool = False
-) -> tuple[list[Held], list[str]]:
+) -> tuple[list[StateCopy], list[str]]:
     """What the machines hold of a job in all tiers, and the machines that do not answer.
 
     Args:
@@ -109,13 +109,13 @@ async def ask_for_copies(
 def report_of(
     spec: JobSpec,
     machines: Sequence[Machine],
-    held: Sequence[Held],
+    held: Sequence[StateCopy],
     silent: Sequence[str],
     *,
     lineage: Lineage = (),
     runs: Runs = UNKNOWN,
     stepping: bool = False,
-) -> JobCheckpoints:
+) -> CheckpointsReport:
     """The copies by step.
 
     Args:
@@ -130,14 +130,14 @@ def report_of(
     topology, names = spec.topology(), [machine.name for machine in machines]
     ours = usable(held, lineage, runs=runs)
     used = nearest(ours, topology, names)
-    copies: dict[int, list[Held]] = defaultdict(list)
+    copies: dict[int, list[StateCopy]] = defaultdict(list)
     for one in ours:
         if one.valid and one.completed_steps in used and one.rank < topology.world_size:
             copies[one.completed_steps].append(one)
     steps = [_step(step, copies[step], used[step], topology) for step in sorted(used, reverse=True)]
     placement = place_backups(topology, [machine.domain for machine in machines])
     backup = spec.checkpoint.backup
-    return JobCheckpoints(
+    return CheckpointsReport(
         job=spec.name,
         world_size=topology.world_size,
         steps=steps,
@@ -152,12 +152,12 @@ def report_of(
     )
 
 
-def _is_damage(one: Held, stepping: bool) -> bool:
+def _is_damage(one: StateCopy, stepping: bool) -> bool:
     being_saved = stepping and one.tier in MEMORY and one.reason == CUT_SHORT
     return not (one.valid or one.unlisted or being_saved or one.reason in {NEVER_USED, UNFINISHED})
 
 
-def _step(step: int, copies: Sequence[Held], used: Mapping[int, Held], topology: Topology) -> StepCopies:
+def _step(step: int, copies: Sequence[StateCopy], used: Mapping[int, StateCopy], topology: Topology) -> StepCopies:
     return StepCopies(
         step=step,
         saved_ns=max(one.saved_ns for one in copies),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from everstep.decisions.checkpoints.start_from_folder import folder_of
 from everstep.decisions.checkpoints.start_from_run import choose_start
 from everstep.errors import CheckpointError, ConfigError
-from everstep.model.incident import Held, Tier
+from everstep.model.incident import StateCopy, Tier
 from everstep.model.job_state import EarlierRun
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ async def check_step(
     return restore.step, restore.reason
 
 
-def unlisted(held: Sequence[Held]) -> list[str]:
+def unlisted(held: Sequence[StateCopy]) -> list[str]:
     """Why disks or remote storage could not be listed; of the latter it suffices that one machine could."""
     remote = any(one.tier is Tier.REMOTE and not one.unlisted for one in held)
     return [one.reason for one in held if one.unlisted and not (remote and one.tier is Tier.REMOTE)]

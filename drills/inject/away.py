@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from controlplane.local import plan, procfs
 from controlplane.local.network import Network
 from drills.clusters.network import LEDGER, NetworkCluster
-from drills.inject.context import Scene
+from drills.inject.context import DrillContext
 from drills.observe.observed import Absorbed
 from drills.spec.settings import STEPS_AGAIN
 from everstep.errors import AgentError, ClusterError
@@ -20,7 +20,7 @@ RECOVERED_LIMIT_S = 60.0
 """It has to, within this long beyond the drill's own seconds (ours)."""
 
 
-async def take_away(scene: Scene) -> None:
+async def take_away(scene: DrillContext) -> None:
     """Do what the drill's fault is, once the job has come to the step.
 
     Raises:
@@ -44,12 +44,12 @@ async def take_away(scene: Scene) -> None:
                 await asyncio.sleep(scene.request.seconds)
 
 
-def _network(scene: Scene) -> Network:
+def _network(scene: DrillContext) -> Network:
     assert isinstance(scene.cluster, NetworkCluster)
     return scene.cluster.network
 
 
-async def _cut_off(scene: Scene) -> None:
+async def _cut_off(scene: DrillContext) -> None:
     with _network(scene).cut_off(scene.struck.name):
         began_ns = time.time_ns()
         scene.mark("cut-off")
@@ -64,7 +64,7 @@ async def _cut_off(scene: Scene) -> None:
 
 
 @contextmanager
-def _down(scene: Scene, names: list[str]) -> Iterator[None]:
+def _down(scene: DrillContext, names: list[str]) -> Iterator[None]:
     """Processes of the cluster are killed, and started again after the block."""
     home, pids = scene.cluster.file.home, scene.cluster.processes()
     if absent := [name for name in names if name not in pids]:
@@ -84,7 +84,7 @@ def _down(scene: Scene, names: list[str]) -> Iterator[None]:
         scene.seen.absorbed = Absorbed(began_ns, time.time_ns())
 
 
-async def _steps_again(scene: Scene, before: int) -> None:
+async def _steps_again(scene: DrillContext, before: int) -> None:
     """Until all ranks have completed steps that none had completed when they were struck.
 
     Raises:

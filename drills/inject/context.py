@@ -15,9 +15,9 @@ from controlplane.local import power
 from drills.clusters.local import DrillCluster
 from drills.inject.plan import STRIKE, Planned
 from drills.observe import step_records
-from drills.observe.copies_on_disk import Stored
-from drills.observe.observed import Seen
-from drills.spec.loss import Promise, Strike, best_step, promise_of, strike_of
+from drills.observe.copies_on_disk import CopiesOnDisk
+from drills.observe.observed import DrillObservations
+from drills.spec.loss import Loss, Promise, best_step, promise_of, strike_of
 from drills.spec.request import DrillRequest
 from everstep import faults
 from everstep.errors import AgentError, ClusterError
@@ -36,7 +36,7 @@ SETTLE_LIMIT_S = 20.0
 
 
 @dataclass
-class Scene:
+class DrillContext:
     """One run of one drill."""
 
     cluster: DrillCluster
@@ -45,10 +45,10 @@ class Scene:
     machines: list[Machine]
     """Of the job."""
     given: Planned
-    seen: Seen = field(default_factory=Seen)
+    seen: DrillObservations = field(default_factory=DrillObservations)
 
     def __post_init__(self) -> None:
-        self.stored = Stored(self.cluster.file, self.spec)
+        self.stored = CopiesOnDisk(self.cluster.file, self.spec)
         self.struck = self.machines[self.request.struck_machine_index(self.spec)]
 
     # Waiting.
@@ -207,7 +207,7 @@ class Scene:
             await asyncio.to_thread(self._take_power, strike, exact)
         self.given.let_go()  # into the next collective, where they notice who is missing
 
-    async def _kill_ranks(self, strike: Strike) -> None:
+    async def _kill_ranks(self, strike: Loss) -> None:
         async with self.cluster.control.feed(self.spec.name, self.machines, LOOK_S) as feed:
             async for picture in feed.pictures():
                 pids = [picture.ranks[rank].pid for rank in strike.ranks if rank in picture.ranks]
@@ -217,7 +217,7 @@ class Scene:
                         os.kill(pid, signal.SIGKILL)
                     return
 
-    def _take_power(self, strike: Strike, exact: bool) -> None:
+    def _take_power(self, strike: Loss, exact: bool) -> None:
         names = [self.stored.machine(index) for index in strike.machines]
         cluster, job = self.cluster.file, self.spec.name
         promised = not exact and promise_of(self.spec, strike).steps is not None
@@ -233,7 +233,7 @@ class Scene:
                     self.seen.emptied.append(name)
                     self.seen.records.join(records)
 
-    def _backups_caught_up(self, strike: Strike) -> Callable[[], bool]:
+    def _backups_caught_up(self, strike: Loss) -> Callable[[], bool]:
         """Whether backups have just caught up with the steps: the placement promises nothing else.
 
         Those that do not catch up are struck all the same, and cost what they cost.
@@ -248,7 +248,7 @@ class Scene:
 
         return caught_up
 
-    def _promise(self, strike: Strike, *, exact: bool) -> Promise:
+    def _promise(self, strike: Loss, *, exact: bool) -> Promise:
         """What a strike may cost at most: by the placement where it promises something, else by what is left."""
         placed = promise_of(self.spec, strike)
         if placed.steps is not None and not exact:

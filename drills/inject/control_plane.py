@@ -209,7 +209,7 @@ async def _at_each_moment(work: Coroutine[Any, Any, Any], meet: Callable[[str], 
     return await running
 
 
-class _Runner(WorkflowRunner):
+class _FaultRunner(WorkflowRunner):
     """The worker's own runner, with a look after each workflow task of an incident."""
 
     def __init__(self, inner: WorkflowRunner) -> None:
@@ -243,7 +243,7 @@ class _Runner(WorkflowRunner):
 
 def _wrap(inner: WorkflowRunner | None) -> WorkflowRunner:
     assert inner is not None
-    return _Runner(inner)
+    return _FaultRunner(inner)
 
 
 def _advances(job: Any) -> bool:

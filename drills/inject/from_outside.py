@@ -10,7 +10,7 @@ import time
 from controlplane.local import procfs
 from drills.inject import damage
 from drills.inject.away import take_away
-from drills.inject.context import LOOK_S, Scene
+from drills.inject.context import LOOK_S, DrillContext
 from drills.inject.full_disks import fill_disk, fill_memory
 from drills.observe.observed import Absorbed
 from drills.observe.processes import await_rank_of, children
@@ -25,7 +25,7 @@ REACH_LIMIT_S = 300.0
 """A job has started and come to the step within this long (ours)."""
 
 
-async def inject(scene: Scene) -> None:
+async def inject(scene: DrillContext) -> None:
     """Do what the drill's fault is, once the job has come to the step.
 
     Raises:
@@ -62,14 +62,14 @@ async def inject(scene: Scene) -> None:
         scene.given.let_go()
 
 
-async def _kill_agent(scene: Scene) -> None:
+async def _kill_agent(scene: DrillContext) -> None:
     """Kill the agent of the struck machine, and wait until it is back."""
     before = scene.agent(scene.struck)
     killed_ns = _kill(scene, before)
     scene.seen.absorbed = Absorbed(killed_ns, await scene.agent_back(scene.struck, before))
 
 
-async def _kill_fork_server(scene: Scene) -> None:
+async def _kill_fork_server(scene: DrillContext) -> None:
     await scene.reach(scene.request.at_step)
     before = await scene.fork_server(scene.struck)
     if not before:
@@ -78,7 +78,7 @@ async def _kill_fork_server(scene: Scene) -> None:
     scene.seen.absorbed = Absorbed(killed_ns, await scene.fork_server_back(scene.struck, before))
 
 
-async def _kill_in_launch(scene: Scene) -> None:
+async def _kill_in_launch(scene: DrillContext) -> None:
     """Kill the agent as soon as its fork server forked the first rank of the next generation."""
     await scene.reach(1, [scene.struck])
     fork_server = await scene.fork_server(scene.struck)
@@ -92,7 +92,7 @@ async def _kill_in_launch(scene: Scene) -> None:
     scene.seen.absorbed = Absorbed(killed_ns, await scene.agent_back(scene.struck, before))
 
 
-async def _kill_in_transfer(scene: Scene) -> None:
+async def _kill_in_transfer(scene: DrillContext) -> None:
     """Kill the agent of the struck machine while a backup is on its way into it."""
     index, step = scene.machines.index(scene.struck), scene.request.at_step
     before = scene.agent(scene.struck)
@@ -113,7 +113,7 @@ async def _kill_in_transfer(scene: Scene) -> None:
     scene.seen.absorbed = Absorbed(killed_ns, await scene.agent_back(scene.struck, before))
 
 
-async def _hang(scene: Scene) -> None:
+async def _hang(scene: DrillContext) -> None:
     """Stop the agent of the struck machine for some seconds while backups flow to it."""
     await scene.reach(scene.request.at_step)
     agent = procfs.identify(scene.agent(scene.struck))
@@ -130,7 +130,7 @@ async def _hang(scene: Scene) -> None:
     scene.seen.absorbed = Absorbed(stopped_ns, time.time_ns())
 
 
-async def _damage(scene: Scene) -> None:
+async def _damage(scene: DrillContext) -> None:
     """Damage the newest copy of a rank, then kill what holds the better ones."""
     request, stored = scene.request, scene.stored
     step = await scene.held_up()
@@ -153,7 +153,7 @@ async def _damage(scene: Scene) -> None:
     await scene.strike(exact=True)
 
 
-def _kill(scene: Scene, pid: int) -> int:
+def _kill(scene: DrillContext, pid: int) -> int:
     scene.mark(scene.request.fault, victim=pid)
     os.kill(pid, signal.SIGKILL)
     return time.time_ns()

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from controlplane.local import mounts, power, procfs, readiness
-from drills.inject.context import SETTLE_LIMIT_S, Scene
+from drills.inject.context import SETTLE_LIMIT_S, DrillContext
 from everstep.errors import ClusterError
 
 AMPLE = 4 << 30
@@ -24,7 +24,7 @@ SAID_LIMIT_S = 20.0
 
 
 @contextmanager
-def small_room(scene: Scene) -> Iterator[None]:
+def small_room(scene: DrillContext) -> Iterator[None]:
     """Put a file system of its own under what is going to be full, before the job starts; nothing for other faults."""
     match scene.request.base:
         case "shm-full":
@@ -43,7 +43,7 @@ def small_room(scene: Scene) -> Iterator[None]:
 
 
 @contextmanager
-def _small_memory(scene: Scene, size: int) -> Iterator[None]:
+def _small_memory(scene: DrillContext, size: int) -> Iterator[None]:
     """A machine with another shared memory: its agent and fork servers keep files there, and start anew on it."""
     struck, cluster = scene.struck, scene.cluster.file
     with ExitStack() as mounted:
@@ -58,17 +58,17 @@ def _small_memory(scene: Scene, size: int) -> Iterator[None]:
             readiness.agent_serves(cluster, struck.name, struck.address)
 
 
-def memory_of(scene: Scene) -> Path:
+def memory_of(scene: DrillContext) -> Path:
     """Shared memory of the struck machine."""
     return scene.cluster.file.shm / scene.struck.name
 
 
-def disk_of(scene: Scene) -> Path:
+def disk_of(scene: DrillContext) -> Path:
     """Where the struck machine keeps checkpoints on its disk."""
     return power.state_folder(scene.cluster.file, scene.struck.name) / "checkpoints"
 
 
-async def fill_memory(scene: Scene) -> None:
+async def fill_memory(scene: DrillContext) -> None:
     """Let the machine's own slots be all that its shared memory has room for; then kill who needs the backups there."""
     if scene.request.parks:
         return  # it was too small from the beginning
@@ -108,7 +108,7 @@ def _allocated(path: Path) -> bool:
     return found.st_blocks * 512 >= found.st_size
 
 
-async def fill_disk(scene: Scene) -> None:
+async def fill_disk(scene: DrillContext) -> None:
     """Leave no room for a second checkpoint on the machine's disk; then take the memory that makes disks needed."""
     ranks = scene.spec.topology().ranks(scene.machines.index(scene.struck))
     await scene.until(

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from drills.observe.step_records import Record, Records
+from drills.observe.step_records import Records, ReportedStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def compare(reference: Records, run: Records, ranks: int) -> Comparison:
     return Comparison(losses, state, compared, not_compared)
 
 
-def _with_losses(records: Records) -> dict[int, list[Record]]:
+def _with_losses(records: Records) -> dict[int, list[ReportedStep]]:
     """The records of ranks that report losses: a script may report its steps alone."""
     return {
         rank: found
@@ -74,7 +74,7 @@ def _with_losses(records: Records) -> dict[int, list[Record]]:
     }
 
 
-def _of_rank(rank: int, expected: dict[int, list[Record]], found: dict[int, list[Record]]) -> list[str]:
+def _of_rank(rank: int, expected: dict[int, list[ReportedStep]], found: dict[int, list[ReportedStep]]) -> list[str]:
     right = {record.step: record.bits for record in expected.get(rank, [])}
     seen = {record.step for record in found.get(rank, [])}
     told = []

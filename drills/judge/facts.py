@@ -16,10 +16,10 @@ from activities import messages
 from drills.clusters.local import DrillCluster
 from drills.judge.compare import Comparison
 from drills.observe import step_records
-from drills.observe.observed import Seen
+from drills.observe.observed import DrillObservations
 from drills.observe.processes import TreeUnknown
 from drills.observe.step_records import Records
-from everstep.model.incident import Copy, IncidentReport, Restored, Tier
+from everstep.model.incident import CopyToRestore, IncidentReport, Restored, Tier
 from everstep.model.job import JobSpec
 from everstep.model.job_state import incident_workflow_id
 from everstep.model.machine import Machine
@@ -42,7 +42,7 @@ class IncidentFacts:
 
 
 @dataclass(slots=True)
-class Facts:
+class DrillFacts:
     """Everything that the judge looks at."""
 
     outcome: str = ""
@@ -53,7 +53,7 @@ class Facts:
     marks: dict[str, dict[str, Any] | None] = field(default_factory=dict)
     incidents: list[IncidentFacts] = field(default_factory=list)
     records: Records = field(default_factory=Records)
-    seen: Seen = field(default_factory=Seen)
+    seen: DrillObservations = field(default_factory=DrillObservations)
     texts: list[str] = field(default_factory=list)
     """What the incidents said, whole lines: stages, conclusions, headlines."""
     restored_from: dict[str, int] = field(default_factory=dict)
@@ -115,10 +115,10 @@ async def texts(cluster: DrillCluster, incident: IncidentFacts) -> list[str]:
     return said
 
 
-async def moved(cluster: DrillCluster, incident: str) -> list[Copy]:
+async def moved(cluster: DrillCluster, incident: str) -> list[CopyToRestore]:
     """The copies that an incident brought to the machines that needed them, in order, from its history."""
     scheduled: set[int] = set()
-    found: list[Copy] = []
+    found: list[CopyToRestore] = []
     handle = cluster.control.client.get_workflow_handle(incident)
     async for event in handle.fetch_history_events():
         if event.HasField("activity_task_scheduled_event_attributes"):
@@ -133,7 +133,7 @@ async def moved(cluster: DrillCluster, incident: str) -> list[Copy]:
     return found
 
 
-def restored_from(moved: Sequence[Copy], world_size: int, step: int) -> dict[str, int]:
+def restored_from(moved: Sequence[CopyToRestore], world_size: int, step: int) -> dict[str, int]:
     """How many ranks went on at a step from which tier; what was not moved lay in their own memory."""
     tiers = {one.rank: one.tier for one in moved if one.completed_steps == step}
     counts = Counter(str(tiers.get(rank, Tier.OWN)) for rank in range(world_size))

@@ -9,7 +9,7 @@ from typing import Any
 
 from drills.inject.plan import STRIKE
 from drills.judge.compare import Comparison
-from drills.judge.facts import Facts
+from drills.judge.facts import DrillFacts
 from drills.judge.result import DrillResult
 from drills.spec.catalogue import CONTROL_FAULTS
 from drills.spec.request import DrillRequest, example
@@ -35,7 +35,7 @@ FOUND = ("checksum", "damaged", "truncated", "cut short", "bytes")
 """Words of which one names what is wrong with a copy."""
 
 
-def judge(request: DrillRequest, spec: JobSpec, facts: Facts) -> DrillResult:
+def judge(request: DrillRequest, spec: JobSpec, facts: DrillFacts) -> DrillResult:
     """What came of a drill."""
     reports = [one.report for one in facts.incidents if one.report]
     comparison = facts.comparison or Comparison(not_compared=["anything: the job did not finish"])
@@ -83,7 +83,7 @@ def _none(differences: list[str] | None) -> bool | None:
     return None if differences is None else not differences
 
 
-def _differences(spec: JobSpec, facts: Facts) -> list[str]:
+def _differences(spec: JobSpec, facts: DrillFacts) -> list[str]:
     """Where the run differs from the one without a fault; of the example all can be compared, so it has to be."""
     if facts.comparison is None:
         return []
@@ -93,7 +93,7 @@ def _differences(spec: JobSpec, facts: Facts) -> list[str]:
     return found
 
 
-def _time(request: DrillRequest, facts: Facts, result: DrillResult, reports: list[IncidentReport]) -> None:
+def _time(request: DrillRequest, facts: DrillFacts, result: DrillResult, reports: list[IncidentReport]) -> None:
     """Fill in when it was seen and over, counted from the fault that opened the incident."""
     times = [mark["time_ns"] for name, mark in facts.marks.items() if mark and _opens(request, name, facts.marks)]
     fault_ns = min(times, default=None)
@@ -129,7 +129,7 @@ def _seconds(begin_ns: int, end_ns: int) -> float:
     return round((end_ns - begin_ns) / 1e9, 4)
 
 
-def _pace(request: DrillRequest, facts: Facts) -> float | None:
+def _pace(request: DrillRequest, facts: DrillFacts) -> float | None:
     away = facts.seen.absorbed
     if request.base != "hang-peer" or away is None or away.back_ns is None:
         return None
@@ -138,7 +138,7 @@ def _pace(request: DrillRequest, facts: Facts) -> float | None:
     return round(during / before, 3) if before and during else None
 
 
-def _not_fired(facts: Facts) -> list[str]:
+def _not_fired(facts: DrillFacts) -> list[str]:
     if not facts.marks:
         return ["no fault was planned"]
     if facts.seen.trouble:
@@ -146,7 +146,7 @@ def _not_fired(facts: Facts) -> list[str]:
     return [f"fault {name} did not fire" for name, mark in facts.marks.items() if mark is None]
 
 
-def _not_absorbed(facts: Facts, result: DrillResult) -> list[str]:
+def _not_absorbed(facts: DrillFacts, result: DrillResult) -> list[str]:
     found = []
     if facts.outcome != "finished":
         found.append(f"the job did not finish: {facts.headline or 'not in time'}")
@@ -163,14 +163,14 @@ def _not_absorbed(facts: Facts, result: DrillResult) -> list[str]:
     return found
 
 
-def _stood(facts: Facts, begin_ns: int, end_ns: int) -> bool:
+def _stood(facts: DrillFacts, begin_ns: int, end_ns: int) -> bool:
     """Whether the job did not step in a time in which it should have."""
     step_s = facts.records.step_s(0, begin_ns) or 0.0
     return (end_ns - begin_ns) / 1e9 > AWAY_STEPS * step_s and not facts.records.stepped_between(begin_ns, end_ns)
 
 
 def _not_recovered(
-    request: DrillRequest, spec: JobSpec, facts: Facts, result: DrillResult, reports: list[IncidentReport]
+    request: DrillRequest, spec: JobSpec, facts: DrillFacts, result: DrillResult, reports: list[IncidentReport]
 ) -> list[str]:
     if request.parks:
         told = any("no room" in text for text in facts.texts)
@@ -202,7 +202,7 @@ def _not_recovered(
     return found
 
 
-def _ledger(facts: Facts, reports: list[IncidentReport]) -> list[str]:
+def _ledger(facts: DrillFacts, reports: list[IncidentReport]) -> list[str]:
     """No recovery waits for the ledger, and the ledger has all of it in the end."""
     away = facts.seen.absorbed
     stepped = [one.confirmation.stepped_ns for one in reports if one.confirmation]
@@ -212,7 +212,7 @@ def _ledger(facts: Facts, reports: list[IncidentReport]) -> list[str]:
     return found + [f"the ledger does not know {text}" for text in facts.ledger_lacks]
 
 
-def _steps(facts: Facts, result: DrillResult, reports: list[IncidentReport]) -> list[str]:
+def _steps(facts: DrillFacts, result: DrillResult, reports: list[IncidentReport]) -> list[str]:
     """What the incidents say was lost, against what the step records show."""
     lost, redone = result.steps_lost, result.steps_redone
     if lost is None or redone is None:
@@ -229,7 +229,7 @@ def _steps(facts: Facts, result: DrillResult, reports: list[IncidentReport]) -> 
     return found
 
 
-def copies_told(request: DrillRequest, facts: Facts, result: DrillResult) -> list[str]:
+def copies_told(request: DrillRequest, facts: DrillFacts, result: DrillResult) -> list[str]:
     """Whether what happened to copies was told: damage, machines that came back empty, full file systems."""
     promise = facts.seen.promise
     found = [promise.reason] if promise and promise.begins_again else []
@@ -252,7 +252,7 @@ def copies_told(request: DrillRequest, facts: Facts, result: DrillResult) -> lis
     return found
 
 
-def _not_clean(facts: Facts) -> list[str]:
+def _not_clean(facts: DrillFacts) -> list[str]:
     found = [f"left behind: {', '.join(facts.leaked[:5])}"] if facts.leaked else []
     if facts.duplicates:
         found.append(f"{facts.duplicates} ranks had two copies")

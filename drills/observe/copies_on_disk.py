@@ -10,13 +10,13 @@ from pathlib import Path
 from controlplane.local.cluster_file import ClusterFile
 from controlplane.local.power import state_folder
 from drills.inject.damage import Damaged, steps_in
-from drills.spec.loss import Strike
+from drills.spec.loss import Loss
 from drills.spec.settings import placement_of
 from everstep.model.job import JobSpec
 from everstep.slots.format import PAGE, SAVING, SLOT, file_header
 
 
-class Stored:
+class CopiesOnDisk:
     """The copies of one job."""
 
     def __init__(self, cluster: ClusterFile, spec: JobSpec) -> None:
@@ -59,7 +59,7 @@ class Stored:
                 found.add(int(manifest.parent.name.removeprefix("step-")))
         return found
 
-    def left(self, strike: Strike, damaged: Iterable[Damaged] = (), *, disks: bool = True) -> dict[int, set[int]]:
+    def left(self, strike: Loss, damaged: Iterable[Damaged] = (), *, disks: bool = True) -> dict[int, set[int]]:
         """For each rank the steps of which a sound copy is left after a strike.
 
         Args:

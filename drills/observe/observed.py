@@ -18,7 +18,7 @@ class Absorbed:
 
 
 @dataclass(slots=True)
-class Seen:
+class DrillObservations:
     """One drill's."""
 
     absorbed: Absorbed | None = None

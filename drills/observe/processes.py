@@ -19,7 +19,7 @@ _STORE = re.compile(r"everstep s\d+")
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ProcessInfo:
     """One process as /proc shows it."""
 
     pid: int
@@ -46,7 +46,7 @@ class Tree:
     root: int
     """Its pid; 0: not known."""
 
-    def processes(self) -> list[Seen]:
+    def processes(self) -> list[ProcessInfo]:
         """The living ones, zombies left out.
 
         Raises:
@@ -113,7 +113,7 @@ class CopyWatch(threading.Thread):
             processes = self._tree.processes()
         except TreeUnknown:
             return False
-        by_rank: dict[int, list[Seen]] = {}
+        by_rank: dict[int, list[ProcessInfo]] = {}
         for one in processes:
             if one.rank is not None:
                 by_rank.setdefault(one.rank, []).append(one)
@@ -151,7 +151,7 @@ def await_rank_of(fork_server: int, known: set[int], limit_s: float) -> int | No
     return None
 
 
-def _all() -> list[Seen]:
+def _all() -> list[ProcessInfo]:
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
@@ -160,7 +160,7 @@ def _all() -> list[Seen]:
                 fields = tail.split()
                 if fields[0] not in "ZX":
                     name = head.partition("(")[2]
-                    found.append(Seen(int(entry.name), name, int(fields[1]), int(fields[3]), int(fields[19])))
+                    found.append(ProcessInfo(int(entry.name), name, int(fields[1]), int(fields[3]), int(fields[19])))
     return found
 
 

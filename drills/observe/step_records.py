@@ -25,7 +25,7 @@ _FINAL = re.compile(r"^--- everstep: state after step \d+: (\w+)$", re.MULTILINE
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class ReportedStep:
     """One report of one step by one rank."""
 
     step: int
@@ -39,7 +39,7 @@ class Record:
 class Records:
     """All reports of a job, by rank, in the order in which they were made."""
 
-    of: dict[int, list[Record]] = field(default_factory=dict)
+    of: dict[int, list[ReportedStep]] = field(default_factory=dict)
     final: dict[int, str] = field(default_factory=dict)
     """Rank → digest of its state at the end of the loop."""
     unknown: list[str] = field(default_factory=list)
@@ -54,7 +54,7 @@ class Records:
         """Take what an agent tells, after what is known already."""
         for reply in replies:
             self.of.setdefault(reply.rank, []).extend(
-                Record(r.step, r.generation, r.time_ns, struct.pack("<d", r.loss)) for r in reply.records
+                ReportedStep(r.step, r.generation, r.time_ns, struct.pack("<d", r.loss)) for r in reply.records
             )
 
     def join(self, others: Records) -> None:

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from temporalio.service import RPCError
 
-from drills.inject.context import Scene
+from drills.inject.context import DrillContext
 from drills.inject.damage import Damaged
 from drills.inject.from_outside import inject
 from drills.inject.plan import Fault
 from drills.judge import facts as gather
 from drills.judge.compare import compare
-from drills.judge.facts import Facts, IncidentFacts
+from drills.judge.facts import DrillFacts, IncidentFacts
 from drills.judge.judge import copies_told
 from drills.judge.result import DrillResult
 from drills.observe import step_records
@@ -24,7 +24,7 @@ from drills.observe.processes import CopyWatch
 from drills.observe.step_records import Records
 from drills.soak.invariants import Baseline, Struck, learn, violations
 from drills.soak.job import SoakJob
-from drills.soak.look import Look, failed_tasks, look
+from drills.soak.look import GateLook, failed_tasks, look
 from drills.soak.plan import GAP, Episode
 from drills.soak.result import EpisodeResult, undisturbed
 from drills.spec.catalogue import CONTROL_FAULTS
@@ -101,7 +101,7 @@ class Episodes:
         result.seconds = round(time.monotonic() - began, 3)
         return result
 
-    async def _fill(self, result: EpisodeResult, scenes: list[Scene], watch: CopyWatch) -> None:
+    async def _fill(self, result: EpisodeResult, scenes: list[DrillContext], watch: CopyWatch) -> None:
         """Look at the job at the gate, and judge."""
         gate, step = result.steps
         hung = any(scene.request.fault == "hang-peer" for scene in scenes)
@@ -117,7 +117,7 @@ class Episodes:
         result.steps_lost = sum(one.report.lost_steps or 0 for one in seen.incidents if one.report)
         result.recovered_s = recovered_s(scenes, seen.incidents)
 
-    async def _untold(self, scenes: list[Scene], incidents: list[IncidentFacts]) -> list[str]:
+    async def _untold(self, scenes: list[DrillContext], incidents: list[IncidentFacts]) -> list[str]:
         """Parts that did not come back; of a fault that came alone also what the judge of drills finds untold."""
         found = [
             f"{scene.request.fault} of {scene.struck.name}: it did not come back"
@@ -128,7 +128,7 @@ class Episodes:
             texts = [text for one in incidents for text in await self._texts(one)]
             seen, request = scenes[0].seen, scenes[0].request
             new = [one for one in seen.damaged if one not in self._damaged_before]
-            facts = Facts(seen=replace(seen, damaged=new), incidents=incidents, texts=texts)
+            facts = DrillFacts(seen=replace(seen, damaged=new), incidents=incidents, texts=texts)
             found += copies_told(request, facts, DrillResult(fault=request.fault))
         return found
 
@@ -139,7 +139,7 @@ class Episodes:
         except EverstepError:
             return [incident.report.headline, *incident.report.stages] if incident.report else []
 
-    def _rescued(self, scenes: list[Scene]) -> Records:
+    def _rescued(self, scenes: list[DrillContext]) -> Records:
         """What machines had recorded that were emptied since; damaged copies are kept in mind on the way."""
         rescued, self._damaged_before = Records(), list(self._damaged)
         for scene in scenes:
@@ -147,16 +147,16 @@ class Episodes:
             self._damaged += [one for one in scene.seen.damaged if one not in self._damaged]
         return rescued
 
-    def _struck(self, scenes: list[Scene], gate: int) -> Struck:
+    def _struck(self, scenes: list[DrillContext], gate: int) -> Struck:
         promises = [scene.seen.promise for scene in scenes if scene.seen.promise]
         return Struck(tuple(scene.request for scene in scenes), tuple(promises), gate)
 
     def _episode(self, index: int) -> Episode:
         return self.job.plan.episodes[index]
 
-    def _scene(self, index: int, position: int) -> Scene:
+    def _scene(self, index: int, position: int) -> DrillContext:
         request = self.job.plan.request(index, position)
-        scene = Scene(self.cluster, request, self.job.spec, self.job.machines, self.job.given(index, position))
+        scene = DrillContext(self.cluster, request, self.job.spec, self.job.machines, self.job.given(index, position))
         scene.seen.damaged = list(self._damaged)
         return scene
 
@@ -167,7 +167,7 @@ class Episodes:
 
     # Striking.
 
-    async def _arm(self, index: int, scenes: list[Scene]) -> Fault | None:
+    async def _arm(self, index: int, scenes: list[DrillContext]) -> Fault | None:
         """Tell the workers what they meet; returns where a recovery waits until the second fault has struck."""
         workers: list[Fault] = [fault for scene in scenes for fault in scene.given.workers]
         within = self._episode(index).how == "within" and scenes[1].given.outside
@@ -175,7 +175,7 @@ class Episodes:
         await asyncio.to_thread(self.job.arm_workers, [*workers, *([hold] if hold else [])])
         return hold
 
-    async def _strike(self, scenes: list[Scene], hold: Fault | None) -> list[str]:
+    async def _strike(self, scenes: list[DrillContext], hold: Fault | None) -> list[str]:
         """Strike, and wait until what strikes from outside is done; returns what went wrong."""
         trouble = await asyncio.gather(
             *(
@@ -198,7 +198,7 @@ class Episodes:
             "marks": str(folder / "stage.json"),
         }
 
-    async def _inject(self, scene: Scene, hold: Fault | None) -> str:
+    async def _inject(self, scene: DrillContext, hold: Fault | None) -> str:
         """Inject a fault from outside; returns what went wrong."""
         if hold is None:
             return await self._injected(scene)
@@ -218,7 +218,7 @@ class Episodes:
             await asyncio.to_thread(Path(hold["until"]).touch)
         return await injecting
 
-    async def _injected(self, scene: Scene) -> str:
+    async def _injected(self, scene: DrillContext) -> str:
         try:
             await inject(scene)
         except (EverstepError, OSError) as error:
@@ -259,7 +259,9 @@ class Episodes:
 
     # Judging.
 
-    async def _seen(self, scene: Scene, step: int, rescued: Records, gate: int = 0, *, hung: bool = False) -> Look:
+    async def _seen(
+        self, scene: DrillContext, step: int, rescued: Records, gate: int = 0, *, hung: bool = False
+    ) -> GateLook:
         """What is seen at a gate, of all since the gate before.
 
         The time in which an agent ``hung`` is to it that of a slow disk, and it writes fewer steps for a while.
@@ -289,13 +291,13 @@ class Episodes:
                 return found
             await asyncio.sleep(LOOK_S)
 
-    def _judged(self, seen: Look, struck: Struck) -> list[str]:
+    def _judged(self, seen: GateLook, struck: Struck) -> list[str]:
         found = violations(seen, struck, self.job.spec, self._known)
         learn(seen, self._known)
         return found
 
 
-def _unfired(scenes: Sequence[Scene]) -> list[str]:
+def _unfired(scenes: Sequence[DrillContext]) -> list[str]:
     return [
         f"fault {position + 1} ({scene.request.fault}): {name}"
         for position, scene in enumerate(scenes)
@@ -304,7 +306,7 @@ def _unfired(scenes: Sequence[Scene]) -> list[str]:
     ]
 
 
-def recovered_s(scenes: Sequence[Scene], incidents: Sequence[IncidentFacts]) -> float | None:
+def recovered_s(scenes: Sequence[DrillContext], incidents: Sequence[IncidentFacts]) -> float | None:
     """From the first fault to the step after the last incident, seconds; None: there was none, or it is not over."""
     marks = [
         mark

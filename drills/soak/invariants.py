@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from drills.judge.judge import MAX_BLIND_S, MAX_LOST
-from drills.soak.look import ClusterProcess, Look, census
+from drills.soak.look import ClusterProcess, GateLook, census
 from drills.soak.plan import GAP
 from drills.spec.catalogue import AWAY, CONTROL_FAULTS, LOSSES, MACHINE_FAULTS
 from drills.spec.loss import Promise
@@ -58,22 +58,22 @@ class Struck:
     """Step of the gate before: no fault may cost more than the way back there."""
 
 
-Invariant = Callable[[Look, Struck, JobSpec, Baseline], list[str]]
+Invariant = Callable[[GateLook, Struck, JobSpec, Baseline], list[str]]
 
 
-def stands_at_the_gate(seen: Look, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
+def stands_at_the_gate(seen: GateLook, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
     """All ranks are at the step, and no further."""
     return [] if seen.newest == seen.step else [f"the job stands at step {seen.step} and its memory has {seen.newest}"]
 
 
-def losses_are_equal(seen: Look, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
+def losses_are_equal(seen: GateLook, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
     """Every loss is that of the undisturbed run, bit for bit, and none is missing."""
     if seen.comparison is None or seen.comparison.losses is None:
         return ["no loss could be compared"]
     return seen.comparison.losses[:5]
 
 
-def one_copy_of_a_rank(seen: Look, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
+def one_copy_of_a_rank(seen: GateLook, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
     """No rank ever lives twice, and somebody looked."""
     found = [f"{seen.copies} ranks had two copies"] if seen.copies else []
     if seen.blind_s > MAX_BLIND_S:
@@ -81,7 +81,7 @@ def one_copy_of_a_rank(seen: Look, struck: Struck, spec: JobSpec, known: Baselin
     return found
 
 
-def processes_are_those_of_the_job(seen: Look, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
+def processes_are_those_of_the_job(seen: GateLook, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
     """One process for each rank, one store, no fork server too many, and nothing that nobody knows."""
     by_name = census(seen.processes)
     world = spec.topology().world_size
@@ -96,18 +96,18 @@ def processes_are_those_of_the_job(seen: Look, struck: Struck, spec: JobSpec, kn
     return found
 
 
-def shared_memory_does_not_fill_up(seen: Look, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
+def shared_memory_does_not_fill_up(seen: GateLook, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
     """No file there has many versions."""
     return [f"{count} files {name} in shared memory" for name, count in seen.files.items() if count > MORE_FILES]
 
 
-def no_semaphore_is_left(seen: Look, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
+def no_semaphore_is_left(seen: GateLook, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
     """No semaphore and no buffer between processes is left in /dev/shm by processes that are gone."""
     before = seen.unheld if known.unheld is None else known.unheld
     return [f"nobody holds {path}" for path in sorted(seen.unheld - before)]
 
 
-def disk_does_not_fill_up(seen: Look, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
+def disk_does_not_fill_up(seen: GateLook, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
     """No more checkpoints than are to be kept, and those since the gate before: what one machine could not write while
     its agent was away is whole nowhere, and goes once there is a later one. No file system is left mounted."""
     found = [f"{path} is left mounted" for path in seen.mounts]
@@ -116,17 +116,17 @@ def disk_does_not_fill_up(seen: Look, struck: Struck, spec: JobSpec, known: Base
     return [*found, f"{seen.disk_folders} checkpoints on disk"] if seen.disk_folders > most else found
 
 
-def what_was_struck_is_back(seen: Look, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
+def what_was_struck_is_back(seen: GateLook, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
     """What was killed beside the ranks runs again, and what happened to copies was told."""
     return list(seen.untold)
 
 
-def copies_are_where_they_belong(seen: Look, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
+def copies_are_where_they_belong(seen: GateLook, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
     """Every rank's step is in its own memory, at its peer and on disk, as the placement promises."""
     return [seen.unsettled] if seen.unsettled else []
 
 
-def incidents_are_few_and_closed(seen: Look, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
+def incidents_are_few_and_closed(seen: GateLook, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
     """One incident for each fault that hurts ranks, or fewer, and all of them over and recovered."""
     most = sum(opens(request) for request in struck.requests)
     found = [f"{len(seen.incidents)} incidents of {most} faults"] if len(seen.incidents) > most else []
@@ -138,7 +138,7 @@ def incidents_are_few_and_closed(seen: Look, struck: Struck, spec: JobSpec, know
     return found
 
 
-def crashes_are_noticed_as_crashes(seen: Look, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
+def crashes_are_noticed_as_crashes(seen: GateLook, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
     """No end of a rank is missed until the job has stood still for too long."""
     if any(request.base in STAND_STILL for request in struck.requests):
         return []
@@ -150,7 +150,7 @@ def crashes_are_noticed_as_crashes(seen: Look, struck: Struck, spec: JobSpec, kn
     ]
 
 
-def steps_lost_are_few(seen: Look, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
+def steps_lost_are_few(seen: GateLook, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
     """No more is done again than the copies that were left allow."""
     found = []
     for one in seen.incidents:
@@ -172,17 +172,17 @@ def steps_lost_are_few(seen: Look, struck: Struck, spec: JobSpec, known: Baselin
     return found
 
 
-def workflows_do_not_fail(seen: Look, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
+def workflows_do_not_fail(seen: GateLook, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
     """No workflow task failed: tasks that time out are the deaths of workers, failures are faults of the code."""
     return list(seen.failed_tasks)
 
 
-def histories_are_short(seen: Look, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
+def histories_are_short(seen: GateLook, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
     """The job's workflow continues as new in time."""
     return [f"{seen.history_events} events in the job's history"] if seen.history_events > MAX_EVENTS else []
 
 
-def memory_is_flat(seen: Look, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
+def memory_is_flat(seen: GateLook, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
     """No process that outlives the ranks grows on and on."""
     found = []
     for one in _lasting(seen):
@@ -193,7 +193,7 @@ def memory_is_flat(seen: Look, struck: Struck, spec: JobSpec, known: Baseline) -
     return found
 
 
-def descriptors_are_flat(seen: Look, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
+def descriptors_are_flat(seen: GateLook, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
     """No process that outlives the ranks holds more and more files and sockets."""
     found = []
     for one in _lasting(seen):
@@ -203,7 +203,7 @@ def descriptors_are_flat(seen: Look, struck: Struck, spec: JobSpec, known: Basel
     return found
 
 
-def status_is_true(seen: Look, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
+def status_is_true(seen: GateLook, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
     """What ``everstep status`` says is what was seen."""
     if seen.report is None:
         return [f"nobody says how the job stands: {seen.silent}"]
@@ -242,7 +242,7 @@ INVARIANTS: tuple[Invariant, ...] = (
 )
 
 
-def violations(seen: Look, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
+def violations(seen: GateLook, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
     """Everything that does not hold, with the name of the invariant."""
     return [
         f"{invariant.__name__.replace('_', ' ')}: {text}"
@@ -251,7 +251,7 @@ def violations(seen: Look, struck: Struck, spec: JobSpec, known: Baseline) -> li
     ]
 
 
-def learn(seen: Look, known: Baseline) -> None:
+def learn(seen: GateLook, known: Baseline) -> None:
     """Take what was seen for the gates to come."""
     if known.unheld is None:
         known.unheld = seen.unheld
@@ -262,7 +262,7 @@ def learn(seen: Look, known: Baseline) -> None:
             known.descriptors[one.pid, one.name] = one.descriptors
 
 
-def _lasting(seen: Look) -> list[ClusterProcess]:
+def _lasting(seen: GateLook) -> list[ClusterProcess]:
     return [one for one in seen.processes if one.name not in ("rank", "store", "of the ledger", "gone")]
 
 

@@ -17,7 +17,7 @@ from controlplane.local import mounts, procfs
 from controlplane.queries.status import JobReport, job_report
 from drills.clusters.local import DrillCluster
 from drills.clusters.network import LEDGER
-from drills.inject.context import SETTLE_LIMIT_S, Scene
+from drills.inject.context import SETTLE_LIMIT_S, DrillContext
 from drills.judge.compare import Comparison
 from drills.judge.facts import IncidentFacts
 from drills.spec.loss import best_step
@@ -47,7 +47,7 @@ class ClusterProcess:
 
 
 @dataclass(slots=True)
-class Look:
+class GateLook:
     """All that was seen at one gate."""
 
     step: int
@@ -87,7 +87,7 @@ class Look:
     """Longest time since then in which nobody looked for copies."""
 
 
-async def look(scene: Scene, step: int, *, late_disks: int = 0) -> Look:
+async def look(scene: DrillContext, step: int, *, late_disks: int = 0) -> GateLook:
     """Look at a job that stands at a gate; incidents, losses and copies are the caller's to add.
 
     Args:
@@ -95,7 +95,7 @@ async def look(scene: Scene, step: int, *, late_disks: int = 0) -> Look:
         step: At which it stands.
         late_disks: So many steps may be missing on disks.
     """
-    seen = Look(step)
+    seen = GateLook(step)
     try:
         await _settle(scene, step, late_disks)
     except ClusterError as error:
@@ -116,7 +116,7 @@ async def look(scene: Scene, step: int, *, late_disks: int = 0) -> Look:
     return seen
 
 
-async def _settle(scene: Scene, step: int, late_disks: int) -> None:
+async def _settle(scene: DrillContext, step: int, late_disks: int) -> None:
     stored, ranks = scene.stored, range(scene.spec.topology().world_size)
     every = scene.spec.checkpoint.disk_every_steps
     await scene.settled(step, disk=step - step % every if every and not late_disks else None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from drills.spec.catalogue import CONTROL_FAULTS, MACHINE_FAULTS
-from drills.spec.loss import Strike, strike_of
+from drills.spec.loss import Loss, strike_of
 from drills.spec.request import DrillRequest
 from drills.spec.settings import placement_of
 from everstep.model.job import JobSpec
@@ -56,7 +56,7 @@ def _fault(request: DrillRequest, spec: JobSpec) -> str:
     }.get(request.base, request.base)
 
 
-def _blow(strike: Strike) -> str:
+def _blow(strike: Loss) -> str:
     if strike.machines:
         names = " and ".join(f"m{index}" for index in strike.machines)
         return f"everything of {names} is killed and {'comes back empty' if strike.disks else 'loses its memory'}"

@@ -17,7 +17,7 @@ SURVIVED = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Strike:
+class Loss:
     """The blow after which copies are needed."""
 
     machines: tuple[int, ...] = ()
@@ -39,7 +39,7 @@ class Promise:
     """No step is left that every rank can restore."""
 
 
-def strike_of(request: DrillRequest, spec: JobSpec) -> Strike:
+def strike_of(request: DrillRequest, spec: JobSpec) -> Loss:
     """What a drill kills in the end; nothing where the fault itself is all."""
     topology, peers = spec.topology(), placement_of(spec).peers
     rank, machine = request.struck_ranks(spec)[0], request.struck_machine_index(spec)
@@ -75,7 +75,7 @@ def strike_of(request: DrillRequest, spec: JobSpec) -> Strike:
             ranks = (topology.ranks(machine)[0],)
         case "kill-agent" if request.then:
             machines = {machine}
-    return Strike(tuple(sorted(machines)), disks=request.base != "disk-full", ranks=ranks)
+    return Loss(tuple(sorted(machines)), disks=request.base != "disk-full", ranks=ranks)
 
 
 def machines_of_group(request: DrillRequest, topology: Topology) -> set[int]:
@@ -88,7 +88,7 @@ def owners(peers: Iterable[int | None], topology: Topology, machine: int) -> lis
     return [rank for rank, peer in enumerate(peers) if peer is not None and topology.machine(peer) == machine]
 
 
-def promise_of(spec: JobSpec, strike: Strike) -> Promise:
+def promise_of(spec: JobSpec, strike: Loss) -> Promise:
     """What the placement of the backups promises for the loss of the struck machines."""
     topology, placement = spec.topology(), placement_of(spec)
     lost = set(strike.machines)

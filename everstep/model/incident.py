@@ -93,7 +93,7 @@ CopyKey = tuple[int, int, Tier, str, int]
 """Which copy of which rank: rank, completed steps, tier, machine, and when it was saved."""
 
 
-class Held(Model):
+class StateCopy(Model):
     """A copy of the state of a rank after ``completed_steps`` steps."""
 
     rank: int
@@ -127,7 +127,7 @@ class Held(Model):
         return not self.valid and self.completed_steps < 0 and self.tier in {Tier.DISK, Tier.REMOTE}
 
 
-class Copy(Model):
+class CopyToRestore(Model):
     """What one rank has to be given before it can restore: which copy, and where it is."""
 
     rank: int
@@ -146,12 +146,12 @@ class Copy(Model):
 class Restored(Model):
     """What came of bringing copies to the machines that need them."""
 
-    moved: list[Copy] = Field(default_factory=list)
-    failed: list[Held] = Field(default_factory=list)
+    moved: list[CopyToRestore] = Field(default_factory=list)
+    failed: list[StateCopy] = Field(default_factory=list)
     """Copies that turned out damaged or gone, not valid, with reasons."""
-    unreached: list[Held] = Field(default_factory=list)
+    unreached: list[StateCopy] = Field(default_factory=list)
     """Copies that may be good and could not be brought, not valid for now, with reasons."""
-    verified: list[Copy] = Field(default_factory=list)
+    verified: list[CopyToRestore] = Field(default_factory=list)
     """Own slots whose contents were compared where they are, and hold."""
     bytes: int = 0
     seconds: float = 0.0
@@ -173,7 +173,7 @@ class Evidence(Model):
 
     generation: int
     exits: list[RankExit] = Field(default_factory=list)
-    held: list[Held] = Field(default_factory=list)
+    held: list[StateCopy] = Field(default_factory=list)
     unreachable: list[str] = Field(default_factory=list)
     problem: str = ""
     """Why the machines could not be asked at all."""

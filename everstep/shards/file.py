@@ -19,7 +19,7 @@ import xxhash
 from everstep.errors import CheckpointError, CorruptCheckpoint
 from everstep.shards.atomic_output import Output, replace_file
 from everstep.shards.manifest import SHARED_BYTES, Manifest, Part, Piece, Summary, data_name, digest_of, manifest_name
-from everstep.shards.safetensors_layout import Layout, layout_of, table_of
+from everstep.shards.safetensors_layout import FileLayout, layout_of, table_of
 from everstep.slots.file import SlotFile
 from everstep.slots.format import SlotHeader, aligned
 
@@ -213,7 +213,7 @@ def open_shard(folder: Path, rank: int) -> Iterator[ReadAt]:
         os.close(descriptor)
 
 
-def _stream(payload: _Payload, layout: Layout, output: Output) -> tuple[tuple[Part, ...], str, str]:
+def _stream(payload: _Payload, layout: FileLayout, output: Output) -> tuple[tuple[Part, ...], str, str]:
     """The payload to the file in one pass; returns tensors with their digests, and those of padding and structure."""
     output.write(layout.head)
     padding, tensors = bytearray(), []

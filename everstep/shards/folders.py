@@ -31,7 +31,7 @@ _RANK = re.compile(r"rank-(\d+)\.(?:json|safetensors)")
 
 
 @dataclass(frozen=True, slots=True)
-class OnDisk:
+class ShardOnDisk:
     """The copy of one rank's state in one folder."""
 
     rank: int
@@ -79,7 +79,9 @@ def manifests(folder: Path) -> dict[int, Manifest]:
     return found
 
 
-def held_on_disk(root: Path, job: str, *, ranks: Collection[int] | None = None, verify: bool = False) -> list[OnDisk]:
+def held_on_disk(
+    root: Path, job: str, *, ranks: Collection[int] | None = None, verify: bool = False
+) -> list[ShardOnDisk]:
     """What is there, by step and rank; damage gives reasons, never an exception.
 
     Args:
@@ -96,16 +98,16 @@ def held_on_disk(root: Path, job: str, *, ranks: Collection[int] | None = None, 
     ]
 
 
-def held_in(folder: Path, step: int, rank: int, *, verify: bool = False) -> OnDisk:
+def held_in(folder: Path, step: int, rank: int, *, verify: bool = False) -> ShardOnDisk:
     """The copy of one rank's state in one folder."""
     try:
         manifest = read_summary(folder, rank)
         reason = _fault(folder, manifest, step, verify=verify)
     except CheckpointError as error:
-        return OnDisk(rank, step, folder, False, str(error))
+        return ShardOnDisk(rank, step, folder, False, str(error))
     except OSError as error:
         reason = f"{folder / data_name(rank)} cannot be read: {error.strerror or error}"
-    return OnDisk(
+    return ShardOnDisk(
         rank,
         step,
         folder,
@@ -208,7 +210,7 @@ def set_aside(
     return renamed
 
 
-def _counts(one: OnDisk, run: str) -> bool:
+def _counts(one: ShardOnDisk, run: str) -> bool:
     return one.valid and (not run or one.run in {"", run})
 
 

@@ -28,7 +28,7 @@ class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class Entry(_Model):
+class TensorEntry(_Model):
     """One tensor, as the table of a slot's structure has it."""
 
     name: str
@@ -56,7 +56,7 @@ class Entry(_Model):
         return self
 
 
-class Part(Entry):
+class Part(TensorEntry):
     """One tensor, and where it is in the file."""
 
     key: str
@@ -219,7 +219,7 @@ def digest_of(parts: Sequence[Part]) -> str:
     return xxhash.xxh3_64_hexdigest(json.dumps(told, separators=(",", ":")).encode())
 
 
-def gaps(tensors: Sequence[Entry], end: int) -> list[tuple[int, int]]:
+def gaps(tensors: Sequence[TensorEntry], end: int) -> list[tuple[int, int]]:
     """(offset, bytes) of what tensors, in the order of their offsets, leave of the bytes before ``end``.
 
     Raises:

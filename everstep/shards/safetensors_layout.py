@@ -23,7 +23,7 @@ from typing import Any
 
 from everstep.errors import CheckpointError, CorruptCheckpoint
 from everstep.model.topology import Topology
-from everstep.shards.manifest import Entry, Part, Piece, gaps
+from everstep.shards.manifest import Part, Piece, TensorEntry, gaps
 from everstep.slots.format import ALIGNMENT, U64, SlotHeader, aligned
 from everstep.slots.tensor_table import split
 
@@ -50,7 +50,7 @@ _WIDTHS = {"complex128": 16, "complex64": 8, "complex32": 4, "bits16": 2}
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class FileLayout:
     """Where everything goes in the file."""
 
     head: bytes
@@ -64,7 +64,7 @@ class Layout:
     """Size of the file."""
 
 
-def table_of(structure: bytes) -> tuple[Entry, ...]:
+def table_of(structure: bytes) -> tuple[TensorEntry, ...]:
     """The table of a slot's structure, in the order of the payload.
 
     Raises:
@@ -72,13 +72,13 @@ def table_of(structure: bytes) -> tuple[Entry, ...]:
     """
     specs, _ = split(structure)
     try:
-        found = [Entry.model_validate(spec._asdict()) for spec in specs]
+        found = [TensorEntry.model_validate(spec._asdict()) for spec in specs]
     except ValueError as error:
         raise CorruptCheckpoint(f"the table of tensors of a state makes no sense: {error}") from error
     return tuple(sorted(found, key=lambda entry: (entry.offset, entry.nbytes)))
 
 
-def layout_of(entries: Iterable[Entry], header: SlotHeader, *, job: str, rank: int, topology: str) -> Layout:
+def layout_of(entries: Iterable[TensorEntry], header: SlotHeader, *, job: str, rank: int, topology: str) -> FileLayout:
     """The file of one rank.
 
     Args:
@@ -137,7 +137,7 @@ def layout_of(entries: Iterable[Entry], header: SlotHeader, *, job: str, rank: i
         "everstep": json.dumps(about),
     }
     head = _head({"__metadata__": metadata, **told})
-    return Layout(
+    return FileLayout(
         head,
         tuple(part.model_copy(update={"at": len(head) + part.at}) for part in parts),
         tuple((len(head) + begin, size) for begin, size in fillers),
@@ -147,13 +147,13 @@ def layout_of(entries: Iterable[Entry], header: SlotHeader, *, job: str, rank: i
     )
 
 
-def whole_key(entry: Entry) -> str:
+def whole_key(entry: TensorEntry) -> str:
     """The name under which the chunks of a whole tensor are saved."""
     # The group of rank 0 needs no prefix: it is the only one, or names what the others have copies of.
     return f"group-{entry.group}.{entry.name}" if entry.group else entry.name
 
 
-def _key(entry: Entry, rank: int, plain: bool) -> str:
+def _key(entry: TensorEntry, rank: int, plain: bool) -> str:
     if entry.global_shape is not None and not entry.replica:
         return whole_key(entry)
     return entry.name if plain and entry.global_shape is None else f"rank-{rank}.{entry.name}"
@@ -167,7 +167,7 @@ def _one_kind(topology: str) -> bool:
     return sizes.tp == sizes.pp == 1
 
 
-def _stored(entry: Entry) -> tuple[str, int, int]:
+def _stored(entry: TensorEntry) -> tuple[str, int, int]:
     """(type in the file, width of an element that is stored as bytes, what its place must be a multiple of)."""
     known = _STORED.get(entry.dtype)
     width = 1 if known else _WIDTHS.get(entry.dtype, 1)

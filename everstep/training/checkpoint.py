@@ -24,11 +24,11 @@ from everstep.training.codec import decode, encode
 from everstep.training.cuda import Cuda
 from everstep.training.digest import digest_of
 from everstep.training.gradients import WHAT_TO_DO, Gradients
-from everstep.training.layout import Layout, view_of
+from everstep.training.layout import SlotLayout, view_of
 from everstep.training.memory_check import check_room
 from everstep.training.restore_copy import Arena
 from everstep.training.rng import RandomState
-from everstep.training.save_signal import Bell
+from everstep.training.save_signal import SaveSignal
 from everstep.training.saver import Saver
 
 _RNG = "everstep.rng"
@@ -72,7 +72,7 @@ class Checkpoint:
         file: SlotFile | None,
         *,
         overlap: bool = False,
-        bell: Bell | None = None,
+        bell: SaveSignal | None = None,
         faults: RankFaults | None = None,
         cuda: Cuda | None = None,
     ) -> None:
@@ -83,7 +83,7 @@ class Checkpoint:
                 )
         self._things = dict(things)
         self._file = file
-        self._layouts: dict[bool, Layout] = {}
+        self._layouts: dict[bool, SlotLayout] = {}
         """Of states with and without gradients."""
         self._gradients: Gradients | None = None
         self._groups: dict[str, list[int]] | None = None

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from everstep.errors import CheckpointError, CorruptCheckpoint
 from everstep.slots.tensor_table import TensorSpec, split
-from everstep.training.layout import Found, Layout, dtype_of, view_of
+from everstep.training.layout import Found, SlotLayout, dtype_of, view_of
 
 _LEAVES = {str, int, float, bool, type(None), bytes}
 _CONTAINERS = (dict, list, tuple, deque, set, frozenset)
@@ -52,11 +52,11 @@ class Encoded:
     """A state in parts: local tensors in the layout's order, and the structure."""
 
     tensors: list[Tensor]
-    layout: Layout
+    layout: SlotLayout
     structure: bytes
 
 
-def encode(tree: Mapping[str, Any], known: Layout | None = None) -> Encoded:
+def encode(tree: Mapping[str, Any], known: SlotLayout | None = None) -> Encoded:
     """Take a tree of state dicts apart.
 
     Args:
@@ -69,7 +69,7 @@ def encode(tree: Mapping[str, Any], known: Layout | None = None) -> Encoded:
     """
     buffer, found = io.BytesIO(), Found()
     _Pickler(buffer, found, _paths(tree)).dump(tree)
-    layout = known if known is not None and known.fits(found) else Layout(found)
+    layout = known if known is not None and known.fits(found) else SlotLayout(found)
     return Encoded(found.tensors, layout, layout.table + buffer.getvalue())
 
 

@@ -17,7 +17,7 @@ Pieces = list[tuple[str, Batch]]
 """Batches and the devices that their tensors are on, as ``torch.device`` prints them."""
 
 
-class Plan:
+class CopyPlan:
     """Kept from save to save while the tensors stay alike and those that are copied later stay where they are.
 
     Args:

@@ -59,7 +59,7 @@ def number(value: Any) -> float:
     return float(value if item is None else item())
 
 
-class Held:
+class PendingReport:
     """One report whose numbers are copied to the host in the stream's own order.
 
     ``item()`` would wait for everything that the stream still has to do; a copy

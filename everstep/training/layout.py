@@ -24,7 +24,7 @@ class Found:
     """The DTensors among them, each with all of it but its shard in plain values."""
 
 
-class Layout:
+class SlotLayout:
     """The places of the tensors of one state; kept from save to save while the tensors stay alike.
 
     Raises:

@@ -20,9 +20,9 @@ from everstep.model.topology import Axis, Coordinate, Topology
 from everstep.slots.file import SlotFile
 from everstep.step_reports import ReportFile
 from everstep.training.checkpoint import Checkpoint, Stateful
-from everstep.training.deferred_reports import Held, number, on_device, plain
+from everstep.training.deferred_reports import PendingReport, number, on_device, plain
 from everstep.training.launch_environment import from_environment, origin_of, topology_of_job
-from everstep.training.save_signal import Bell
+from everstep.training.save_signal import SaveSignal
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,7 +66,7 @@ class Run:
         self._step: int | None = None
         self._state: Checkpoint | None = None
         self._entered = False
-        self._held: list[Held] = []
+        self._held: list[PendingReport] = []
         self._faults = RankFaults.from_environment(rank) if reports is not None else None
         if self._faults is not None:
             self._install_fault_hook()
@@ -109,7 +109,9 @@ class Run:
         # With two slots a rank that is a step ahead would have given up the step that the others are still saving.
         overlap = from_environment(environment.CHECKPOINT_OVERLAP, 1) != 0 and file.slots > 2
         bell = os.environ.get(environment.CHECKPOINT_BELL)
-        return Checkpoint(things, file, overlap=overlap, bell=Bell(Path(bell) if bell else None), faults=self._faults)
+        return Checkpoint(
+            things, file, overlap=overlap, bell=SaveSignal(Path(bell) if bell else None), faults=self._faults
+        )
 
     def steps(
         self,
@@ -195,7 +197,7 @@ class Run:
             return
         if on_device(loss) or on_device(grad_norm):
             self._publish_held(wait=True)
-            self._held.append(Held(step, loss, grad_norm, tokens))
+            self._held.append(PendingReport(step, loss, grad_norm, tokens))
         else:
             self._reports.report(step, number(loss), number(grad_norm), tokens)
 

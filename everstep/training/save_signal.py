@@ -11,7 +11,7 @@ REOPEN_S = 1.0
 """A bell that could not be rung is tried again so much later (ours)."""
 
 
-class Bell:
+class SaveSignal:
     """The rank's end of the bell.
 
     The agent polls as well: a ring that is lost costs it a fraction of a second.

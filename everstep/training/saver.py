@@ -33,11 +33,11 @@ from everstep.errors import CheckpointError
 from everstep.slots.file import SlotFile
 from everstep.training.codec import Encoded
 from everstep.training.copier import Copier, HostCopier
-from everstep.training.copy_plan import HOST, Pieces, Plan
+from everstep.training.copy_plan import HOST, CopyPlan, Pieces
 from everstep.training.cuda import Cuda, TorchCuda
-from everstep.training.layout import Layout
+from everstep.training.layout import SlotLayout
 from everstep.training.overlap import Witness
-from everstep.training.save_signal import Bell
+from everstep.training.save_signal import SaveSignal
 
 if TYPE_CHECKING:
     from everstep.training.cuda_copier import PinnedMemory
@@ -54,7 +54,7 @@ class _Save:
     address: int
     size: int
     """Bytes of its tensors."""
-    plan: Plan
+    plan: CopyPlan
     witness: Witness
     copied: threading.Event = field(default_factory=threading.Event)
     """The copies are done, or ordered on the devices."""
@@ -87,18 +87,18 @@ class Saver:
         file: SlotFile,
         *,
         overlap: bool = False,
-        bell: Bell | None = None,
+        bell: SaveSignal | None = None,
         midway: Callable[[int], None] | None = None,
         cuda: Cuda | None = None,
     ) -> None:
         self._file = file
         self._cuda: Cuda = cuda or TorchCuda()
         self._overlap = overlap
-        self._bell = bell or Bell(None)
+        self._bell = bell or SaveSignal(None)
         self._midway = midway
         self._trusting = overlap
         """Whether tensors are copied while training goes on; ends with the first surprise."""
-        self._plans: dict[Layout, Plan] = {}
+        self._plans: dict[SlotLayout, CopyPlan] = {}
         """Of states with and without gradients, which take turns in a script that accumulates them."""
         self._save: _Save | None = None
         self._copiers: dict[str, Copier] = {}
@@ -211,11 +211,11 @@ class Saver:
 
     # The script's thread.
 
-    def _planned(self, things: Mapping[str, Any], encoded: Encoded) -> Plan:
+    def _planned(self, things: Mapping[str, Any], encoded: Encoded) -> CopyPlan:
         plan = self._plans.get(encoded.layout)
         if plan is None or not plan.fits(encoded):
             parts = 2 if self._midway else 1
-            plan = Plan(things.values(), encoded, overlap=self._trusting, parts=parts)
+            plan = CopyPlan(things.values(), encoded, overlap=self._trusting, parts=parts)
             if len(self._plans) > 1 or encoded.layout in self._plans:
                 self._plans.clear()  # they keep tensors that may have been replaced
             self._plans[encoded.layout] = plan

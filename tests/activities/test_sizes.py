@@ -17,9 +17,9 @@ from everstep.decisions.checkpoints.placement import place_backups
 from everstep.decisions.checkpoints.search import merged
 from everstep.decisions.checkpoints.shared_reads import readers
 from everstep.decisions.recover.confirm import judge_confirmation
-from everstep.decisions.recover.policy import Facts, decide_reattempt
-from everstep.decisions.recover.state import Case
-from everstep.model.incident import Anomaly, Copy, Evidence, Showing, Symptom, Tier
+from everstep.decisions.recover.policy import RestartFacts, decide_reattempt
+from everstep.decisions.recover.state import RecoveryState
+from everstep.model.incident import Anomaly, CopyToRestore, Evidence, Showing, Symptom, Tier
 from tests.sized import (
     MOST,
     NOW_NS,
@@ -41,8 +41,8 @@ def evidence(machines: int, *, raised: bool = False) -> Evidence:
     return evidence_of(3, stop_replies(machines, raised=raised), [], homes)
 
 
-def case(machines: int) -> Case:
-    return Case(
+def case(machines: int) -> RecoveryState:
+    return RecoveryState(
         spec=job(machines),
         machines=machines_of(machines),
         anomaly=Anomaly(id="m0-1", generation=3, symptom=Symptom.CRASH, headline="it broke"),
@@ -81,7 +81,10 @@ def a_restore_is_chosen(machines: int) -> Call:
 
 
 def a_restore_from_disk_is_given_readers(machines: int) -> Call:
-    copies = [Copy(rank=rank, completed_steps=100, tier=Tier.REMOTE, machine="m0") for rank in range(RANKS * machines)]
+    copies = [
+        CopyToRestore(rank=rank, completed_steps=100, tier=Tier.REMOTE, machine="m0")
+        for rank in range(RANKS * machines)
+    ]
     digests = {rank: f"of tensors {rank % 32}" for rank in range(RANKS * machines)}
     return lambda: readers(copies, digests, job(machines).topology())
 
@@ -108,7 +111,7 @@ def all_ranks_raised_and_it_is_decided(machines: int) -> Call:
     found, one = evidence(machines, raised=True), case(machines)
     size, policy = RANKS * machines, job(machines).policy
     return lambda: decide_reattempt(
-        Facts(one.failure(found, now_ns=1, first=True), (), 0, found, restore_step=100, world_size=size), policy
+        RestartFacts(one.failure(found, now_ns=1, first=True), (), 0, found, restore_step=100, world_size=size), policy
     )
 
 

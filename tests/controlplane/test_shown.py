@@ -24,13 +24,13 @@ from console.views.display import Ending, Lines, Terminal
 from controlplane.local import doctor
 from controlplane.local.cluster_file import ClusterFile
 from controlplane.problems import ProblemEvent
-from controlplane.queries.checkpoints import JobCheckpoints
+from controlplane.queries.checkpoints import CheckpointsReport
 from controlplane.queries.events import IncidentEvent
 from controlplane.queries.status import JobReport
 from controlplane.shown import LONGEST, clean, clean_line
 from drills.judge.result import DrillResult
 from everstep.errors import ConfigError
-from everstep.model.incident import Anomaly, Evidence, Held, RankExit, Symptom, Tier
+from everstep.model.incident import Anomaly, Evidence, RankExit, StateCopy, Symptom, Tier
 from everstep.model.job import JobSpec
 from everstep.model.job_state import IncidentSummary
 
@@ -160,8 +160,8 @@ def test_incidents_and_their_stories_show_it(
 def test_checkpoints_drills_the_doctor_and_errors_show_it(
     text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    held = Held(rank=0, machine="m0", tier=Tier.DISK, completed_steps=3, reason=text)
-    copies = JobCheckpoints(
+    held = StateCopy(rank=0, machine="m0", tier=Tier.DISK, completed_steps=3, reason=text)
+    copies = CheckpointsReport(
         job="gpt",
         world_size=1,
         steps=[],

@@ -37,7 +37,7 @@ from activities.messages import (
 )
 from everstep.errors import LedgerError
 from everstep.model.checkpoint_policy import CheckpointPolicy
-from everstep.model.incident import Anomaly, Confirmation, Evidence, Held, Launched, RankExit, Restored, Symptom
+from everstep.model.incident import Anomaly, Confirmation, Evidence, Launched, RankExit, Restored, StateCopy, Symptom
 from everstep.model.job import JobSpec
 from everstep.model.job_state import JobState, job_workflow_id
 from everstep.model.machine import Machine
@@ -59,9 +59,9 @@ def exits(step: int, *, signal: int = 9, rank: int = 1) -> list[RankExit]:
     ]
 
 
-def held(step: int) -> list[Held]:
+def held(step: int) -> list[StateCopy]:
     """Both ranks hold the state of a step."""
-    return [Held(rank=rank, machine=f"m{rank}", completed_steps=step) for rank in (0, 1)]
+    return [StateCopy(rank=rank, machine=f"m{rank}", completed_steps=step) for rank in (0, 1)]
 
 
 @dataclass

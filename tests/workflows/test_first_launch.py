@@ -7,22 +7,22 @@ from typing import Any
 from activities.ledger.records import NumbersUsed
 from activities.messages import FindInput, FolderFound, RestoreInput
 from everstep.model.checkpoint_policy import CheckpointPolicy
-from everstep.model.incident import Evidence, Held, RankExit, Restored, Tier
+from everstep.model.incident import Evidence, RankExit, Restored, StateCopy, Tier
 from tests.workflows.conftest import anomaly
 from workflows.job import JobWorkflow
 
 FOLDER = "/disk/other/step-000000120"
 
 
-def on_disks(*steps: int, tier: Tier = Tier.DISK, ranks: tuple[int, ...] = (0, 1)) -> list[Held]:
+def on_disks(*steps: int, tier: Tier = Tier.DISK, ranks: tuple[int, ...] = (0, 1)) -> list[StateCopy]:
     return [
-        Held(rank=rank, machine=f"m{rank}", completed_steps=step, tier=tier, generation=3)
+        StateCopy(rank=rank, machine=f"m{rank}", completed_steps=step, tier=tier, generation=3)
         for rank in ranks
         for step in steps
     ]
 
 
-def found(*held: Held, **more: Any) -> Any:
+def found(*held: StateCopy, **more: Any) -> Any:
     def answer(given: FindInput) -> Evidence:
         return Evidence(generation=0, held=list(held), **more)
 
@@ -49,7 +49,7 @@ async def test_a_job_goes_on_from_the_step_that_was_asked_for(jobs: Any) -> None
 async def test_every_command_of_a_job_says_of_which_run_it_is_and_from_which_it_was_started(jobs: Any) -> None:
     """The first generation fails at once, and what both runs have of its step goes together."""
     earlier = [one.model_copy(update={"run": "20261121-1"}) for one in on_disks(100, 120)]
-    memory = [Held(rank=rank, machine=f"m{rank}", completed_steps=120, run="20261121-1") for rank in (0, 1)]
+    memory = [StateCopy(rank=rank, machine=f"m{rank}", completed_steps=120, run="20261121-1") for rank in (0, 1)]
     jobs.cluster.found = found(*earlier, *memory)
     handle = await jobs.start({"resume_from": 120})
     state = await jobs.until(handle, lambda state: state.status == "running")
@@ -57,7 +57,7 @@ async def test_every_command_of_a_job_says_of_which_run_it_is_and_from_which_it_
     assert state.origin_runs == ["20261121-1"]
     assert state.run > "20261121-1"
 
-    own = [Held(rank=0, machine="m0", completed_steps=120, run=state.run)]
+    own = [StateCopy(rank=0, machine="m0", completed_steps=120, run=state.run)]
     strange = [one.model_copy(update={"run": "20261120-0", "completed_steps": 130}) for one in earlier]
     jobs.cluster.evidence = lambda given: Evidence(
         generation=given.generation,
@@ -118,7 +118,7 @@ async def test_a_step_that_is_not_there_ends_the_job_with_a_list_of_those_that_a
 async def test_another_copy_of_the_step_is_used_where_one_is_damaged(jobs: Any) -> None:
     def damaged(given: RestoreInput) -> Restored:
         bad = [one for one in given.copies if one.rank == 1 and one.tier is Tier.DISK]
-        failed = [Held(**one.model_dump(), valid=False, reason="cut off") for one in bad]
+        failed = [StateCopy(**one.model_dump(), valid=False, reason="cut off") for one in bad]
         return Restored(moved=[one for one in given.copies if one not in bad], failed=failed)
 
     jobs.cluster.found = found(*on_disks(120), *on_disks(120, tier=Tier.REMOTE))
@@ -135,7 +135,7 @@ async def test_another_copy_of_the_step_is_used_where_one_is_damaged(jobs: Any) 
 
 async def test_a_job_whose_only_copy_is_damaged_is_not_started_from_another_step(jobs: Any) -> None:
     def damaged(given: RestoreInput) -> Restored:
-        return Restored(failed=[Held(**one.model_dump(), valid=False, reason="cut off") for one in given.copies])
+        return Restored(failed=[StateCopy(**one.model_dump(), valid=False, reason="cut off") for one in given.copies])
 
     jobs.cluster.found = found(*on_disks(100, 120))
     jobs.cluster.restored = damaged

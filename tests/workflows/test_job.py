@@ -14,7 +14,7 @@ from temporalio.service import RPCError
 
 from activities.ledger.records import NumbersUsed
 from activities.messages import ConfirmInput, StopInput
-from everstep.model.incident import Anomaly, Confirmation, Evidence, Held, RankExit, Symptom
+from everstep.model.incident import Anomaly, Confirmation, Evidence, RankExit, StateCopy, Symptom
 from everstep.model.job_state import incident_workflow_id
 from tests.workflows.conftest import exits, held
 from workflows import options
@@ -152,7 +152,7 @@ async def test_a_silent_machine_parks_and_the_job_goes_on_when_it_is_back(jobs: 
         return Evidence(
             generation=given.generation,
             exits=[RankExit(rank=1, machine="m1", signal=9, time_ns=1, completed_steps=7)],
-            held=[Held(rank=rank, machine=f"m{rank}", completed_steps=7) for rank in (0, 1)],
+            held=[StateCopy(rank=rank, machine=f"m{rank}", completed_steps=7) for rank in (0, 1)],
             unreachable=list(silent),
         )
 

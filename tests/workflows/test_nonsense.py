@@ -89,13 +89,13 @@ async def test_a_job_cancelled_while_its_incident_is_open_leaves_nothing_running
 async def test_lost_steps_count_to_where_the_job_went_on_in_the_end(jobs: Any) -> None:
     import time
 
-    from everstep.model.incident import Evidence, Held
+    from everstep.model.incident import Evidence, StateCopy
     from tests.workflows.conftest import exits, held
 
     def evidence(given: Any) -> Evidence:
         if given.generation == 1:
             return Evidence(generation=1, exits=exits(21), held=held(20))
-        older = [Held(rank=rank, machine=f"m{rank}", completed_steps=19) for rank in (0, 1)]
+        older = [StateCopy(rank=rank, machine=f"m{rank}", completed_steps=19) for rank in (0, 1)]
         return Evidence(generation=2, exits=exits(20), held=older)
 
     def confirmation(given: Any) -> Confirmation:

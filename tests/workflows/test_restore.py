@@ -7,7 +7,7 @@ from typing import Any
 
 from activities.messages import FindInput, RestoreInput, StopInput
 from everstep.model.checkpoint_policy import CheckpointPolicy
-from everstep.model.incident import Evidence, Held, IncidentReport, RankExit, Restored, Symptom, Tier
+from everstep.model.incident import Evidence, IncidentReport, RankExit, Restored, StateCopy, Symptom, Tier
 from everstep.model.job_state import incident_workflow_id
 from tests.workflows.conftest import anomaly
 from workflows.incident.workflow import IncidentWorkflow
@@ -23,8 +23,8 @@ VICTIM = RankExit(
 )
 
 
-def copy(rank: int, step: int, tier: Tier, machine: str, **more: Any) -> Held:
-    return Held(rank=rank, machine=machine, completed_steps=step, tier=tier, generation=1, bytes=6_150_000, **more)
+def copy(rank: int, step: int, tier: Tier, machine: str, **more: Any) -> StateCopy:
+    return StateCopy(rank=rank, machine=machine, completed_steps=step, tier=tier, generation=1, bytes=6_150_000, **more)
 
 
 COPIES = [
@@ -73,7 +73,7 @@ async def test_what_a_lost_machine_held_is_brought_from_its_backup_before_the_re
 async def test_a_copy_that_turns_out_damaged_gives_way_to_another_one(jobs: Any) -> None:
     def damaged(given: RestoreInput) -> Restored:
         bad = [one for one in given.copies if one.tier is Tier.BACKUP]
-        failed = [Held(**one.model_dump(), valid=False, reason="the checksum does not hold") for one in bad]
+        failed = [StateCopy(**one.model_dump(), valid=False, reason="the checksum does not hold") for one in bad]
         return Restored(moved=[one for one in given.copies if one not in bad], failed=failed)
 
     jobs.cluster.restored = damaged
@@ -98,7 +98,7 @@ async def test_nothing_is_begun_anew_while_good_copies_cannot_be_brought(jobs: A
     reached = False
 
     def no_room(given: RestoreInput) -> Restored:
-        stuck = [Held(**one.model_dump(), valid=False, reason="no room on m1") for one in given.copies]
+        stuck = [StateCopy(**one.model_dump(), valid=False, reason="no room on m1") for one in given.copies]
         return Restored(moved=given.copies) if reached else Restored(unreached=stuck)
 
     jobs.cluster.restored = no_room
@@ -278,7 +278,7 @@ async def test_large_slots_are_verified_once_they_are_chosen_and_only_then(jobs:
 async def test_a_large_slot_that_is_damaged_leads_to_the_next_choice_before_any_rank_starts(jobs: Any) -> None:
     def damaged(given: RestoreInput) -> Restored:
         bad = [one for one in given.copies if (one.rank, one.completed_steps) == (1, 20)]
-        failed = [Held(**one.model_dump(), valid=False, reason="its contents do not match") for one in bad]
+        failed = [StateCopy(**one.model_dump(), valid=False, reason="its contents do not match") for one in bad]
         return Restored(verified=[one for one in given.copies if one not in bad], failed=failed)
 
     jobs.cluster.restored = damaged

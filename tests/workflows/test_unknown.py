@@ -10,7 +10,7 @@ from temporalio.exceptions import ApplicationError
 
 from activities.messages import FindInput, RestoreInput, StopInput
 from everstep.model.checkpoint_policy import CheckpointPolicy
-from everstep.model.incident import Evidence, Held, IncidentReport, RankExit, Restored, Tier, Unlisted
+from everstep.model.incident import Evidence, IncidentReport, RankExit, Restored, StateCopy, Tier, Unlisted
 from everstep.model.job_state import incident_workflow_id
 from tests.workflows.conftest import anomaly
 from tests.workflows.test_restore import after_stop, copy
@@ -168,7 +168,7 @@ async def test_copies_that_cannot_be_brought_are_tried_again_before_anything_old
     def stuck_twice(given: RestoreInput) -> Restored:
         nonlocal tries
         tries += 1
-        stuck = [Held(**one.model_dump(), valid=False, reason="the data port is shut") for one in given.copies]
+        stuck = [StateCopy(**one.model_dump(), valid=False, reason="the data port is shut") for one in given.copies]
         return Restored(unreached=stuck) if tries <= 2 else Restored(moved=given.copies)
 
     jobs.cluster.restored = stuck_twice

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from everstep.model.incident import Copy, Evidence, Held, Restored, Tier
+from everstep.model.incident import CopyToRestore, Evidence, Restored, StateCopy, Tier
 from everstep.model.job import JobSpec
 from everstep.model.job_state import JobState
 from workflows import web_ui
 
 
-def copy(rank: int, tier: Tier, machine: str) -> Copy:
-    return Copy(rank=rank, completed_steps=20, tier=tier, machine=machine)
+def copy(rank: int, tier: Tier, machine: str) -> CopyToRestore:
+    return CopyToRestore(rank=rank, completed_steps=20, tier=tier, machine=machine)
 
 
-def held(rank: int, step: int, reason: str = "") -> Held:
-    return Held(rank=rank, machine="m1", completed_steps=step, tier=Tier.BACKUP, valid=not reason, reason=reason)
+def held(rank: int, step: int, reason: str = "") -> StateCopy:
+    return StateCopy(rank=rank, machine="m1", completed_steps=step, tier=Tier.BACKUP, valid=not reason, reason=reason)
 
 
 def plain(text: str) -> str:

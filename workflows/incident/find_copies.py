@@ -13,15 +13,15 @@ with workflow.unsafe.imports_passed_through():
     from everstep.decisions.checkpoints.choose_restore import Restore
     from everstep.decisions.checkpoints.search import look_further, merged, unanswered
     from everstep.decisions.recover.doubt import Doubt, next_look
-    from everstep.decisions.recover.state import Case
+    from everstep.decisions.recover.state import RecoveryState
     from everstep.model.incident import Evidence
     from workflows import activity_calls, web_ui
-    from workflows.incident.timeline import Story
+    from workflows.incident.timeline import IncidentTimeline
     from workflows.messages import IncidentInput
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class RestoreChoice:
     """Where the job would go on, and whether it may."""
 
     evidence: Evidence
@@ -32,7 +32,7 @@ class Choice:
     """Why an operator has to decide; empty: nobody has to."""
 
 
-class Looking:
+class CopySearch:
     """Asks disks and remote storage, of one incident.
 
     Args:
@@ -46,8 +46,8 @@ class Looking:
     def __init__(
         self,
         given: IncidentInput,
-        case: Case,
-        story: Story,
+        case: RecoveryState,
+        story: IncidentTimeline,
         awaited: Callable[[workflow.ActivityHandle[Evidence]], Awaitable[Evidence]],
         pause: Callable[[timedelta, str], Awaitable[None]],
     ) -> None:
@@ -65,11 +65,11 @@ class Looking:
         """An operator says so: places are asked as often as at first."""
         self.asked = 0
 
-    async def choice(self, evidence: Evidence) -> Choice:
+    async def choice(self, evidence: Evidence) -> RestoreChoice:
         """Where the job would go on, once nothing newer can exist or storage was asked often enough in vain."""
         if not workflow.patched("unknown is not empty"):
             evidence = await self._search(evidence)
-            return Choice(evidence, self._case.choose(evidence))
+            return RestoreChoice(evidence, self._case.choose(evidence))
         while True:
             restore = self._case.choose(evidence)
             # Of a machine that is silent as a whole an operator is told anyway.
@@ -78,9 +78,9 @@ class Looking:
             policy, accepted = self._given.spec.policy, self._case.accepts(restore)
             look = next_look(restore.step, doubt, self.asked, policy, accepted=accepted)
             if doubt is None or look.action == "go":
-                return Choice(evidence, restore)
+                return RestoreChoice(evidence, restore)
             if look.action == "park":
-                return Choice(evidence, restore, doubt, look.reason)
+                return RestoreChoice(evidence, restore, doubt, look.reason)
             if look.delay_s:
                 self._story.note("find", look.reason)
                 self._story.enter("find", look.reason)

@@ -23,7 +23,7 @@ CLOSING_S = 1.0
 ACCEPT_JSON = '{"operator": "you", "note": "why", "accept_loss": true}'
 
 
-class Story:
+class IncidentTimeline:
     """Told by the incident's workflow."""
 
     def __init__(self, given: IncidentInput, id: str) -> None:

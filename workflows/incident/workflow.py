@@ -21,8 +21,8 @@ with workflow.unsafe.imports_passed_through():
     from activities.messages import LaunchInput
     from everstep.decisions.checkpoints.choose_restore import Restore
     from everstep.decisions.checkpoints.lineage import Runs
-    from everstep.decisions.recover.policy import Decision, Facts, decide_reattempt, steady
-    from everstep.decisions.recover.state import Case
+    from everstep.decisions.recover.policy import Decision, RestartFacts, decide_reattempt, steady
+    from everstep.decisions.recover.state import RecoveryState
     from everstep.model.incident import (
         NOT_CONFIRMED,
         Confirmation,
@@ -36,9 +36,9 @@ with workflow.unsafe.imports_passed_through():
     from workflows import activity_calls, web_ui
     from workflows.first_step import confirm_restart
     from workflows.incident.carry_over import carried, take_up
-    from workflows.incident.find_copies import Choice, Looking
+    from workflows.incident.find_copies import CopySearch, RestoreChoice
     from workflows.incident.report import abandoned_report, recovered_report
-    from workflows.incident.timeline import OPERATOR_JSON, Story
+    from workflows.incident.timeline import OPERATOR_JSON, IncidentTimeline
     from workflows.messages import IncidentInput
     from workflows.operator import read_request
     from workflows.options import TASK_TIMEOUT
@@ -60,8 +60,8 @@ class IncidentWorkflow:
     def __init__(self, given: IncidentInput) -> None:
         self.given = given
         self.id = incident_workflow_id(given.job, given.number)
-        self.story = Story(given, self.id)
-        self.case = Case(
+        self.story = IncidentTimeline(given, self.id)
+        self.case = RecoveryState(
             spec=given.spec,
             machines=given.machines,
             anomaly=given.anomaly,
@@ -84,7 +84,7 @@ class IncidentWorkflow:
         """Of the last launch; 0: no step was seen."""
         self.noted: Evidence | None = None
         """What the ledger has."""
-        self.looking = Looking(given, self.case, self.story, self._unless_abandoned, self._wait)
+        self.looking = CopySearch(given, self.case, self.story, self._unless_abandoned, self._wait)
         self.accepting = False
         """The operator who resumes lets the job go on from what is certain."""
         self.resumed_by = ""
@@ -238,9 +238,9 @@ class IncidentWorkflow:
                 return decision, restore
             evidence = changed
 
-    def _decide(self, choice: Choice) -> Decision:
+    def _decide(self, choice: RestoreChoice) -> Decision:
         evidence, restore = choice.evidence, choice.restore
-        facts = Facts(
+        facts = RestartFacts(
             failure=self.failures[-1],
             history=tuple(self.history),
             attempts=self.attempts,
@@ -331,7 +331,7 @@ class IncidentWorkflow:
 
         return await confirm_restart(ask, lambda wait: self._wait(wait, "ASK AGAIN"), given)
 
-    async def _park(self, decision: Decision, choice: Choice) -> bool:
+    async def _park(self, decision: Decision, choice: RestoreChoice) -> bool:
         """Wait for an operator, or for machines that are silent; nothing is lost meanwhile.
 
         Returns:

@@ -21,7 +21,7 @@ from everstep.slots.reader import SlotReader
 logger = structlog.get_logger()
 
 
-class Refused(AgentError):
+class BackupRefused(AgentError):
     """An offer is not taken, for a reason that another offer may not meet.
 
     ``newest`` is the step that is held already and is not older; -1: that is not why.
@@ -116,7 +116,7 @@ class Backup:
         self.file = None
 
 
-class Keeper(Protocol):
+class BackupFence(Protocol):
     """Who says what may be written; ``Received``."""
 
     def unfenced(self, generation: int) -> contextlib.AbstractContextManager[None]:
@@ -129,7 +129,7 @@ class Keeper(Protocol):
 class Transfer:
     """A slot on its way into a backup."""
 
-    def __init__(self, keeper: Keeper, backup: Backup, offer: Offer, header: SlotHeader) -> None:
+    def __init__(self, keeper: BackupFence, backup: Backup, offer: Offer, header: SlotHeader) -> None:
         self._keeper = keeper
         self._backup = backup
         self._offer = offer
@@ -170,7 +170,7 @@ class Transfer:
         try:
             backup.receive(self.header, self._offer.slots)
         except CheckpointError as error:
-            raise Refused(str(error)) from error
+            raise BackupRefused(str(error)) from error
 
     def rest(self) -> memoryview:
         """Where the next bytes go."""

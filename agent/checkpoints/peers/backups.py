@@ -17,7 +17,7 @@ from pathlib import Path
 
 import structlog
 
-from agent.checkpoints.peers.backup import Backup, Refused, Transfer
+from agent.checkpoints.peers.backup import Backup, BackupRefused, Transfer
 from agent.checkpoints.peers.messages import Offer, as_header
 from agent.checkpoints.peers.wire import Wire
 from agent.checkpoints.save_watch import backup_files
@@ -32,7 +32,7 @@ TAKE_OVER_S = 5.0
 logger = structlog.get_logger()
 
 
-class Received:
+class PeerBackups:
     """All backups that a machine holds for one job; thread-safe."""
 
     def __init__(self, shm: Path, fenced: int = 0) -> None:
@@ -59,7 +59,7 @@ class Received:
             if backup.user:
                 backup.user.cut()
         if not backup.turn.acquire(timeout=TAKE_OVER_S):
-            raise Refused(f"another transfer of rank {offer.rank} does not end")
+            raise BackupRefused(f"another transfer of rank {offer.rank} does not end")
         try:
             with self.unfenced(offer.generation):
                 backup.user = wire
@@ -79,7 +79,7 @@ class Received:
         transfer.held = header in held
         newest = max((one.completed_steps for one in held), default=-1)
         if newest > header.completed_steps and not transfer.held:
-            raise Refused(f"step {newest} of rank {offer.rank} is held already", newest)
+            raise BackupRefused(f"step {newest} of rank {offer.rank} is held already", newest)
         return transfer
 
     @contextlib.contextmanager
@@ -142,11 +142,11 @@ class Received:
         try:
             private.make_folder(self._shm)  # an offer may come before this machine's own Launch
         except ConfigError as error:
-            raise Refused(str(error)) from error
+            raise BackupRefused(str(error)) from error
         if size > self._room():
             self.remove_stale(None)
         if size > (there := self._room()):
-            raise Refused(
+            raise BackupRefused(
                 f"no room for the backup of rank {rank}: it needs {size / 1e6:.1f} MB, and {there / 1e6:.1f} MB are "
                 f"free in {self._shm.parent}. Make /dev/shm larger, use fewer slots, or turn backups off"
             )

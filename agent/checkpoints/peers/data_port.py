@@ -12,9 +12,9 @@ from pathlib import Path
 
 import structlog
 
-from agent.checkpoints.peers.backup import Refused, Transfer
-from agent.checkpoints.peers.backups import Received
-from agent.checkpoints.peers.handshake import Door
+from agent.checkpoints.peers.backup import BackupRefused, Transfer
+from agent.checkpoints.peers.backups import PeerBackups
+from agent.checkpoints.peers.handshake import Handshakes
 from agent.checkpoints.peers.messages import Offer, Request, as_message, parse
 from agent.checkpoints.peers.tokens import Tokens
 from agent.checkpoints.peers.wire import STALL_S, Message, Wire, WireError, session_key
@@ -31,10 +31,10 @@ PIECE = 4 << 20
 logger = structlog.get_logger()
 
 
-class Shelf:
+class JobPort:
     """What one job keeps on this machine, as the data port sees it."""
 
-    def __init__(self, shm: Path, received: Received) -> None:
+    def __init__(self, shm: Path, received: PeerBackups) -> None:
         self.shm = shm
         self.received = received
 
@@ -56,16 +56,16 @@ class DataPort:
 
     def __init__(self, host: str, tokens: Tokens) -> None:
         self._tokens = tokens
-        self._shelf: Callable[[str], Shelf | None] = lambda _: None
+        self._shelf: Callable[[str], JobPort | None] = lambda _: None
         self._lock = threading.Lock()
         self._connections: set[socket.socket] = set()
         name = host.strip("[]")
         family, *_, address = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         listener = socket.create_server((str(address[0]), 0), family=family)
         self.port = int(listener.getsockname()[1])
-        self._door = Door(listener, self._key, self._enter)
+        self._door = Handshakes(listener, self._key, self._enter)
 
-    def start(self, shelf: Callable[[str], Shelf | None]) -> None:
+    def start(self, shelf: Callable[[str], JobPort | None]) -> None:
         """Begin to serve.
 
         Args:
@@ -128,7 +128,7 @@ class DataPort:
             request = wire.receive()
 
 
-def take(wire: Wire, offer: Offer, received: Received) -> None:
+def take(wire: Wire, offer: Offer, received: PeerBackups) -> None:
     """PUT, the receiver's side."""
     try:
         with received.transfer(offer, wire) as transfer:
@@ -141,7 +141,7 @@ def take(wire: Wire, offer: Offer, received: Received) -> None:
         wire.send({"ok": True})
     except CorruptCheckpoint as error:
         wire.send({"damaged": str(error)})
-    except Refused as error:
+    except BackupRefused as error:
         wire.send({"refused": str(error), "newest": error.newest})
     except (Fenced, CheckpointError) as error:
         wire.send({"refused": str(error), "newest": -1})
@@ -159,7 +159,7 @@ def _fill(wire: Wire, transfer: Transfer) -> bool:
     return True
 
 
-def give(wire: Wire, wanted: Request, shelf: Shelf) -> None:
+def give(wire: Wire, wanted: Request, shelf: JobPort) -> None:
     """GET, the giver's side: the header, then the payload, which the other side verifies."""
     try:
         reader = SlotReader(shelf.path(wanted))

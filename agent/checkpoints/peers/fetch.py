@@ -11,7 +11,7 @@ from typing import Literal
 import xxhash
 
 from agent.checkpoints.peers.messages import Request, as_header
-from agent.checkpoints.peers.prefault import Ahead
+from agent.checkpoints.peers.prefault import Prefault
 from agent.checkpoints.peers.wire import Wire, WireError
 from everstep.errors import AgentError, AgentUnreachable, CorruptCheckpoint
 from everstep.slots.file import SlotFile
@@ -77,7 +77,7 @@ class _Part:
         self._saved_ns = saved_ns
         self._header: SlotHeader | None = None
         self._view = memoryview(b"")
-        self._ahead: Ahead | None = None
+        self._ahead: Prefault | None = None
         self._digest = xxhash.xxh3_64()
         self.done = 0
 
@@ -90,7 +90,7 @@ class _Part:
                 raise ConnectionError(f"step {request.step} of rank {request.rank} was saved anew: begin anew")
             self._let_go()  # of an attempt that ended before its first byte
             self._view = self._into.receive(header, whole=False)
-            self._ahead = Ahead(self._into, header.payload_bytes)
+            self._ahead = Prefault(self._into, header.payload_bytes)
             self._header, self._digest = header, xxhash.xxh3_64(seed=header.completed_steps)
         while room := self._view[self.done :]:
             count = wire.receive_chunk(room, self._reach)
@@ -139,7 +139,7 @@ def copy_slot(path: Path, step: int, into: SlotFile, *, saved_ns: int = 0) -> in
             raise CorruptCheckpoint(f"{path} does not hold step {step}")
         check_save(header, saved_ns, str(path))
         view, done, digest = into.receive(header, whole=False), 0, xxhash.xxh3_64(seed=step)
-        with view, contextlib.closing(Ahead(into, header.payload_bytes)) as ahead:
+        with view, contextlib.closing(Prefault(into, header.payload_bytes)) as ahead:
             while room := view[done : done + PIECE]:
                 ahead.reach(done + len(room))
                 count = reader.read_into(header, done, room)

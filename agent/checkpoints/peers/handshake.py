@@ -62,7 +62,7 @@ class Waiting:
         self.greeting = Greeting(os.urandom)
 
 
-class Door:
+class Handshakes:
     """Accepts connections, in a thread of its own.
 
     Args:

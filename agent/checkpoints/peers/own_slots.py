@@ -20,7 +20,7 @@ from everstep.slots.format import EMPTY, Pin, SlotHeader
 from everstep.slots.reader import SlotReader
 
 
-class Keeper:
+class OwnSlots:
     """Some ranks of a job on this machine; thread-safe."""
 
     def __init__(self, place: Place, ranks: Sequence[int]) -> None:

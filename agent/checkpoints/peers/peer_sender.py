@@ -15,7 +15,7 @@ from functools import partial
 
 import structlog
 
-from agent.checkpoints.options import Place, Terms
+from agent.checkpoints.options import LaunchOptions, Place
 from agent.checkpoints.peers.align import kept, lost, pending, pins, remember, told
 from agent.checkpoints.peers.messages import Header, Offer, as_message
 from agent.checkpoints.peers.own_file import on_own_file
@@ -26,7 +26,7 @@ from agent.v1 import agent_pb2 as pb
 from everstep.bulk import yield_the_core
 from everstep.decisions.checkpoints.align_backups import FREE, STILL_S, STILL_STEPS
 from everstep.decisions.checkpoints.next_backup import choose_step, next_stride
-from everstep.decisions.checkpoints.step_rate import Pace
+from everstep.decisions.checkpoints.step_rate import StepRate
 from everstep.errors import AgentError, CorruptCheckpoint
 from everstep.slots.format import EMPTY, Pin, SlotHeader
 from everstep.slots.reader import SlotReader
@@ -47,13 +47,13 @@ ConnectTo = Callable[[str, str, threading.Event], Wire]
 logger = structlog.get_logger()
 
 
-class Lane:
+class PeerSender:
     """One peer machine and the ranks that are backed up there."""
 
     def __init__(
         self,
         place: Place,
-        terms: Terms,
+        terms: LaunchOptions,
         *,
         machine: str,
         address: str,
@@ -73,7 +73,7 @@ class Lane:
         self._sent = dict.fromkeys(ranks, -1)
         self._every = max(1, terms.options.backup_every_steps)
         self._stride = 1
-        self._pace = Pace()
+        self._pace = StepRate()
         self._sending: dict[int, int] = {}
         """Rank → the step of it that is being sent."""
         self._kept_at = time.monotonic()

@@ -10,7 +10,7 @@ PIECE = 4 << 20
 """Bytes that are made ready at a time: about a millisecond (ours)."""
 
 
-class Ahead:
+class Prefault:
     """Makes the payload of a slot that ``receive`` has begun ready to be written, from its beginning on.
 
     Args:

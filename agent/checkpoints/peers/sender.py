@@ -7,9 +7,9 @@ that is slow or silent costs steps that are not backed up, and a line that says 
 
 from __future__ import annotations
 
-from agent.checkpoints.options import Place, Terms
-from agent.checkpoints.peers.own_slots import Keeper
-from agent.checkpoints.peers.peer_sender import ConnectTo, Lane
+from agent.checkpoints.options import LaunchOptions, Place
+from agent.checkpoints.peers.own_slots import OwnSlots
+from agent.checkpoints.peers.peer_sender import ConnectTo, PeerSender
 from agent.checkpoints.peers.rate_limit import Limiter
 from agent.v1 import agent_pb2 as pb
 from everstep.slots.format import SlotHeader
@@ -18,18 +18,18 @@ from everstep.slots.format import SlotHeader
 class Sender:
     """All of a job's ranks on this machine, from ``start`` to ``close``."""
 
-    def __init__(self, place: Place, terms: Terms, connect: ConnectTo) -> None:
+    def __init__(self, place: Place, terms: LaunchOptions, connect: ConnectTo) -> None:
         options = terms.options
         peers: dict[tuple[str, str], list[int]] = {}
         for peer in terms.peers if options.backup else ():
             peers.setdefault((peer.machine, peer.address), []).append(peer.rank)
         limiter = Limiter(options.backup_rate_mb_s * 1e6)
         self._lanes = [
-            Lane(place, terms, machine=machine, address=address, ranks=ranks, connect=connect, limiter=limiter)
+            PeerSender(place, terms, machine=machine, address=address, ranks=ranks, connect=connect, limiter=limiter)
             for (machine, address), ranks in peers.items()
         ]
-        self._by_rank: dict[int, Lane] = {rank: lane for lane in self._lanes for rank in lane.ranks}
-        self._keeper = Keeper(place, [rank for rank in terms.ranks if rank not in self._by_rank])
+        self._by_rank: dict[int, PeerSender] = {rank: lane for lane in self._lanes for rank in lane.ranks}
+        self._keeper = OwnSlots(place, [rank for rank in terms.ranks if rank not in self._by_rank])
 
     def start(self) -> None:
         """Begin."""

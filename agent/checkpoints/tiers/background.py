@@ -14,7 +14,7 @@ _THIS_THREAD = 1
 _LOWEST_BEST_EFFORT = 2 << 13 | 7
 
 
-class Interrupted(CheckpointError):
+class CopyInterrupted(CheckpointError):
     """A file on its way was given up: the job, its generation or the agent ends."""
 
 
@@ -33,7 +33,7 @@ class Gate:
         """
         with self._changed:
             if self._ended:
-                raise Interrupted("given up: the job was stopped, or the agent ends")
+                raise CopyInterrupted("given up: the job was stopped, or the agent ends")
             self._passing = self._passing or moved == 0
 
     def leave(self) -> None:

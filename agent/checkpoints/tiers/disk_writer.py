@@ -20,11 +20,11 @@ from pathlib import Path
 
 import structlog
 
-from agent.checkpoints.options import Place, Terms
+from agent.checkpoints.options import LaunchOptions, Place
 from agent.checkpoints.tiers.background import Gate, yield_the_disk
-from agent.checkpoints.tiers.retention import Keeper
+from agent.checkpoints.tiers.retention import DiskRetention
 from everstep.bulk import yield_the_core
-from everstep.decisions.checkpoints.next_disk_step import Choice, choose_step, stride_after
+from everstep.decisions.checkpoints.next_disk_step import NextDiskStep, choose_step, stride_after
 from everstep.errors import CorruptCheckpoint, EverstepError
 from everstep.shards.file import write_shard
 from everstep.shards.folders import step_folder
@@ -69,14 +69,14 @@ class DiskWriter:
         place: Place,
         say: Callable[[str], None],
         on_complete: Callable[[int], None],
-        keeper: Keeper,
+        keeper: DiskRetention,
     ) -> None:
         self._place = place
         self._say = say
         self._on_complete = on_complete
         self._keeper = keeper
         self._changed = threading.Condition(threading.RLock())
-        self._terms: Terms | None = None
+        self._terms: LaunchOptions | None = None
         self._root = place.state_dir
         self._readers: dict[int, SlotReader] = {}
         self._held: dict[int, dict[int, SlotHeader]] = {}
@@ -88,7 +88,7 @@ class DiskWriter:
         self._closing = False
         self._thread: threading.Thread | None = None
 
-    def open(self, terms: Terms, root: Path, done: int) -> None:
+    def open(self, terms: LaunchOptions, root: Path, done: int) -> None:
         """Begin, or go on after a restart of the agent.
 
         Args:
@@ -191,7 +191,7 @@ class DiskWriter:
     def _newest(self) -> int:
         return max((max(steps, default=-1) for steps in self._held.values()), default=-1)
 
-    def _choose(self, every: int) -> Choice:
+    def _choose(self, every: int) -> NextDiskStep:
         held = {rank: sorted(steps) for rank, steps in self._held.items()}
         return choose_step(held, every=every, stride=self._stride, asked=self._asked, done=self._done)
 
@@ -262,7 +262,7 @@ class DiskWriter:
                 except Exception as error:  # the next step comes all the same
                     logger.error("a step on disk has no consequences", job=self._place.job, exc_info=error)
 
-    def _write(self, rank: int, header: SlotHeader, terms: Terms, root: Path, gate: Gate) -> str:
+    def _write(self, rank: int, header: SlotHeader, terms: LaunchOptions, root: Path, gate: Gate) -> str:
         """Write one file; returns why it could not be written, empty: it is there."""
         if not root.is_dir():
             return f"{root} does not exist on {self._place.machine}: make it, or mount it"

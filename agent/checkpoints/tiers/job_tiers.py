@@ -12,7 +12,7 @@ from pathlib import Path
 
 import structlog
 
-from agent.checkpoints.options import FetchRange, Place, Terms
+from agent.checkpoints.options import FetchRange, LaunchOptions, Place
 from agent.checkpoints.saved_state import SavedStates
 from agent.checkpoints.tiers.disk_writer import DiskWriter
 from agent.checkpoints.tiers.listing import (
@@ -29,11 +29,11 @@ from agent.checkpoints.tiers.opened import Opened
 from agent.checkpoints.tiers.remote_copier import RemoteCopier
 from agent.checkpoints.tiers.remote_folder import RemoteFolder
 from agent.checkpoints.tiers.restore import restore_shard
-from agent.checkpoints.tiers.retention import Keeper
+from agent.checkpoints.tiers.retention import DiskRetention
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import CheckpointError
 from everstep.model.topology import Topology
-from everstep.shards.folders import OnDisk, held_on_disk, prune, set_aside, step_folders, whole_steps
+from everstep.shards.folders import ShardOnDisk, held_on_disk, prune, set_aside, step_folders, whole_steps
 from everstep.slots.format import SlotHeader
 
 MACHINES = "machines"
@@ -65,11 +65,11 @@ class JobTiers:
         """Whether it was looked for on disk, which a thread may wait for and nobody else."""
         self._closed = False
         self._problems = _Problems(place.saved)
-        self._keeper = Keeper(place)
+        self._keeper = DiskRetention(place)
         self._disk = DiskWriter(place, lambda text: self._problems.say("disk", text), self._whole, self._keeper)
         self._remote = RemoteCopier(place, lambda text: self._problems.say("remote", text))
 
-    def open(self, terms: Terms) -> None:
+    def open(self, terms: LaunchOptions) -> None:
         """A generation starts, or goes on after the agent was restarted."""
         root = root_of(self._place, terms.options.disk_path)
         if not terms.options.disk_path:
@@ -181,7 +181,7 @@ class JobTiers:
         if steps:
             logger.info("later steps on disk were set aside", job=self._place.job, steps=steps, folder=str(root))
 
-    def _there(self, mine: list[OnDisk], opened: Opened) -> set[int]:
+    def _there(self, mine: list[ShardOnDisk], opened: Opened) -> set[int]:
         """Tell what is on disk of this machine's ranks already; returns the steps that all of them have."""
         steps: dict[int, set[int]] = {rank: set() for rank in opened.terms.ranks}
         now_ns = time.time_ns()

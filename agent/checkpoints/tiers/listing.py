@@ -13,7 +13,7 @@ from agent.checkpoints.tiers.remote_folder import RemoteFolder
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import CheckpointError
 from everstep.shards.file import verify_shard
-from everstep.shards.folders import OnDisk, held_on_disk, step_of
+from everstep.shards.folders import ShardOnDisk, held_on_disk, step_of
 from everstep.shards.manifest import Summary, data_name, manifest_name, parse_summary
 
 UNFINISHED = "it has no manifest: its copy was cut short"
@@ -116,17 +116,17 @@ def steps_in(names: Iterable[str]) -> dict[int, dict[int, set[str]]]:
 
 def _held(
     folder: RemoteFolder, step: int, rank: int, text: bytes | None, *, sizes: Mapping[str, int], verify: bool
-) -> OnDisk:
+) -> ShardOnDisk:
     where = Path(step_name(step))
     if text is None:
-        return OnDisk(rank, step, where, False, UNFINISHED)
+        return ShardOnDisk(rank, step, where, False, UNFINISHED)
     try:
         manifest = parse_summary(text, f"{folder.url}/{where}/{manifest_name(rank)}", rank)
         reason = _fault(folder, manifest, step, sizes, verify)
     except CheckpointError as error:
-        return OnDisk(rank, step, where, False, str(error))
+        return ShardOnDisk(rank, step, where, False, str(error))
     fields = (manifest.generation, manifest.bytes, manifest.saved_ns, manifest.digest)
-    return OnDisk(rank, step, where, not reason, reason, *fields, manifest.run, manifest.topology)
+    return ShardOnDisk(rank, step, where, not reason, reason, *fields, manifest.run, manifest.topology)
 
 
 def _fault(folder: RemoteFolder, manifest: Summary, step: int, sizes: Mapping[str, int], verify: bool) -> str:
@@ -148,7 +148,7 @@ def _fault(folder: RemoteFolder, manifest: Summary, step: int, sizes: Mapping[st
     return f"{place}: {fault}" if fault else ""
 
 
-def _told(one: OnDisk, tier: pb.HeldCheckpoint.Tier.ValueType, place: str) -> pb.HeldCheckpoint:
+def _told(one: ShardOnDisk, tier: pb.HeldCheckpoint.Tier.ValueType, place: str) -> pb.HeldCheckpoint:
     return pb.HeldCheckpoint(
         rank=one.rank,
         completed_steps=one.completed_steps,

@@ -6,7 +6,7 @@ import threading
 
 import structlog
 
-from agent.checkpoints.options import LowerTiers, Terms
+from agent.checkpoints.options import LaunchOptions, LowerTiers
 from agent.checkpoints.saved_state import SavedStates
 from everstep.errors import EverstepError
 from everstep.slots.format import SlotHeader
@@ -20,19 +20,19 @@ SILENT = "the disk does not answer"
 logger = structlog.get_logger()
 
 
-class PatientTiers:
+class TiersWithTimeout:
     """Opens tiers in a thread of its own. ``open`` and ``shut`` are called by one thread at a time."""
 
     def __init__(self, tiers: LowerTiers, saved: SavedStates) -> None:
         self._tiers = tiers
         self._saved = saved
         self._lock = threading.Condition()
-        self._wanted: Terms | None = None
-        self._opened: Terms | None = None
+        self._wanted: LaunchOptions | None = None
+        self._opened: LaunchOptions | None = None
         self._working = self._trying = False
         self._told = ""
 
-    def open(self, terms: Terms) -> None:
+    def open(self, terms: LaunchOptions) -> None:
         """Open them; what keeps them from it is told as the ranks' ``disk_problem``."""
         with self._lock:
             self._wanted = terms
@@ -75,28 +75,28 @@ class PatientTiers:
                     if self._saved.of(rank).disk_problem in {SILENT, self._told}:
                         self._saved.update(rank, disk_problem="")
 
-    def _next(self) -> Terms | None:
+    def _next(self) -> LaunchOptions | None:
         with self._lock:
             found = self._wanted
             self._working = self._trying = found is not None
             self._lock.notify_all()
             return found
 
-    def _wait(self, terms: Terms) -> None:
+    def _wait(self, terms: LaunchOptions) -> None:
         """Until it is time to try again, or something else is wanted."""
         with self._lock:
             self._trying = False
             self._lock.notify_all()
             self._lock.wait_for(lambda: self._wanted is not terms, AGAIN_S)
 
-    def _took(self, terms: Terms) -> bool:
+    def _took(self, terms: LaunchOptions) -> bool:
         with self._lock:
             current = self._wanted is terms
             if current:
                 self._wanted, self._opened = None, terms
             return current
 
-    def _problem(self, terms: Terms, text: str) -> None:
+    def _problem(self, terms: LaunchOptions, text: str) -> None:
         if text != self._told or text == SILENT:
             logger.error("nothing is written to disk", reason=text)
         self._told = text

@@ -12,10 +12,10 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.checkpoints.options import Place, Terms
+from agent.checkpoints.options import LaunchOptions, Place
 from everstep.model.run_id import is_older
 from everstep.shards.atomic_output import replace_file
-from everstep.shards.folders import OnDisk
+from everstep.shards.folders import ShardOnDisk
 from everstep.shards.manifest import Summary
 
 NAME = "tiers.json"
@@ -25,20 +25,20 @@ NAME = "tiers.json"
 class Opened:
     """A generation, and when it began here."""
 
-    terms: Terms
+    terms: LaunchOptions
     ns: int
     """When the agent was told to launch it, nanoseconds of the wall clock."""
 
-    def disowns(self, copy: OnDisk | Summary) -> bool:
+    def disowns(self, copy: ShardOnDisk | Summary) -> bool:
         """Whether a copy belongs to a future that this generation does not go on from, or to another run of the job."""
-        step = copy.completed_steps if isinstance(copy, OnDisk) else copy.step
+        step = copy.completed_steps if isinstance(copy, ShardOnDisk) else copy.step
         if 0 < step <= self.terms.resume_step:
             return False  # the job went on from there, or from later
         if self._runs_known(copy):
             return copy.run != self.terms.run or copy.generation < self.terms.generation
         return copy.generation < self.terms.generation or copy.saved_ns < self.ns
 
-    def may_set_aside(self, copy: OnDisk | Summary) -> bool:
+    def may_set_aside(self, copy: ShardOnDisk | Summary) -> bool:
         """Whether such a copy in a folder is to be renamed: never what a newer run saved.
 
         Others may have gone on already in a folder that is shared. Where runs are not known, and only clocks could
@@ -49,7 +49,7 @@ class Opened:
         ours = copy.rank in self.terms.ranks or copy.generation < self.terms.generation
         return ours and self.disowns(copy)
 
-    def _runs_known(self, copy: OnDisk | Summary) -> bool:
+    def _runs_known(self, copy: ShardOnDisk | Summary) -> bool:
         return bool(self.terms.run and copy.run)
 
     def save(self, place: Place) -> None:
@@ -62,7 +62,7 @@ class Opened:
         """What was written; None: nothing was, or it cannot be read."""
         try:
             fields = json.loads(_path(place).read_bytes())
-            return cls(Terms.from_json(fields["terms"]), int(fields["ns"]))
+            return cls(LaunchOptions.from_json(fields["terms"]), int(fields["ns"]))
         except (OSError, ValueError, KeyError, TypeError):
             return None
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import structlog
 
 from agent.checkpoints.options import Place
-from agent.checkpoints.tiers.background import Gate, Interrupted, yield_the_disk
+from agent.checkpoints.tiers.background import CopyInterrupted, Gate, yield_the_disk
 from agent.checkpoints.tiers.listing import ABANDONED, step_name, steps_in
 from agent.checkpoints.tiers.opened import Opened
 from agent.checkpoints.tiers.remote_folder import RemoteFolder
@@ -113,8 +113,8 @@ class RemoteCopier:
             if task is None:
                 continue
             try:
-                _Round(task, self._place, self._hold).run()
-            except Interrupted:
+                _RemoteRound(task, self._place, self._hold).run()
+            except CopyInterrupted:
                 continue
             except Exception as error:  # whatever a driver raises
                 failures += 1
@@ -130,7 +130,7 @@ class RemoteCopier:
         self._copying = step
 
 
-class _Round:
+class _RemoteRound:
     """Everything that is to be done now."""
 
     def __init__(self, task: _Task, place: Place, hold: Callable[[int | None], None]) -> None:

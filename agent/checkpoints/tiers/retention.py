@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import structlog
 
-from agent.checkpoints.options import Place, Terms
+from agent.checkpoints.options import LaunchOptions, Place
 from agent.v1 import agent_pb2 as pb
 from everstep import private
 from everstep.decisions.checkpoints.kept_disk_steps import (
@@ -33,7 +33,7 @@ NOTED = ("settled", "promised", "named", "passed")
 logger = structlog.get_logger()
 
 
-class Keeper:
+class DiskRetention:
     """Of one job on this machine; thread-safe, and its methods return at once.
 
     Args:
@@ -43,11 +43,11 @@ class Keeper:
     def __init__(self, place: Place) -> None:
         self._place = place
         self._lock = threading.Lock()
-        self._terms: Terms | None = None
+        self._terms: LaunchOptions | None = None
         self._kept = Kept()
         self._there: set[int] = set()
 
-    def open(self, terms: Terms, there: Collection[int]) -> int:
+    def open(self, terms: LaunchOptions, there: Collection[int]) -> int:
         """A generation starts, or goes on after a restart of the agent.
 
         Args:
@@ -93,7 +93,7 @@ class Keeper:
                 self._kept = now
                 self._tell()
 
-    def found(self, terms: Terms, mine: Collection[int]) -> None:
+    def found(self, terms: LaunchOptions, mine: Collection[int]) -> None:
         """Somebody else deletes here: take what all ranks of this machine still have on disk."""
         with self._lock:
             if terms is self._terms:
@@ -101,7 +101,7 @@ class Keeper:
                 self._tell()
 
     def old(
-        self, terms: Terms, mine: Sequence[int], *, common: Sequence[int] = (), partly: Collection[int] = ()
+        self, terms: LaunchOptions, mine: Sequence[int], *, common: Sequence[int] = (), partly: Collection[int] = ()
     ) -> set[int]:
         """The steps on disk that are to be deleted, which are not spoken of any more from now on.
 

@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from everstep.decisions.checkpoints.step_rate import Pace, steps_ahead
+from everstep.decisions.checkpoints.step_rate import StepRate, steps_ahead
 
 BEHIND_S = 1.0
 """Machines are aligned when one has been behind for so long by two steps that were due, or more (ours)."""
@@ -91,7 +91,7 @@ class AlignRule:
     world_size: int
     every: int = 1
     """``backup_every_steps``."""
-    _pace: Pace = field(default_factory=Pace)
+    _pace: StepRate = field(default_factory=StepRate)
     _named: int = 0
     """What was named last, whether anybody adopted it or not."""
     _lead_s: float = LEAD_S

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from everstep.errors import CheckpointError
-from everstep.model.incident import Copy, Held, Tier
+from everstep.model.incident import CopyToRestore, StateCopy, Tier
 from everstep.model.topology import Topology
 from everstep.slots.format import NEVER_USED
 
@@ -28,9 +28,9 @@ class Restore:
     step: int
     """Completed steps of the state to restore; 0: from the beginning; -1: nothing is held."""
     reason: str
-    copies: tuple[Copy, ...] = ()
+    copies: tuple[CopyToRestore, ...] = ()
     """What has to be brought to the machines first, in order of ranks: all but what lies in a rank's own slot."""
-    unverified: tuple[Copy, ...] = ()
+    unverified: tuple[CopyToRestore, ...] = ()
     """Own slots that are where they are needed, and whose contents nobody has compared with their checksums yet: that
     comes before a launch, because ranks that go on overwrite what would be left to choose from."""
     largest: int = 0
@@ -47,7 +47,7 @@ class Restore:
 
 
 def choose_restore(
-    held: Iterable[Held],
+    held: Iterable[StateCopy],
     topology: Topology,
     machines: Sequence[str],
     *,
@@ -104,14 +104,14 @@ def choose_restore(
     return Restore(0, f"no step is held by all ranks: step {best} lacks rank {_listed(missing)}{note}")
 
 
-def nearest(held: Iterable[Held], topology: Topology, machines: Sequence[str]) -> dict[int, dict[int, Held]]:
+def nearest(held: Iterable[StateCopy], topology: Topology, machines: Sequence[str]) -> dict[int, dict[int, StateCopy]]:
     """Step → rank → the valid copy that a restore would use; arguments as for :func:`choose_restore`.
 
     Own memory on the spot comes first, then other memory, disk and remote
     storage; among equals what lies on the machine that runs the rank. All copies of
     a step are of one run: of the one that has it for most ranks, of equal ones the latest.
     """
-    found: dict[int, dict[str, dict[int, Held]]] = defaultdict(lambda: defaultdict(dict))
+    found: dict[int, dict[str, dict[int, StateCopy]]] = defaultdict(lambda: defaultdict(dict))
     world_size = topology.world_size
     for one in held:
         usable = one.valid and one.tier.known
@@ -124,11 +124,11 @@ def nearest(held: Iterable[Held], topology: Topology, machines: Sequence[str]) -
     return {step: max(runs.items(), key=lambda run: (len(run[1]), run[0]))[1] for step, runs in found.items()}
 
 
-def _order(one: Held) -> tuple[int, int, str, str, str]:
+def _order(one: StateCopy) -> tuple[int, int, str, str, str]:
     return one.rank, one.completed_steps, one.tier, one.machine, one.reason
 
 
-def _preference(one: Held, topology: Topology, machines: Sequence[str]) -> tuple[int, bool, int, str]:
+def _preference(one: StateCopy, topology: Topology, machines: Sequence[str]) -> tuple[int, bool, int, str]:
     here = one.machine == _home(one.rank, topology, machines)
     tier = TIERS[one.tier]
     depth = 0 if one.tier == Tier.OWN and here else 1 if one.tier in MEMORY else tier
@@ -139,17 +139,17 @@ def _home(rank: int, topology: Topology, machines: Sequence[str]) -> str:
     return machines[topology.machine(rank)]
 
 
-def _to_move(chosen: Mapping[int, Held], topology: Topology, machines: Sequence[str]) -> tuple[Copy, ...]:
+def _to_move(chosen: Mapping[int, StateCopy], topology: Topology, machines: Sequence[str]) -> tuple[CopyToRestore, ...]:
     return tuple(copy_of(one) for _, one in sorted(chosen.items()) if not _in_place(one, topology, machines))
 
 
-def _in_place(one: Held, topology: Topology, machines: Sequence[str]) -> bool:
+def _in_place(one: StateCopy, topology: Topology, machines: Sequence[str]) -> bool:
     return one.tier == Tier.OWN and one.machine == _home(one.rank, topology, machines)
 
 
-def copy_of(held: Held) -> Copy:
+def copy_of(held: StateCopy) -> CopyToRestore:
     """Which copy it is."""
-    return Copy(
+    return CopyToRestore(
         rank=held.rank,
         completed_steps=held.completed_steps,
         tier=held.tier,
@@ -158,9 +158,9 @@ def copy_of(held: Held) -> Copy:
     )
 
 
-def _sources(chosen: Mapping[int, Held], topology: Topology, machines: Sequence[str]) -> str:
+def _sources(chosen: Mapping[int, StateCopy], topology: Topology, machines: Sequence[str]) -> str:
     """``4 from their own memory, 4 from backups (m0, m3)``."""
-    by_tier: dict[str, list[Held]] = defaultdict(list)
+    by_tier: dict[str, list[StateCopy]] = defaultdict(list)
     for rank, one in sorted(chosen.items()):
         at_home = one.machine == _home(rank, topology, machines)
         by_tier[Tier.OWN if one.tier == Tier.OWN and at_home else f"{one.tier} "].append(one)
@@ -181,7 +181,9 @@ def _sources(chosen: Mapping[int, Held], topology: Topology, machines: Sequence[
     return ", ".join(parts)
 
 
-def _cost(step: int, copies: Mapping[int, Mapping[int, Held]], chosen: Mapping[int, Held], world_size: int) -> str:
+def _cost(
+    step: int, copies: Mapping[int, Mapping[int, StateCopy]], chosen: Mapping[int, StateCopy], world_size: int
+) -> str:
     """What a tier below memory costs against the newest copy of any rank, and why memory does not do."""
     if all(one.tier in MEMORY for one in chosen.values()):
         return ""
@@ -201,7 +203,7 @@ def _cost(step: int, copies: Mapping[int, Mapping[int, Held]], chosen: Mapping[i
     return f"; {older}: {why}"
 
 
-def _not_there(at: int, copies: Mapping[int, Mapping[int, Held]], common: Sequence[int], world_size: int) -> str:
+def _not_there(at: int, copies: Mapping[int, Mapping[int, StateCopy]], common: Sequence[int], world_size: int) -> str:
     steps = _listed(sorted(common, reverse=True))
     exist = f"there are steps {steps}" if common else "no step can be restored by all of them"
     missing = sorted(set(range(world_size)) - copies.get(at, {}).keys())
@@ -210,7 +212,7 @@ def _not_there(at: int, copies: Mapping[int, Mapping[int, Held]], common: Sequen
     return f"step {at} cannot be restored by all {world_size} ranks: {lacks}; {exist}"
 
 
-def _of_other_runs(at: int, everything: Sequence[Held], copies: Mapping[int, Mapping[int, Held]]) -> str:
+def _of_other_runs(at: int, everything: Sequence[StateCopy], copies: Mapping[int, Mapping[int, StateCopy]]) -> str:
     """Names ranks that have a step, but of another run of the job's name than the rest."""
     there = {one.rank: one for one in everything if one.valid and one.completed_steps == at}
     others = [one for rank, one in sorted(there.items()) if rank not in copies.get(at, {})]
@@ -226,13 +228,13 @@ def _nothing(held_before: bool) -> Restore:
     return Restore(NOTHING_HELD, "no rank holds a checkpoint")
 
 
-def _damaged(everything: Sequence[Held]) -> str:
+def _damaged(everything: Sequence[StateCopy]) -> str:
     damaged = [one for one in everything if not one.valid and one.reason != NEVER_USED and not one.unlisted]
     told = [f"; rank {one.rank} on {one.machine}{_in(one)}: {one.reason}" for one in damaged[:3]]
     return "".join([*told, *(f"; {one.reason}" for one in everything if one.unlisted)][:4])
 
 
-def _in(one: Held) -> str:
+def _in(one: StateCopy) -> str:
     return "" if one.tier == Tier.OWN else f" ({one.tier})"
 
 

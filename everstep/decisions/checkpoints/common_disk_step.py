@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StepsOnDisk:
     """What one rank's machine says of the steps on its disk; alike for all ranks of a machine."""
 
     steps: frozenset[int]
@@ -46,12 +46,12 @@ class Agreed:
     """Steps on some disk that some rank does not have and never will."""
 
 
-def newest_of_all(ranks: Collection[Stored]) -> int:
+def newest_of_all(ranks: Collection[StepsOnDisk]) -> int:
     """The newest step that all of some ranks have on disk; 0: there is none."""
     return max(frozenset.intersection(*(one.steps for one in set(ranks))), default=0) if ranks else 0
 
 
-def agree(ranks: Sequence[Stored], world_size: int) -> Agreed:
+def agree(ranks: Sequence[StepsOnDisk], world_size: int) -> Agreed:
     """What to tell every machine.
 
     Args:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from everstep.decisions.checkpoints.step_rate import Pace, steps_ahead
+from everstep.decisions.checkpoints.step_rate import StepRate, steps_ahead
 from everstep.model.checkpoint_policy import CheckpointPolicy
 
 LEAD_S = 3.0
@@ -26,7 +26,7 @@ MISSED_MIN = 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class OnDisk:
+class DiskProgress:
     """What one rank's machine says of its steps and of the disk; ages by that machine's own clock."""
 
     rank: int
@@ -51,7 +51,7 @@ class PersistRule:
     """
 
     policy: CheckpointPolicy
-    _pace: Pace = field(default_factory=Pace)
+    _pace: StepRate = field(default_factory=StepRate)
     _whole: int | None = None
     """The newest step that all ranks have; None: not known yet."""
     _saved_ns: int | None = None
@@ -64,7 +64,7 @@ class PersistRule:
         """The rule of the next generation."""
         return PersistRule(self.policy, _saved_ns=self._saved_ns, _asked_ns=self._asked_ns, _asked=self._asked)
 
-    def observe(self, ranks: Sequence[OnDisk], whole: int, now_ns: int) -> int | None:
+    def observe(self, ranks: Sequence[DiskProgress], whole: int, now_ns: int) -> int | None:
         """The step to ask all machines for, or None. Call it often.
 
         Args:
@@ -97,7 +97,7 @@ class PersistRule:
             return self.policy.disk_every_min if self.policy.disk else 0.0
         return MISSED_MIN if every and newest - whole >= 2 * every else 0.0
 
-    def _look(self, ranks: Sequence[OnDisk], whole: int, now_ns: int) -> None:
+    def _look(self, ranks: Sequence[DiskProgress], whole: int, now_ns: int) -> None:
         """Notice that a later step got onto all disks."""
         later = whole > self._whole if self._whole is not None else self._saved_ns is None
         if later:

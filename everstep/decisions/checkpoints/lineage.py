@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from everstep.decisions.checkpoints.choose_restore import MEMORY
-from everstep.model.incident import Copy, Held
+from everstep.model.incident import CopyToRestore, StateCopy
 
 FROM_NOTHING = -1
 """Where a generation began that restored nothing of ours."""
@@ -52,7 +52,7 @@ def extended(lineage: Lineage, launches: Iterable[tuple[int, int]]) -> list[tupl
     return line
 
 
-def is_ours(copy: Held, lineage: Lineage, runs: Runs = UNKNOWN) -> bool:
+def is_ours(copy: StateCopy, lineage: Lineage, runs: Runs = UNKNOWN) -> bool:
     """Whether the job as it is now went through this copy's state.
 
     Of the runs from which it was started that is all files up to where it began (what
@@ -75,13 +75,13 @@ def is_ours(copy: Held, lineage: Lineage, runs: Runs = UNKNOWN) -> bool:
 
 
 def usable(
-    held: Iterable[Held],
+    held: Iterable[StateCopy],
     lineage: Lineage,
-    bad: Iterable[Held] = (),
+    bad: Iterable[StateCopy] = (),
     runs: Runs = UNKNOWN,
     *,
-    verified: Iterable[Copy] = (),
-) -> list[Held]:
+    verified: Iterable[CopyToRestore] = (),
+) -> list[StateCopy]:
     """What may be restored: the copies in the line, those that failed since they were told of marked as not valid.
 
     All of them count as the job's own run: the state at the step from which it

@@ -18,7 +18,7 @@ Held = Mapping[int, Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class NextDiskStep:
     """What to write, with the reason, "nothing" included."""
 
     step: int | None
@@ -33,7 +33,7 @@ def is_due(step: int, every: int, stride: int = 1) -> bool:
     return every > 0 and step > 0 and step % (every * stride) == 0
 
 
-def choose_step(held: Held, *, every: int, stride: int, asked: Collection[int], done: int) -> Choice:
+def choose_step(held: Held, *, every: int, stride: int, asked: Collection[int], done: int) -> NextDiskStep:
     """The step that this machine writes next.
 
     A step can be written when every rank either holds it or has yet to reach
@@ -60,11 +60,11 @@ def choose_step(held: Held, *, every: int, stride: int, asked: Collection[int], 
     }
     for step in sorted(asked):
         if step in reached and step not in gone:
-            return Choice(step, f"step {step} was asked for", gone)
+            return NextDiskStep(step, f"step {step} was asked for", gone)
     for step in sorted(reached, reverse=True):
         if step > done and is_due(step, every, stride) and not without(step):
-            return Choice(step, f"step {step} is a multiple of {every * stride}", gone)
-    return Choice(None, "no step is due", gone)
+            return NextDiskStep(step, f"step {step} is a multiple of {every * stride}", gone)
+    return NextDiskStep(None, "no step is due", gone)
 
 
 def stride_after(every: int, lasted: int) -> int:

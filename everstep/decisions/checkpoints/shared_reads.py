@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-from everstep.model.incident import Copy, Tier
+from everstep.model.incident import CopyToRestore, Tier
 from everstep.model.topology import Topology
 
 
 def readers(
-    copies: Iterable[Copy], digests: Mapping[int, str], topology: Topology, *, disk_shared: bool = False
+    copies: Iterable[CopyToRestore], digests: Mapping[int, str], topology: Topology, *, disk_shared: bool = False
 ) -> dict[int, int]:
     """Rank → the rank that reads its tensors from the storage for it; ranks that read for themselves are left out.
 

@@ -8,19 +8,19 @@ from collections.abc import Iterable, Sequence
 from everstep.decisions.checkpoints.choose_restore import MEMORY, Restore, choose_restore, copy_of
 from everstep.decisions.checkpoints.lineage import Runs, usable
 from everstep.errors import CheckpointError
-from everstep.model.incident import Held
+from everstep.model.incident import StateCopy
 from everstep.model.job_state import EarlierRun
 from everstep.model.topology import Topology
 
 
 def choose_start(
-    held: Iterable[Held],
+    held: Iterable[StateCopy],
     topology: Topology,
     machines: Sequence[str],
     earlier: EarlierRun,
     *,
     at: int | None = None,
-    bad: Iterable[Held] = (),
+    bad: Iterable[StateCopy] = (),
 ) -> tuple[Restore, list[str]]:
     """From which copies a new run starts; and the ids of the runs that saved them.
 
@@ -50,7 +50,7 @@ def choose_start(
 
 
 def _chosen(
-    theirs: Iterable[Held], older: Iterable[Held], topology: Topology, machines: Sequence[str], at: int | None
+    theirs: Iterable[StateCopy], older: Iterable[StateCopy], topology: Topology, machines: Sequence[str], at: int | None
 ) -> Restore:
     try:
         chosen = choose_restore(theirs, topology, machines, at=at)
@@ -61,7 +61,7 @@ def _chosen(
     return chosen if chosen.step > 0 or at == 0 else choose_restore(older, topology, machines, at=at)
 
 
-def left_by_earlier_run(held: Iterable[Held], topology: Topology, at: int | None = None) -> list[Held]:
+def left_by_earlier_run(held: Iterable[StateCopy], topology: Topology, at: int | None = None) -> list[StateCopy]:
     """The copies that may be chosen from.
 
     What is still in memory is none of them: an unclean end left it, and it is

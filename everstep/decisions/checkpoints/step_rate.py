@@ -14,7 +14,7 @@ arrives (ours)."""
 
 
 @dataclass(slots=True)
-class Pace:
+class StepRate:
     """Of one generation of a job."""
 
     _looks: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=SPEED_OF))

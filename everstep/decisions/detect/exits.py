@@ -13,7 +13,7 @@ from everstep.model.recovery_policy import RecoveryPolicy
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ObservedExit:
     """One rank's end, as its agent observed it."""
 
     id: str
@@ -34,7 +34,7 @@ class Finished:
     generation: int
 
 
-def is_success(seen: Seen) -> bool:
+def is_success(seen: ObservedExit) -> bool:
     """Whether a rank ended as it should: with code 0, as under torchrun."""
     if seen.end.code == 0:
         return True
@@ -44,7 +44,7 @@ def is_success(seen: Seen) -> bool:
 
 def judge_exits(
     generation: int,
-    ends: Collection[Seen],
+    ends: Collection[ObservedExit],
     *,
     world_size: int,
     now_ns: int,
@@ -90,7 +90,7 @@ def follow_s(policy: RecoveryPolicy, *, others_in_loop: bool | None) -> float:
     return policy.exit_grace_s if others_in_loop else max(policy.exit_grace_s, policy.stall_floor_s)
 
 
-def _anomaly(generation: int, seen: Seen) -> Anomaly:
+def _anomaly(generation: int, seen: ObservedExit) -> Anomaly:
     end = seen.end
     return Anomaly(
         id=seen.id,

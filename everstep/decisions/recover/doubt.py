@@ -25,7 +25,7 @@ from typing import Literal
 
 from everstep.decisions.checkpoints.choose_restore import MEMORY
 from everstep.model.checkpoint_policy import CheckpointPolicy
-from everstep.model.incident import Evidence, Held, Tier
+from everstep.model.incident import Evidence, StateCopy, Tier
 from everstep.model.recovery_policy import RecoveryPolicy
 from everstep.model.topology import Topology
 from everstep.slots.format import CUT_SHORT, NEVER_USED
@@ -60,9 +60,9 @@ class Doubt:
 class Known:
     """What is known of a stopped job's copies."""
 
-    held: Sequence[Held]
+    held: Sequence[StateCopy]
     """Of the job's own line; those that failed are marked as not valid."""
-    unreached: Sequence[Held]
+    unreached: Sequence[StateCopy]
     """Those of them that may be good: they could not be brought."""
     evidence: Evidence
     topology: Topology
@@ -79,7 +79,7 @@ def doubt_of(step: int, known: Known) -> Doubt | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Advice:
     """What to do about it, and why."""
 
     action: Literal["go", "ask", "park"]
@@ -88,7 +88,7 @@ class Look:
     """Before places are asked again."""
 
 
-def next_look(step: int, doubt: Doubt | None, asked: int, policy: RecoveryPolicy, *, accepted: bool = False) -> Look:
+def next_look(step: int, doubt: Doubt | None, asked: int, policy: RecoveryPolicy, *, accepted: bool = False) -> Advice:
     """Go on from a step, ask first, or leave it to an operator.
 
     Args:
@@ -99,17 +99,17 @@ def next_look(step: int, doubt: Doubt | None, asked: int, policy: RecoveryPolicy
         accepted: An operator lets the job go on from there all the same.
     """
     if doubt is None:
-        return Look("go")
+        return Advice("go")
     if doubt.to_ask:
-        return Look("ask", doubt.text)
+        return Advice("ask", doubt.text)
     if accepted:
-        return Look("go", f"accepted by an operator, although {doubt.text}")
+        return Advice("go", f"accepted by an operator, although {doubt.text}")
     if asked < policy.storage_tries:
         delay_s = policy.storage_wait_initial_s
         for _ in range(asked - 1):
             delay_s = min(delay_s * policy.storage_wait_factor, policy.storage_wait_max_s)
-        return Look("ask", f"{doubt.text}; asked again in {delay_s:g} s", min(delay_s, policy.storage_wait_max_s))
-    return Look(
+        return Advice("ask", f"{doubt.text}; asked again in {delay_s:g} s", min(delay_s, policy.storage_wait_max_s))
+    return Advice(
         "park",
         f"{doubt.text}; certain is {'nothing' if step < 1 else f'step {step}'}. Bring back what does not answer and "
         "resume, or resume with accept_loss to go on without it",
@@ -121,9 +121,9 @@ class _Looking:
     known: Known
     _copies: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
     """Rank → steps of which there is a copy that may be good."""
-    _own: dict[int, list[Held]] = field(default_factory=lambda: defaultdict(list))
+    _own: dict[int, list[StateCopy]] = field(default_factory=lambda: defaultdict(list))
     """Rank → all that its own slots say."""
-    _stuck: list[Held] = field(default_factory=list)
+    _stuck: list[StateCopy] = field(default_factory=list)
     """Copies that could not be brought."""
     _bounds: list[int | None] = field(default_factory=list)
     """Of each rank the newest step that it may have saved; None: nobody knows."""
@@ -245,7 +245,7 @@ class _Looking:
         return self.known.machines[self.known.topology.machine(rank)]
 
 
-def _key(one: Held) -> tuple[int, int, str, str, int]:
+def _key(one: StateCopy) -> tuple[int, int, str, str, int]:
     return one.rank, one.completed_steps, one.tier, one.machine, one.saved_ns
 
 
@@ -256,7 +256,7 @@ def _disks_text(disks: Mapping[str, str]) -> list[str]:
     return [f"disk of {_listed(sorted(machines))} ({reason})" for reason, machines in by_reason.items()]
 
 
-def _stuck_text(stuck: Iterable[Held]) -> list[str]:
+def _stuck_text(stuck: Iterable[StateCopy]) -> list[str]:
     return [
         f"the {one.tier} of rank {one.rank} on {one.machine} could not be brought ({one.reason})"
         for one in sorted(stuck, key=lambda one: (-one.completed_steps, one.rank))

@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from everstep.model.incident import Evidence, Failure, Held
+from everstep.model.incident import Evidence, Failure, StateCopy
 from everstep.model.recovery_policy import RecoveryPolicy
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class RestartFacts:
     """What the decision looks at."""
 
     failure: Failure
@@ -33,7 +33,7 @@ class Facts:
     """Where the failed generation had begun."""
     restore_reason: str = ""
     """Why the restart would go on there."""
-    unreached: tuple[Held, ...] = ()
+    unreached: tuple[StateCopy, ...] = ()
     """Copies that are there and could not be brought to where they are needed, with reasons."""
     doubt: str = ""
     """Why the job may not go on there: what may be newer, and was asked for in vain; empty: nothing."""
@@ -58,15 +58,15 @@ UNFIT = "CheckpointError"
 BEFORE_ANY_STEP = "before any step was shown"
 """Where a process failed of which no step was seen."""
 
-Rule = Callable[[Facts, RecoveryPolicy], str | None]
+Rule = Callable[[RestartFacts, RecoveryPolicy], str | None]
 
 
-def operator_asked(facts: Facts, policy: RecoveryPolicy) -> str | None:
+def operator_asked(facts: RestartFacts, policy: RecoveryPolicy) -> str | None:
     """The fault's last incident was closed from outside."""
     return facts.hold or None
 
 
-def machine_silent(facts: Facts, policy: RecoveryPolicy) -> str | None:
+def machine_silent(facts: RestartFacts, policy: RecoveryPolicy) -> str | None:
     """A machine that does not answer cannot take part in a restart at full width."""
     if facts.evidence.problem:
         return f"the machines could not be stopped: {facts.evidence.problem}"
@@ -76,7 +76,7 @@ def machine_silent(facts: Facts, policy: RecoveryPolicy) -> str | None:
     )
 
 
-def broken_from_the_start(facts: Facts, policy: RecoveryPolicy) -> str | None:
+def broken_from_the_start(facts: RestartFacts, policy: RecoveryPolicy) -> str | None:
     """Every rank raised the same exception before its first step: trying again cannot help.
 
     A state that does not fit is the same on all ranks in other words: each names tensors of its own.
@@ -109,7 +109,7 @@ def is_same_fault(one: Failure, other: Failure) -> bool:
     return one.cause == other.cause and place_of(one) == place_of(other) != ""
 
 
-def same_step_again(facts: Facts, policy: RecoveryPolicy) -> str | None:
+def same_step_again(facts: RestartFacts, policy: RecoveryPolicy) -> str | None:
     """The job fails at one place again and again."""
     failure = facts.failure
     same = [
@@ -121,7 +121,7 @@ def same_step_again(facts: Facts, policy: RecoveryPolicy) -> str | None:
     return None
 
 
-def no_progress(facts: Facts, policy: RecoveryPolicy) -> str | None:
+def no_progress(facts: RestartFacts, policy: RecoveryPolicy) -> str | None:
     """Failure follows failure without steady progress in between."""
     count = 1 + len(facts.history)
     if count >= policy.max_failures_without_progress:
@@ -129,19 +129,19 @@ def no_progress(facts: Facts, policy: RecoveryPolicy) -> str | None:
     return None
 
 
-def attempts_exhausted(facts: Facts, policy: RecoveryPolicy) -> str | None:
+def attempts_exhausted(facts: RestartFacts, policy: RecoveryPolicy) -> str | None:
     """This incident was reattempted often enough."""
     if facts.attempts >= policy.max_attempts:
         return f"{facts.attempts} reattempts did not bring the job back"
     return None
 
 
-def newer_may_exist(facts: Facts, policy: RecoveryPolicy) -> str | None:
+def newer_may_exist(facts: RestartFacts, policy: RecoveryPolicy) -> str | None:
     """A newer step may lie where nobody could look, or in copies that could not be brought."""
     return facts.doubt or None
 
 
-def copies_out_of_reach(facts: Facts, policy: RecoveryPolicy) -> str | None:
+def copies_out_of_reach(facts: RestartFacts, policy: RecoveryPolicy) -> str | None:
     """The job would begin anew although copies of its state are there, which could not be brought."""
     if facts.restore_step > 0 or not facts.unreached:
         return None
@@ -152,7 +152,7 @@ def copies_out_of_reach(facts: Facts, policy: RecoveryPolicy) -> str | None:
     )
 
 
-def too_much_to_lose(facts: Facts, policy: RecoveryPolicy) -> str | None:
+def too_much_to_lose(facts: RestartFacts, policy: RecoveryPolicy) -> str | None:
     """The state that is left is many steps old, or none is left."""
     lost = facts.failure.step - max(facts.restore_step, 0)
     if facts.restore_step < 0 or lost <= policy.max_lost_steps:
@@ -176,7 +176,7 @@ PARK_WHEN: tuple[Rule, ...] = (
 """The policy: the first rule that gives a reason parks the job."""
 
 
-def decide_reattempt(facts: Facts, policy: RecoveryPolicy) -> Decision:
+def decide_reattempt(facts: RestartFacts, policy: RecoveryPolicy) -> Decision:
     """Reattempt, after a wait that grows from failure to failure, or park."""
     for rule in PARK_WHEN:
         if reason := rule(facts, policy):

@@ -16,7 +16,17 @@ from everstep.decisions.detect.root_cause import (
 )
 from everstep.decisions.recover.confirm import showing_of
 from everstep.decisions.recover.doubt import Doubt, Known, doubt_of
-from everstep.model.incident import Anomaly, Copy, Evidence, Failure, Held, Restored, Showing, Symptom, Tier
+from everstep.model.incident import (
+    Anomaly,
+    CopyToRestore,
+    Evidence,
+    Failure,
+    Restored,
+    Showing,
+    StateCopy,
+    Symptom,
+    Tier,
+)
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
 
@@ -25,7 +35,7 @@ CORRUPT = "CorruptCheckpoint"
 
 
 @dataclass(slots=True)
-class Case:
+class RecoveryState:
     """Grows with what the machines tell; asks nobody and knows no clock."""
 
     spec: JobSpec
@@ -46,11 +56,11 @@ class Case:
     """Of this incident."""
     emptied: set[str] = field(default_factory=set)
     """Machines that lost what they held of the generation; an agent says so once."""
-    bad: list[Held] = field(default_factory=list)
+    bad: list[StateCopy] = field(default_factory=list)
     """Copies that could not be used, with reasons."""
-    unreached: list[Held] = field(default_factory=list)
+    unreached: list[StateCopy] = field(default_factory=list)
     """Those of them that may be good."""
-    verified: list[Copy] = field(default_factory=list)
+    verified: list[CopyToRestore] = field(default_factory=list)
     """Own slots whose contents were compared since the ranks ended."""
     farthest: int = -1
     """Completed steps of the generation at hand."""
@@ -117,7 +127,7 @@ class Case:
         shown = -1 if lost else max((one.shown_steps for one in evidence.exits), default=-1)
         return Failure(generation=self.generation, step=step, symptom=symptom, cause=cause, time_ns=now_ns, shown=shown)
 
-    def usable(self, evidence: Evidence) -> list[Held]:
+    def usable(self, evidence: Evidence) -> list[StateCopy]:
         """The copies of the job's own line; those that failed are marked."""
         return usable(evidence.held, self.lineage, self.bad, self.runs, verified=self.verified)
 
@@ -216,7 +226,7 @@ def remembering(evidence: Evidence, lost: Sequence[str]) -> set[str]:
     return (of_ranks | in_memory) - set(lost)
 
 
-def found_damaged(evidence: Evidence, resume_step: int) -> list[Held]:
+def found_damaged(evidence: Evidence, resume_step: int) -> list[StateCopy]:
     """Own slots that their ranks could not restore from, as those ranks said when they ended.
 
     Args:

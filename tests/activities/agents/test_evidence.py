@@ -22,7 +22,7 @@ from activities.agents.evidence import (
 from activities.payloads import packed_bytes
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.detect.root_cause import first_failure, is_victim
-from everstep.model.incident import Held, RankExit, Tier, Unlisted
+from everstep.model.incident import RankExit, StateCopy, Tier, Unlisted
 
 
 def test_evidence_keeps_unknown_ends_unknown() -> None:
@@ -146,7 +146,7 @@ def test_what_fits_is_kept_whole_and_nothing_is_said() -> None:
 
 
 copies = st.builds(
-    Held,
+    StateCopy,
     rank=st.integers(0, 3),
     machine=st.sampled_from(["m0", "m1"]),
     completed_steps=st.integers(0, 9),
@@ -155,7 +155,7 @@ copies = st.builds(
 )
 
 
-def newest_whole_step(held: list[Held], everybody: set[int]) -> int:
+def newest_whole_step(held: list[StateCopy], everybody: set[int]) -> int:
     steps = {one.completed_steps for one in held}
     whole = [s for s in steps if {one.rank for one in held if one.valid and one.completed_steps == s} == everybody]
     return max(whole, default=-1)
@@ -163,7 +163,7 @@ def newest_whole_step(held: list[Held], everybody: set[int]) -> int:
 
 @given(st.lists(copies, max_size=60), st.integers(0, 60))
 def test_the_newest_step_that_all_ranks_hold_survives_any_limit_with_all_its_copies(
-    held: list[Held], limit: int
+    held: list[StateCopy], limit: int
 ) -> None:
     kept = bounded(held, limit=limit)
 
@@ -177,7 +177,7 @@ def test_the_newest_step_that_all_ranks_hold_survives_any_limit_with_all_its_cop
 
 
 def test_a_step_that_is_asked_for_comes_first() -> None:
-    held = [Held(rank=rank, machine="m0", completed_steps=step) for rank in (0, 1) for step in (5, 10, 15)]
+    held = [StateCopy(rank=rank, machine="m0", completed_steps=step) for rank in (0, 1) for step in (5, 10, 15)]
 
     assert {one.completed_steps for one in bounded(held, at=5, limit=3)} == {5}
 
@@ -208,7 +208,7 @@ def test_the_first_failure_is_the_same_without_the_output_that_was_left_out(exit
 
 
 @given(st.lists(copies, max_size=60), st.integers(1, 2))
-def test_the_newest_step_that_all_ranks_hold_survives_with_a_copy_of_each(held: list[Held], each: int) -> None:
+def test_the_newest_step_that_all_ranks_hold_survives_with_a_copy_of_each(held: list[StateCopy], each: int) -> None:
     everybody = {one.rank for one in held}
     step = newest_whole_step(held, everybody)
     kept = nearest_of_each(held, each)

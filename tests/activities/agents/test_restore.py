@@ -14,7 +14,7 @@ from activities.messages import RestoreInput
 from agent.client import AgentPool
 from agent.v1 import agent_pb2 as pb
 from agent.v1 import agent_pb2_grpc
-from everstep.model.incident import Copy, Held, Restored, Tier
+from everstep.model.incident import CopyToRestore, Restored, StateCopy, Tier
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
 from tests.activities.spoken import HOST, serving
@@ -54,11 +54,11 @@ SPEC = JobSpec(name="job", script="/job.py", machines=4, ranks_per_machine=2, tp
 """Data-parallel groups: 0 2, 1 3, 4 6, 5 7."""
 
 
-def copy(rank: int, tier: Tier = Tier.BACKUP, machine: str = "m0") -> Copy:
-    return Copy(rank=rank, completed_steps=20, tier=tier, machine=machine)
+def copy(rank: int, tier: Tier = Tier.BACKUP, machine: str = "m0") -> CopyToRestore:
+    return CopyToRestore(rank=rank, completed_steps=20, tier=tier, machine=machine)
 
 
-async def restore(machines: Sequence[Machine], copies: Sequence[Copy], **more: Any) -> Restored:
+async def restore(machines: Sequence[Machine], copies: Sequence[CopyToRestore], **more: Any) -> Restored:
     pool = AgentPool()
     patience = {"patience_s": 0.3, "reach_s": 0.0} | more
     given = RestoreInput.model_validate({"spec": SPEC, "machines": list(machines), "copies": list(copies)} | patience)
@@ -99,7 +99,7 @@ async def test_a_damaged_copy_is_named_and_the_others_are_brought() -> None:
     assert [one.rank for one in found.moved] == [5]
     reason = "the payload's checksum does not hold"
     assert found.failed == [
-        Held(rank=4, machine="m0", completed_steps=20, tier=Tier.BACKUP, valid=False, reason=reason)
+        StateCopy(rank=4, machine="m0", completed_steps=20, tier=Tier.BACKUP, valid=False, reason=reason)
     ]
 
 
@@ -150,7 +150,7 @@ async def test_a_second_attempt_of_the_activity_brings_nothing_twice() -> None:
     assert again.moved == first.moved
 
 
-def remote(ranks: Sequence[int]) -> list[Copy]:
+def remote(ranks: Sequence[int]) -> list[CopyToRestore]:
     return [copy(rank, Tier.REMOTE, SPEC_MACHINES[rank // 2]) for rank in ranks]
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from agent.launcher.fork_client import ForkServer
+from agent.launcher.fork_client import ForkServerClient
 from agent.launcher.from_template import end_of, fork_from
 from agent.v1 import agent_pb2 as pb
 from tests import templates
@@ -219,7 +219,7 @@ async def test_one_that_dies_before_it_answers_leaves_no_second_server_on_a_sock
         writer.close()
 
     async with await asyncio.start_unix_server(die, tmp_path / "dying.sock"):
-        server = await ForkServer.start(tmp_path / "servers", "", {}, tmp_path / "dying.sock")
+        server = await ForkServerClient.start(tmp_path / "servers", "", {}, tmp_path / "dying.sock")
         try:
             wanted = Path(asked[0][asked[0].index("--socket-path") + 1])
             assert (server.path != wanted, server.path.exists(), wanted.exists()) == (True, True, False)  # noqa: ASYNC240

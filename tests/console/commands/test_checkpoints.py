@@ -10,11 +10,11 @@ from rich.console import Console
 from agent.checkpoints.tiers.listing import UNFINISHED
 from agent.v1 import agent_pb2 as pb
 from console.commands.checkpoints import lines, pairs, table
-from controlplane.queries.checkpoints import JobCheckpoints, ask_for_copies, report_of
+from controlplane.queries.checkpoints import CheckpointsReport, ask_for_copies, report_of
 from controlplane.queries.saved import saved_report
 from everstep.decisions.checkpoints.lineage import Lineage
 from everstep.errors import AgentUnreachable
-from everstep.model.incident import Held, Tier
+from everstep.model.incident import StateCopy, Tier
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
 from everstep.slots.format import CUT_SHORT, NEVER_USED
@@ -24,28 +24,30 @@ MACHINES = [Machine(name=f"m{index}", address=f"a{index}") for index in range(4)
 S = 10**9
 
 
-def held(rank: int, step: int, tier: Tier = Tier.OWN, **more: object) -> Held:
+def held(rank: int, step: int, tier: Tier = Tier.OWN, **more: object) -> StateCopy:
     machine = rank // 2 if tier != Tier.BACKUP else 3 - rank // 2
     given = {"bytes": 1000, "saved_ns": step * S, "generation": 1} | more
-    return Held.model_validate({"rank": rank, "machine": f"m{machine}", "completed_steps": step, "tier": tier, **given})
+    return StateCopy.model_validate(
+        {"rank": rank, "machine": f"m{machine}", "completed_steps": step, "tier": tier, **given}
+    )
 
 
-def everywhere(step: int, *tiers: Tier) -> list[Held]:
+def everywhere(step: int, *tiers: Tier) -> list[StateCopy]:
     return [held(rank, step, tier) for rank in range(8) for tier in tiers]
 
 
 def report(
-    copies: list[Held],
+    copies: list[StateCopy],
     *,
     silent: tuple[str, ...] = (),
     spec: JobSpec = SPEC,
     line: Lineage = (),
     stepping: bool = False,
-) -> JobCheckpoints:
+) -> CheckpointsReport:
     return report_of(spec, MACHINES, copies, silent, lineage=line, stepping=stepping)
 
 
-def shown(found: JobCheckpoints) -> list[list[str]]:
+def shown(found: CheckpointsReport) -> list[list[str]]:
     console = Console(width=160, highlight=False)
     with console.capture() as capture:
         console.print(table(found, now_ns=130 * S))

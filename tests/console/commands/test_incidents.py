@@ -21,10 +21,10 @@ from everstep.model.incident import (
     Confirmation,
     Evidence,
     Failure,
-    Held,
     IncidentReport,
     RankExit,
     Stage,
+    StateCopy,
     Symptom,
 )
 from everstep.model.job import JobSpec
@@ -62,7 +62,7 @@ def write(ledger: Ledger, job: str, number: int, *, fault_ns: int = FAULT, close
             ),
             RankExit(rank=0, machine="m0", signal=9, stopped_by_us=True),
         ],
-        held=[Held(rank=5, machine="m2", completed_steps=21, valid=False, reason="checksum does not hold")],
+        held=[StateCopy(rank=5, machine="m2", completed_steps=21, valid=False, reason="checksum does not hold")],
         unreachable=["m3"],
     )
     ledger.incident_evidence(id, evidence)

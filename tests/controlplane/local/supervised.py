@@ -10,7 +10,7 @@ from pathlib import Path
 
 from controlplane.local import procfs
 from controlplane.local.cluster import SHM_ROOT
-from controlplane.local.plan import Plan, ProcessPlan, State
+from controlplane.local.plan import ClusterPlan, ProcessPlan, State
 
 PYTHON = [sys.executable, "-P", "-c"]
 SLEEP = "import time; time.sleep(600)"
@@ -25,7 +25,7 @@ class Trial:
         self.shm = SHM_ROOT / cluster_id
 
     def plan(self, *processes: ProcessPlan) -> None:
-        Plan(self.cluster_id, str(self.shm), list(processes)).save(self.home)
+        ClusterPlan(self.cluster_id, str(self.shm), list(processes)).save(self.home)
 
     def start(self) -> int:
         with (self.home / "supervisor.log").open("ab") as log:

@@ -9,11 +9,11 @@ import pytest
 
 from agent.launcher.rank_process import BESIDE, generation_marker
 from drills.judge.compare import Comparison, compare
-from drills.observe.step_records import Record, Records, copies_in
+from drills.observe.step_records import Records, ReportedStep, copies_in
 
 
 def records(*steps: int, ranks: int = 2, loss: float = 0.5, state: str = "") -> Records:
-    made = [Record(step, 1, step, struct.pack("<d", loss + step)) for step in steps]
+    made = [ReportedStep(step, 1, step, struct.pack("<d", loss + step)) for step in steps]
     final = {rank: f"{state}{rank}" for rank in range(ranks)} if state else {}
     return Records({rank: list(made) for rank in range(ranks)}, final)
 
@@ -21,7 +21,7 @@ def records(*steps: int, ranks: int = 2, loss: float = 0.5, state: str = "") -> 
 def other_bits() -> Records:
     """The first attempt at a step must have the right bits as well, not only the last."""
     found = records(0, 1, 2)
-    found.of[1].insert(1, Record(1, 1, 0, struct.pack("<d", 1.5000000000000002)))
+    found.of[1].insert(1, ReportedStep(1, 1, 0, struct.pack("<d", 1.5000000000000002)))
     return found
 
 

@@ -9,14 +9,14 @@ import pytest
 
 from drills.inject.damage import Damaged
 from drills.judge.compare import Comparison
-from drills.judge.facts import Facts, IncidentFacts, restored_from
+from drills.judge.facts import DrillFacts, IncidentFacts, restored_from
 from drills.judge.judge import judge, summary
 from drills.judge.result import DrillResult
-from drills.observe.observed import Absorbed, Seen
-from drills.observe.step_records import Record, Records
+from drills.observe.observed import Absorbed, DrillObservations
+from drills.observe.step_records import Records, ReportedStep
 from drills.spec.loss import Promise
 from drills.spec.request import DrillRequest
-from everstep.model.incident import Confirmation, Copy, IncidentReport, Stage, Tier
+from everstep.model.incident import Confirmation, CopyToRestore, IncidentReport, Stage, Tier
 
 SECOND = 10**9
 KEYS = [
@@ -26,7 +26,7 @@ KEYS = [
 
 
 def records(*steps: int, generation: int = 1, loss: float = 0.5, ranks: int = 2) -> Records:
-    made = [Record(step, generation, (100 + step) * SECOND, struct.pack("<d", loss + step)) for step in steps]
+    made = [ReportedStep(step, generation, (100 + step) * SECOND, struct.pack("<d", loss + step)) for step in steps]
     return Records({rank: list(made) for rank in range(ranks)})
 
 
@@ -49,8 +49,8 @@ def report(**changed: Any) -> IncidentReport:
     return IncidentReport(**(values | changed))
 
 
-def facts(**changed: Any) -> Facts:
-    found = Facts(
+def facts(**changed: Any) -> DrillFacts:
+    found = DrillFacts(
         outcome="finished",
         generations=2,
         marks={"f0-7": {"time_ns": 10 * SECOND, "pid": 1}},
@@ -112,28 +112,28 @@ def test_a_killed_agent_deserves_that_nothing_happens() -> None:
         generations=1,
         marks={"kill-agent": {"time_ns": 101 * SECOND}},
         records=records(0, 1, 2, 3, 4),
-        seen=Seen(Absorbed(101 * SECOND, 103 * SECOND + SECOND // 2)),
+        seen=DrillObservations(Absorbed(101 * SECOND, 103 * SECOND + SECOND // 2)),
     )
     result = judge(request, SPEC, calm)
     assert result.ok, result.problems
     assert (result.resolution, result.recovered_s, result.incidents, result.steps_lost) == ("absorbed", 2.5, [], 0)
-    stood = replace(calm, seen=Seen(Absorbed(105 * SECOND, 109 * SECOND)))
+    stood = replace(calm, seen=DrillObservations(Absorbed(105 * SECOND, 109 * SECOND)))
     assert "the job did not step while the part was away" in judge(request, SPEC, stood).problems
-    soon = replace(calm, seen=Seen(Absorbed(105 * SECOND, 105 * SECOND + SECOND // 2)))
+    soon = replace(calm, seen=DrillObservations(Absorbed(105 * SECOND, 105 * SECOND + SECOND // 2)))
     assert judge(request, SPEC, soon).ok, "it was back within the time of a step"
-    away = replace(calm, seen=Seen(Absorbed(101 * SECOND, None)))
+    away = replace(calm, seen=DrillObservations(Absorbed(101 * SECOND, None)))
     assert "the killed part did not come back in time" in judge(request, SPEC, away).problems
     hurt = replace(calm, incidents=facts().incidents, generations=2)
     assert not judge(request, SPEC, hurt).ok
 
 
-def lost(steps: int, **seen: Any) -> Facts:
+def lost(steps: int, **seen: Any) -> DrillFacts:
     """As after a strike that cost so many steps."""
     return facts(
         marks={"damage": {"time_ns": 1 * SECOND}, "strike": {"time_ns": 10 * SECOND}},
         incidents=[IncidentFacts("incident/job/0001", 11 * SECOND, report(lost_steps=steps))],
         records=records(*range(10), *range(10 - steps, 12)),
-        seen=Seen(**seen),
+        seen=DrillObservations(**seen),
     )
 
 
@@ -177,13 +177,13 @@ def test_full_file_systems_must_be_told_of_and_no_room_at_all_parks() -> None:
 @pytest.mark.parametrize(("during", "ok"), [(1.2, True), (3.0, False)])
 def test_a_peer_that_hangs_must_not_slow_training_down(during: float, ok: bool) -> None:
     times = [n * SECOND for n in range(100, 110)] + [int((110 + n * during) * SECOND) for n in range(10)]
-    steps = [Record(step, 1, time, struct.pack("<d", step)) for step, time in enumerate(times)]
+    steps = [ReportedStep(step, 1, time, struct.pack("<d", step)) for step, time in enumerate(times)]
     calm = facts(
         incidents=[],
         generations=1,
         marks={"hang-peer": {"time_ns": 109 * SECOND}},
         records=Records({0: steps}),
-        seen=Seen(Absorbed(int(109.5 * SECOND), int(110 + 9 * during) * SECOND), lag=7),
+        seen=DrillObservations(Absorbed(int(109.5 * SECOND), int(110 + 9 * during) * SECOND), lag=7),
     )
     request = DrillRequest(fault="hang-peer")
     result = judge(request, SPEC, calm)
@@ -194,15 +194,15 @@ def test_a_peer_that_hangs_must_not_slow_training_down(during: float, ok: bool) 
 
 
 def test_why_a_fault_could_not_be_injected_is_said_instead_of_that_it_did_not_fire() -> None:
-    result = judge(REQUEST, SPEC, facts(marks={"strike": None}, seen=Seen(trouble="step 8 was not saved")))
+    result = judge(REQUEST, SPEC, facts(marks={"strike": None}, seen=DrillObservations(trouble="step 8 was not saved")))
     assert result.problems[0] == "step 8 was not saved"
 
 
 def test_what_was_not_moved_lay_in_its_own_memory() -> None:
     moved = [
-        Copy(rank=4, completed_steps=20, tier=Tier.DISK, machine="m2"),  # of a choice that came to nothing
-        Copy(rank=4, completed_steps=15, tier=Tier.BACKUP, machine="m1"),
-        Copy(rank=5, completed_steps=15, tier=Tier.DISK, machine="m1"),
+        CopyToRestore(rank=4, completed_steps=20, tier=Tier.DISK, machine="m2"),  # of a choice that came to nothing
+        CopyToRestore(rank=4, completed_steps=15, tier=Tier.BACKUP, machine="m1"),
+        CopyToRestore(rank=5, completed_steps=15, tier=Tier.DISK, machine="m1"),
     ]
     assert restored_from(moved, 8, 15) == {"own memory": 6, "backup": 1, "disk": 1}
 
@@ -224,11 +224,11 @@ def test_tails_are_told() -> None:
 def test_no_recovery_waits_for_the_ledger_and_the_ledger_has_it_in_the_end() -> None:
     request = DrillRequest(fault="kill-postgres")
     marks: dict[str, Any] = {"kill-postgres": {"time_ns": 9 * SECOND}, "strike": {"time_ns": 10 * SECOND}}
-    away = facts(marks=marks, seen=Seen(Absorbed(9 * SECOND, 20 * SECOND)))
+    away = facts(marks=marks, seen=DrillObservations(Absorbed(9 * SECOND, 20 * SECOND)))
 
     assert judge(request, SPEC, away).ok
-    early = judge(request, SPEC, replace(away, seen=Seen(Absorbed(9 * SECOND, 11 * SECOND))))
+    early = judge(request, SPEC, replace(away, seen=DrillObservations(Absorbed(9 * SECOND, 11 * SECOND))))
     assert early.problems == ["the job did not step again before the ledger was back"]
-    assert judge(request, SPEC, replace(away, seen=Seen())).problems == early.problems
+    assert judge(request, SPEC, replace(away, seen=DrillObservations())).problems == early.problems
     lacking = judge(request, SPEC, replace(away, ledger_lacks=["the end of the job"]))
     assert lacking.problems == ["the ledger does not know the end of the job"]

@@ -8,8 +8,8 @@ import pytest
 
 from controlplane.local.cluster_file import ClusterFile
 from drills.inject.damage import Damaged
-from drills.observe.copies_on_disk import Stored
-from drills.spec.loss import Strike
+from drills.observe.copies_on_disk import CopiesOnDisk
+from drills.spec.loss import Loss
 from drills.spec.request import DrillRequest
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
@@ -47,7 +47,7 @@ def save(path: Path, *steps: int) -> None:
     file.close()
 
 
-def write(stored: Stored, rank: int, step: int, *, whole: bool = True) -> None:
+def write(stored: CopiesOnDisk, rank: int, step: int, *, whole: bool = True) -> None:
     for suffix in ("safetensors", "json")[: 1 + whole]:
         path = stored.on_disk(rank, step, suffix)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -57,7 +57,7 @@ def write(stored: Stored, rank: int, step: int, *, whole: bool = True) -> None:
 @pytest.mark.parametrize("shared", [True, False])
 def test_what_is_left_after_a_strike(tmp_path: Path, shared: bool) -> None:
     spec = a_job(tmp_path / "disk" if shared else None)
-    stored = Stored(a_cluster(tmp_path), spec)
+    stored = CopiesOnDisk(a_cluster(tmp_path), spec)
     for rank in RANKS:
         save(stored.own(rank), 18, 19, 20)
         backup = stored.backup(rank)
@@ -66,26 +66,26 @@ def test_what_is_left_after_a_strike(tmp_path: Path, shared: bool) -> None:
         write(stored, rank, 15)
         write(stored, rank, 20, whole=rank != 3)  # rank 3 was not ready: there is no manifest
     assert stored.newest() == 20
-    everything = stored.left(Strike())
+    everything = stored.left(Loss())
     assert everything == {rank: {15, 18, 19, 20} for rank in RANKS}
 
     backup = stored.backup(0)
     assert backup is not None
     home, peer = 0, int(backup.parts[-3].removeprefix("m"))
-    assert stored.left(Strike((home,)))[0] == {19, 20} | ({15} if shared else set())
-    assert stored.left(Strike((home, peer)))[0] == ({15, 20} if shared else set())
-    assert stored.left(Strike((home, peer), disks=False))[0] == {15, 20}
-    assert stored.left(Strike((home,)), disks=False)[0] == {19, 20}
-    assert stored.left(Strike(ranks=(0,))) == everything
+    assert stored.left(Loss((home,)))[0] == {19, 20} | ({15} if shared else set())
+    assert stored.left(Loss((home, peer)))[0] == ({15, 20} if shared else set())
+    assert stored.left(Loss((home, peer), disks=False))[0] == {15, 20}
+    assert stored.left(Loss((home,)), disks=False)[0] == {19, 20}
+    assert stored.left(Loss(ranks=(0,))) == everything
 
     bad = [Damaged(backup, 0, 20, "flipped"), Damaged(stored.on_disk(0, 20, "safetensors"), 0, 20, "cut")]
-    assert stored.left(Strike((home,)), bad)[0] == {19} | ({15} if shared else set())
+    assert stored.left(Loss((home,)), bad)[0] == {19} | ({15} if shared else set())
     bad.append(Damaged(stored.own(0), 0, 20, "flipped"))
-    assert stored.left(Strike(), bad)[0] == {15, 18, 19}
+    assert stored.left(Loss(), bad)[0] == {15, 18, 19}
 
 
 def test_a_backup_on_its_way_is_seen(tmp_path: Path) -> None:
-    stored = Stored(a_cluster(tmp_path), a_job(None))
+    stored = CopiesOnDisk(a_cluster(tmp_path), a_job(None))
     path = stored.backup(2)
     assert path is not None
     machine = int(path.parts[-3].removeprefix("m"))

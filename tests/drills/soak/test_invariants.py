@@ -16,7 +16,7 @@ from controlplane.queries.status import JobReport
 from drills.judge.compare import Comparison
 from drills.judge.facts import IncidentFacts
 from drills.soak.invariants import INVARIANTS, WARM_UP, Baseline, Struck, learn, may_cost, violations
-from drills.soak.look import ClusterProcess, Look, files, task_failed, unheld
+from drills.soak.look import ClusterProcess, GateLook, files, task_failed, unheld
 from drills.soak.plan import GAP, Sizes
 from drills.spec.loss import Promise
 from drills.spec.request import DrillRequest
@@ -57,10 +57,10 @@ def job_report(**changes: Any) -> JobReport:
     return JobReport.model_construct(**(given | changes))
 
 
-def good() -> Look:
+def good() -> GateLook:
     named = ["supervisor", "temporal", "template", "worker-0", "worker-1", *(f"agent-m{n}" for n in range(4))]
     names = [*named, "store", *["rank"] * 4, *["fork server"] * 4]
-    return Look(
+    return GateLook(
         STEP,
         processes=[ClusterProcess(100 + number, name, 80.0, 20) for number, name in enumerate(names)],
         files={"m0/soak-01/report-0": 2, "m0/soak-01/checkpoint-0": 1},
@@ -90,26 +90,26 @@ def test_a_good_look_violates_nothing() -> None:
     assert violations(good(), STRUCK, SPEC, known()) == []
 
 
-def with_process(name: str, **changes: Any) -> Callable[[Look], None]:
-    def change(seen: Look) -> None:
+def with_process(name: str, **changes: Any) -> Callable[[GateLook], None]:
+    def change(seen: GateLook) -> None:
         seen.processes = [replace(one, **changes) if one.name == name else one for one in seen.processes]
 
     return change
 
 
-def more(name: str) -> Callable[[Look], None]:
+def more(name: str) -> Callable[[GateLook], None]:
     return lambda seen: seen.processes.append(ClusterProcess(999, name, 1.0, 1))
 
 
-def put(**fields: Any) -> Callable[[Look], None]:
-    def change(seen: Look) -> None:
+def put(**fields: Any) -> Callable[[GateLook], None]:
+    def change(seen: GateLook) -> None:
         for name, value in fields.items():
             setattr(seen, name, value)
 
     return change
 
 
-WRONG: list[tuple[str, Callable[[Look], None]]] = [
+WRONG: list[tuple[str, Callable[[GateLook], None]]] = [
     ("stands at the gate", put(newest=STEP + 1)),
     ("losses are equal", put(comparison=Comparison(losses=["rank 1 has another loss at step 33"]))),
     ("losses are equal", put(comparison=None)),
@@ -160,7 +160,7 @@ WRONG: list[tuple[str, Callable[[Look], None]]] = [
 
 
 @pytest.mark.parametrize(("name", "change"), WRONG)
-def test_what_is_wrong_is_named(name: str, change: Callable[[Look], None]) -> None:
+def test_what_is_wrong_is_named(name: str, change: Callable[[GateLook], None]) -> None:
     seen = good()
     change(seen)
     found = violations(seen, STRUCK, SPEC, known())

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from drills.spec.describe import describe
-from drills.spec.loss import Strike, best_step, promise_of, strike_of
+from drills.spec.loss import Loss, best_step, promise_of, strike_of
 from drills.spec.request import DrillRequest
 
 
@@ -18,51 +18,51 @@ from drills.spec.request import DrillRequest
         # Machines m0 … m3 hold (pp0 dp0), (pp0 dp1), (pp1 dp0), (pp1 dp1): m0 and m3 are peers, m1 and m2 too.
         (
             {"fault": "kill-machine", "machine": "m2"},
-            Strike((2,)),
+            Loss((2,)),
             1,
             "everything of m2 is killed and comes back empty",
         ),
-        ({"fault": "kill-machine"}, Strike((3,)), 1, "everything of m3 is killed"),
-        ({"fault": "kill-group", "kind": "tp", "index": 1}, Strike((1,)), 1, "tp group 1: everything of m1"),
-        ({"fault": "kill-group", "kind": "pp"}, Strike((0, 2)), 1, "pp group 0: everything of m0 and m2 is killed"),
-        ({"fault": "kill-group", "kind": "dp", "index": 2}, Strike((2, 3)), 1, "everything of m2 and m3"),
-        ({"fault": "flip-bit", "where": "buffer", "ranks": [5]}, Strike(ranks=(5,)), 1, "; then SIGKILL to rank 5"),
-        ({"fault": "flip-bit", "where": "backup", "ranks": [5]}, Strike((2,)), 1, "backup on m1 at step 20; then"),
+        ({"fault": "kill-machine"}, Loss((3,)), 1, "everything of m3 is killed"),
+        ({"fault": "kill-group", "kind": "tp", "index": 1}, Loss((1,)), 1, "tp group 1: everything of m1"),
+        ({"fault": "kill-group", "kind": "pp"}, Loss((0, 2)), 1, "pp group 0: everything of m0 and m2 is killed"),
+        ({"fault": "kill-group", "kind": "dp", "index": 2}, Loss((2, 3)), 1, "everything of m2 and m3"),
+        ({"fault": "flip-bit", "where": "buffer", "ranks": [5]}, Loss(ranks=(5,)), 1, "; then SIGKILL to rank 5"),
+        ({"fault": "flip-bit", "where": "backup", "ranks": [5]}, Loss((2,)), 1, "backup on m1 at step 20; then"),
         (
             {"fault": "flip-bit", "where": "file", "ranks": [5]},
-            Strike((1, 2)),
+            Loss((1, 2)),
             None,
             "in its newest file on disk",
         ),
-        ({"fault": "truncate-file", "ranks": [0]}, Strike((0, 3)), None, "of rank 0 is cut short"),
-        ({"fault": "disk-full", "machine": "m1"}, Strike((1, 2), disks=False), None, "and loses its memory"),
-        ({"fault": "shm-full"}, Strike(), 1, "shared memory of m3 has room for nothing"),
-        ({"fault": "shm-full", "fits": "own", "machine": "m1"}, Strike((2,)), 1, "its own ranks only at step 20; then"),
-        ({"fault": "hang-peer", "machine": "m1"}, Strike(), 1, "SIGSTOP to the agent of m1 for 6 s"),
-        ({"fault": "kill-peer", "ranks": [5]}, Strike((2,)), 1, "the agent of m1 in the middle of a backup"),
-        ({"fault": "kill-peer", "machine": "m0", "then": "kill-rank"}, Strike(ranks=(6,)), 1, "then SIGKILL to rank 6"),
+        ({"fault": "truncate-file", "ranks": [0]}, Loss((0, 3)), None, "of rank 0 is cut short"),
+        ({"fault": "disk-full", "machine": "m1"}, Loss((1, 2), disks=False), None, "and loses its memory"),
+        ({"fault": "shm-full"}, Loss(), 1, "shared memory of m3 has room for nothing"),
+        ({"fault": "shm-full", "fits": "own", "machine": "m1"}, Loss((2,)), 1, "its own ranks only at step 20; then"),
+        ({"fault": "hang-peer", "machine": "m1"}, Loss(), 1, "SIGSTOP to the agent of m1 for 6 s"),
+        ({"fault": "kill-peer", "ranks": [5]}, Loss((2,)), 1, "the agent of m1 in the middle of a backup"),
+        ({"fault": "kill-peer", "machine": "m0", "then": "kill-rank"}, Loss(ranks=(6,)), 1, "then SIGKILL to rank 6"),
         (
             {"fault": "kill-agent", "machine": "m1", "then": "kill-rank"},
-            Strike(ranks=(2,)),
+            Loss(ranks=(2,)),
             1,
             "then SIGKILL to rank 2",
         ),
-        ({"fault": "kill-agent", "machine": "m1", "then": "kill-machine"}, Strike((1,)), 1, "then everything of m1"),
-        ({"fault": "kill-rank"}, Strike(), 1, "SIGKILL to rank 7 at step 20"),
-        ({"fault": "link-down", "machine": "m1"}, Strike(), 1, "the link of m1 is down for 6 s at step 20"),
-        ({"fault": "cut-off", "seconds": 9.0}, Strike(), 1, "m3 and the control host do not reach each other for 9 s"),
-        ({"fault": "kill-postgres", "ranks": [2]}, Strike(ranks=(2,)), 1, "the ledger's server, which stays away"),
-        ({"fault": "kill-workers"}, Strike(ranks=(7,)), 1, "away for 6 s at step 20; then SIGKILL to rank 7"),
+        ({"fault": "kill-agent", "machine": "m1", "then": "kill-machine"}, Loss((1,)), 1, "then everything of m1"),
+        ({"fault": "kill-rank"}, Loss(), 1, "SIGKILL to rank 7 at step 20"),
+        ({"fault": "link-down", "machine": "m1"}, Loss(), 1, "the link of m1 is down for 6 s at step 20"),
+        ({"fault": "cut-off", "seconds": 9.0}, Loss(), 1, "m3 and the control host do not reach each other for 9 s"),
+        ({"fault": "kill-postgres", "ranks": [2]}, Loss(ranks=(2,)), 1, "the ledger's server, which stays away"),
+        ({"fault": "kill-workers"}, Loss(ranks=(7,)), 1, "away for 6 s at step 20; then SIGKILL to rank 7"),
         (
             {"fault": "kill-worker", "in_stage": "restore", "during": "kill-machine", "machine": "m0"},
-            Strike((0,)),
+            Loss((0,)),
             1,
             "everything of m0 is killed and comes back empty at step 20, then SIGKILL to the worker at stage restore",
         ),
     ],
 )
 def test_what_is_struck_what_it_may_cost_and_how_it_is_told(
-    options: dict[str, Any], strike: Strike, promised: int | None, said: str
+    options: dict[str, Any], strike: Loss, promised: int | None, said: str
 ) -> None:
     request = DrillRequest(**options)
     spec = request.spec("job", {}, disk=Path("/disk"))
@@ -74,9 +74,9 @@ def test_what_is_struck_what_it_may_cost_and_how_it_is_told(
 def test_with_one_kind_of_parallelism_a_group_is_everything() -> None:
     request = DrillRequest(fault="kill-group", kind="dp", machines=2, ranks_per_machine=1, tp=1, pp=1)
     spec = request.spec("job", {})
-    assert strike_of(request, spec) == Strike((0, 1))
-    assert promise_of(spec, Strike((0, 1))).steps is None
-    assert promise_of(spec, Strike((1,))).steps == 1
+    assert strike_of(request, spec) == Loss((0, 1))
+    assert promise_of(spec, Loss((0, 1))).steps is None
+    assert promise_of(spec, Loss((1,))).steps == 1
 
 
 def test_without_backups_nothing_is_promised(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_without_backups_nothing_is_promised(tmp_path: Path) -> None:
     file = tmp_path / "job.toml"
     file.write_text('script = "train.py"\nmachines = 4\n[checkpoint]\nbackup = false\n')
     request = DrillRequest(fault="kill-machine", config=file)
-    promise = promise_of(request.spec("job", {}), Strike((0,)))
+    promise = promise_of(request.spec("job", {}), Loss((0,)))
     assert promise.steps is None and "no backups" in promise.reason
 
 

@@ -16,7 +16,7 @@ from activities.payloads import DATA_CONVERTER
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.checkpoints.choose_restore import choose_restore
 from everstep.decisions.ettr import Interval, ettr
-from everstep.model.incident import Anomaly, Copy, Evidence, Held, IncidentReport, Symptom, Tier
+from everstep.model.incident import Anomaly, CopyToRestore, Evidence, IncidentReport, StateCopy, Symptom, Tier
 from everstep.model.job import JobSpec
 from everstep.model.job_state import JobState
 from everstep.model.machine import Machine
@@ -99,9 +99,9 @@ async def test_a_later_releases_message_goes_through_an_earlier_one_unharmed(
 def test_a_copy_in_a_place_that_this_release_does_not_know_is_told_of_and_not_used() -> None:
     told = pb.HeldCheckpoint(rank=0, completed_steps=9, valid=True)
     told.MergeFromString(pb.HeldCheckpoint.DESCRIPTOR.fields_by_name["tier"].number.__lshift__(3).to_bytes(1) + b"\x07")
-    own = Held(rank=0, machine="m0", completed_steps=4)
+    own = StateCopy(rank=0, machine="m0", completed_steps=4)
     held, _ = held_of({"m0": [told]})
-    of_a_later_worker = Held(rank=0, machine="m0", completed_steps=8, tier=Tier("tape"))
+    of_a_later_worker = StateCopy(rank=0, machine="m0", completed_steps=8, tier=Tier("tape"))
     topology = Topology(machines=1, ranks_per_machine=1, tp=1, pp=1)
 
     chosen = choose_restore([own, *held, of_a_later_worker], topology, ["m0"])
@@ -109,7 +109,9 @@ def test_a_copy_in_a_place_that_this_release_does_not_know_is_told_of_and_not_us
     assert (held[0].tier, held[0].valid) == ("tier 7", False)
     assert chosen.step == 4
     assert "newer" in chosen.reason
-    assert "tape of m0" in web_ui.copies_text([Copy(rank=0, completed_steps=8, tier=Tier("tape"), machine="m0")])
+    assert "tape of m0" in web_ui.copies_text(
+        [CopyToRestore(rank=0, completed_steps=8, tier=Tier("tape"), machine="m0")]
+    )
 
 
 def test_time_of_a_kind_that_this_release_does_not_know_is_not_productive() -> None:

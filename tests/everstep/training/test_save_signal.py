@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from everstep.training import save_signal as module
-from everstep.training.save_signal import Bell
+from everstep.training.save_signal import SaveSignal
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def listen(path: Path) -> int:
 
 
 def test_a_ring_is_one_byte(fifo: Path) -> None:
-    reader, bell = listen(fifo), Bell(fifo)
+    reader, bell = listen(fifo), SaveSignal(fifo)
     bell.ring()
     bell.ring()
     assert len(os.read(reader, 100)) == 2
@@ -34,7 +34,7 @@ def test_a_ring_is_one_byte(fifo: Path) -> None:
 
 
 def test_nobody_listens_until_somebody_does(fifo: Path) -> None:
-    bell = Bell(fifo)
+    bell = SaveSignal(fifo)
     bell.ring()
     reader = listen(fifo)
     bell.ring()
@@ -49,7 +49,7 @@ def test_nobody_listens_until_somebody_does(fifo: Path) -> None:
 
 
 def test_a_full_pipe_does_not_hold_it_up(fifo: Path) -> None:
-    reader, bell = listen(fifo), Bell(fifo)
+    reader, bell = listen(fifo), SaveSignal(fifo)
     for _ in range(70_000):  # a pipe takes 64 KiB
         bell.ring()
     assert len(os.read(reader, 1 << 20)) == 1 << 16
@@ -61,7 +61,7 @@ def test_a_full_pipe_does_not_hold_it_up(fifo: Path) -> None:
 
 def test_what_could_not_be_opened_is_not_tried_again_at_once(fifo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "REOPEN_S", 3600.0)
-    bell = Bell(fifo)
+    bell = SaveSignal(fifo)
     bell.ring()
     reader = listen(fifo)
     bell.ring()
@@ -70,4 +70,4 @@ def test_what_could_not_be_opened_is_not_tried_again_at_once(fifo: Path, monkeyp
 
 
 def test_without_a_bell_nothing_happens() -> None:
-    Bell(None).ring()
+    SaveSignal(None).ring()

@@ -18,7 +18,7 @@ from agent.checkpoints.saved_state import NONE
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.checkpoints.align_backups import FREE, STILL_S, STILL_STEPS, AlignRule, Backed
 from everstep.decisions.checkpoints.next_backup import choose_step, next_stride
-from everstep.decisions.checkpoints.step_rate import Pace
+from everstep.decisions.checkpoints.step_rate import StepRate
 from everstep.decisions.detect.drift import DriftRule, Standing
 from everstep.slots.format import Pin
 
@@ -63,7 +63,7 @@ class Machine:
         self.state = pb.SavedState(**NONE)
         self.sending = self.ready_at = -1
         self.stride = 1
-        self.pace = Pace()
+        self.pace = StepRate()
         self.began_at = -1
 
     def spare(self) -> None:

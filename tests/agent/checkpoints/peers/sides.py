@@ -11,8 +11,8 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from agent.checkpoints.peers.backups import Received
-from agent.checkpoints.peers.data_port import DataPort, Shelf
+from agent.checkpoints.peers.backups import PeerBackups
+from agent.checkpoints.peers.data_port import DataPort, JobPort
 from agent.checkpoints.peers.messages import Header, Offer, as_message
 from agent.checkpoints.peers.tokens import Tokens
 from agent.checkpoints.peers.wire import Wire, connect
@@ -35,10 +35,10 @@ class Side:
 
     def __init__(self, *, fenced: int = 0) -> None:
         self.shm = fresh_shm()
-        self.received = Received(self.shm, fenced)
+        self.received = PeerBackups(self.shm, fenced)
         self.tokens = Tokens()
         self.port = DataPort(HOST, self.tokens)
-        shelf = Shelf(self.shm, self.received)
+        shelf = JobPort(self.shm, self.received)
         self.port.start(lambda job: shelf if job == JOB else None)
 
     def connect(self, through: Network | None = None, *, patience_s: float = 5.0) -> Wire:

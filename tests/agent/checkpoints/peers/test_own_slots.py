@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent.checkpoints.options import Place
-from agent.checkpoints.peers.own_slots import Keeper
+from agent.checkpoints.peers.own_slots import OwnSlots
 from agent.checkpoints.saved_state import SavedStates
 from agent.v1 import agent_pb2 as pb
 from everstep.slots.file import SlotFile
@@ -26,7 +26,7 @@ class Rank:
     def start(self) -> None:
         """The agent starts, or is started again."""
         self.saved = SavedStates()
-        self.keeper = Keeper(Place("gpt", "m0", self.shm, self.shm, self.saved), [0])
+        self.keeper = OwnSlots(Place("gpt", "m0", self.shm, self.shm, self.saved), [0])
 
     def save(self, first: int, last: int) -> None:
         for step in range(first, last + 1):

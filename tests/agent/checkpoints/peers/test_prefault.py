@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from agent.checkpoints.peers.fetch import copy_slot, fetch_slot
-from agent.checkpoints.peers.prefault import PIECE, Ahead
+from agent.checkpoints.peers.prefault import PIECE, Prefault
 from controlplane.local import mounts
 from everstep.errors import CheckpointError
 from everstep.slots.file import SlotFile
@@ -50,7 +50,7 @@ def test_nothing_is_written_before_there_is_memory(folder: Path) -> None:
     header = SlotReader(folder / "from").headers()[0]
     file = Slow(folder / "to")
     file.receive(header, whole=False)
-    with contextlib.closing(Ahead(file, header.payload_bytes)) as ahead:
+    with contextlib.closing(Prefault(file, header.payload_bytes)) as ahead:
         waiting = threading.Thread(target=ahead.reach, args=(PIECE + 1,))
         waiting.start()
         file.turns.release()
@@ -68,7 +68,7 @@ def test_who_is_interrupted_leaves_the_rest_alone(folder: Path) -> None:
     header = SlotReader(folder / "from").headers()[0]
     file = Slow(folder / "to")
     file.receive(header, whole=False)
-    ahead = Ahead(file, header.payload_bytes)
+    ahead = Prefault(file, header.payload_bytes)
     closing = threading.Thread(target=ahead.close)
     closing.start()
     closing.join(0.05)

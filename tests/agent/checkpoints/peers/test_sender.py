@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from agent.checkpoints.options import Place, Terms
+from agent.checkpoints.options import LaunchOptions, Place
 from agent.checkpoints.peers import peer_sender as lane_module
 from agent.checkpoints.peers.sender import Sender
 from agent.checkpoints.peers.wire import Wire
-from agent.checkpoints.save_watch import Bell
+from agent.checkpoints.save_watch import SaveWatch
 from agent.checkpoints.saved_state import SavedStates
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import AgentUnreachable
@@ -36,9 +36,9 @@ class Mine:
         place = Place(JOB, "m1", here.shm, here.shm, self.saved)
         chosen = {"backup": True, "backup_slots": 2, "backup_every_steps": 1} | options
         peers = tuple(pb.BackupPeer(rank=rank, machine="m2", address="nowhere:1") for rank in ranks)
-        terms = Terms(1, 0, ranks, pb.CheckpointOptions(**chosen), peers)  # type: ignore[arg-type]
+        terms = LaunchOptions(1, 0, ranks, pb.CheckpointOptions(**chosen), peers)  # type: ignore[arg-type]
         self.sender = Sender(place, terms, self._connect)
-        self.bell = Bell(here.shm, [self.sender.on_saved])
+        self.bell = SaveWatch(here.shm, [self.sender.on_saved])
         self.sender.start()
         self.bell.start()
 

@@ -14,9 +14,9 @@ from functools import partial
 from pathlib import Path
 
 from activities.watching.job_view import Watched
-from agent.checkpoints.options import Place, Terms
+from agent.checkpoints.options import LaunchOptions, Place
 from agent.checkpoints.saved_state import SavedStates
-from agent.checkpoints.tiers.retention import Keeper
+from agent.checkpoints.tiers.retention import DiskRetention
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.checkpoints.next_disk_step import choose_step, stride_after
 from everstep.model.checkpoint_policy import CheckpointPolicy
@@ -52,10 +52,10 @@ class Machine:
     def start(self) -> None:
         """The agent, anew: it knows what is on disk and what it noted."""
         self.saved = SavedStates()
-        self.keeper = Keeper(Place("job", f"m{self.rank}", self.shm, self.shm, self.saved))
+        self.keeper = DiskRetention(Place("job", f"m{self.rank}", self.shm, self.shm, self.saved))
         options = pb.CheckpointOptions(disk_every_steps=self.policy.disk_every_steps, disk_keep=self.policy.disk_keep)
         topology = f"{self.world},1,1,1,pp-dp-tp"
-        self.terms = Terms(1, 0, (self.rank,), options, topology=topology)
+        self.terms = LaunchOptions(1, 0, (self.rank,), options, topology=topology)
         self.done = max([*self.disk, self.keeper.open(self.terms, self.disk) or -1])
         self.asked: set[int] = set()
         self.writing = self.ready_at = -1

@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from agent.checkpoints.options import Terms
+from agent.checkpoints.options import LaunchOptions
 from agent.checkpoints.saved_state import SavedStates
 from agent.checkpoints.tiers import open_with_timeout
-from agent.checkpoints.tiers.open_with_timeout import PatientTiers
+from agent.checkpoints.tiers.open_with_timeout import TiersWithTimeout
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import CheckpointError
 from everstep.slots.format import SlotHeader
@@ -27,7 +27,7 @@ class Tiers:
         self.failure: Exception | None = None
         self.calls: list[str] = []
 
-    def open(self, terms: Terms) -> None:
+    def open(self, terms: LaunchOptions) -> None:
         self.hang.wait(30)
         if self.failure:
             raise self.failure
@@ -50,8 +50,8 @@ class Tiers:
     def close(self) -> None: ...
 
 
-def terms(generation: int) -> Terms:
-    return Terms(generation, 0, (0, 1), pb.CheckpointOptions())
+def terms(generation: int) -> LaunchOptions:
+    return LaunchOptions(generation, 0, (0, 1), pb.CheckpointOptions())
 
 
 def until(tiers: Tiers, calls: list[str]) -> None:
@@ -63,7 +63,7 @@ def until(tiers: Tiers, calls: list[str]) -> None:
 
 def test_in_order() -> None:
     tiers, saved = Tiers(), SavedStates()
-    found = PatientTiers(tiers, saved)
+    found = TiersWithTimeout(tiers, saved)
     found.on_saved(0, HEADER)
     found.open(terms(1))
     found.on_saved(0, HEADER)
@@ -77,7 +77,7 @@ def test_in_order() -> None:
 def test_what_fails_is_told_and_nothing_is_written() -> None:
     tiers, saved = Tiers(), SavedStates()
     tiers.failure = CheckpointError("no such folder")
-    found = PatientTiers(tiers, saved)
+    found = TiersWithTimeout(tiers, saved)
     found.open(terms(1))
     found.on_saved(0, HEADER)
     found.shut()
@@ -89,7 +89,7 @@ def test_a_disk_that_hangs_is_told_and_opened_late(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(open_with_timeout, "OPEN_S", 0.05)
     tiers, saved = Tiers(), SavedStates()
     tiers.hang.clear()
-    found = PatientTiers(tiers, saved)
+    found = TiersWithTimeout(tiers, saved)
     found.open(terms(1))
     assert "does not answer" in saved.of(0).disk_problem
     found.on_saved(0, HEADER)
@@ -107,7 +107,7 @@ def test_what_was_stopped_while_the_disk_hung_does_not_stay_open(monkeypatch: py
     monkeypatch.setattr(open_with_timeout, "OPEN_S", 0.05)
     tiers = Tiers()
     tiers.hang.clear()
-    found = PatientTiers(tiers, SavedStates())
+    found = TiersWithTimeout(tiers, SavedStates())
     found.open(terms(1))
     found.shut()
     assert tiers.calls == []
@@ -119,7 +119,7 @@ def test_the_newest_launch_counts_when_the_disk_is_back(monkeypatch: pytest.Monk
     monkeypatch.setattr(open_with_timeout, "OPEN_S", 0.05)
     tiers = Tiers()
     tiers.hang.clear()
-    found = PatientTiers(tiers, SavedStates())
+    found = TiersWithTimeout(tiers, SavedStates())
     found.open(terms(1))
     found.shut()
     found.open(terms(2))
@@ -133,7 +133,7 @@ def test_what_failed_for_want_of_room_is_opened_once_there_is_some(monkeypatch: 
     monkeypatch.setattr(open_with_timeout, "AGAIN_S", 0.02)
     tiers, saved = Tiers(), SavedStates()
     tiers.failure = CheckpointError("no room")
-    found = PatientTiers(tiers, saved)
+    found = TiersWithTimeout(tiers, saved)
     found.open(terms(1))
     assert saved.of(0).disk_problem == "no room"
     tiers.failure = None

@@ -254,7 +254,7 @@ def test_an_earlier_run_of_the_name_is_not_listed_even_before_it_is_set_aside(
     machine.tiers.close()
     jobs = machine.place.state_dir / "jobs" / JOB
     jobs.rename(jobs.with_name("gpt.previous"))
-    monkeypatch.setattr(remote_copier._Round, "run", lambda self: None)
+    monkeypatch.setattr(remote_copier._RemoteRound, "run", lambda self: None)
     machine.tiers = machine.made()
     assert {one.completed_steps for one in machine.held(remote_url=url)} == {10}
     machine.launch()

@@ -12,7 +12,7 @@ from fsspec import register_implementation
 from fsspec.callbacks import Callback
 from fsspec.implementations.memory import MemoryFileSystem
 
-from agent.checkpoints.tiers.background import Gate, Interrupted
+from agent.checkpoints.tiers.background import CopyInterrupted, Gate
 from agent.checkpoints.tiers.remote_folder import PART, RemoteFolder
 from everstep.errors import ConfigError
 
@@ -85,7 +85,7 @@ def test_a_copy_that_is_given_up_leaves_nothing(folder: RemoteFolder, local: Pat
             gate.end(0)
         gate(size)
 
-    with pytest.raises(Interrupted):
+    with pytest.raises(CopyInterrupted):
         folder.put(local, "step-1/rank-0.safetensors", pace)
     assert 10_000_000 < sum(moved) < 20_000_000
     assert folder.sizes() == {}

@@ -9,7 +9,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from agent.checkpoints.tiers.background import Gate, Interrupted
+from agent.checkpoints.tiers.background import CopyInterrupted, Gate
 from agent.checkpoints.tiers.remote_folder import RemoteFolder
 from agent.checkpoints.tiers.storage_check import remote_problem
 from tests.agent.checkpoints.tiers.tier_job import JOB, REMOTE, Machine, wait_for
@@ -121,7 +121,7 @@ def test_an_upload_that_is_given_up_leaves_no_object_and_no_parts(
         gate(size)
 
     folder = RemoteFolder(URL, JOB)
-    with pytest.raises(Interrupted):
+    with pytest.raises(CopyInterrupted):
         folder.put(local, "step-1/a", pace)
     assert 0 < sum(moved) < 160 << 20
     assert folder.sizes() == {}

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from agent.checkpoints.options import Place, Terms
+from agent.checkpoints.options import LaunchOptions, Place
 from agent.checkpoints.saved_state import SavedStates
 from agent.checkpoints.tiers.job_tiers import JobTiers
 from agent.v1 import agent_pb2 as pb
@@ -90,8 +90,8 @@ class Machine:
     def fetched(self, address: str, job: str, rank: int, step: int, view: memoryview) -> SlotHeader:
         raise AssertionError("nothing is to be fetched")
 
-    def terms(self, generation: int = 1, resume_step: int = 0) -> Terms:
-        return Terms(
+    def terms(self, generation: int = 1, resume_step: int = 0) -> LaunchOptions:
+        return LaunchOptions(
             generation=generation,
             resume_step=resume_step,
             ranks=self.ranks_here,

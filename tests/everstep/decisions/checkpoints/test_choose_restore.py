@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from everstep.decisions.checkpoints.choose_restore import NOTHING_HELD, choose_restore
 from everstep.errors import CheckpointError
-from everstep.model.incident import Held, Tier
+from everstep.model.incident import StateCopy, Tier
 from everstep.model.topology import Topology
 from everstep.slots.format import NEVER_USED
 
@@ -24,8 +24,8 @@ def held(
     machine: str = "",
     generation: int = 0,
     verified: bool = True,
-) -> Held:
-    return Held(
+) -> StateCopy:
+    return StateCopy(
         rank=rank,
         machine=machine or f"m{rank}",
         completed_steps=step,
@@ -46,7 +46,7 @@ FOUR = (Topology(4, 2, 2, 2), ["m0", "m1", "m2", "m3"])
 """Eight ranks; the peers of m0 and m3, and of m1 and m2, hold each other's backups."""
 
 
-def memory_of(machine: int, step: int) -> list[Held]:
+def memory_of(machine: int, step: int) -> list[StateCopy]:
     """What a machine of FOUR holds in memory: its own ranks and the backups of its peer's."""
     own = [held(rank, step, machine=f"m{machine}") for rank in (2 * machine, 2 * machine + 1)]
     peer = 3 - machine
@@ -75,7 +75,7 @@ def test_a_damaged_copy_of_another_tier_is_named_with_it() -> None:
 
 
 def test_a_slot_that_was_never_used_is_no_damage() -> None:
-    unused = Held(rank=0, machine="m0", completed_steps=-1, valid=False, reason=NEVER_USED)
+    unused = StateCopy(rank=0, machine="m0", completed_steps=-1, valid=False, reason=NEVER_USED)
 
     assert "m0" not in choose_restore([held(0, 20), unused], *size(1)).reason
     assert choose_restore([unused], *size(1)).step == 0
@@ -194,7 +194,7 @@ def test_a_rollback_with_nothing_there_says_so() -> None:
 
 
 @st.composite
-def situations(draw: st.DrawFn) -> tuple[Topology, list[str], list[Held]]:
+def situations(draw: st.DrawFn) -> tuple[Topology, list[str], list[StateCopy]]:
     per_machine, machines = draw(st.integers(1, 2)), draw(st.integers(1, 3))
     topology = Topology(machines, per_machine)
     names = [f"m{index}" for index in range(machines)]
@@ -211,7 +211,7 @@ def situations(draw: st.DrawFn) -> tuple[Topology, list[str], list[Held]]:
 
 @given(situations(), st.randoms())
 def test_what_is_chosen_can_be_restored_by_all_and_nothing_later_can(
-    situation: tuple[Topology, list[str], list[Held]], random: Random
+    situation: tuple[Topology, list[str], list[StateCopy]], random: Random
 ) -> None:
     topology, names, copies = situation
     valid = {(one.rank, one.completed_steps) for one in copies if one.valid}
@@ -232,7 +232,7 @@ def test_what_is_chosen_can_be_restored_by_all_and_nothing_later_can(
 
 @given(situations())
 def test_each_rank_has_its_own_slot_or_a_valid_copy_of_the_first_tier_that_has_one(
-    situation: tuple[Topology, list[str], list[Held]],
+    situation: tuple[Topology, list[str], list[StateCopy]],
 ) -> None:
     topology, names, copies = situation
     choice = choose_restore(copies, topology, names)
@@ -269,7 +269,7 @@ def test_own_slots_known_by_their_headers_are_to_be_verified_and_no_others() -> 
 
 @given(situations(), st.data())
 def test_no_own_slot_is_restored_from_that_nobody_verified(
-    situation: tuple[Topology, list[str], list[Held]], data: st.DataObject
+    situation: tuple[Topology, list[str], list[StateCopy]], data: st.DataObject
 ) -> None:
     topology, names, copies = situation
     unread = data.draw(st.sets(st.tuples(st.integers(0, topology.world_size - 1), st.integers(0, 6))))

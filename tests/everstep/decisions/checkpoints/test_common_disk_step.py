@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from everstep.decisions.checkpoints.common_disk_step import Agreed, Stored, agree, newest_of_all
+from everstep.decisions.checkpoints.common_disk_step import Agreed, StepsOnDisk, agree, newest_of_all
 
 
-def stored(*steps: int, passed: int = 0, kept: int = 0, settled: int = 0) -> Stored:
-    return Stored(frozenset(steps), passed, kept, settled)
+def stored(*steps: int, passed: int = 0, kept: int = 0, settled: int = 0) -> StepsOnDisk:
+    return StepsOnDisk(frozenset(steps), passed, kept, settled)
 
 
 def test_the_newest_step_that_all_have_need_not_be_the_newest_of_any() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.decisions.checkpoints.disk_schedule import AGAIN_S, LEAD_S, OnDisk, PersistRule, coming_step
+from everstep.decisions.checkpoints.disk_schedule import AGAIN_S, LEAD_S, DiskProgress, PersistRule, coming_step
 from everstep.decisions.checkpoints.step_rate import LEAST_AHEAD
 from everstep.model.checkpoint_policy import CheckpointPolicy
 
@@ -24,9 +24,9 @@ def rule(**options: object) -> PersistRule:
 
 def ranks(
     steps: int, *, age_s: float = 0.0, lived_s: float = 0.0, wanted: int | tuple[int, int] = -1, whole: int = 0
-) -> tuple[list[OnDisk], int]:
+) -> tuple[list[DiskProgress], int]:
     both = wanted if isinstance(wanted, tuple) else (wanted, wanted)
-    return [OnDisk(rank, steps - rank, whole or -1, age_s, lived_s, both[rank]) for rank in range(2)], whole
+    return [DiskProgress(rank, steps - rank, whole or -1, age_s, lived_s, both[rank]) for rank in range(2)], whole
 
 
 def looked_at(one: PersistRule, now_ns: int, steps: int, **shown: Any) -> PersistRule:

@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.decisions.checkpoints.lineage import FROM_NOTHING, KEPT, extended, is_ours, usable
-from everstep.model.incident import Held, Tier
+from everstep.model.incident import StateCopy, Tier
 
 
-def held(step: int, generation: int, **more: object) -> Held:
-    return Held(rank=0, machine="m0", completed_steps=step, generation=generation, **more)
+def held(step: int, generation: int, **more: object) -> StateCopy:
+    return StateCopy(rank=0, machine="m0", completed_steps=step, generation=generation, **more)
 
 
 def test_what_was_saved_beyond_the_step_of_a_later_beginning_is_disowned() -> None:

@@ -12,7 +12,7 @@ from everstep.decisions.checkpoints.choose_restore import choose_restore, neares
 from everstep.decisions.checkpoints.lineage import FROM_NOTHING, Runs, is_ours, usable
 from everstep.decisions.checkpoints.start_from_run import choose_start, left_by_earlier_run
 from everstep.errors import CheckpointError
-from everstep.model.incident import Held, Tier
+from everstep.model.incident import StateCopy, Tier
 from everstep.model.job_state import EarlierRun
 from everstep.model.run_id import is_older, run_id
 from everstep.model.topology import Topology
@@ -22,9 +22,9 @@ TWO = (Topology(2, 1), ["m0", "m1"])
 SIZES = str(TWO[0])
 
 
-def held(rank: int, step: int, run: str, *, tier: Tier = Tier.DISK, machine: str = "", **more: int) -> Held:
+def held(rank: int, step: int, run: str, *, tier: Tier = Tier.DISK, machine: str = "", **more: int) -> StateCopy:
     topology = SIZES if tier in {Tier.DISK, Tier.REMOTE} else ""
-    return Held(
+    return StateCopy(
         rank=rank, machine=machine or f"m{rank}", completed_steps=step, tier=tier, run=run, topology=topology, **more
     )
 
@@ -44,14 +44,14 @@ copies = st.lists(
 
 
 @given(copies)
-def test_all_copies_of_a_step_are_of_one_run(found: list[Held]) -> None:
+def test_all_copies_of_a_step_are_of_one_run(found: list[StateCopy]) -> None:
     for ranks in nearest(found, *TWO).values():
         assert len({one.run for one in ranks.values()}) == 1
 
 
 @given(copies, st.integers(-1, 4), st.lists(st.integers(0, 4), max_size=2))
 def test_a_job_uses_its_own_copies_and_those_that_led_to_where_it_began(
-    found: list[Held], origin: int, later: list[int]
+    found: list[StateCopy], origin: int, later: list[int]
 ) -> None:
     lineage = list(enumerate([origin, *later], start=3))
     by_time = {one.saved_ns: one for one in found}
@@ -138,7 +138,7 @@ def test_what_older_runs_left_is_used_when_it_is_asked_for_and_whole() -> None:
 
 @given(copies, st.sampled_from(["", B]), st.none() | st.integers(1, 4))
 def test_no_start_mixes_runs_but_at_the_step_from_which_the_last_one_began(
-    found: list[Held], last: str, at: int | None
+    found: list[StateCopy], last: str, at: int | None
 ) -> None:
     earlier = EarlierRun(run=last, origin_runs=[A], lineage=[(3, 2)])
     with contextlib.suppress(CheckpointError):

@@ -7,14 +7,16 @@ import pytest
 from everstep.decisions.checkpoints.choose_restore import Restore
 from everstep.decisions.checkpoints.search import look_further, merged
 from everstep.model.checkpoint_policy import CheckpointPolicy
-from everstep.model.incident import Copy, Evidence, Held, Tier
+from everstep.model.incident import CopyToRestore, Evidence, StateCopy, Tier
 
 REMOTE = CheckpointPolicy(remote_url="file:///mnt/runs")
 LOCAL = CheckpointPolicy()
 
 
 def restore(step: int, *tiers: Tier) -> Restore:
-    return Restore(step, "", tuple(Copy(rank=0, completed_steps=step, tier=tier, machine="m0") for tier in tiers))
+    return Restore(
+        step, "", tuple(CopyToRestore(rank=0, completed_steps=step, tier=tier, machine="m0") for tier in tiers)
+    )
 
 
 EMPTIED = Evidence(generation=1, emptied=["m2"])
@@ -44,9 +46,9 @@ def test_who_has_not_been_asked_is_asked(
 
 
 def test_what_is_found_is_added_once() -> None:
-    known = Held(rank=0, machine="m0", completed_steps=20, tier=Tier.DISK, valid=False, reason="cut off")
+    known = StateCopy(rank=0, machine="m0", completed_steps=20, tier=Tier.DISK, valid=False, reason="cut off")
     again = known.model_copy(update={"valid": True})
-    new = Held(rank=0, machine="m0", completed_steps=20, tier=Tier.REMOTE)
+    new = StateCopy(rank=0, machine="m0", completed_steps=20, tier=Tier.REMOTE)
 
     found = merged(Evidence(generation=3, held=[known]), Evidence(generation=0, held=[again, new], disk_shared=True))
 

@@ -6,15 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.decisions.checkpoints.shared_reads import readers
-from everstep.model.incident import Copy, Tier
+from everstep.model.incident import CopyToRestore, Tier
 from everstep.model.topology import Topology
 
 TOPOLOGY = Topology(machines=4, ranks_per_machine=2, tp=2, pp=2)
 """Data-parallel groups: 0 2, 1 3, 4 6, 5 7."""
 
 
-def copies(tier: Tier, ranks: range = range(8)) -> list[Copy]:
-    return [Copy(rank=rank, completed_steps=20, tier=tier, machine="m0") for rank in ranks]
+def copies(tier: Tier, ranks: range = range(8)) -> list[CopyToRestore]:
+    return [CopyToRestore(rank=rank, completed_steps=20, tier=tier, machine="m0") for rank in ranks]
 
 
 def digests(*shards: str) -> dict[int, str]:

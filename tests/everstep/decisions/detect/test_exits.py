@@ -5,7 +5,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.decisions.detect.exits import Finished, Seen, StallRule, judge_exits, stall_anomaly
+from everstep.decisions.detect.exits import Finished, ObservedExit, StallRule, judge_exits, stall_anomaly
 from everstep.model.incident import Anomaly, RankExit, Symptom
 from everstep.model.recovery_policy import RecoveryPolicy
 
@@ -13,14 +13,14 @@ POLICY = RecoveryPolicy(stall_floor_s=5, stall_factor=10, exit_grace_s=60)
 SECOND = 1_000_000_000
 
 
-def seen(rank: int, *, attached: bool = True, finished: bool = False, time_s: float = 1, **end: object) -> Seen:
+def seen(rank: int, *, attached: bool = True, finished: bool = False, time_s: float = 1, **end: object) -> ObservedExit:
     fields = {"rank": rank, "machine": "m0", "time_ns": int(time_s * SECOND), **end}
     ended = RankExit.model_validate(fields)
-    return Seen(id=f"m0-{rank}", end=ended, attached=attached, finished=finished, heard_ns=int(time_s * SECOND))
+    return ObservedExit(id=f"m0-{rank}", end=ended, attached=attached, finished=finished, heard_ns=int(time_s * SECOND))
 
 
 def judge(
-    *ends: Seen, world_size: int = 2, now_s: float = 2, others_in_loop: bool | None = None
+    *ends: ObservedExit, world_size: int = 2, now_s: float = 2, others_in_loop: bool | None = None
 ) -> Anomaly | Finished | None:
     return judge_exits(
         3, ends, world_size=world_size, now_ns=int(now_s * SECOND), policy=POLICY, others_in_loop=others_in_loop
@@ -66,7 +66,7 @@ def test_of_a_script_without_a_loop_the_last_ranks_have_as_long_as_a_stall() -> 
 
 def test_the_clock_of_the_machine_whose_rank_left_does_not_matter() -> None:
     ahead = seen(1, code=0).end.model_copy(update={"time_ns": 1})
-    late = Seen(id="m0-1", end=ahead, attached=True, finished=False, heard_ns=1000 * SECOND)
+    late = ObservedExit(id="m0-1", end=ahead, attached=True, finished=False, heard_ns=1000 * SECOND)
 
     assert judge(late, now_s=1001, others_in_loop=True) is None
 

@@ -13,7 +13,7 @@ from everstep.decisions.checkpoints.choose_restore import choose_restore, copy_o
 from everstep.decisions.checkpoints.search import merged, unanswered
 from everstep.decisions.recover.doubt import Doubt, Known, doubt_of, next_look
 from everstep.model.checkpoint_policy import CheckpointPolicy
-from everstep.model.incident import Evidence, Held, RankExit, Tier, Unlisted
+from everstep.model.incident import Evidence, RankExit, StateCopy, Tier, Unlisted
 from everstep.model.recovery_policy import RecoveryPolicy
 from everstep.model.topology import Topology
 from everstep.slots.format import CUT_SHORT
@@ -26,11 +26,13 @@ REMOTE = CheckpointPolicy(remote_url="file:///mnt/runs")
 SILENT = Unlisted(tier=Tier.DISK, machines=["m1"], reason="no answer for 5 s")
 
 
-def copies(tier: Tier, steps: Any, ranks: Any = RANKS) -> list[Held]:
-    return [Held(rank=rank, machine=f"m{rank}", completed_steps=step, tier=tier) for rank in ranks for step in steps]
+def copies(tier: Tier, steps: Any, ranks: Any = RANKS) -> list[StateCopy]:
+    return [
+        StateCopy(rank=rank, machine=f"m{rank}", completed_steps=step, tier=tier) for rank in ranks for step in steps
+    ]
 
 
-def known(held: list[Held], policy: CheckpointPolicy = SHARED, **more: Any) -> Known:
+def known(held: list[StateCopy], policy: CheckpointPolicy = SHARED, **more: Any) -> Known:
     resume_step = more.pop("resume_step", -1)
     unreached = more.pop("unreached", [])
     return Known(held, unreached, Evidence(generation=1, **more), TOPOLOGY, MACHINES, resume_step, policy)
@@ -140,14 +142,14 @@ def test_a_newer_step_may_exist(step: int, facts: Known, newest: int | None, say
 
 
 def test_a_copy_that_could_not_be_brought_exists() -> None:
-    stuck = Held(rank=1, machine="m0", completed_steps=25, tier=Tier.BACKUP, valid=False, reason="no room on m1")
+    stuck = StateCopy(rank=1, machine="m0", completed_steps=25, tier=Tier.BACKUP, valid=False, reason="no room on m1")
     found = doubt_of(20, known([*M1_LOST, stuck], unreached=[stuck], searched=True))
 
     assert found == Doubt(25, ("the backup of rank 1 on m0 could not be brought (no room on m1)",), False, False)
 
 
 def test_a_slot_that_was_cut_short_was_never_copied_and_a_damaged_header_says_nothing() -> None:
-    cut = Held(rank=1, machine="m1", completed_steps=-1, valid=False, reason=CUT_SHORT)
+    cut = StateCopy(rank=1, machine="m1", completed_steps=-1, valid=False, reason=CUT_SHORT)
     torn = cut.model_copy(update={"reason": "its header does not match its checksum"})
     held = [*copies(Tier.OWN, (29, 30), (0, 2, 3)), *copies(Tier.OWN, (29,), (1,))]
     exits = [RankExit(rank=1, machine="m1", completed_steps=30)]
@@ -202,7 +204,7 @@ def test_what_was_looked_at_once_is_known() -> None:
 
 
 @st.composite
-def worlds(draw: st.DrawFn) -> tuple[CheckpointPolicy, list[Held], Evidence, list[Held], int]:
+def worlds(draw: st.DrawFn) -> tuple[CheckpointPolicy, list[StateCopy], Evidence, list[StateCopy], int]:
     """A job that was stopped: its policy, all copies that exist, what was told of them, what could not be brought.
 
     There is at least one step of which every rank has a copy somewhere, often the newest that there can be.
@@ -225,7 +227,7 @@ def worlds(draw: st.DrawFn) -> tuple[CheckpointPolicy, list[Held], Evidence, lis
         return step <= resume or (policy.disk and (step in named or (every > 0 and step % every == 0)))
 
     emptied = draw(st.sets(st.sampled_from(MACHINES), max_size=2))
-    truth: list[Held] = []
+    truth: list[StateCopy] = []
     for rank in RANKS:
         peer = f"m{(rank + 1) % 4}"
         if f"m{rank}" not in emptied:
@@ -236,7 +238,7 @@ def worlds(draw: st.DrawFn) -> tuple[CheckpointPolicy, list[Held], Evidence, lis
         places += [Tier.DISK, *([Tier.REMOTE] if policy.remote_url else [])] if is_due(whole) else []
         for tier in draw(st.sets(st.sampled_from(places), min_size=1)) if places and whole else ():
             machine = {Tier.BACKUP: peer, Tier.DISK: f"m{rank}", Tier.REMOTE: "m0"}[tier]
-            truth.append(Held(rank=rank, machine=machine, completed_steps=whole, tier=tier))
+            truth.append(StateCopy(rank=rank, machine=machine, completed_steps=whole, tier=tier))
     dark, searched = draw(st.sets(st.sampled_from(MACHINES))), draw(st.booleans())
     silent = dark | emptied if policy.disk_path and not searched else dark
     remote_dark = bool(policy.remote_url) and (not searched or draw(st.booleans()))
@@ -268,7 +270,7 @@ def worlds(draw: st.DrawFn) -> tuple[CheckpointPolicy, list[Held], Evidence, lis
 @settings(max_examples=500)
 @given(worlds())
 def test_nothing_newer_exists_than_what_is_certain(
-    world: tuple[CheckpointPolicy, list[Held], Evidence, list[Held], int],
+    world: tuple[CheckpointPolicy, list[StateCopy], Evidence, list[StateCopy], int],
 ) -> None:
     policy, truth, evidence, unreached, resume = world
     stuck = {copy_of(one): one for one in unreached}
@@ -296,7 +298,7 @@ def test_nothing_newer_exists_than_what_is_certain(
 
 @given(worlds())
 def test_there_is_no_doubt_once_everything_was_asked_and_brought(
-    world: tuple[CheckpointPolicy, list[Held], Evidence, list[Held], int],
+    world: tuple[CheckpointPolicy, list[StateCopy], Evidence, list[StateCopy], int],
 ) -> None:
     policy, truth, evidence, _, resume = world
     whole = evidence.model_copy(update={"held": truth, "unlisted": [], "searched": True})

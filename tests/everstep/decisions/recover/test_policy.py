@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.decisions.recover.policy import Facts, backoff_s, decide_reattempt, steady
-from everstep.model.incident import Evidence, Failure, Held, RankExit, Symptom, Tier
+from everstep.decisions.recover.policy import RestartFacts, backoff_s, decide_reattempt, steady
+from everstep.model.incident import Evidence, Failure, RankExit, StateCopy, Symptom, Tier
 from everstep.model.recovery_policy import RecoveryPolicy
 
 POLICY = RecoveryPolicy()
@@ -17,7 +17,7 @@ def failure(step: int, cause: str = "SIGKILL", time_ns: int = 0, shown: int = -1
     return Failure(generation=1, step=step, symptom=Symptom.CRASH, cause=cause, time_ns=time_ns, shown=shown)
 
 
-def facts(**fields: object) -> Facts:
+def facts(**fields: object) -> RestartFacts:
     given = {
         "failure": failure(20),
         "history": (),
@@ -26,7 +26,7 @@ def facts(**fields: object) -> Facts:
         "restore_step": 20,
         "world_size": 2,
     }
-    return Facts(**(given | fields))  # type: ignore[arg-type]
+    return RestartFacts(**(given | fields))  # type: ignore[arg-type]
 
 
 def test_a_first_crash_is_reattempted_at_once() -> None:
@@ -199,7 +199,7 @@ def test_a_script_that_restores_by_itself_loses_what_nobody_knows() -> None:
 
 
 def test_a_job_does_not_begin_anew_while_copies_are_there_that_could_not_be_brought() -> None:
-    stuck = Held(rank=4, machine="m1", completed_steps=19, tier=Tier.BACKUP, valid=False, reason="no room on m2")
+    stuck = StateCopy(rank=4, machine="m1", completed_steps=19, tier=Tier.BACKUP, valid=False, reason="no room on m2")
 
     decision = decide_reattempt(facts(restore_step=0, unreached=(stuck,)), POLICY)
 

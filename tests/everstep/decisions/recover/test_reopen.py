@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.decisions.checkpoints.lineage import extended, usable
-from everstep.decisions.recover.policy import Facts, decide_reattempt
+from everstep.decisions.recover.policy import RestartFacts, decide_reattempt
 from everstep.decisions.recover.reopen import LONGEST_S, hold_reason, newest_begin, newest_generation, reopen_wait_s
-from everstep.model.incident import Evidence, Failure, Held, Left, Symptom
+from everstep.model.incident import Evidence, Failure, Left, StateCopy, Symptom
 from everstep.model.recovery_policy import RecoveryPolicy
 
 LAUNCHES = st.lists(st.integers(0, 100), max_size=5)
@@ -28,7 +28,7 @@ def test_no_generation_that_was_launched_is_launched_again(generation: int, step
 def test_what_a_closed_incident_launched_saved_for_the_job() -> None:
     left = Left(how="terminated", launches=[(2, 20), (3, 20)], resume_step=20)
     lineage = extended([(1, -1)], left.launches)
-    copies = [Held(rank=0, machine="m0", completed_steps=step, generation=3) for step in (20, 24)]
+    copies = [StateCopy(rank=0, machine="m0", completed_steps=step, generation=3) for step in (20, 24)]
 
     assert usable(copies, lineage) == copies
 
@@ -36,8 +36,8 @@ def test_what_a_closed_incident_launched_saved_for_the_job() -> None:
 def test_of_a_deleted_incident_no_launch_is_known_and_what_they_saved_is_not_used() -> None:
     left = Left(how="deleted", known=False)
     lineage = extended([(1, -1)], [*left.launches, (newest_generation(1, left) + 1, 20)])
-    known, unknown = (Held(rank=0, machine="m0", completed_steps=20, generation=one) for one in (1, 3))
-    beyond = Held(rank=0, machine="m0", completed_steps=22, generation=3)
+    known, unknown = (StateCopy(rank=0, machine="m0", completed_steps=20, generation=one) for one in (1, 3))
+    beyond = StateCopy(rank=0, machine="m0", completed_steps=22, generation=3)
 
     assert newest_generation(1, left) > 100
     assert known in usable([known, unknown, beyond], lineage)
@@ -54,7 +54,7 @@ def test_the_wait_grows_to_a_limit_and_the_first_incident_does_not_wait(closed: 
 
 def test_an_incident_that_takes_a_fault_over_waits_for_an_operator_whatever_the_rest_is() -> None:
     failure = Failure(generation=1, step=20, symptom=Symptom.CRASH, cause="SIGKILL")
-    facts = Facts(
+    facts = RestartFacts(
         failure=failure,
         history=(),
         attempts=0,

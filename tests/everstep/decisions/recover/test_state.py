@@ -8,8 +8,8 @@ import pytest
 
 from everstep.decisions.checkpoints.choose_restore import Restore
 from everstep.decisions.detect.root_cause import MACHINE_LOST
-from everstep.decisions.recover.state import Case
-from everstep.model.incident import Anomaly, Evidence, Held, RankExit, Restored, Symptom, Tier
+from everstep.decisions.recover.state import RecoveryState
+from everstep.model.incident import Anomaly, Evidence, RankExit, Restored, StateCopy, Symptom, Tier
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
 
@@ -18,10 +18,10 @@ MACHINES = [Machine(name=f"m{index}", address=f"127.0.0.1{index}:1") for index i
 GLOO = "RuntimeError: Connection closed by peer [127.0.0.12]:4213"
 
 
-def case(symptom: Symptom = Symptom.CRASH, **fields: Any) -> Case:
+def case(symptom: Symptom = Symptom.CRASH, **fields: Any) -> RecoveryState:
     anomaly = Anomaly(id="m0-1", generation=1, symptom=symptom, headline="seen from outside")
     given: dict[str, Any] = {"generation": 1, "resume_step": 0, "lineage": [(1, 0)]} | fields
-    return Case(spec=SPEC, machines=MACHINES, anomaly=anomaly, **given)
+    return RecoveryState(spec=SPEC, machines=MACHINES, anomaly=anomaly, **given)
 
 
 def stopped(step: int, ranks: range = range(6), **more: Any) -> list[RankExit]:
@@ -31,12 +31,14 @@ def stopped(step: int, ranks: range = range(6), **more: Any) -> list[RankExit]:
     ]
 
 
-def held(step: int, ranks: range = range(6), **more: Any) -> list[Held]:
-    return [Held(rank=rank, machine=f"m{rank // 2}", completed_steps=step, generation=1, **more) for rank in ranks]
+def held(step: int, ranks: range = range(6), **more: Any) -> list[StateCopy]:
+    return [StateCopy(rank=rank, machine=f"m{rank // 2}", completed_steps=step, generation=1, **more) for rank in ranks]
 
 
-def backups(step: int, ranks: range, machine: str) -> list[Held]:
-    return [Held(rank=rank, machine=machine, completed_steps=step, generation=1, tier=Tier.BACKUP) for rank in ranks]
+def backups(step: int, ranks: range, machine: str) -> list[StateCopy]:
+    return [
+        StateCopy(rank=rank, machine=machine, completed_steps=step, generation=1, tier=Tier.BACKUP) for rank in ranks
+    ]
 
 
 def m2_empty(**more: Any) -> Evidence:
@@ -135,11 +137,11 @@ def test_a_copy_that_failed_is_left_out_and_the_next_one_is_taken() -> None:
     one = case()
     evidence = one.heard(m2_empty())
     on_disk = [
-        Held(rank=4, machine="m2", completed_steps=20, generation=1, tier=Tier.DISK),
+        StateCopy(rank=4, machine="m2", completed_steps=20, generation=1, tier=Tier.DISK),
         *[copy.model_copy(update={"completed_steps": 19}) for copy in evidence.held],
     ]
     evidence = evidence.model_copy(update={"held": [*evidence.held, *on_disk]})
-    bad = Held(rank=4, machine="m1", completed_steps=20, tier=Tier.BACKUP, valid=False, reason="checksum")
+    bad = StateCopy(rank=4, machine="m1", completed_steps=20, tier=Tier.BACKUP, valid=False, reason="checksum")
 
     assert one.brought(Restored(failed=[bad]))
     second = one.choose(evidence)
@@ -225,7 +227,7 @@ def test_what_was_verified_once_is_not_read_again_before_the_next_launch() -> No
     first = one.choose(evidence)
     assert [copy.rank for copy in first.unverified] == [0, 1, 2, 3, 4, 5]
 
-    failed = [Held(**first.unverified[5].model_dump(), valid=False, reason="its contents do not match")]
+    failed = [StateCopy(**first.unverified[5].model_dump(), valid=False, reason="its contents do not match")]
     assert one.brought(Restored(verified=list(first.unverified[:5]), failed=failed))
 
     second = one.choose(evidence)
