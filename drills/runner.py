@@ -11,6 +11,7 @@ from typing import Any
 from temporalio.client import WorkflowFailureError
 
 from controlplane.local import mounts
+from drills import checks
 from drills.clusters.local import DrillCluster, Say, silent
 from drills.clusters.network import NetworkCluster
 from drills.inject.context import DrillContext
@@ -86,7 +87,7 @@ class Drill:
             CannotInject: the fault cannot be injected here.
             ClusterError: the job does not run even without a fault.
         """
-        self.request.check()
+        checks.check(self.request)
         cluster, name = self.cluster, self.cluster.next_name(self.request.fault)
         plan = cluster.home / "drills" / name / "faults.json"
         env = {environment.FAULTS: str(plan), environment.STATE_DIGEST: "1"}
@@ -203,7 +204,7 @@ async def run_drills(
 
     Raises as :func:`run_drill` does.
     """
-    request.check()
+    checks.check(request)
     spec = request.spec("drill", {})
     cluster = cluster_for(request, spec.machines, keep=keep, say=say)
     results = []

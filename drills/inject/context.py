@@ -15,8 +15,8 @@ from controlplane.local import power
 from drills.clusters.local import DrillCluster
 from drills.inject.plan import STRIKE, Planned
 from drills.observe import step_records
-from drills.observe.copies_on_disk import CopiesOnDisk
 from drills.observe.observed import DrillObservations
+from drills.observe.stored_copies import StoredCopies
 from drills.spec.loss import Loss, Promise, best_step, promise_of, strike_of
 from drills.spec.request import DrillRequest
 from everstep import faults
@@ -48,7 +48,7 @@ class DrillContext:
     seen: DrillObservations = field(default_factory=DrillObservations)
 
     def __post_init__(self) -> None:
-        self.stored = CopiesOnDisk(self.cluster.file, self.spec)
+        self.stored = StoredCopies(self.cluster.file, self.spec)
         self.struck = self.machines[self.request.struck_machine_index(self.spec)]
 
     # Waiting.

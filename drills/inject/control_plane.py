@@ -59,24 +59,12 @@ from temporalio.worker import (
     WorkflowRunner,
 )
 
-from activities import messages
+from drills.spec.stages import REPORT, STAGES
 from everstep import environment, faults
 from everstep.model.job_state import incident_workflow_id, job_workflow_id
 
 Fault = dict[str, Any]
 
-STAGES = {
-    "stop": messages.STOP,
-    "decide": messages.DECIDE,
-    "restore": messages.RESTORE,
-    "reattempt": messages.LAUNCH,
-    "launch": messages.LAUNCH,
-    "confirm": messages.CONFIRM,
-}
-"""Stage of an incident → the activity that it consists of."""
-REPORT = "report"
-"""The stage before an incident; the update of the job's workflow has that name."""
-MOMENTS = ("begin", "middle", "end")
 MIDDLE_S = 0.02
 """An activity is in its middle after this long; a shorter one at its end (ours)."""
 LOOK_S = 0.004

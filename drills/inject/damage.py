@@ -3,29 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
+from drills.observe.stored_copies import Damaged
 from everstep.errors import ClusterError
 from everstep.slots.format import PAGE, SLOT, aligned, file_header
-from everstep.slots.reader import held
-
-
-@dataclass(frozen=True, slots=True)
-class Damaged:
-    """What was done to which copy."""
-
-    path: Path
-    rank: int
-    step: int
-    """Completed steps of the state that the copy was of."""
-    what: str
-    """For people: ``bit 0 of byte 4711 flipped``."""
-
-
-def steps_in(path: Path) -> set[int]:
-    """The steps that a checkpoint file in shared memory holds, by its headers."""
-    return {one.completed_steps for one in held(path, verify=False) if one.valid}
 
 
 def flip_in_slot(path: Path, rank: int, step: int) -> Damaged:

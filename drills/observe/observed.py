@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from drills.inject.damage import Damaged
 from drills.observe.step_records import Records
+from drills.observe.stored_copies import Damaged
 from drills.spec.loss import Promise
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from random import Random
 from typing import Any
 
-from drills.inject.control_plane import MOMENTS, REPORT
+from drills.checks import SIGNALS
 from drills.soak.plan import Episode, How, Sizes, SoakPlan
 from drills.spec.catalogue import (
     AWAY,
@@ -21,8 +21,9 @@ from drills.spec.catalogue import (
     WHERE,
     FaultKind,
 )
-from drills.spec.checks import SIGNALS, machine_names
 from drills.spec.request import DrillRequest
+from drills.spec.settings import machine_names
+from drills.spec.stages import MOMENTS, REPORT
 from everstep.errors import ConfigError
 from everstep.model.topology import AXES, Topology
 

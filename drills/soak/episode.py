@@ -11,7 +11,6 @@ from pathlib import Path
 from temporalio.service import RPCError
 
 from drills.inject.context import DrillContext
-from drills.inject.damage import Damaged
 from drills.inject.from_outside import inject
 from drills.inject.plan import Fault
 from drills.judge import facts as gather
@@ -22,6 +21,7 @@ from drills.judge.result import DrillResult
 from drills.observe import step_records
 from drills.observe.processes import CopyWatch
 from drills.observe.step_records import Records
+from drills.observe.stored_copies import Damaged
 from drills.soak.invariants import Baseline, Struck, learn, violations
 from drills.soak.job import SoakJob
 from drills.soak.look import GateLook, failed_tasks, look

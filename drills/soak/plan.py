@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from drills.checks import check
 from drills.spec.catalogue import CONTROL_FAULTS, ROOM, CannotInject
 from drills.spec.request import DrillRequest
 from everstep import private
@@ -156,7 +157,7 @@ class SoakPlan(BaseModel):
                 raise ConfigError(f"episode {episode.number}: 'within' needs a stage")
             for position in range(len(episode.faults)):
                 try:
-                    self.request(index, position).check()
+                    check(self.request(index, position))
                 except CannotInject:
                     pass  # it is left out, and listed
                 except ConfigError as error:

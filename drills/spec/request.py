@@ -9,9 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from controlplane.files import file_of_ours
 from controlplane.job_file.job_file import load_job
-from drills.spec import checks, settings
+from drills.spec import settings
 from drills.spec.catalogue import AWAY, CONTROL_FAULTS, DAMAGE, MACHINE_FAULTS, RANK_FAULTS
-from drills.spec.checks import machine_names
+from drills.spec.settings import machine_names
 from everstep.errors import ConfigError
 from everstep.model.job import JobSpec
 from everstep.model.topology import AXES, Axis
@@ -191,15 +191,6 @@ class DrillRequest(BaseModel):
     def struck_again(self) -> bool:
         """Whether a second fault follows once the first is over."""
         return self.base == "kill-peer" or (self.base == "kill-agent" and bool(self.then))
-
-    def check(self) -> None:
-        """Refuse what makes no sense, before anything is started.
-
-        Raises:
-            ConfigError: wrong usage.
-            CannotInject: the fault cannot be injected here.
-        """
-        checks.check(self)
 
     def struck_ranks(self, spec: JobSpec) -> list[int]:
         """The ranks that the fault strikes."""

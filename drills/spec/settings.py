@@ -55,3 +55,8 @@ def placement_of(spec: JobSpec) -> Placement:
     if spec.checkpoint.backup:
         return place_backups(topology)
     return Placement((None,) * topology.world_size, involution=False, shared=(), reason="the job has no backups")
+
+
+def machine_names(count: int) -> list[str]:
+    """Names of a local cluster's machines, without its standbys."""
+    return [f"m{index}" for index in range(count)]

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from drills.inject import damage
+from drills.observe.stored_copies import steps_in
 from everstep.errors import ClusterError
 from everstep.slots.file import SlotFile
 from everstep.slots.reader import held
@@ -29,7 +30,7 @@ def test_one_bit_of_one_step_is_seen_by_its_checksum_and_the_others_stay_whole(t
     assert after[at] ^ before[at] == 1
     assert done.what == f"bit 0 of byte {at} flipped"
     assert {one.completed_steps: one.valid for one in held(path)} == {4: True, 5: False, 6: True}
-    assert damage.steps_in(path) == {4, 5, 6}  # its header still holds: nobody sees it without reading the contents
+    assert steps_in(path) == {4, 5, 6}  # its header still holds: nobody sees it without reading the contents
 
 
 def test_a_step_that_is_not_there_cannot_be_damaged(tmp_path: Path) -> None:
@@ -39,7 +40,7 @@ def test_a_step_that_is_not_there_cannot_be_damaged(tmp_path: Path) -> None:
     path.write_bytes(b"no slots")
     with pytest.raises(ClusterError, match="nothing to damage"):
         damage.flip_in_slot(path, 0, 4)
-    assert damage.steps_in(tmp_path / "missing") == set()
+    assert steps_in(tmp_path / "missing") == set()
 
 
 def test_files_are_flipped_and_cut(tmp_path: Path) -> None:

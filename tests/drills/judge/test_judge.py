@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from drills.inject.damage import Damaged
 from drills.judge.compare import Comparison
 from drills.judge.facts import DrillFacts, IncidentFacts, restored_from
 from drills.judge.judge import judge, summary
 from drills.judge.result import DrillResult
 from drills.observe.observed import Absorbed, DrillObservations
 from drills.observe.step_records import Records, ReportedStep
+from drills.observe.stored_copies import Damaged
 from drills.spec.loss import Promise
 from drills.spec.request import DrillRequest
 from everstep.model.incident import Confirmation, CopyToRestore, IncidentReport, Stage, Tier

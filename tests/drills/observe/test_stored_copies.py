@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from controlplane.local.cluster_file import ClusterFile
-from drills.inject.damage import Damaged
-from drills.observe.copies_on_disk import CopiesOnDisk
+from drills.observe.stored_copies import Damaged, StoredCopies
 from drills.spec.loss import Loss
 from drills.spec.request import DrillRequest
 from everstep.model.job import JobSpec
@@ -47,7 +46,7 @@ def save(path: Path, *steps: int) -> None:
     file.close()
 
 
-def write(stored: CopiesOnDisk, rank: int, step: int, *, whole: bool = True) -> None:
+def write(stored: StoredCopies, rank: int, step: int, *, whole: bool = True) -> None:
     for suffix in ("safetensors", "json")[: 1 + whole]:
         path = stored.on_disk(rank, step, suffix)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -57,7 +56,7 @@ def write(stored: CopiesOnDisk, rank: int, step: int, *, whole: bool = True) -> 
 @pytest.mark.parametrize("shared", [True, False])
 def test_what_is_left_after_a_strike(tmp_path: Path, shared: bool) -> None:
     spec = a_job(tmp_path / "disk" if shared else None)
-    stored = CopiesOnDisk(a_cluster(tmp_path), spec)
+    stored = StoredCopies(a_cluster(tmp_path), spec)
     for rank in RANKS:
         save(stored.own(rank), 18, 19, 20)
         backup = stored.backup(rank)
@@ -85,7 +84,7 @@ def test_what_is_left_after_a_strike(tmp_path: Path, shared: bool) -> None:
 
 
 def test_a_backup_on_its_way_is_seen(tmp_path: Path) -> None:
-    stored = CopiesOnDisk(a_cluster(tmp_path), a_job(None))
+    stored = StoredCopies(a_cluster(tmp_path), a_job(None))
     path = stored.backup(2)
     assert path is not None
     machine = int(path.parts[-3].removeprefix("m"))

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from drills.checks import check
 from drills.clusters.local import DrillCluster
 from drills.inject.plan import outside_faults
 from drills.spec.catalogue import AWAY, CATALOGUE, CannotInject, kind_of
@@ -37,7 +38,7 @@ def test_the_catalogue_has_every_fault_of_the_contract() -> None:
 @pytest.mark.parametrize("name", sorted(set(CONTRACT) - BUILT))
 def test_what_is_not_built_is_refused_with_the_reason(name: str) -> None:
     with pytest.raises(CannotInject, match=f"{name}: not built yet: needs"):
-        DrillRequest(fault=name).check()
+        check(DrillRequest(fault=name))
 
 
 def test_a_near_name_is_suggested() -> None:
@@ -81,7 +82,7 @@ def test_a_near_name_is_suggested() -> None:
 )
 def test_nonsense_is_refused_before_anything_starts(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        DrillRequest(**options).check()
+        check(DrillRequest(**options))
 
 
 def test_a_machine_goes_by_name_or_number() -> None:
@@ -137,7 +138,7 @@ def test_what_cannot_be_mounted_cannot_be_full(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     for fault in ("shm-full", "disk-full"):
         with pytest.raises(CannotInject, match=f"{fault}: .* needs root"):
-            DrillRequest(fault=fault).check()
+            check(DrillRequest(fault=fault))
 
 
 def test_a_fault_gets_the_checkpoints_that_it_needs_and_the_users_choice_wins(tmp_path: Path) -> None:
@@ -164,7 +165,7 @@ def test_what_a_job_deserves_follows_from_fault_and_options() -> None:
     assert DrillRequest(fault="kill-peer", at_step=12).strike_hold == 22
     assert DrillRequest(fault="kill-machine").strike_hold is None
     during = DrillRequest(fault="kill-worker", in_stage="restore", during="kill-machine", machine="1")
-    during.check()
+    check(during)
     assert during.base == "kill-machine" and during.outside
 
 
@@ -186,4 +187,4 @@ def test_what_needs_a_network_is_refused_where_none_can_be_made(monkeypatch: pyt
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     for fault in AWAY:
         with pytest.raises(CannotInject, match=f"{fault}: .*need root"):
-            DrillRequest(fault=fault).check()
+            check(DrillRequest(fault=fault))

@@ -5,11 +5,9 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from controlplane.local import mounts
 from drills.clusters import network
-from drills.inject.control_plane import MOMENTS, REPORT, STAGES
 from drills.spec import settings
 from drills.spec.catalogue import (
     CONTROL_FAULTS,
@@ -23,14 +21,13 @@ from drills.spec.catalogue import (
     CannotInject,
     kind_of,
 )
-from drills.spec.settings import STEPS_AGAIN, placement_of
+from drills.spec.request import DrillRequest
+from drills.spec.settings import STEPS_AGAIN, machine_names, placement_of
+from drills.spec.stages import MOMENTS, REPORT, STAGES
 from everstep.errors import ConfigError
 from everstep.faults import exception_named
 from everstep.model.job import JobSpec
 from everstep.model.topology import AXES
-
-if TYPE_CHECKING:
-    from drills.spec.request import DrillRequest
 
 SIGNALS = ("KILL", "SEGV", "ABRT")
 NOTICED_S = 2.0
@@ -169,8 +166,3 @@ def _check_copies(request: DrillRequest, spec: JobSpec) -> None:
         )
     if request.base == "disk-full" and policy.disk_path:
         raise ConfigError("disk-full: disk_path is the same for all machines here: leave it away, or fill it yourself")
-
-
-def machine_names(count: int) -> Sequence[str]:
-    """Names of a local cluster's machines, without its standbys."""
-    return [f"m{index}" for index in range(count)]

@@ -5,18 +5,36 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from controlplane.local.cluster_file import ClusterFile
 from controlplane.local.power import state_folder
-from drills.inject.damage import Damaged, steps_in
 from drills.spec.loss import Loss
 from drills.spec.settings import placement_of
 from everstep.model.job import JobSpec
 from everstep.slots.format import PAGE, SAVING, SLOT, file_header
+from everstep.slots.reader import held
 
 
-class CopiesOnDisk:
+@dataclass(frozen=True, slots=True)
+class Damaged:
+    """What was done to which copy."""
+
+    path: Path
+    rank: int
+    step: int
+    """Completed steps of the state that the copy was of."""
+    what: str
+    """For people: ``bit 0 of byte 4711 flipped``."""
+
+
+def steps_in(path: Path) -> set[int]:
+    """The steps that a checkpoint file in shared memory holds, by its headers."""
+    return {one.completed_steps for one in held(path, verify=False) if one.valid}
+
+
+class StoredCopies:
     """The copies of one job."""
 
     def __init__(self, cluster: ClusterFile, spec: JobSpec) -> None:

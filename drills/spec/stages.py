@@ -1,0 +1,19 @@
+"""Where in a recovery a fault of the control plane strikes."""
+
+from __future__ import annotations
+
+from activities import messages
+
+STAGES = {
+    "stop": messages.STOP,
+    "decide": messages.DECIDE,
+    "restore": messages.RESTORE,
+    "reattempt": messages.LAUNCH,
+    "launch": messages.LAUNCH,
+    "confirm": messages.CONFIRM,
+}
+"""Stage of an incident → the activity that it consists of."""
+REPORT = "report"
+"""The stage before an incident; the update of the job's workflow has that name."""
+MOMENTS = ("begin", "middle", "end")
+"""Of a stage's activity."""
