@@ -13,7 +13,7 @@ from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
     from everstep.decisions.recover.confirm import confirm_bound_s
-    from everstep.decisions.recover.policy import backoff_s
+    from everstep.decisions.recover.rules import backoff_s
     from everstep.model.incident import Anomaly, Confirmation, Launched, Symptom
     from everstep.model.job_state import JobState
     from workflows import activity_calls

@@ -18,7 +18,7 @@ with workflow.unsafe.imports_passed_through():
     from activities.ledger.records import NumbersUsed
     from activities.messages import RecordInput
     from everstep.decisions.checkpoints.lineage import extended
-    from everstep.decisions.recover.policy import steady
+    from everstep.decisions.recover.rules import steady
     from everstep.model.incident import CLOSED_OUTSIDE, Anomaly, Confirmation, IncidentReport, Launched, Left, Symptom
     from everstep.model.job_state import NOT_YET, IncidentSummary, JobState, incident_workflow_id
     from everstep.model.run_id import run_id

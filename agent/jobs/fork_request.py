@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agent.checkpoints import save_watch
 from agent.checkpoints.job_checkpoints import slots_of
+from agent.jobs.host import Host
 from agent.launcher.fork_client import inherited_environment
+from agent.reporting.step_archive import Reports
+from agent.state.job_record import JobRecord
 from agent.v1 import agent_pb2 as pb
 from everstep import environment
 from everstep.errors import ConfigError
-
-if TYPE_CHECKING:
-    from agent.jobs.job_runner import JobRunner
 
 
 def check_launch(request: pb.LaunchRequest) -> None:
@@ -32,33 +32,51 @@ def check_launch(request: pb.LaunchRequest) -> None:
         raise ConfigError(f"cwd {request.cwd} is not a folder on this machine")
 
 
-def fork_arguments(runner: JobRunner, request: pb.LaunchRequest, ranks: Iterable[pb.RankLaunch]) -> dict[str, Any]:
-    """The arguments of the fork server's ``fork``; makes the report files of the ranks."""
+def fork_arguments(
+    request: pb.LaunchRequest,
+    ranks: Iterable[pb.RankLaunch],
+    *,
+    host: Host,
+    record: JobRecord,
+    reports: Reports,
+    output: Callable[[int, str], Path],
+) -> dict[str, Any]:
+    """The arguments of the fork server's ``fork``; makes the report files of the ranks.
+
+    Args:
+        request: The launch.
+        ranks: Those of it that do not run yet.
+        host: The machine.
+        record: Of the job.
+        reports: Makes the files, in the job's shared memory.
+        output: Where a rank's output goes; suffix ``out`` or ``err``.
+    """
+    shm = host.shm_dir / request.job
     shared = {
         "OMP_NUM_THREADS": "1",  # as torchrun does
-        **runner.host.sockets,
+        **host.sockets,
         **inherited_environment(),
-        **dict(runner.record.env),
+        **dict(record.env),
         **dict(request.env),
         environment.JOB: request.job,
-        environment.MACHINE: runner.host.machine,
+        environment.MACHINE: host.machine,
         environment.GENERATION: str(request.generation),
         environment.RESUME_STEP: str(request.resume_step),
-        **checkpoint_environment(request, runner.shm),
+        **checkpoint_environment(request, shm),
     }
     rows = []
     for rank in ranks:
-        report = runner.reports.prepare(rank.rank, request.generation)
+        report = reports.prepare(rank.rank, request.generation)
         own = {
             **dict(rank.env),
             environment.REPORT_FILE: str(report),
-            environment.CHECKPOINT_FILE: str(runner.shm / f"checkpoint-{rank.rank}"),
+            environment.CHECKPOINT_FILE: str(shm / f"checkpoint-{rank.rank}"),
         }
-        files = {stream: str(runner.output_path(rank.rank, stream[3:])) for stream in ("stdout", "stderr")}
+        files = {stream: str(output(rank.rank, stream[3:])) for stream in ("stdout", "stderr")}
         rows.append({"rank": rank.rank, "env": own, "report": str(report), **files})
     return {
         "generation": request.generation,
-        "fenced": runner.record.fenced,
+        "fenced": record.fenced,
         "script": request.script,
         "args": list(request.args),
         "cwd": request.cwd or str(Path(request.script).parent),

@@ -338,7 +338,7 @@ class JobRunner:
             try:
                 if missing:
                     await self._look_at_disk()
-                    reply = await server.request("fork", **fork_arguments(self, request, missing))
+                    reply = await server.request("fork", **self._fork_arguments(request, missing))
                     for row in reply["ranks"]:
                         self._recorded(row)
                 break
@@ -354,6 +354,11 @@ class JobRunner:
         self._log.info("launched", generation=generation, ranks=[rank.rank for rank in request.ranks])
         wanted = {rank.rank for rank in request.ranks}
         return [rank for rank in self.record.of(generation) if rank.rank in wanted]
+
+    def _fork_arguments(self, request: pb.LaunchRequest, ranks: list[pb.RankLaunch]) -> dict[str, Any]:
+        return fork_arguments(
+            request, ranks, host=self.host, record=self.record, reports=self.reports, output=self.output_path
+        )
 
     async def _look_at_disk(self) -> None:
         """Before ranks are forked: their files are made by then, or the disk hangs and they get none."""

@@ -17,7 +17,7 @@ from everstep.decisions.checkpoints.placement import place_backups
 from everstep.decisions.checkpoints.search import merged
 from everstep.decisions.checkpoints.shared_reads import readers
 from everstep.decisions.recover.confirm import judge_confirmation
-from everstep.decisions.recover.policy import RestartFacts, decide_reattempt
+from everstep.decisions.recover.rules import RestartFacts, judge
 from everstep.decisions.recover.state import RecoveryState
 from everstep.model.incident import Anomaly, CopyToRestore, Evidence, Showing, Symptom, Tier
 from tests.sized import (
@@ -110,7 +110,7 @@ def further_copies_are_found(machines: int) -> Call:
 def all_ranks_raised_and_it_is_decided(machines: int) -> Call:
     found, one = evidence(machines, raised=True), case(machines)
     size, policy = RANKS * machines, job(machines).policy
-    return lambda: decide_reattempt(
+    return lambda: judge(
         RestartFacts(one.failure(found, now_ns=1, first=True), (), 0, found, restore_step=100, world_size=size), policy
     )
 

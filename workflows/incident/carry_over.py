@@ -7,17 +7,14 @@ the next decision needs; evidence is asked for anew.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
     from everstep.decisions.checkpoints.lineage import extended
+    from everstep.decisions.recover.state import RecoveryState
     from everstep.model.incident import Failure, Stage
+    from workflows.incident.timeline import IncidentTimeline
     from workflows.messages import Carried, IncidentInput
-
-if TYPE_CHECKING:
-    from workflows.incident.workflow import IncidentWorkflow
 
 FAILURES_KEPT = 100
 STAGES_KEPT = 200
@@ -25,62 +22,48 @@ PARKED_KEPT = 500
 REJECTED_KEPT = 5
 
 
-def carried(incident: IncidentWorkflow, *, resumed: bool, came_back: bool) -> IncidentInput:
-    """The input of the next run.
-
-    Args:
-        incident: That continues.
-        resumed: An operator has just said that it is to try again.
-        came_back: The machines that it waited for have just answered.
-    """
-    case, story = incident.case, incident.story
-    return incident.given.model_copy(
+def carried(input: IncidentInput, state: RecoveryState, timeline: IncidentTimeline) -> IncidentInput:
+    """The input of the next run."""
+    return input.model_copy(
         update={
-            "generation": case.generation,
-            "resume_step": case.resume_step,
-            "lineage": extended(case.lineage, []),
-            "history": incident.history[-FAILURES_KEPT:],
-            "showing": case.showing,
-            "hold": incident.hold,
-            "emptied": sorted(case.emptied),
+            "generation": state.generation,
+            "resume_step": state.resume_step,
+            "lineage": extended(state.lineage, []),
+            "history": state.history[-FAILURES_KEPT:],
+            "showing": state.showing,
+            "hold": state.hold,
+            "emptied": sorted(state.emptied),
             "carried": Carried(
-                resumed=resumed,
-                came_back=came_back,
-                failures=_failures(incident.failures),
-                attempts=incident.attempts,
-                asked=incident.looking.asked,
-                launched=incident.launched,
-                resumed_by=incident.resumed_by,
-                launches=extended(case.launches, []),
-                bad=case.bad,
-                unreached=case.unreached,
-                farthest=case.farthest,
-                lost_from=case.lost_from,
-                lost_steps=case.lost_steps,
-                nobody_knows=case.nobody_knows,
-                accepted_from=case.accepted_from,
-                accepted=case.accepted,
-                headline=story.headline,
-                stages=_stages(story.stages),
-                rejected=story.rejected[-REJECTED_KEPT:],
-                parked=story.parked[-PARKED_KEPT:],
-                noted=story.noted,
+                failures=_failures(state.failures),
+                attempts=state.attempts,
+                asked=state.asked,
+                launches=extended(state.launches, []),
+                bad=state.bad,
+                unreached=state.unreached,
+                farthest=state.farthest,
+                lost_from=state.lost_from,
+                lost_steps=state.lost_steps,
+                nobody_knows=state.nobody_knows,
+                accepted_from=state.accepted_from,
+                accepted=state.accepted,
+                headline=timeline.headline,
+                stages=_stages(timeline.stages),
+                rejected=timeline.rejected[-REJECTED_KEPT:],
+                parked=timeline.parked[-PARKED_KEPT:],
+                noted=timeline.noted,
             ),
         }
     )
 
 
-def take_up(incident: IncidentWorkflow, given: Carried) -> None:
+def take_up(given: Carried, state: RecoveryState, timeline: IncidentTimeline) -> None:
     """Go on with what an earlier run took along."""
-    case, story = incident.case, incident.story
-    incident.failures, incident.attempts = list(given.failures), given.attempts
-    incident.launched, incident.resumed_by = given.launched, given.resumed_by
-    incident.looking.asked = given.asked
-    case.launches, case.bad, case.unreached = list(given.launches), list(given.bad), list(given.unreached)
-    case.farthest, case.lost_from, case.lost_steps = given.farthest, given.lost_from, given.lost_steps
-    case.nobody_knows, case.accepted_from, case.accepted = given.nobody_knows, given.accepted_from, given.accepted
-    story.headline, story.stages, story.rejected = given.headline, list(given.stages), list(given.rejected)
-    story.parked, story.noted_before = list(given.parked), given.noted
+    state.failures, state.attempts, state.asked = list(given.failures), given.attempts, given.asked
+    state.launches, state.bad, state.unreached = list(given.launches), list(given.bad), list(given.unreached)
+    state.farthest, state.lost_from, state.lost_steps = given.farthest, given.lost_from, given.lost_steps
+    state.nobody_knows, state.accepted_from, state.accepted = given.nobody_knows, given.accepted_from, given.accepted
+    timeline.headline, timeline.stages, timeline.rejected = given.headline, list(given.stages), list(given.rejected)
+    timeline.parked, timeline.noted_before = list(given.parked), given.noted
 
 
 def _failures(failures: list[Failure]) -> list[Failure]:

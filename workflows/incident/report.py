@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from temporalio import workflow
 
@@ -11,26 +11,24 @@ with workflow.unsafe.imports_passed_through():
     from activities.messages import DecideInput
     from everstep.model.incident import NOT_CONFIRMED, Anomaly, Confirmation, IncidentReport
     from workflows import web_ui
+    from workflows.incident.incident import Incident
     from workflows.options import on_ledger, on_ledger_when_back
 
-if TYPE_CHECKING:
-    from workflows.incident.workflow import IncidentWorkflow
 
-
-def recovered_report(incident: IncidentWorkflow, confirmation: Confirmation) -> IncidentReport:
+def recovered_report(incident: Incident, confirmation: Confirmation) -> IncidentReport:
     """Of one that brought its job back."""
-    parked_ns = sum(end - begin for begin, end in incident.story.parked)
-    seconds = max(confirmation.stepped_ns - incident.given.anomaly.seen_ns - parked_ns, 0) / 1e9
-    lost_steps = incident.case.lost_steps
+    parked_ns = sum(end - begin for begin, end in incident.timeline.parked)
+    seconds = max(confirmation.stepped_ns - incident.input.anomaly.seen_ns - parked_ns, 0) / 1e9
+    lost_steps = incident.state.lost_steps
     lost = "" if lost_steps is None else f", lost {web_ui.count(lost_steps, 'step')}"
     resolution = "resumed by operator" if incident.resumed_by else "reattempt"
     how = "after an operator's resume" if incident.resumed_by else "by reattempt"
-    if incident.case.accepted:
+    if incident.state.accepted:
         how = "after an operator accepted a loss"
-    headline = f"Recovered in {seconds:.2f} s {how}{lost}: {incident.story.headline}"
+    headline = f"Recovered in {seconds:.2f} s {how}{lost}: {incident.timeline.headline}"
     if not confirmation.confirmed:
         resolution = NOT_CONFIRMED
-        headline = f"{NOT_CONFIRMED.capitalize()}, {how}{lost}: {incident.story.headline} ({confirmation.reason})"
+        headline = f"{NOT_CONFIRMED.capitalize()}, {how}{lost}: {incident.timeline.headline} ({confirmation.reason})"
     return _report(
         incident,
         headline=headline,
@@ -40,45 +38,45 @@ def recovered_report(incident: IncidentWorkflow, confirmation: Confirmation) -> 
     )
 
 
-def abandoned_report(incident: IncidentWorkflow) -> IncidentReport:
+def abandoned_report(incident: Incident) -> IncidentReport:
     """Of one that was given up."""
     return _report(
         incident,
-        headline=f"Abandoned by {incident.abandoned_by}: {incident.story.headline}",
+        headline=f"Abandoned by {incident.abandoned_by}: {incident.timeline.headline}",
         resolution="abandoned",
         seconds=None,
     )
 
 
 def _report(
-    incident: IncidentWorkflow,
+    incident: Incident,
     *,
     headline: str,
     resolution: str,
     seconds: float | None,
     confirmation: Confirmation | None = None,
 ) -> IncidentReport:
-    first = incident.failures[0] if incident.failures else None
-    stages = incident.story.stages
+    first = incident.state.failures[0] if incident.state.failures else None
+    stages = incident.timeline.stages
     return IncidentReport(
         headline=headline,
         resolution=resolution,
-        cause=first.cause if first else str(incident.given.anomaly.symptom),
+        cause=first.cause if first else str(incident.input.anomaly.symptom),
         step=first.step if first else -1,
-        lost_steps=incident.case.lost_steps,
+        lost_steps=incident.state.lost_steps,
         evicted=[],
         stages=[f"{stage.name}, {stage.seconds:.2f} s: {stage.found}" for stage in stages],
-        generation=incident.case.generation,
-        resume_step=incident.case.resume_step,
+        generation=incident.state.generation,
+        resume_step=incident.state.resume_step,
         recovered=confirmation is not None,
         seconds=seconds,
-        failures=incident.failures,
+        failures=incident.state.failures,
         confirmation=confirmation,
         timings=stages,
-        lineage=incident.case.launches,
-        accepted_loss=incident.case.accepted,
+        lineage=incident.state.launches,
+        accepted_loss=incident.state.accepted,
         confirmed=confirmation is None or confirmation.confirmed,
-        showing=confirmation.showing if confirmation and confirmation.showing.kind else incident.case.showing,
+        showing=confirmation.showing if confirmation and confirmation.showing.kind else incident.state.showing,
         first_step_s=round(incident.first_step_s, 3),
     )
 

@@ -16,6 +16,7 @@ from everstep.decisions.detect.root_cause import (
 )
 from everstep.decisions.recover.confirm import showing_of
 from everstep.decisions.recover.doubt import Doubt, Known, doubt_of
+from everstep.decisions.recover.rules import steady
 from everstep.model.incident import (
     Anomaly,
     CopyToRestore,
@@ -75,6 +76,16 @@ class RecoveryState:
     """Who did so, and what was accepted."""
     showing: Showing = field(default_factory=Showing)
     """How the script shows its steps."""
+    history: list[Failure] = field(default_factory=list)
+    """Earlier failures since the last steady progress, oldest first, the one at hand not included."""
+    failures: list[Failure] = field(default_factory=list)
+    """Of this incident, the one at hand last."""
+    attempts: int = 0
+    """Reattempts so far, since an operator resumed."""
+    asked: int = 0
+    """How often storage was asked for copies since the incident began, or was resumed."""
+    hold: str = ""
+    """Why an operator has to say how the job goes on; empty once one did."""
     _chosen: tuple[Evidence, tuple[object, ...], Restore] | None = None
     """The last choice, with what it rests on."""
 
@@ -86,6 +97,16 @@ class RecoveryState:
             known = set(self.bad)
             self.bad += [one for one in found if one not in known]
         return evidence.model_copy(update={"emptied": sorted(self.emptied)})
+
+    def failed(self, failure: Failure) -> None:
+        """Take a failure: the one that opened the incident, or one more after a reattempt."""
+        if not self.failures:
+            self.history = steady(self.history, failure, self.spec.policy)
+        self.failures.append(failure)
+
+    def reattempted_in_vain(self) -> None:
+        """The failure at hand was reattempted, and another one is about to come."""
+        self.history.append(self.failures[-1])
 
     def lost_machines(self) -> list[str]:
         """Machines that lost the ranks of the generation at hand, if it was ever launched there."""
@@ -183,8 +204,9 @@ class RecoveryState:
         self.verified += restored.verified
         return bool(failed)
 
-    def try_everything_again(self) -> None:
-        """An operator says so: what could not be reached may be reached now."""
+    def begin_again(self) -> None:
+        """An operator says so: a fresh budget, and what could not be reached may be reached now."""
+        self.history, self.attempts, self.asked, self.hold = [], 0, 0, ""
         self.bad.clear()
         self.unreached.clear()
         self.verified.clear()

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.decisions.checkpoints.lineage import extended, usable
-from everstep.decisions.recover.policy import RestartFacts, decide_reattempt
 from everstep.decisions.recover.reopen import LONGEST_S, hold_reason, newest_begin, newest_generation, reopen_wait_s
+from everstep.decisions.recover.rules import RestartFacts, judge
 from everstep.model.incident import Evidence, Failure, Left, StateCopy, Symptom
 from everstep.model.recovery_policy import RecoveryPolicy
 
@@ -64,6 +64,6 @@ def test_an_incident_that_takes_a_fault_over_waits_for_an_operator_whatever_the_
         hold="incident/gpt/0001 was terminated by ada",
     )
 
-    decision = decide_reattempt(facts, RecoveryPolicy())
+    decision = judge(facts, RecoveryPolicy())
 
     assert (decision.action, decision.reason) == ("park", facts.hold)

@@ -152,7 +152,7 @@ def test_a_copy_that_failed_is_left_out_and_the_next_one_is_taken() -> None:
     assert [copy.tier for copy in one.unreached] == [Tier.DISK]
     assert not one.brought(Restored())
 
-    one.try_everything_again()
+    one.begin_again()
     assert one.choose(evidence).step == 20
 
 

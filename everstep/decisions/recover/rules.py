@@ -1,15 +1,10 @@
-"""Whether a failed job is tried again or parked for an operator.
-
-ByteRobust assumes a transient fault when nothing points at a machine and
-restarts the job as it is (section 4.1, "reattempt"). How often is not stated:
-the limits are ours, in :class:`~everstep.model.recovery_policy.RecoveryPolicy`.
-"""
+"""The rules that park a failed job for an operator instead of trying it again, as one readable list."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from enum import StrEnum
 
 from everstep.model.incident import Evidence, Failure, StateCopy
 from everstep.model.recovery_policy import RecoveryPolicy
@@ -41,15 +36,26 @@ class RestartFacts:
     """Why an operator has to say how the job goes on, whatever the rest is; empty: nobody has to."""
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What to do and why."""
+class Action(StrEnum):
+    """What is done next about a stopped job."""
 
-    action: Literal["reattempt", "park"]
+    ASK = "ask"
+    """Ask where copies may lie that nobody told of, and decide again."""
+    REATTEMPT = "reattempt"
+    PARK = "park"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the rules say, and why."""
+
+    action: Action
     reason: str
+    rule: str = ""
+    """Name of the rule that parks the job; empty: none does."""
     delay_s: float = 0.0
     silent: tuple[str, ...] = ()
-    """Machines without which it cannot go on: it does, by itself, once they answer."""
+    """Machines without which the job cannot go on: it does, by itself, once they answer."""
 
 
 UNFIT = "CheckpointError"
@@ -175,15 +181,29 @@ PARK_WHEN: tuple[Rule, ...] = (
 )
 """The policy: the first rule that gives a reason parks the job."""
 
+CANNOT = frozenset({machine_silent, newer_may_exist, copies_out_of_reach})
+"""Rules that hold whatever an operator says: a restart is not possible then, or would lose what he did not give up."""
 
-def decide_reattempt(facts: RestartFacts, policy: RecoveryPolicy) -> Decision:
-    """Reattempt, after a wait that grows from failure to failure, or park."""
+
+def judge(facts: RestartFacts, policy: RecoveryPolicy, *, by_operator: bool = False) -> Verdict:
+    """Reattempt, after a wait that grows from failure to failure, or park.
+
+    Args:
+        facts: What is looked at.
+        policy: The limits.
+        by_operator: An operator has just resumed the job: only the rules of ``CANNOT`` count, and nothing is waited
+            for.
+    """
     for rule in PARK_WHEN:
+        if by_operator and rule not in CANNOT:
+            continue
         if reason := rule(facts, policy):
             silent = facts.evidence.unreachable if rule is machine_silent and not facts.evidence.problem else ()
-            return Decision("park", reason, silent=tuple(silent))
-    before = max(facts.attempts, len(facts.history))
-    return Decision("reattempt", f"{facts.failure.cause}: assume a transient fault", delay_s=backoff_s(before, policy))
+            return Verdict(Action.PARK, reason, rule=rule.__name__, silent=tuple(silent))
+    if by_operator:
+        return Verdict(Action.REATTEMPT, "an operator says so")
+    wait_s = backoff_s(max(facts.attempts, len(facts.history)), policy)
+    return Verdict(Action.REATTEMPT, f"{facts.failure.cause}: assume a transient fault", delay_s=wait_s)
 
 
 def backoff_s(failures_before: int, policy: RecoveryPolicy) -> float:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.decisions.recover.policy import RestartFacts, backoff_s, decide_reattempt, steady
+from everstep.decisions.recover.rules import RestartFacts, backoff_s, judge, steady
 from everstep.model.incident import Evidence, Failure, RankExit, StateCopy, Symptom, Tier
 from everstep.model.recovery_policy import RecoveryPolicy
 
@@ -30,13 +30,13 @@ def facts(**fields: object) -> RestartFacts:
 
 
 def test_a_first_crash_is_reattempted_at_once() -> None:
-    decision = decide_reattempt(facts(), POLICY)
+    decision = judge(facts(), POLICY)
 
     assert (decision.action, decision.delay_s) == ("reattempt", 0.0)
 
 
 def test_a_silent_machine_parks_the_job_and_is_named() -> None:
-    decision = decide_reattempt(facts(evidence=Evidence(generation=1, unreachable=["m3"])), POLICY)
+    decision = judge(facts(evidence=Evidence(generation=1, unreachable=["m3"])), POLICY)
 
     assert decision.action == "park"
     assert "m3 does not answer" in decision.reason
@@ -51,7 +51,7 @@ def test_a_script_that_fails_at_import_on_every_rank_is_not_tried_again() -> Non
         raised(0, "ModuleNotFoundError: No module named 'modle'"),
         raised(1, "ModuleNotFoundError: No module named 'modle'"),
     ]
-    decision = decide_reattempt(facts(failure=failure(-1), evidence=Evidence(generation=1, exits=ends)), POLICY)
+    decision = judge(facts(failure=failure(-1), evidence=Evidence(generation=1, exits=ends)), POLICY)
 
     assert decision.action == "park"
     assert "No module named 'modle'" in decision.reason
@@ -64,19 +64,19 @@ def test_a_state_that_fits_no_rank_is_not_tried_again_though_each_says_so_in_its
     ]
     unfit = facts(failure=failure(20), resume_step=20, evidence=Evidence(generation=1, exits=ends))
 
-    assert decide_reattempt(unfit, POLICY).action == "park"
+    assert judge(unfit, POLICY).action == "park"
 
 
 def test_damage_and_lost_connections_in_many_words_are_tried_again() -> None:
     for kind in ("everstep.errors.CorruptCheckpoint", "RuntimeError"):
         ends = [raised(0, f"{kind}: from 0"), raised(1, f"{kind}: from 1")]
         failed = facts(failure=failure(20), resume_step=20, evidence=Evidence(generation=1, exits=ends))
-        assert decide_reattempt(failed, POLICY).action == "reattempt"
+        assert judge(failed, POLICY).action == "reattempt"
 
 
 def test_an_exception_on_one_rank_alone_is_reattempted() -> None:
     ends = [raised(0, "ValueError: once"), RankExit(rank=1, machine="m0", signal=9, stopped_by_us=True)]
-    decision = decide_reattempt(facts(failure=failure(0), evidence=Evidence(generation=1, exits=ends)), POLICY)
+    decision = judge(facts(failure=failure(0), evidence=Evidence(generation=1, exits=ends)), POLICY)
 
     assert decision.action == "reattempt"
 
@@ -84,22 +84,22 @@ def test_an_exception_on_one_rank_alone_is_reattempted() -> None:
 def test_the_same_step_again_and_again_parks() -> None:
     history = (failure(20), failure(20))
 
-    assert decide_reattempt(facts(history=history[:1]), POLICY).action == "reattempt"
-    assert decide_reattempt(facts(history=history), POLICY).action == "park"
+    assert judge(facts(history=history[:1]), POLICY).action == "reattempt"
+    assert judge(facts(history=history), POLICY).action == "park"
 
 
 def test_failures_at_different_steps_park_only_without_progress() -> None:
     history = tuple(failure(step) for step in (1, 2, 3, 4))
 
-    assert decide_reattempt(facts(history=history[:3]), POLICY).action == "reattempt"
-    assert decide_reattempt(facts(history=history), POLICY).action == "park"
+    assert judge(facts(history=history[:3]), POLICY).action == "reattempt"
+    assert judge(facts(history=history), POLICY).action == "park"
 
 
 def test_losing_too_many_steps_needs_an_operator() -> None:
     far = facts(failure=failure(5000), restore_step=0)
 
-    assert decide_reattempt(far, POLICY).action == "park"
-    assert decide_reattempt(facts(failure=failure(5000), restore_step=4999), POLICY).action == "reattempt"
+    assert judge(far, POLICY).action == "park"
+    assert judge(facts(failure=failure(5000), restore_step=4999), POLICY).action == "reattempt"
 
 
 @given(st.integers(0, 10_000))
@@ -119,7 +119,7 @@ def test_no_sequence_of_failures_is_reattempted_for_ever(steps: list[int]) -> No
         now = failure(step)
         history = steady(history, now, POLICY)
         in_a_row = len(history)
-        if decide_reattempt(facts(failure=now, history=tuple(history)), POLICY).action == "park":
+        if judge(facts(failure=now, history=tuple(history)), POLICY).action == "park":
             history = []
         else:
             history.append(now)
@@ -144,7 +144,7 @@ def test_a_fault_that_comes_again_at_the_same_place_is_the_same_whatever_lies_be
 
     kept = steady([bad, between], again, POLICY)
     assert kept == [bad]
-    assert decide_reattempt(facts(failure=again, history=(bad, *kept)), POLICY).action == "park"
+    assert judge(facts(failure=again, history=(bad, *kept)), POLICY).action == "park"
     other = failure(5000, "SIGKILL", time_ns=9 * HOUR)
     assert steady([bad, between], other, POLICY) == [], "another cause"
     beyond = failure(5400, time_ns=HOUR)
@@ -153,18 +153,18 @@ def test_a_fault_that_comes_again_at_the_same_place_is_the_same_whatever_lies_be
 
 def test_a_script_without_steps_of_ours_has_places_too() -> None:
     start = [failure(-1, "ImportError", shown=0) for _ in range(3)]
-    assert decide_reattempt(facts(failure=start[0], history=(start[0],)), POLICY).action == "reattempt"
-    parked = decide_reattempt(facts(failure=start[2], history=tuple(start[:2])), POLICY)
+    assert judge(facts(failure=start[0], history=(start[0],)), POLICY).action == "reattempt"
+    parked = judge(facts(failure=start[2], history=tuple(start[:2])), POLICY)
     assert (parked.action, parked.reason) == ("park", "failed 3 times before any step was shown (ImportError)")
 
     later = [failure(-1, "ValueError", time_ns=nth * 2 * HOUR, shown=40) for nth in range(3)]
     assert steady(later[:2], later[2], POLICY) == later[:2]
-    parked = decide_reattempt(facts(failure=later[2], history=tuple(later[:2])), POLICY)
+    parked = judge(facts(failure=later[2], history=tuple(later[:2])), POLICY)
     assert parked.reason == "failed 3 times after 40 steps of its process (ValueError)"
     elsewhere = failure(-1, "ValueError", shown=41)
-    assert decide_reattempt(facts(failure=elsewhere, history=tuple(later[:2])), POLICY).action == "reattempt"
+    assert judge(facts(failure=elsewhere, history=tuple(later[:2])), POLICY).action == "reattempt"
     unknown = failure(-1, "SIGKILL")
-    assert decide_reattempt(facts(failure=unknown, history=(unknown,) * 3), POLICY).action == "reattempt"
+    assert judge(facts(failure=unknown, history=(unknown,) * 3), POLICY).action == "reattempt"
 
 
 def test_where_only_time_can_tell_it_does() -> None:
@@ -179,7 +179,7 @@ def test_what_every_rank_raises_after_steps_of_its_own_was_not_there_from_the_st
     evidence = Evidence(generation=1, exits=ends)
 
     for shown, action in ((0, "park"), (-1, "park"), (5000, "reattempt")):
-        found = decide_reattempt(facts(failure=failure(-1, shown=shown), evidence=evidence, restore_step=-1), POLICY)
+        found = judge(facts(failure=failure(-1, shown=shown), evidence=evidence, restore_step=-1), POLICY)
         assert found.action == action, shown
 
 
@@ -187,22 +187,22 @@ def test_an_old_state_parks_as_none_at_all_does_when_it_costs_too_many_steps() -
     policy = RecoveryPolicy(max_lost_steps=100)
     old = facts(failure=failure(500), restore_step=399, restore_reason="step 399 is on disk")
 
-    decision = decide_reattempt(old, policy)
+    decision = judge(old, policy)
 
     assert decision.action == "park"
     assert decision.reason == "a restart from step 399 would lose 101 steps (step 399 is on disk)"
-    assert decide_reattempt(facts(failure=failure(500), restore_step=400), policy).action == "reattempt"
+    assert judge(facts(failure=failure(500), restore_step=400), policy).action == "reattempt"
 
 
 def test_a_script_that_restores_by_itself_loses_what_nobody_knows() -> None:
-    assert decide_reattempt(facts(failure=failure(5000), restore_step=-1), POLICY).action == "reattempt"
+    assert judge(facts(failure=failure(5000), restore_step=-1), POLICY).action == "reattempt"
 
 
 def test_a_job_does_not_begin_anew_while_copies_are_there_that_could_not_be_brought() -> None:
     stuck = StateCopy(rank=4, machine="m1", completed_steps=19, tier=Tier.BACKUP, valid=False, reason="no room on m2")
 
-    decision = decide_reattempt(facts(restore_step=0, unreached=(stuck,)), POLICY)
+    decision = judge(facts(restore_step=0, unreached=(stuck,)), POLICY)
 
     assert decision.action == "park"
     assert "of rank 4 at step 19 the backup on m1: no room on m2" in decision.reason
-    assert decide_reattempt(facts(restore_step=18, unreached=(stuck,)), POLICY).action == "reattempt"
+    assert judge(facts(restore_step=18, unreached=(stuck,)), POLICY).action == "reattempt"

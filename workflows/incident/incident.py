@@ -1,0 +1,161 @@
+"""One incident as its stages share it: what is known, what is told, what an operator said, and waiting for all that."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from temporalio import workflow
+
+with workflow.unsafe.imports_passed_through():
+    from everstep.decisions.checkpoints.lineage import Runs
+    from everstep.decisions.recover.state import RecoveryState
+    from everstep.model.incident import Evidence, Launched
+    from everstep.model.job_state import incident_workflow_id, job_workflow_id
+    from workflows import web_ui
+    from workflows.incident.carry_over import carried, take_up
+    from workflows.incident.timeline import IncidentTimeline
+    from workflows.messages import IncidentInput
+    from workflows.operator import read_request
+    from workflows.options import TASK_TIMEOUT
+
+T = TypeVar("T")
+LEDGER_S = 5.0
+"""What is on its way into the ledger has this long to arrive before an incident continues as new (ours)."""
+
+
+class Abandoned(Exception):  # control flow: an operator ended the incident
+    """An operator, or the end of the job, ended the incident."""
+
+
+class Incident:
+    """Of one workflow; its stages are functions over it."""
+
+    def __init__(self, input: IncidentInput) -> None:
+        self.input = input
+        self.id = incident_workflow_id(input.job, input.number)
+        self.timeline = IncidentTimeline(input, self.id)
+        self.state = RecoveryState(
+            spec=input.spec,
+            machines=input.machines,
+            anomaly=input.anomaly,
+            generation=input.generation,
+            resume_step=input.resume_step,
+            lineage=list(input.lineage),
+            folder=input.resume_path,
+            folder_step=input.resume_path_step,
+            runs=Runs(input.run, tuple(input.origin_runs)),
+            showing=input.showing,
+            emptied=set(input.emptied),
+            history=list(input.history),
+            hold=input.hold,
+        )
+        self.launched: Launched | None = None
+        self.first_step_s = 0.0
+        """Of the last launch; 0: no step was seen."""
+        self.noted: Evidence | None = None
+        """What the ledger has."""
+        self.searched: Evidence | None = None
+        """What was known after all copies were asked for, by incidents that do so once."""
+        self.resumed = False
+        """An operator has just said that it is to go on: the next plan goes by that."""
+        self.answer: str | None = None
+        """Of an operator, while parked."""
+        self.accepting = False
+        """The operator who resumes lets the job go on from what is certain."""
+        self.resumed_by = ""
+        self.abandoned_by = ""
+        if input.carried:
+            take_up(input.carried, self.state, self.timeline)
+            self.launched, self.resumed_by = input.carried.launched, input.carried.resumed_by
+            self.resumed = input.carried.resumed
+
+    @property
+    def looks_again(self) -> bool:
+        """Whether it continued as new while it was parked: the failure at hand is known, and asked about anew."""
+        return self.input.carried is not None and (self.input.carried.resumed or self.input.carried.came_back)
+
+    # What an operator may do.
+
+    def take(self, answer: str, raw: Any, more: tuple[Any, ...]) -> None:
+        """Take a signal; one that makes no sense is said on the page."""
+        request = read_request(raw, *more)
+        if isinstance(request, str):
+            self.timeline.reject(f"{answer}: {request}")
+            return
+        who = request.operator + (f" ({request.note})" if request.note else "")
+        if answer == "abandon":
+            self.abandoned_by = self.abandoned_by or who
+        elif self.timeline.stage == "parked":
+            self.answer, self.resumed_by, self.accepting = answer, who, request.accept_loss
+        else:
+            self.timeline.reject(f"resume by {who}: the incident is not parked, it is at stage {self.timeline.stage}")
+
+    # Waiting.
+
+    async def unless_abandoned(self, started: workflow.ActivityHandle[T]) -> T:
+        """Wait for an activity, but not longer than an operator wants.
+
+        Raises:
+            Abandoned: an operator ended the incident.
+        """
+        abandoned = asyncio.create_task(workflow.wait_condition(lambda: bool(self.abandoned_by)))
+        await workflow.wait([started, abandoned], return_when=asyncio.FIRST_COMPLETED)
+        if started.done():
+            abandoned.cancel()
+            return started.result()
+        started.cancel()
+        raise Abandoned
+
+    async def wait(self, duration: timedelta, label: str, *, until: Callable[[], bool] = lambda: False) -> None:
+        """Wait for some time, with a label for the timeline, but not longer than an operator wants.
+
+        Raises:
+            Abandoned: an operator ended the incident.
+        """
+        try:
+            await workflow.wait_condition(
+                lambda: bool(self.abandoned_by) or until(),
+                timeout=duration,
+                timeout_summary=label,
+            )
+        except TimeoutError:
+            return
+        if self.abandoned_by:
+            raise Abandoned
+
+    async def tell_job(self, stage: str = "") -> None:
+        """Tell the job's workflow where the incident stands."""
+        handle = workflow.get_external_workflow_handle(job_workflow_id(self.input.job))
+        await handle.signal("incident_stage", args=[self.input.number, web_ui.summary(stage or self.timeline.stage)])
+
+    async def renew(self, *, resumed: bool, came_back: bool = False) -> None:
+        """Continue as new where the history grows long; nothing is under way here, and nothing is lost.
+
+        Args:
+            resumed: An operator has just said that it is to go on.
+            came_back: Machines that it waited for have just answered.
+        """
+        if not workflow.info().is_continue_as_new_suggested() or not workflow.patched("continue incident as new"):
+            return
+        if not resumed and not came_back:
+            self.state.reattempted_in_vain()
+        with contextlib.suppress(TimeoutError):  # no recovery waits long for the ledger
+            async with asyncio.timeout(LEDGER_S):
+                await self.timeline.written()
+        await workflow.wait_condition(workflow.all_handlers_finished)
+        if self.abandoned_by:
+            raise Abandoned
+        next_input = carried(self.input, self.state, self.timeline)
+        assert next_input.carried is not None
+        own = {
+            "resumed": resumed,
+            "came_back": came_back,
+            "launched": self.launched,
+            "resumed_by": self.resumed_by,
+        }
+        next_input = next_input.model_copy(update={"carried": next_input.carried.model_copy(update=own)})
+        workflow.continue_as_new(next_input, task_timeout=TASK_TIMEOUT)

@@ -1,0 +1,36 @@
+"""Confirm: the ranks of the new generation are watched until they step."""
+
+from __future__ import annotations
+
+from temporalio import workflow
+
+with workflow.unsafe.imports_passed_through():
+    from everstep.model.incident import Confirmation, Launched
+    from workflows import activity_calls
+    from workflows.first_step import confirm_restart
+    from workflows.incident.incident import Incident
+
+
+async def confirm(incident: Incident, launched: Launched, state_bytes: int) -> Confirmation:
+    """Whether the new generation steps.
+
+    Args:
+        incident: At hand.
+        launched: The generation.
+        state_bytes: Size of the largest state that a rank restores.
+    """
+    given = incident.input
+
+    async def ask(bound_s: float) -> Confirmation:
+        return await incident.unless_abandoned(
+            activity_calls.confirm(
+                given.spec,
+                given.machines,
+                launched,
+                bound_s=bound_s,
+                showing=incident.state.showing,
+                state_bytes=state_bytes,
+            )
+        )
+
+    return await confirm_restart(ask, lambda wait: incident.wait(wait, "ASK AGAIN"), given)

@@ -1,0 +1,87 @@
+"""Decide: what to do, once nothing newer can exist than where the job would go on, or it was asked for in vain."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from temporalio import workflow
+from temporalio.exceptions import ActivityError
+
+with workflow.unsafe.imports_passed_through():
+    from everstep.decisions.checkpoints.search import look_further, merged, unanswered
+    from everstep.decisions.recover.plan import RestartPlan, plan_restart
+    from everstep.decisions.recover.rules import Action
+    from everstep.model.incident import Evidence
+    from workflows import activity_calls, web_ui
+    from workflows.incident.incident import Incident
+
+
+async def decide(incident: Incident, evidence: Evidence) -> RestartPlan:
+    """Plan, and ask disks and remote storage as long as the plan says so."""
+    by_operator, incident.resumed = incident.resumed, False
+    plan = await _plan(incident, evidence, by_operator=by_operator)
+    if plan.by_operator:
+        return plan
+    timeline = incident.timeline
+    began = timeline.enter("decide")
+    timeline.leave(began, "decide", plan.text)
+    timeline.note("decide", plan.text, None if plan.evidence is incident.noted else plan.evidence)
+    incident.noted = plan.evidence
+    return plan
+
+
+async def _plan(incident: Incident, evidence: Evidence, *, by_operator: bool) -> RestartPlan:
+    state = incident.state
+    if not workflow.patched("unknown is not empty"):
+        evidence = await _search_once(incident, evidence)
+        return plan_restart(evidence, state, by_operator=by_operator, certain=True)
+    while True:
+        plan = plan_restart(evidence, state, by_operator=by_operator)
+        if plan.action is not Action.ASK:
+            return plan
+        verdict = plan.verdict
+        if verdict.delay_s:
+            incident.timeline.note("find", verdict.reason)
+            incident.timeline.enter("find", verdict.reason)
+            await incident.wait(timedelta(seconds=verdict.delay_s), "ASK AGAIN")
+        state.asked += 1
+        state.try_unreached_again()
+        if plan.doubt is not None and plan.doubt.unlisted:
+            evidence = await _find(incident, evidence)
+
+
+async def _find(incident: Incident, evidence: Evidence) -> Evidence:
+    """Ask where copies lie that a stop does not tell of."""
+    given, timeline = incident.input, incident.timeline
+    began = timeline.enter("find")
+    try:
+        found = await incident.unless_abandoned(activity_calls.find(given.spec, given.machines))
+    except ActivityError as error:
+        # Not knowing is not the same as having nothing.
+        reason = f"could not be asked: {error.cause or error}"[:300]
+        evidence = unanswered(evidence, [machine.name for machine in given.machines], reason)
+    else:
+        evidence = merged(evidence, found)
+    timeline.leave(began, "find", web_ui.searched_text(evidence))
+    return evidence
+
+
+async def _search_once(incident: Incident, evidence: Evidence) -> Evidence:
+    """As incidents did it that began before a failed search counted as one: once, where a stop does not do."""
+    given, timeline = incident.input, incident.timeline
+    if evidence is incident.searched or not look_further(
+        incident.state.choose(evidence), evidence, given.spec.checkpoint
+    ):
+        return evidence
+    if not workflow.patched("search for copies"):
+        return evidence
+    began = timeline.enter("find")
+    try:
+        found = await incident.unless_abandoned(activity_calls.find(given.spec, given.machines))
+    except ActivityError as error:
+        timeline.leave(began, "find", f"failed: {error.cause or error}")
+        incident.searched = evidence
+    else:
+        timeline.leave(began, "find", web_ui.found_text(found.held))
+        incident.searched = merged(evidence, found)
+    return incident.searched

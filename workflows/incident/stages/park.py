@@ -1,0 +1,66 @@
+"""Park: the job waits for an operator, or for machines that are silent; nothing is lost meanwhile."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from temporalio import workflow
+
+with workflow.unsafe.imports_passed_through():
+    from everstep.decisions.recover.plan import RestartPlan
+    from workflows import activity_calls, web_ui
+    from workflows.incident.incident import Abandoned, Incident
+
+
+async def park(incident: Incident, plan: RestartPlan) -> None:
+    """Wait until somebody resumes the job, or those machines answer again.
+
+    Raises:
+        Abandoned: an operator ended the incident, or nobody answered in time.
+    """
+    timeline, given, silent = incident.timeline, incident.input, plan.verdict.silent
+    incident.answer, incident.accepting = None, False
+    timeline.to_accept = plan.restore.origin if plan.doubt else ""
+    began = timeline.enter("parked", plan.verdict.reason)
+    await incident.tell_job()
+    patience = timedelta(hours=given.spec.policy.parked_timeout_h)
+    machines = [machine for machine in given.machines if machine.name in silent]
+    back: workflow.ActivityHandle[list[str]] | None = None
+    if machines and workflow.patched("machines that come back"):
+        back = activity_calls.await_machines(machines, patience)
+
+    def came_back() -> bool:
+        return back is not None and back.done() and back.exception() is None and not back.result()
+
+    try:
+        await incident.wait(patience, "PARKED", until=lambda: incident.answer is not None or came_back())
+    finally:
+        timeline.parked.append((int(began * 1e9), workflow.time_ns()))
+        if back is not None:
+            back.cancel()
+    if incident.answer is not None:
+        await _resumed(incident, plan, began)
+    elif came_back():
+        text = f"{web_ui.listed(silent)} answers again"
+        timeline.leave(began, "parked", text)
+        timeline.note("parked", text)
+        timeline.enter("stop")
+        await incident.tell_job()
+    else:
+        incident.abandoned_by = "nobody answered in time"
+        raise Abandoned
+    await incident.renew(resumed=incident.resumed, came_back=not incident.resumed)
+
+
+async def _resumed(incident: Incident, plan: RestartPlan, began: float) -> None:
+    timeline, state, who = incident.timeline, incident.state, incident.resumed_by
+    timeline.leave(began, "parked", f"resumed by {who}")
+    timeline.note("parked", f"resumed by {who}")
+    if incident.accepting and plan.doubt is not None:
+        accepted = state.accept(plan.restore, plan.doubt, who)
+        timeline.leave(workflow.time(), "accepted", accepted)
+        timeline.note("accepted", accepted)
+    state.begin_again()
+    incident.resumed = True
+    timeline.enter("reattempt")
+    await incident.tell_job()

@@ -1,0 +1,49 @@
+"""Reattempt: the next generation is launched as the job is."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from temporalio import workflow
+from temporalio.exceptions import ActivityError
+
+with workflow.unsafe.imports_passed_through():
+    from activities.messages import LaunchInput
+    from everstep.decisions.recover.plan import RestartPlan
+    from everstep.model.incident import Confirmation
+    from workflows import activity_calls
+    from workflows.incident.incident import Incident
+    from workflows.incident.stages.confirm import confirm
+
+
+async def reattempt(incident: Incident, plan: RestartPlan) -> Confirmation | None:
+    """One restart; returns its confirmation, or None when it could not be launched or watched."""
+    state, timeline, given, target = incident.state, incident.timeline, incident.input, plan.restore
+    if plan.verdict.delay_s:
+        timeline.enter("backoff")
+        await incident.wait(timedelta(seconds=plan.verdict.delay_s), "BACKOFF")
+    state.attempts += 1
+    state.launch(target)
+    launch = LaunchInput(
+        spec=given.spec,
+        machines=given.machines,
+        generation=state.generation,
+        resume_step=target.step,
+        reason=incident.id,
+        reshard_from=target.folder,
+        run=given.run,
+    )
+    began = timeline.enter("reattempt")
+    try:
+        launched = await incident.unless_abandoned(activity_calls.launch(launch, target.origin))
+        incident.launched = launched
+        timeline.leave(began, "reattempt", f"generation {launch.generation} {target.origin}")
+        began = timeline.enter("confirm")
+        confirmation = await confirm(incident, launched, target.largest)
+    except ActivityError as error:
+        timeline.leave(began, timeline.stage, f"failed: {error.cause or error}")
+        return None
+    timeline.leave(began, "confirm", confirmation.reason)
+    if confirmation.ok:
+        incident.first_step_s = workflow.time() - began if confirmation.confirmed else 0.0
+    return confirmation

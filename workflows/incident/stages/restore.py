@@ -1,0 +1,43 @@
+"""Restore: copies of state are brought to the machines whose ranks need them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from temporalio import workflow
+from temporalio.exceptions import ActivityError
+
+with workflow.unsafe.imports_passed_through():
+    from everstep.decisions.recover.plan import RestartPlan
+    from everstep.model.incident import Evidence
+    from workflows import activity_calls, web_ui
+    from workflows.incident.incident import Incident
+    from workflows.incident.stages.stop import look_again
+
+
+async def restore(incident: Incident, plan: RestartPlan) -> Evidence | None:
+    """Bring what is not in its place; returns None when all of it is, else what to decide from now."""
+    wanted = plan.restore
+    if wanted.unverified and not workflow.patched("verify chosen slots"):
+        wanted = replace(wanted, unverified=())
+    if not wanted.copies and not wanted.unverified:
+        return None
+    state, timeline, given = incident.state, incident.timeline, incident.input
+    began = timeline.enter("restore")
+    try:
+        restored = await incident.unless_abandoned(
+            activity_calls.restore(given.spec, given.machines, given.run, wanted, plan.evidence)
+        )
+    except ActivityError as error:
+        timeline.leave(began, "restore", f"failed: {error.cause or error}")
+        state.attempts += 1
+        return await look_again(incident)
+    text = web_ui.restored_text(restored)
+    timeline.leave(began, "restore", text)
+    timeline.note("restore", text)
+    choose_again = state.brought(restored)
+    if restored.unreachable:
+        # Such a machine may come back empty, and the backups that it had are gone then.
+        state.attempts += 1
+        return await look_again(incident)
+    return plan.evidence if choose_again else None

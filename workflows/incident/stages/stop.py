@@ -1,0 +1,67 @@
+"""Stop: every rank of the failed generation is ended, and what the machines know of it is asked."""
+
+from __future__ import annotations
+
+from temporalio import workflow
+from temporalio.exceptions import ActivityError
+
+with workflow.unsafe.imports_passed_through():
+    from everstep.model.incident import Evidence, Failure
+    from workflows import activity_calls, web_ui
+    from workflows.incident.incident import Incident
+
+
+async def stop(incident: Incident) -> Evidence:
+    """Stop the generation; returns what the machines know. The failure at hand is one more."""
+    evidence = await _stop(incident)
+    incident.state.failed(_failure(incident, evidence, first=not incident.state.failures))
+    return evidence
+
+
+async def look_again(incident: Incident) -> Evidence:
+    """Ask the machines once more: what is known of the failure at hand may have changed."""
+    evidence = await _stop(incident)
+    failures = incident.state.failures
+    failures[-1] = _failure(incident, evidence, first=len(failures) == 1)
+    return evidence
+
+
+async def _stop(incident: Incident) -> Evidence:
+    state, timeline = incident.state, incident.timeline
+    began = timeline.enter("stop")
+    try:
+        evidence = await _until_gone(incident)
+    except ActivityError as error:
+        # Not knowing is no reason to go on: the job is parked, and asked again when an operator says so.
+        evidence = Evidence(generation=state.generation, problem=str(error.cause or error)[:300])
+    evidence = state.heard(evidence)
+    timeline.leave(began, "stop", web_ui.stopped_text(evidence, state.headline(evidence)))
+    return evidence
+
+
+async def _until_gone(incident: Incident) -> Evidence:
+    """Ask the machines to stop, again while killed ranks are not gone: that can take minutes, and is said."""
+    given, policy = incident.input, incident.input.spec.policy
+    deadline = workflow.time() + policy.kill_patience_s
+    said = False
+    while True:
+        evidence = await incident.unless_abandoned(
+            activity_calls.stop(given.spec, given.machines, given.run, incident.state.generation)
+        )
+        if not evidence.dying or not workflow.patched("wait for dying ranks"):
+            break
+        text = web_ui.listed(evidence.dying, 3)
+        if workflow.time() >= deadline:
+            return evidence.model_copy(update={"problem": f"{text}; they have {policy.kill_patience_s:g} s"})
+        incident.timeline.say(text)
+        await incident.tell_job(f"stop: {text}")
+        said = True
+    if said:
+        incident.timeline.say("")
+        await incident.tell_job()
+    return evidence
+
+
+def _failure(incident: Incident, evidence: Evidence, *, first: bool) -> Failure:
+    incident.timeline.headline = incident.state.headline(evidence) or incident.timeline.headline
+    return incident.state.failure(evidence, now_ns=workflow.time_ns(), first=first)
