@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import defaultdict
 from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
@@ -24,7 +25,7 @@ from everstep.model.words import Words
 ROOT = Path(__file__).resolve().parents[1]
 LAYERS = ("everstep", "agent", "activities", "workflows", "controlplane", "drills", "console")
 """Imports go to the left only."""
-STANDARD_LIBRARY_ONLY = ("reports", "environment", "faults", "topology")
+STANDARD_LIBRARY_ONLY = ("step_reports", "environment", "faults", "model/topology")
 """Modules of everstep that every rank imports."""
 HEAVY = ("torch", "numpy", "pydantic", "grpc", "temporalio", "google.protobuf", "sqlalchemy", "typer", "rich")
 REGISTRIES = ("py|pi.org", "files.python|hosted.org", "proxy.go|lang.org", "sum.go|lang.org", "registry.npm|js.org")
@@ -63,6 +64,85 @@ def test_imports_go_down_only(layer: str) -> None:
     ]
     assert sources(layer)
     assert not wrong
+
+
+def modules() -> dict[str, Path]:
+    """Every shipped module by its full name."""
+    return {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for layer in LAYERS
+        for path in sources(layer)
+    }
+
+
+def imported_modules(path: Path, known: dict[str, Path]) -> set[str]:
+    """The shipped modules that a file imports: ``from a.b import c`` is one of ``a.b.c`` where that is a module."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            inner = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= inner & known.keys() or {node.module or ""}
+    return found & known.keys()
+
+
+def circles(edges: dict[str, set[str]]) -> list[list[str]]:
+    """Groups of which each member leads to each other one, by taking away whoever leads nowhere, or is led to by
+    nobody, as long as there is one."""
+    rest = {name: set(names) - {name} for name, names in edges.items()}
+    while True:
+        led_to = {name for names in rest.values() for name in names}
+        gone = [name for name, names in rest.items() if not names & rest.keys() or name not in led_to]
+        if not gone:
+            return [sorted(rest)] if rest else []
+        for name in gone:
+            del rest[name]
+
+
+def test_circles_are_found() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": set()}) == []
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set()}) == [["b", "c"]]
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    known = modules()
+    assert circles({name: imported_modules(path, known) for name, path in known.items()}) == []
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_folders_of_a_layer_import_one_way(layer: str) -> None:
+    """A file that lies in no folder of its layer counts as one of its own: it may be below all of them, or above."""
+    known = modules()
+
+    def room(name: str) -> str:
+        parts = known[name].relative_to(ROOT).parts
+        return parts[1] if parts[0] == layer else ""
+
+    edges: dict[str, set[str]] = defaultdict(set)
+    for name, path in known.items():
+        if room(name):
+            edges[room(name)] |= {room(other) for other in imported_modules(path, known)} - {""}
+    assert circles(edges) == []
+
+
+def test_no_two_classes_have_one_name() -> None:
+    found = defaultdict(list)
+    for name, path in modules().items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                found[node.name].append(name)
+    assert {name: places for name, places in found.items() if len(places) > 1} == {}
+
+
+def test_every_package_says_why_it_exists() -> None:
+    folders = {path.parent for layer in LAYERS for path in sources(layer) if "migrations" not in path.parts}
+    silent = []
+    for folder in folders:
+        file = folder / "__init__.py"
+        if not file.exists() or len((ast.get_docstring(ast.parse(file.read_text())) or "").split()) < 5:
+            silent.append(str(folder.relative_to(ROOT)))
+    assert sorted(silent) == []
 
 
 @pytest.mark.parametrize("name", STANDARD_LIBRARY_ONLY)
