@@ -9,7 +9,7 @@ Conventions
     first reply and has no second effect.
   * A generation numbers one launch of a job at full width. Stop(g) fences:
     afterwards no rank of a generation <= g can be started.
-  * A run is one submission of a job's name, everstep/run_id.py. A command of a newer run
+  * A run is one submission of a job's name, everstep/model/run_id.py. A command of a newer run
     throws away what an older one left here, one of an older run is refused, and one
     without a run is not compared.
   * Times are nanoseconds of the wall clock (CLOCK_REALTIME).

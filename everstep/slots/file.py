@@ -13,7 +13,7 @@ the steps that it is sending, writing to disk, or keeping: a save spares pinned
 slots as long as another one is left, and never waits for a pin. A received
 backup is a file of the same format.
 
-``everstep/slots/format.py`` has the layout, ``slot_mapping.py`` the file itself.
+``everstep/slots/format.py`` has the layout, ``mapping.py`` the file itself.
 """
 
 from __future__ import annotations
