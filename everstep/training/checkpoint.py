@@ -209,7 +209,7 @@ class Checkpoint:
             self._file.discard_after(-1)
 
     def check_room(self, *, ranks: int, backup_slots: int, where: str) -> None:
-        """Refuse to begin when the slots of this machine's ranks will not fit; ``memory_check.py`` says what is computed.
+        """Refuse to begin when the slots of this machine's ranks will not fit; see ``memory_check.py``.
 
         Raises:
             CheckpointError: they will not.

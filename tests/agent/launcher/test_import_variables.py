@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[3]
 READ = """
 import json, os, sys
 sys.path.append({root!r})
-from agent import fork_server
+from agent.launcher import fork_server
 print(json.dumps(sorted(fork_server.preload().read)))
 """
 
