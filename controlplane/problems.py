@@ -15,6 +15,7 @@ from typing import Literal
 from agent.checkpoints.tiers.remote_copier import REMOTE
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.detect.drift import HELD_BACK
+from everstep.text import listed
 
 SETTLE_S = 2.0
 """What passes sooner is not told: a peer that is launched later, a connection that is made anew (ours)."""
@@ -55,8 +56,7 @@ class ProblemEvent:
     @property
     def line(self) -> str:
         """The event for a person."""
-        more = f" and {len(self.machines) - NAMED} more machines" if len(self.machines) > NAMED else ""
-        where = f"checkpoints: {self.what} on {', '.join(self.machines[:NAMED])}{more}"
+        where = f"checkpoints: {self.what} on {listed(self.machines, NAMED, noun='machines')}"
         return f"{where}: {self.text}" if self.kind == "began" else f"{where}: in order again"
 
 

@@ -27,6 +27,7 @@ with workflow.unsafe.imports_passed_through():
     from everstep.model.incident import Confirmation, Evidence, Launched, Left, Restored, Showing
     from everstep.model.job import JobSpec
     from everstep.model.machine import Machine
+    from everstep.text import listed
     from workflows import web_ui
     from workflows.options import FAST_RETRY, HEARTBEAT_TIMEOUT, on_ranks
 
@@ -193,7 +194,7 @@ def await_machines(machines: list[Machine], patience: timedelta) -> ActivityHand
         messages.AWAIT,
         AwaitInput(machines=machines, patience_s=patience.total_seconds()),
         result_type=list[str],
-        summary=web_ui.summary(web_ui.listed([machine.name for machine in machines])),
+        summary=web_ui.summary(listed([machine.name for machine in machines])),
         **bounds,
     )
 

@@ -13,6 +13,7 @@ with workflow.unsafe.imports_passed_through():
     from everstep.errors import CheckpointError
     from everstep.model.incident import Evidence, Launched, StateCopy
     from everstep.model.job_state import JobState
+    from everstep.text import listed
     from workflows import activity_calls, web_ui
 
 
@@ -118,5 +119,5 @@ class FirstLaunch:
                 bad=self._bad,
             )
         except CheckpointError as error:
-            raise CannotStart(f"{error}; {web_ui.listed(silent)} does not answer" if silent else str(error)) from error
+            raise CannotStart(f"{error}; {listed(silent)} does not answer" if silent else str(error)) from error
         return chosen

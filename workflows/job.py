@@ -22,6 +22,7 @@ with workflow.unsafe.imports_passed_through():
     from everstep.model.incident import CLOSED_OUTSIDE, Anomaly, Confirmation, IncidentReport, Launched, Left, Symptom
     from everstep.model.job_state import NOT_YET, IncidentSummary, JobState, incident_workflow_id
     from everstep.model.run_id import run_id
+    from everstep.text import listed
     from workflows import activity_calls, attributes, web_ui
     from workflows.child_incident import Child, end_of, open_incident
     from workflows.closed_incident import Reopening
@@ -349,7 +350,7 @@ class JobWorkflow:
                 state.spec, state.machines, state.run, state.generation, why=why, grace_s=grace_s, patience_s=5.0
             )
             if evidence.unreachable:
-                silent = web_ui.listed(evidence.unreachable, 3)
+                silent = listed(evidence.unreachable, 3)
                 left = f"; {silent} did not answer: ranks may live there, and are ended once it does"
         return await self._end("stopped", f"stopped by {self.state.stop_requested}{left}")
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from everstep.model.incident import NOT_CONFIRMED, Anomaly, CopyToRestore, Evidence, Restored, Stage, StateCopy, Tier
 from everstep.model.job_state import JobState
+from everstep.text import listed
 
 SUMMARY_CHARACTERS = 110
 PAGE_CHARACTERS = 2800
@@ -35,12 +36,6 @@ def seconds(value: float) -> str:
 def size(count: float) -> str:
     """``12.3 MB``, never broken over two lines."""
     return f"{count / 1e9:.2f}{NO_BREAK}GB" if count >= 1e9 else f"{count / 1e6:.1f}{NO_BREAK}MB"
-
-
-def listed(values: Sequence[object], limit: int = 8) -> str:
-    """``1, 2, 3``; of many only the first, and how many more."""
-    more = f" and {len(values) - limit} more" if len(values) > limit else ""
-    return ", ".join(map(str, values[:limit])) + more
 
 
 SOURCES = {

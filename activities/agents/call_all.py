@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from itertools import islice
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from temporalio import activity
@@ -19,6 +18,7 @@ from everstep.backoff import Backoff
 from everstep.errors import AgentUnreachable, ConfigError, EverstepError, StillDying
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
+from everstep.text import listed
 
 T = TypeVar("T")
 FIRST_RETRY_S, LAST_RETRY_S = 0.1, 1.0
@@ -59,7 +59,7 @@ async def on_all(
     waiting: dict[str, None] = {}
 
     def waited_for() -> str:
-        return f"waiting for {named(islice(waiting, NAMED), len(waiting))}, whose agent does not answer"
+        return f"waiting for {listed(waiting)}, whose agent does not answer"
 
     async def persist(machine: Machine) -> T | None:
         backoff = Backoff(FIRST_RETRY_S, LAST_RETRY_S)
@@ -143,17 +143,6 @@ def refuse_silent(silent: list[str], machines: Sequence[Machine]) -> None:
     """
     if silent:
         raise ApplicationError(
-            f"{len(machines) - len(silent)} of {len(machines)} agents answered; {names(silent)} did not",
+            f"{len(machines) - len(silent)} of {len(machines)} agents answered; {listed(silent)} did not",
             type="AgentUnreachable",
         )
-
-
-def names(machines: Sequence[str]) -> str:
-    """``m1, m2``, and how many more."""
-    return named(machines[:NAMED], len(machines))
-
-
-def named(first: Iterable[str], count: int) -> str:
-    """The first machines of so many."""
-    more = count - NAMED
-    return ", ".join(first) + (f" and {more} more" if more > 0 else "")

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from temporalio import activity
 
 from activities import messages
-from activities.agents.call_all import names, on_all
+from activities.agents.call_all import on_all
 from activities.agents.evidence import fitted, held_of, homes_of, unlisted_of
 from activities.agents.restore import Restoring
 from activities.heartbeat import heartbeating
@@ -19,6 +19,7 @@ from everstep.decisions.checkpoints.capacity import Room, lack_of_room
 from everstep.decisions.checkpoints.start_from_folder import folder_of, judge_folder
 from everstep.model.incident import Evidence, Restored
 from everstep.model.machine import Machine
+from everstep.text import listed
 
 LISTING_S = 60.0
 """A listing of disks and remote storage may take this long, seconds (ours)."""
@@ -73,7 +74,7 @@ class CheckpointActivities:
         async with heartbeating() as say:
             seen, silent = await on_all(self._agents, given.machines, one, say=say, patience_s=given.patience_s)
         if silent:
-            return FolderFound(problem=f"{names(silent)} does not answer: bring its agent back")
+            return FolderFound(problem=f"{listed(silent)} does not answer: bring its agent back")
         ranks = len({rank for found in seen.values() for rank in found})
         return FolderFound(problem=judge_folder(given.path, seen, saved_by), step=parts.step, ranks=ranks)
 

@@ -28,6 +28,7 @@ from everstep import private
 from everstep.errors import CheckpointError, CorruptCheckpoint
 from everstep.slots.file import SlotFile
 from everstep.slots.format import DAMAGED, Pin, SlotHeader, same_save
+from everstep.slots.names import backup_slots, own_slots
 from everstep.slots.reader import SlotReader
 
 logger = structlog.get_logger()
@@ -159,7 +160,7 @@ class JobCheckpoints:
             CorruptCheckpoint: the copy is bad or gone.
             AgentUnreachable, CheckpointError, OSError: it cannot be had now, or there is no room.
         """
-        path = self.place.shm / f"checkpoint-{shard.rank}"
+        path = own_slots(self.place.shm, shard.rank)
         fault = _fault(path, shard)
         if not fault:
             return 0
@@ -172,7 +173,7 @@ class JobCheckpoints:
         with contextlib.closing(SlotFile(path, slots=slots_of(options))) as into:
             if not shard.address:
                 return copy_slot(
-                    self.place.shm / f"backup-{shard.rank}", shard.completed_steps, into, saved_ns=shard.saved_ns
+                    backup_slots(self.place.shm, shard.rank), shard.completed_steps, into, saved_ns=shard.saved_ns
                 )
             return fetch_slot(
                 lambda: self._connect(shard.address, self.place.job),

@@ -21,6 +21,7 @@ import structlog
 from everstep import private
 from everstep.errors import CorruptCheckpoint
 from everstep.slots.format import SlotHeader
+from everstep.slots.names import BACKUP, OWN
 from everstep.slots.reader import SlotReader
 
 POLL_S = 0.25
@@ -122,12 +123,12 @@ def make_fifo(shm: Path) -> Path:
 
 def own_files(shm: Path) -> dict[int, Path]:
     """The checkpoint files of this machine's own ranks, by rank."""
-    return _numbered(shm, "checkpoint-")
+    return _numbered(shm, OWN)
 
 
 def backup_files(shm: Path) -> dict[int, Path]:
     """The backups that this machine holds for others, by rank."""
-    return _numbered(shm, "backup-")
+    return _numbered(shm, BACKUP)
 
 
 def _numbered(shm: Path, prefix: str) -> dict[int, Path]:

@@ -15,6 +15,7 @@ from agent.state.job_record import JobRecord
 from agent.v1 import agent_pb2 as pb
 from everstep import environment
 from everstep.errors import ConfigError
+from everstep.slots.names import own_slots
 
 
 def check_launch(request: pb.LaunchRequest) -> None:
@@ -70,7 +71,7 @@ def fork_arguments(
         own = {
             **dict(rank.env),
             environment.REPORT_FILE: str(report),
-            environment.CHECKPOINT_FILE: str(shm / f"checkpoint-{rank.rank}"),
+            environment.CHECKPOINT_FILE: str(own_slots(shm, rank.rank)),
         }
         files = {stream: str(output(rank.rank, stream[3:])) for stream in ("stdout", "stderr")}
         rows.append({"rank": rank.rank, "env": own, "report": str(report), **files})

@@ -32,6 +32,7 @@ from agent.v1 import agent_pb2 as pb
 from everstep import environment, private
 from everstep.errors import AgentError, ConfigError, Fenced, StillDying
 from everstep.step_reports import Snapshot
+from everstep.text import listed
 
 RUN = "run"
 """File in a job's shared memory: of which run it is. It lasts as long as the memory, whatever becomes of the record."""
@@ -466,7 +467,7 @@ class JobRunner:
             since = self._killed.setdefault(pid, time.monotonic() - KILL_PATIENCE_S)
             who = f"rank {ranks[pid]} (pid {pid}, state {state(pid)})" if pid in ranks else f"process {pid}"
             said.append(f"{who} has been dying for {max(time.monotonic() - since, 0):.0f} s")
-        return StillDying(", ".join(said[:NAMED]) + (f" and {len(said) - NAMED} more" if len(said) > NAMED else ""))
+        return StillDying(listed(said, NAMED))
 
     async def release(self) -> int:
         """End the job here: fork server and shared memory; returns the bytes given back."""

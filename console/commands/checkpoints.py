@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from everstep.text import listed
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -111,8 +113,7 @@ def table(report: CheckpointsReport, now_ns: int) -> Table:
 def _restorable(one: StepCopies) -> str:
     if one.restorable:
         return "yes"
-    more = f" and {len(one.missing) - NAMED} more" if len(one.missing) > NAMED else ""
-    return f"no: lacks rank {', '.join(map(str, one.missing[:NAMED]))}{more}"
+    return f"no: lacks rank {listed(one.missing, NAMED)}"
 
 
 def lines(report: CheckpointsReport, saved: SavedReport | None, *, ended: bool = False) -> list[str]:
@@ -154,8 +155,7 @@ def unlisted(report: CheckpointsReport) -> dict[str, str]:
     seen: dict[str, list[str]] = {}
     for one in report.unlisted:
         seen.setdefault(one.reason, []).append(one.machine)
-    more = {reason: f" and {len(names) - NAMED} more" if len(names) > NAMED else "" for reason, names in seen.items()}
-    return {reason: ", ".join(names[:NAMED]) + more[reason] for reason, names in seen.items()}
+    return {reason: listed(names, NAMED) for reason, names in seen.items()}
 
 
 def pairs(machines: dict[str, str]) -> str:
@@ -167,5 +167,4 @@ def pairs(machines: dict[str, str]) -> str:
             said.append(f"{machine} -> {to}")
         elif f"{to} <-> {machine}" not in said:
             said.append(f"{machine} <-> {to}")
-    more = f" and {len(said) - NAMED} more" if len(said) > NAMED else ""
-    return ", ".join(said[:NAMED]) + more
+    return listed(said, NAMED)

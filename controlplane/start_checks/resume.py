@@ -89,9 +89,10 @@ async def check_step(
             or storage cannot be listed.
     """
     from controlplane.queries.checkpoints import ask_for_copies
+    from everstep.text import listed
 
     held, silent = await ask_for_copies(control.agents, spec, machines)
-    away = f"; {listed(silent)} does not answer" if silent else ""
+    away = f"; {listed(silent, NAMED)} does not answer" if silent else ""
     if step == LATEST and silent:
         raise ConfigError(
             f"which step of job {spec.name} is the latest is not known{away}: bring its agent back, or name a step "
@@ -120,12 +121,6 @@ def unlisted(held: Sequence[StateCopy]) -> list[str]:
     """Why disks or remote storage could not be listed; of the latter it suffices that one machine could."""
     remote = any(one.tier is Tier.REMOTE and not one.unlisted for one in held)
     return [one.reason for one in held if one.unlisted and not (remote and one.tier is Tier.REMOTE)]
-
-
-def listed(machines: Sequence[str]) -> str:
-    """Names of machines, the first of many."""
-    more = f" and {len(machines) - NAMED} more" if len(machines) > NAMED else ""
-    return ", ".join(machines[:NAMED]) + more
 
 
 def checked_path(path: Path) -> str:

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from agent.v1 import agent_pb2 as pb
-from controlplane.start_checks.resume import listed
 from everstep.errors import AgentError, ConfigError
+from everstep.text import listed
 
 if TYPE_CHECKING:
     from controlplane.client import Control

@@ -10,6 +10,7 @@ from pathlib import Path
 from controlplane.local import mounts, power, procfs, readiness
 from drills.inject.context import SETTLE_LIMIT_S, DrillContext
 from everstep.errors import ClusterError
+from everstep.slots.names import own_slots
 
 AMPLE = 4 << 30
 """Room at the beginning, bytes; a memory file system takes only what is used (ours)."""
@@ -84,7 +85,7 @@ async def fill_memory(scene: DrillContext) -> None:
     )
     procfs.send(agent, signal.SIGSTOP)  # before their first save, so that no backup gets in before
     try:
-        slots = [memory_of(scene) / scene.spec.name / f"checkpoint-{rank}" for rank in ranks]
+        slots = [own_slots(memory_of(scene) / scene.spec.name, rank) for rank in ranks]
         await scene.until(
             lambda: all(map(scene.stored.own_steps, ranks)) and all(map(_allocated, slots)),
             START_LIMIT_S,

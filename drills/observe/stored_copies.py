@@ -13,7 +13,9 @@ from controlplane.local.power import state_folder
 from drills.spec.loss import Loss
 from drills.spec.settings import placement_of
 from everstep.model.job import JobSpec
+from everstep.shards.folders import step_name
 from everstep.slots.format import PAGE, SAVING, SLOT, file_header
+from everstep.slots.names import backup_slots, own_slots
 from everstep.slots.reader import held
 
 
@@ -49,16 +51,16 @@ class StoredCopies:
 
     def own(self, rank: int) -> Path:
         """Where a rank saves."""
-        return self._shm(self._topology.machine(rank)) / f"checkpoint-{rank}"
+        return own_slots(self._shm(self._topology.machine(rank)), rank)
 
     def backup(self, rank: int) -> Path | None:
         """Where its backup lies; None: it has none."""
         peer = self._peers[rank]
-        return None if peer is None else self._shm(self._topology.machine(peer)) / f"backup-{rank}"
+        return None if peer is None else backup_slots(self._shm(self._topology.machine(peer)), rank)
 
     def on_disk(self, rank: int, step: int, suffix: str) -> Path:
         """A rank's file of a checkpoint on disk."""
-        return self._disk(self._topology.machine(rank)) / f"step-{step:09d}" / f"rank-{rank}.{suffix}"
+        return self._disk(self._topology.machine(rank)) / step_name(step) / f"rank-{rank}.{suffix}"
 
     def own_steps(self, rank: int) -> set[int]:
         """Steps in a rank's own memory."""

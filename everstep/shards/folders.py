@@ -51,9 +51,14 @@ class ShardOnDisk:
     topology: str = ""
 
 
+def step_name(step: int) -> str:
+    """Name of the folder of a step, on disk and on remote storage."""
+    return f"step-{step:09d}"
+
+
 def step_folder(root: Path, job: str, step: int) -> Path:
     """Where the state after so many completed steps is."""
-    return root / job / f"step-{step:09d}"
+    return root / job / step_name(step)
 
 
 def step_of(folder: Path) -> int | None:

@@ -14,6 +14,7 @@ from everstep.memory import free, memory_available
 from everstep.slots.file import SlotFile
 from everstep.slots.footprint import footprint, refusal
 from everstep.slots.format import aligned
+from everstep.slots.names import BACKUP, OWN
 
 MOMENTS = {
     **dict.fromkeys(("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "SparseAdam", "Adadelta", "Rprop"), 2),
@@ -82,7 +83,7 @@ def _size(tensor: Tensor) -> int:
 
 def _is_ours(path: Path) -> bool:
     """Whether a file of the job's folder holds slots, of this machine's ranks or for others."""
-    return path.name.startswith(("checkpoint-", "backup-"))
+    return path.name.startswith((OWN, BACKUP))
 
 
 def _allocated(path: Path) -> int:

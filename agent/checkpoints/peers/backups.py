@@ -25,6 +25,7 @@ from everstep import private
 from everstep.errors import ConfigError, Fenced
 from everstep.memory import free, memory_available
 from everstep.slots.format import SlotHeader
+from everstep.slots.names import backup_slots
 
 TAKE_OVER_S = 5.0
 """A connection that was cut lets go of its file within this time (ours)."""
@@ -197,5 +198,5 @@ class PeerBackups:
     def _backup(self, rank: int) -> Backup:
         with self._lock:
             if rank not in self._backups:
-                self._backups[rank] = Backup(self._shm / f"backup-{rank}")
+                self._backups[rank] = Backup(backup_slots(self._shm, rank))
             return self._backups[rank]

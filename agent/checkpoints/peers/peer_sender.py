@@ -29,6 +29,7 @@ from everstep.decisions.checkpoints.next_backup import choose_step, next_stride
 from everstep.decisions.checkpoints.step_rate import StepRate
 from everstep.errors import AgentError, CorruptCheckpoint
 from everstep.slots.format import EMPTY, Pin, SlotHeader
+from everstep.slots.names import own_slots
 from everstep.slots.reader import SlotReader
 
 FIRST_RETRY_S = 0.5
@@ -209,7 +210,7 @@ class PeerSender:
         with contextlib.suppress(OSError, CorruptCheckpoint):  # nothing is saved yet, or the file is replaced
             reader = self._readers.get(rank)
             if reader is None:
-                reader = self._readers[rank] = SlotReader(self._place.shm / f"checkpoint-{rank}")
+                reader = self._readers[rank] = SlotReader(own_slots(self._place.shm, rank))
             headers = [header for header in reader.headers() if (rank, header) not in self._spoiled]
             return {header.completed_steps: header for header in headers}
         return {}

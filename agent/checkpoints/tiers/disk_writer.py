@@ -29,6 +29,7 @@ from everstep.errors import CorruptCheckpoint, EverstepError
 from everstep.shards.file import write_shard
 from everstep.shards.folders import step_folder
 from everstep.slots.format import Pin, SlotHeader
+from everstep.slots.names import own_slots
 from everstep.slots.reader import SlotReader
 
 SHUT_PATIENCE_S = 5.0
@@ -156,7 +157,7 @@ class DiskWriter:
         assert self._terms
         try:
             if rank not in self._readers:
-                self._readers[rank] = SlotReader(self._place.shm / f"checkpoint-{rank}")
+                self._readers[rank] = SlotReader(own_slots(self._place.shm, rank))
             headers = self._readers[rank].headers()
         except (OSError, CorruptCheckpoint):  # none yet, or being replaced; Stop names what is damaged
             headers = []
@@ -267,7 +268,7 @@ class DiskWriter:
         if not root.is_dir():
             return f"{root} does not exist on {self._place.machine}: make it, or mount it"
         try:
-            reader = SlotReader(self._place.shm / f"checkpoint-{rank}")
+            reader = SlotReader(own_slots(self._place.shm, rank))
             try:
                 write_shard(
                     step_folder(root, self._place.job, header.completed_steps),

@@ -13,7 +13,7 @@ from agent.checkpoints.tiers.remote_folder import RemoteFolder
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import CheckpointError
 from everstep.shards.file import verify_shard
-from everstep.shards.folders import ShardOnDisk, held_on_disk, step_of
+from everstep.shards.folders import ShardOnDisk, held_on_disk, step_name, step_of
 from everstep.shards.manifest import Summary, data_name, manifest_name, parse_summary
 
 UNFINISHED = "it has no manifest: its copy was cut short"
@@ -96,11 +96,6 @@ def check_listable(root: Path, job: str, *, must_exist: bool) -> None:
             if step_of(folder) is not None:
                 with contextlib.suppress(FileNotFoundError):
                     next(folder.iterdir(), None)
-
-
-def step_name(step: int) -> str:
-    """Name of a step's folder, on disk and on remote storage."""
-    return f"step-{step:09d}"
 
 
 def steps_in(names: Iterable[str]) -> dict[int, dict[int, set[str]]]:

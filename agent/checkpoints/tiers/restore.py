@@ -10,13 +10,13 @@ from typing import TypeVar
 
 from agent.checkpoints.options import FetchRange, Place
 from agent.checkpoints.peers.fetch import check_save
-from agent.checkpoints.tiers.listing import roots_of, step_name
+from agent.checkpoints.tiers.listing import roots_of
 from agent.checkpoints.tiers.remote_folder import RemoteFolder
 from agent.v1 import agent_pb2 as pb
 from everstep import private
 from everstep.errors import CheckpointError, ConfigError, CorruptCheckpoint, EverstepError
 from everstep.shards.file import ReadAt, open_shard, restore
-from everstep.shards.folders import step_folder
+from everstep.shards.folders import step_folder, step_name
 from everstep.shards.manifest import (
     SHARED_BYTES,
     Manifest,
@@ -28,6 +28,7 @@ from everstep.shards.manifest import (
     read_summary,
 )
 from everstep.slots.file import SlotFile
+from everstep.slots.names import own_slots
 
 T = TypeVar("T")
 
@@ -57,7 +58,7 @@ def restore_shard(
                 f"the copy of rank {rank} at step {step} holds the state after step {manifest.step}"
             )
         check_save(manifest.slot_header(), shard.saved_ns, f"the file of rank {rank} on {shard.machine}")
-        with contextlib.closing(SlotFile(place.shm / f"checkpoint-{rank}", slots=options.slots or 2)) as slots:
+        with contextlib.closing(SlotFile(own_slots(place.shm, rank), slots=options.slots or 2)) as slots:
             restore(manifest, read, slots, fill=fill, newest_generation=fenced)
     return manifest.slot_header().payload_bytes
 

@@ -9,6 +9,7 @@ from pathlib import PurePosixPath
 
 from everstep.model.topology import Topology
 from everstep.shards.manifest import data_name, manifest_name
+from everstep.text import listed
 
 NAMED = 8
 """Ranks that a message names; the others are counted."""
@@ -67,8 +68,8 @@ def judge_folder(
     lacking = [rank for rank in range(count) if rank not in everything]
     if not lacking:
         return ""
-    named = ", ".join(map(str, lacking[:NAMED])) + (f" and {len(lacking) - NAMED} more" if len(lacking) > NAMED else "")
     return (
-        f"{path} is not complete: of {count} ranks it lacks rank {named}. Bring {data_name(lacking[0])} and "
-        f"{manifest_name(lacking[0])}, and those of the others, from the machines that wrote them"
+        f"{path} is not complete: of {count} ranks it lacks rank {listed(lacking, NAMED)}. Bring "
+        f"{data_name(lacking[0])} and {manifest_name(lacking[0])}, and those of the others, from the "
+        "machines that wrote them"
     )

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from everstep.model.incident import Failure, RankExit, Symptom
 from everstep.signals import signal_name
+from everstep.text import listed
 
 MACHINE_LOST = "machine lost"
 """Cause of a failure in which a machine lost all that it knew and ran."""
@@ -128,12 +129,8 @@ def headline_of_loss(lost: Mapping[str, Sequence[int]], end: RankExit | None) ->
     """
     ranks = sorted(rank for ranks in lost.values() for rank in ranks)
     noun = "rank" if len(ranks) == 1 else "ranks"
-    said = f"{_listed(sorted(lost))} came back empty and lost {noun} {_listed(ranks)}"
+    said = f"{listed(sorted(lost))} came back empty and lost {noun} {listed(ranks)}"
     return said if end is None or is_victim(end) else f"{said}; {headline_of(end)}"
-
-
-def _listed(values: Sequence[object]) -> str:
-    return ", ".join(map(str, values[:8])) + (f" and {len(values) - 8} more" if len(values) > 8 else "")
 
 
 def failure_of(end: RankExit, *, generation: int, step: int, now_ns: int) -> Failure:

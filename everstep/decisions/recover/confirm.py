@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from everstep.decisions.detect.exits import follow_s
 from everstep.model.incident import Confirmation, Showing
 from everstep.model.recovery_policy import RecoveryPolicy
+from everstep.text import listed
 
 FREE = 3
 """So many steps ahead of another one, a rank does not wait for it: ranks that do are at most one ahead (ours)."""
@@ -208,12 +209,12 @@ def _why_failed(
         waited: Long enough for others to follow a rank that left with code 0.
     """
     if emptied:
-        return f"{_listed(emptied)} came back empty before the first step"
+        return f"{listed(emptied)} came back empty before the first step"
     if ended := sorted(one.rank for one in waiting if not one.alive and one.code != 0):
-        return f"rank {_listed(ended)} ended before the first step"
+        return f"rank {listed(ended)} ended before the first step"
     left = sorted(one.rank for one in waiting if not one.alive)
     if left and waited and any(one.alive for one in ranks):
-        return f"rank {_listed(left)} left with code 0 before the first step"
+        return f"rank {listed(left)} left with code 0 before the first step"
     return ""
 
 
@@ -247,9 +248,9 @@ def judge_timeout(
             generation=generation,
             ok=False,
             timed_out=True,
-            reason=f"rank {_listed(silent)} completed no step {within}",
+            reason=f"rank {listed(silent)} completed no step {within}",
         )
-    found = _unconfirmed(generation, f"rank {_listed(silent)} showed no step {within}", now_ns)
+    found = _unconfirmed(generation, f"rank {listed(silent)} showed no step {within}", now_ns)
     return found.model_copy(update={"showing": _shown_by(ranks, showing)})
 
 
@@ -259,10 +260,6 @@ def _unconfirmed(generation: int, reason: str, now_ns: int) -> Confirmation:
 
 def _shown_by(ranks: Iterable[RankState], known: Showing) -> Showing:
     return showing_of(((one.rank, one.entered_ns > 0, one.shown) for one in ranks), known)
-
-
-def _listed(values: Sequence[object]) -> str:
-    return ", ".join(map(str, values[:8])) + (f" and {len(values) - 8} more" if len(values) > 8 else "")
 
 
 def parts_of(ranks: Sequence[RankState]) -> dict[str, float]:

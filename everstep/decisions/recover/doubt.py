@@ -29,6 +29,7 @@ from everstep.model.incident import Evidence, StateCopy, Tier
 from everstep.model.recovery_policy import RecoveryPolicy
 from everstep.model.topology import Topology
 from everstep.slots.format import CUT_SHORT, NEVER_USED
+from everstep.text import listed
 
 SHOWN = 4
 """Places and machines that a reason names; the others are counted (ours)."""
@@ -51,9 +52,8 @@ class Doubt:
     @property
     def text(self) -> str:
         """For people: ``step 120 may exist: disk of m1 (no answer for 5 s)``."""
-        more = f" and {len(self.places) - SHOWN} more places" if len(self.places) > SHOWN else ""
         what = "a newer step" if self.newest is None else f"step {self.newest}"
-        return f"{what} may exist: {'; '.join(self.places[:SHOWN])}{more}"
+        return f"{what} may exist: {listed(self.places, SHOWN, noun='places', separator='; ')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +253,7 @@ def _disks_text(disks: Mapping[str, str]) -> list[str]:
     by_reason: dict[str, list[str]] = defaultdict(list)
     for machine, reason in disks.items():
         by_reason[reason].append(machine)
-    return [f"disk of {_listed(sorted(machines))} ({reason})" for reason, machines in by_reason.items()]
+    return [f"disk of {listed(sorted(machines), SHOWN)} ({reason})" for reason, machines in by_reason.items()]
 
 
 def _stuck_text(stuck: Iterable[StateCopy]) -> list[str]:
@@ -261,8 +261,3 @@ def _stuck_text(stuck: Iterable[StateCopy]) -> list[str]:
         f"the {one.tier} of rank {one.rank} on {one.machine} could not be brought ({one.reason})"
         for one in sorted(stuck, key=lambda one: (-one.completed_steps, one.rank))
     ]
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more

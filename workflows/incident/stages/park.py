@@ -8,7 +8,8 @@ from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
     from everstep.decisions.recover.plan import RestartPlan
-    from workflows import activity_calls, web_ui
+    from everstep.text import listed
+    from workflows import activity_calls
     from workflows.incident.incident import Abandoned, Incident
 
 
@@ -41,7 +42,7 @@ async def park(incident: Incident, plan: RestartPlan) -> None:
     if incident.answer is not None:
         await _resumed(incident, plan, began)
     elif came_back():
-        text = f"{web_ui.listed(silent)} answers again"
+        text = f"{listed(silent)} answers again"
         timeline.leave(began, "parked", text)
         timeline.note("parked", text)
         timeline.enter("stop")

@@ -7,6 +7,7 @@ from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
     from everstep.model.incident import Evidence, Failure
+    from everstep.text import listed
     from workflows import activity_calls, web_ui
     from workflows.incident.incident import Incident
 
@@ -50,7 +51,7 @@ async def _until_gone(incident: Incident) -> Evidence:
         )
         if not evidence.dying or not workflow.patched("wait for dying ranks"):
             break
-        text = web_ui.listed(evidence.dying, 3)
+        text = listed(evidence.dying, 3)
         if workflow.time() >= deadline:
             return evidence.model_copy(update={"problem": f"{text}; they have {policy.kill_patience_s:g} s"})
         incident.timeline.say(text)

@@ -1,0 +1,28 @@
+"""Text for people that many parts write alike."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from itertools import islice
+
+LISTED = 8
+"""So many of a list are named; the others are counted (ours)."""
+
+
+def listed(values: Collection[object], most: int = LISTED, *, noun: str = "", separator: str = ", ") -> str:
+    """``1, 2, 3``; of many only the first, and how many more.
+
+    Args:
+        values: In the order in which they are named.
+        most: So many are named.
+        noun: What the others are, in the plural: ``m0, m1 and 7 more machines``; empty: it goes without saying.
+        separator: Between them.
+    """
+    return first_of(islice(values, most), len(values), noun=noun, separator=separator)
+
+
+def first_of(first: Iterable[object], count: int, *, noun: str = "", separator: str = ", ") -> str:
+    """The same, where only the first of ``count`` are at hand."""
+    named = [str(one) for one in first]
+    more = count - len(named)
+    return separator.join(named) + (f" and {more} more{f' {noun}' if noun else ''}" if more > 0 else "")

@@ -1,0 +1,15 @@
+"""Lists for people."""
+
+from everstep.text import first_of, listed
+
+
+def test_a_short_list_is_named_whole() -> None:
+    assert listed([]) == ""
+    assert listed(["m0", "m1"]) == "m0, m1"
+    assert listed(range(3), 3) == "0, 1, 2"
+
+
+def test_of_a_long_one_the_others_are_counted() -> None:
+    assert listed(range(10)) == "0, 1, 2, 3, 4, 5, 6, 7 and 2 more"
+    assert listed(["a", "b", "c"], 2, noun="places", separator="; ") == "a; b and 1 more places"
+    assert first_of(["m0", "m1"], 2000, noun="machines") == "m0, m1 and 1998 more machines"
