@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from controlplane.local import plan, procfs
 from controlplane.local.network import Network
@@ -35,11 +35,11 @@ async def take_away(scene: DrillContext) -> None:
         case "cut-off":
             await _cut_off(scene)
         case "kill-postgres":
-            with _down(scene, [LEDGER]):
+            async with _down(scene, [LEDGER]):
                 await scene.strike(exact=False)
                 await asyncio.gather(asyncio.sleep(scene.request.seconds), _steps_again(scene, scene.request.at_step))
         case "kill-workers":
-            with _down(scene, [name for name in scene.cluster.processes() if name.startswith("worker-")]):
+            async with _down(scene, [name for name in scene.cluster.processes() if name.startswith("worker-")]):
                 await scene.strike(exact=False)
                 await asyncio.sleep(scene.request.seconds)
 
@@ -63,9 +63,9 @@ async def _cut_off(scene: DrillContext) -> None:
     scene.seen.absorbed = Absorbed(began_ns, await scene.agent_back(scene.struck, 0))
 
 
-@contextmanager
-def _down(scene: DrillContext, names: list[str]) -> Iterator[None]:
-    """Processes of the cluster are killed, and started again after the block."""
+@asynccontextmanager
+async def _down(scene: DrillContext, names: list[str]) -> AsyncIterator[None]:
+    """Processes of the cluster are killed, and started again after the block, which ends once they run."""
     home, pids = scene.cluster.file.home, scene.cluster.processes()
     if absent := [name for name in names if name not in pids]:
         raise ClusterError(f"{', '.join(absent)} did not run")
@@ -81,7 +81,7 @@ def _down(scene: DrillContext, names: list[str]) -> Iterator[None]:
     finally:
         for name in names:
             plan.let_go(home, name)
-        scene.seen.absorbed = Absorbed(began_ns, time.time_ns())
+    scene.seen.absorbed = Absorbed(began_ns, await scene.processes_back({name: pids[name] for name in names}))
 
 
 async def _steps_again(scene: DrillContext, before: int) -> None:

@@ -7,7 +7,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from agent.v1 import agent_pb2 as pb
@@ -155,6 +155,17 @@ class DrillContext:
         """When another fork server than the one of that pid is ready; None: not within the limit."""
         job = self.spec.name
         return await self._comes(machine, lambda described: _fork_server(described, job) not in (0, before))
+
+    async def processes_back(self, before: Mapping[str, int]) -> int | None:
+        """When other processes of the cluster than those of these pids run by these names; None: not within the
+        limit."""
+        deadline = time.monotonic() + BACK_LIMIT_S
+        while time.monotonic() < deadline:
+            now = await asyncio.to_thread(self.cluster.processes)
+            if all(now.get(name) not in (None, pid) for name, pid in before.items()):
+                return time.time_ns()
+            await asyncio.sleep(LOOK_S)
+        return None
 
     async def _comes(self, machine: Machine, holds: Callable[[pb.DescribeReply], bool]) -> int | None:
         deadline = time.monotonic() + BACK_LIMIT_S

@@ -1,0 +1,29 @@
+"""What a drill waits for from outside."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from drills.inject import context
+from drills.inject.context import DrillContext
+
+
+def of(*looks: dict[str, int]) -> Any:
+    """A scene whose cluster's processes are these, look by look; the last ones stay."""
+    rest = list(looks)
+    return SimpleNamespace(cluster=SimpleNamespace(processes=lambda: rest.pop(0) if len(rest) > 1 else rest[0]))
+
+
+async def test_processes_are_back_once_all_of_them_run_as_others_than_before() -> None:
+    looks = [{"ledger": 7}, {}, {"ledger": 8, "worker-0": 3}, {"ledger": 8, "worker-0": 4}]
+    found = of(*looks)
+    assert await DrillContext.processes_back(found, {"ledger": 7, "worker-0": 3}) is not None
+    assert found.cluster.processes() == looks[-1]
+
+
+async def test_those_that_do_not_come_back_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context, "BACK_LIMIT_S", 0.1)
+    assert await DrillContext.processes_back(of({"ledger": 7}), {"ledger": 7}) is None
