@@ -19,7 +19,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from agent.checkpoints.peers.exchange import Exchange
 from agent.jobs.host import Host
 from agent.jobs.network import socket_environment
-from agent.launcher.fork_client import ForkServers
+from agent.launcher.fork_pool import ForkServers
 from agent.launcher.from_template import end_of
 from agent.launcher.processes import Reaper
 from agent.reporting import rank_logs

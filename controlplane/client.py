@@ -10,8 +10,7 @@ import os
 import zlib
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -44,28 +43,13 @@ from workflows.web_ui import summary
 
 if TYPE_CHECKING:  # SQLAlchemy: no command waits for it that needs no ledger
     from activities.ledger import Ledger
+from controlplane.references import JobRun, NoSuchJob, option_of, parse_incident
 
 ANSWER_LIMIT = timedelta(seconds=5)
 """A query that no worker answers within this is given up (ours)."""
 ASK_AGAIN_S = 1.0
 """Before Temporal is asked again that was away, seconds (ours)."""
 JOBS_LISTED = 50
-
-
-@dataclass(frozen=True, slots=True)
-class JobRun:
-    """The newest run of a job, as Temporal lists it."""
-
-    name: str
-    status: str
-    """``running``, ``completed``, ``failed``, ``terminated``, … of the workflow."""
-    started: datetime
-    closed: datetime | None
-
-    @property
-    def running(self) -> bool:
-        """Whether its workflow is open."""
-        return self.status == "running"
 
 
 @functools.cache
@@ -404,27 +388,6 @@ class Control:
                 raise ClusterError(f"Temporal is up but no worker answers for {what}: {hint}") from error
             hint = f"'everstep up{self.option}' starts it" if self.cluster else "check TEMPORAL_ADDRESS"
             raise ClusterError(f"Temporal does not answer ({error}): {hint}") from error
-
-
-class NoSuchJob(ConfigError):
-    """Temporal knows no workflow of that id."""
-
-
-def parse_incident(reference: str) -> tuple[str, int | None]:
-    """Job and number of an incident as people write it: ``incident/gpt/0002``, ``gpt/2`` or ``gpt``.
-
-    Raises:
-        ConfigError: it is none of these.
-    """
-    job, _, number = reference.removeprefix("incident/").removeprefix("job/").partition("/")
-    if not job or (number and not number.isdecimal()):
-        raise ConfigError(f"{reference!r} names neither a job nor an incident: write gpt, gpt/2 or incident/gpt/0002")
-    return job, int(number) if number else None
-
-
-def option_of(cluster_name: str) -> str:
-    """The option that names a cluster in a command that we suggest; "" for the default one."""
-    return "" if cluster_name == "default" else f" --cluster {cluster_name}"
 
 
 def _line(error: BaseException) -> str:

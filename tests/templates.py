@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from controlplane.local.cluster import template_command
+from controlplane.local.commands import template_command
 
 IN_BACKGROUND = ["sh", "-c", 'trap "" INT; exec "$@"', "sh"]
 """Starts a command as a script's background does, with SIGINT ignored."""

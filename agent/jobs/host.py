@@ -13,7 +13,7 @@ import structlog
 from agent.checkpoints.options import Place
 from agent.checkpoints.peers.exchange import Exchange
 from agent.checkpoints.saved_state import SavedStates
-from agent.launcher.fork_client import ForkServers
+from agent.launcher.fork_pool import ForkServers
 from agent.launcher.processes import Reaper
 from agent.reporting.observations import ObservationLog
 from agent.state.disk import StateDisk

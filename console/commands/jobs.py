@@ -168,8 +168,9 @@ def abandon(reference: Reference, note: Note = "", cluster: Cluster = "default")
 async def _status(job: str, cluster: str, *, as_json: bool) -> int:
     from console.terminal import PlainConsole
     from console.views.status_text import jobs_table, problem_lines
-    from controlplane.client import Control, option_of
+    from controlplane.client import Control
     from controlplane.queries.status import job_lines, job_report
+    from controlplane.references import option_of
 
     console = PlainConsole()
     async with await Control.connect(cluster) as control:
@@ -290,7 +291,8 @@ async def _stop(job: str, note: str, cluster: str, *, wait: bool) -> int:
 
 
 async def _answer(answer: str, reference: str, note: str, cluster: str, *, accept_loss: bool = False) -> int:
-    from controlplane.client import Control, parse_incident
+    from controlplane.client import Control
+    from controlplane.references import parse_incident
 
     job, _ = parse_incident(reference)
     async with await Control.connect(cluster) as control:

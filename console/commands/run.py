@@ -250,9 +250,10 @@ async def _attach(job: str, cluster: str, *, as_json: bool) -> int:
 
 async def _connect(cluster: str, inventory: Path | None, machines: int, display: Display, *, no_up: bool) -> Control:
     """A connection; brings a local cluster up when none answers."""
-    from controlplane.client import Control, option_of
+    from controlplane.client import Control
     from controlplane.inventory import named
     from controlplane.local import cluster as local
+    from controlplane.references import option_of
 
     try:
         return await Control.connect(cluster, inventory=inventory)

@@ -17,14 +17,13 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
-import agent
 from controlplane.local import mounts, ports, procfs, readiness, stopping
 from controlplane.local.cluster_file import ClusterFile, everstep_home
+from controlplane.local.commands import Commands
 from controlplane.local.plan import ClusterPlan, ProcessPlan, State
 from controlplane.local.temporal_server import TemporalChoice, find, start_command
 from controlplane.local.waiting import Progress
@@ -41,39 +40,7 @@ BASE_ADDRESS = "127.0.0.11"
 """Loopback address of the first machine; the next machines have the next ones."""
 TEMPORAL_PORT, UI_PORT = 7233, 8233
 """Taken when free: Temporal's own."""
-TEMPLATE_ROOM = 4096
-"""Bytes for the command lines of the fork servers that are forked from the template (ours)."""
 STOP_LIMIT_S = 60.0
-
-
-def worker_command() -> list[str]:
-    """How a worker is started. ``-P``: no file of the user's hides a module."""
-    return [sys.executable, "-P", "-m", "console.main", "worker"]
-
-
-def agent_command(machine: Machine, state: Path, shm: Path) -> list[str]:
-    """How the agent of a machine is started."""
-    command = [sys.executable, "-P", "-m", "console.main", "agent", "--machine", machine.name]
-    return [*command, "--listen", machine.address, "--state-dir", str(state), "--shm-dir", str(shm), "--prewarm"]
-
-
-def template_command(socket: Path) -> list[str]:
-    """How the template is started from which the agents' fork servers are forked."""
-    folder = Path(agent.__file__).resolve().parent
-    command = [sys.executable, "-P", str(folder / "template.py"), "--listen", str(socket)]
-    return [*command, "--everstep", str(folder.parent), "--room", " " * TEMPLATE_ROOM]
-
-
-@dataclass(frozen=True)
-class Commands:
-    """The programs that a cluster runs; tests put others in their place."""
-
-    worker: Callable[[], list[str]] = worker_command
-    agent: Callable[[Machine, Path, Path], list[str]] = agent_command
-    template: Callable[[Path], list[str]] | None = template_command
-    """None: each agent starts its fork servers itself, as it does alone on a machine."""
-    ledger: list[str] | None = None
-    """A server for the ledger; None: none is needed."""
 
 
 def up(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from pydantic import BaseModel
 
-from activities.watching.job_view import stored
+from activities.watching.shown import stored
 from agent.v1 import agent_pb2 as pb
 from controlplane import text
 from controlplane.problems import STEPS, apart_text, problems_of

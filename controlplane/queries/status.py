@@ -11,11 +11,12 @@ from datetime import datetime
 from pydantic import BaseModel, Field
 
 from agent.v1 import agent_pb2 as pb
-from controlplane.client import Control, JobRun
+from controlplane.client import Control
 from controlplane.progress import JobProgress, RankView, merge, views_of
 from controlplane.queries.kept import kept
 from controlplane.queries.last_step import last_step
 from controlplane.queries.saved import SavedReport, saved_report, unsteady
+from controlplane.references import JobRun
 from everstep.decisions.ettr import WINDOW_S, Ettr
 from everstep.errors import AgentError, ClusterError, EverstepError
 from everstep.model.job_state import IncidentSummary, JobState

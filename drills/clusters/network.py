@@ -10,10 +10,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from controlplane.local import cluster as local
 from controlplane.local import network, ports, postgres, temporal_server
 from controlplane.local.certificates import Certificates
 from controlplane.local.cluster_file import ClusterFile
+from controlplane.local.commands import Commands, agent_command
 from controlplane.local.network import CONTROL, Network
 from controlplane.local.postgres import Postgres
 from drills.clusters.local import DrillCluster, NoCluster
@@ -85,13 +85,13 @@ class NetworkCluster(DrillCluster):
         ledger = self._postgres.command() if self._postgres else None
 
         def agent(machine: Machine, state: Path, shm: Path) -> list[str]:
-            command = local.agent_command(machine, state, shm)
+            command = agent_command(machine, state, shm)
             return [*self.network.inside(machine.name), *command, *certificates.options(machine.name)]
 
         return self.up(
             base_address=FIRST_ADDRESS,
             # What is forked from a template is in the network of the template: each agent starts its fork servers.
-            commands=local.Commands(agent=agent, template=None, ledger=ledger),
+            commands=Commands(agent=agent, template=None, ledger=ledger),
             agents_ca=certificates.authority,
             ledger_url=self._postgres.url() if self._postgres else "",
         )

@@ -77,4 +77,4 @@ def test_it_holds_no_tests_and_none_of_this_computers_files(wheel: Path) -> None
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     assert not [name for name in names if name.startswith(("tests/", "benchmarks/")) or name.endswith((".pyc", ".so"))]
-    assert "console/installed/examples/gpt.py" in names
+    assert "controlplane/installed/examples/gpt.py" in names

@@ -9,7 +9,7 @@ import pytest
 from console.commands.run import split_arguments
 from console.main import run
 from console.views.parked import evidence_lines
-from controlplane.client import parse_incident
+from controlplane.references import parse_incident
 from everstep.errors import ConfigError
 from everstep.model.incident import Evidence, RankExit
 

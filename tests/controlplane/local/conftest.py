@@ -12,6 +12,7 @@ import pytest
 from controlplane.local import cluster as local
 from controlplane.local import procfs, stopping
 from controlplane.local.cluster_file import ClusterFile
+from controlplane.local.commands import Commands
 from tests.controlplane.local.supervised import PYTHON, Trial
 
 AGENT = textwrap.dedent("""
@@ -60,9 +61,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def commands() -> local.Commands:
+def commands() -> Commands:
     """Stand-ins that do what readiness looks at: poll the task queue, answer the health check."""
-    return local.Commands(
+    return Commands(
         worker=lambda: [*PYTHON, WORKER],
         agent=lambda machine, state, shm: [*PYTHON, AGENT, machine.address],
         template=lambda socket: [*PYTHON, "import time; time.sleep(600)", str(socket)],

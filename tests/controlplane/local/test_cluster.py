@@ -19,6 +19,7 @@ import pytest
 from controlplane.local import cluster as local
 from controlplane.local import ports, procfs, stopping
 from controlplane.local.cluster_file import ClusterFile
+from controlplane.local.commands import Commands
 from controlplane.local.plan import hold
 from controlplane.local.readiness import holds
 from everstep.errors import ClusterError
@@ -27,7 +28,7 @@ NAME = "trial"
 PATIENCE_S = 60.0
 
 
-def test_up_is_idempotent_grows_and_down_leaves_nothing(home: Path, commands: local.Commands) -> None:
+def test_up_is_idempotent_grows_and_down_leaves_nothing(home: Path, commands: Commands) -> None:
     said: list[str] = []
     cluster = local.up(NAME, machines=1, standbys=1, workers=1, progress=said.append, commands=commands)
     first = local.processes(cluster)
@@ -59,7 +60,7 @@ def test_up_is_idempotent_grows_and_down_leaves_nothing(home: Path, commands: lo
     assert not cluster.home.exists()
 
 
-def test_everything_that_is_killed_comes_back_and_works(home: Path, commands: local.Commands) -> None:
+def test_everything_that_is_killed_comes_back_and_works(home: Path, commands: Commands) -> None:
     cluster = local.up(NAME, machines=1, standbys=0, workers=2, commands=commands)
     before = local.processes(cluster)
     for pid in before.values():
@@ -71,7 +72,7 @@ def test_everything_that_is_killed_comes_back_and_works(home: Path, commands: lo
     assert not set(after.values()) & set(before.values())
 
 
-def test_a_cluster_whose_supervisor_was_killed_is_adopted_or_stopped(home: Path, commands: local.Commands) -> None:
+def test_a_cluster_whose_supervisor_was_killed_is_adopted_or_stopped(home: Path, commands: Commands) -> None:
     cluster = local.up(NAME, machines=1, standbys=0, workers=1, commands=commands)
     before = local.processes(cluster)
     for action in ("adopt", "stop"):
@@ -88,7 +89,7 @@ def test_a_cluster_whose_supervisor_was_killed_is_adopted_or_stopped(home: Path,
 
 
 @pytest.mark.parametrize("lost", ["cluster.json", "state.json", "the whole folder"])
-def test_down_works_without_the_clusters_files(home: Path, commands: local.Commands, lost: str) -> None:
+def test_down_works_without_the_clusters_files(home: Path, commands: Commands, lost: str) -> None:
     cluster = local.up(NAME, machines=1, standbys=0, workers=1, commands=commands)
     if lost == "the whole folder":
         shutil.rmtree(cluster.home)
@@ -99,7 +100,7 @@ def test_down_works_without_the_clusters_files(home: Path, commands: local.Comma
     assert not cluster.shm.exists()
 
 
-def test_a_taken_port_is_named(home: Path, commands: local.Commands) -> None:
+def test_a_taken_port_is_named(home: Path, commands: Commands) -> None:
     cluster = local.up(NAME, machines=1, standbys=0, workers=1, commands=commands)
     local.down(NAME)
     host, port = cluster.machines[0].address.split(":")
@@ -111,14 +112,14 @@ def test_a_taken_port_is_named(home: Path, commands: local.Commands) -> None:
             local.up(NAME, machines=1, standbys=0, workers=1, commands=commands)
 
 
-def test_a_process_that_dies_is_named_with_its_logs_last_line(home: Path, commands: local.Commands) -> None:
+def test_a_process_that_dies_is_named_with_its_logs_last_line(home: Path, commands: Commands) -> None:
     broken = replace(commands, agent=lambda *_: ["/bin/sh", "-c", "echo no such card >&2; exit 1"])
     with pytest.raises(ClusterError, match=r"agent-m0 dies as soon as it starts: .*agent-m0.log ends with 'no such"):
         local.up(NAME, machines=1, standbys=0, workers=1, commands=broken)
 
 
 def test_shared_memory_is_removed_when_its_cluster_is_gone_and_kept_when_it_may_come_back(
-    home: Path, commands: local.Commands
+    home: Path, commands: Commands
 ) -> None:
     cluster = local.up(NAME, machines=1, standbys=0, workers=1, commands=commands)
     checkpoint = cluster.shm / "m0" / "job" / "checkpoint-0"
@@ -135,7 +136,7 @@ def test_shared_memory_is_removed_when_its_cluster_is_gone_and_kept_when_it_may_
 
 
 def test_a_configured_server_that_does_not_answer_is_named_at_once(
-    home: Path, commands: local.Commands, monkeypatch: pytest.MonkeyPatch
+    home: Path, commands: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TEMPORAL_ADDRESS", "127.0.0.1:9")
     with pytest.raises(ClusterError, match="configured Temporal server does not answer"):
@@ -143,7 +144,7 @@ def test_a_configured_server_that_does_not_answer_is_named_at_once(
 
 
 def test_who_comes_up_waits_until_the_folder_is_removed(
-    home: Path, commands: local.Commands, monkeypatch: pytest.MonkeyPatch
+    home: Path, commands: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``down --purge`` and ``up`` at the same time: the new cluster keeps its files."""
     cluster = local.up(NAME, machines=1, standbys=0, workers=1, commands=commands)
@@ -177,7 +178,7 @@ def test_a_nonsense_name_is_refused(home: Path) -> None:
         local.down("../elsewhere")
 
 
-def test_clusters_that_come_up_at_once_have_servers_of_their_own(home: Path, commands: local.Commands) -> None:
+def test_clusters_that_come_up_at_once_have_servers_of_their_own(home: Path, commands: Commands) -> None:
     names = ["trial-a", "trial-b", "trial-c"]
     with ThreadPoolExecutor() as threads:
         found = list(
@@ -194,7 +195,7 @@ def test_clusters_that_come_up_at_once_have_servers_of_their_own(home: Path, com
             local.down(name)
 
 
-def test_no_other_cluster_takes_an_address_while_its_owner_is_restarted(home: Path, commands: local.Commands) -> None:
+def test_no_other_cluster_takes_an_address_while_its_owner_is_restarted(home: Path, commands: Commands) -> None:
     cluster = local.up(NAME, machines=1, standbys=0, workers=1, commands=commands)
     hold(cluster.home, "temporal")
     os.kill(local.processes(cluster)["temporal"], signal.SIGKILL)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agent.v1 import agent_pb2 as pb
-from controlplane.client import JobRun, NoSuchJob
+from controlplane.references import JobRun, NoSuchJob
 from controlplane.start_checks.resume import as_earlier, check_step, checked_path, earlier_run, parse_step
 from everstep.errors import AgentUnreachable, ConfigError
 from everstep.model.job import JobSpec

@@ -1,0 +1,147 @@
+"""Statements of the ledger: what is written and asked, within a transaction."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from sqlalchemy import Connection, RowMapping, ScalarSelect, Select, func, select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from activities.ledger.records import (
+    IncidentEventRecord,
+    IncidentRecord,
+)
+from activities.ledger.tables import (
+    Generations,
+    Incidents,
+    Intervals,
+    Jobs,
+    LedgerTable,
+)
+from everstep.decisions.ettr import Interval, Launch, Outage, unproductive
+from everstep.errors import LedgerError
+from everstep.model.job_state import incident_workflow_id
+
+_INCIDENT_ID = re.compile(r"incident/(?P<job>[^/]+)/(?P<number>[0-9]+)")
+
+
+def incident_parts(id: str) -> tuple[str, int]:
+    """Job and number of an incident's id.
+
+    Raises:
+        LedgerError: it is not of the form ``incident/<job>/<number>``.
+    """
+    found = _INCIDENT_ID.fullmatch(id)
+    if found is None:
+        raise LedgerError(f"{id!r} is not the id of an incident: they look like incident/gpt/0001")
+    return found["job"], int(found["number"])
+
+
+def insert(connection: Connection, table: type[LedgerTable]) -> postgresql.Insert | sqlite.Insert:
+    """An insert that may say what is done on a conflict."""
+    return (postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert)(table)
+
+
+def fill(connection: Connection, table: type[LedgerTable], key: Mapping[str, Any], learned: Mapping[str, Any]) -> None:
+    """Insert a row, or fill those of its columns that are still NULL."""
+    statement = insert(connection, table).values({**key, **learned})
+    kept = {name: func.coalesce(getattr(table, name), statement.excluded[name]) for name in learned}
+    connection.execute(statement.on_conflict_do_update(index_elements=list(key), set_=kept))
+
+
+def newest_run(job: str, by_ns: int | None = None) -> ScalarSelect[int]:
+    """The row of a job's newest run, or of the newest one that had started by a time."""
+    ours = Jobs.name == job if by_ns is None else (Jobs.name == job) & (Jobs.started_ns <= by_ns)
+    query = select(Jobs.run).where(ours).order_by(Jobs.started_ns.desc(), Jobs.run.desc()).limit(1)
+    return query.scalar_subquery()
+
+
+def run_to_write(connection: Connection, job: str, by_ns: int | None = None) -> int:
+    """The newest run of a job; ``by_ns``: of those that had begun by then."""
+    found = connection.scalar(select(newest_run(job, by_ns)))
+    if found is None:
+        # The row of the start did not arrive (yet): job_started takes this one over.
+        fill(connection, Jobs, {"name": job, "started_ns": 0}, {"outcome": None})
+        found = connection.scalars(select(newest_run(job, by_ns))).one()
+    return int(found)
+
+
+def fill_incident(connection: Connection, id: str, learned: Mapping[str, Any]) -> dict[str, Any]:
+    """Write what was learned of an incident; returns its key."""
+    job, number = incident_parts(id)
+    key = {"run": run_to_write(connection, job), "number": number}
+    fill(connection, Incidents, key, {"id": incident_workflow_id(job, number), **learned})
+    return key
+
+
+def incident_query() -> Select[Any]:
+    """All incidents, with the names of their jobs."""
+    return select(Jobs.name.label("job"), Incidents.__table__).join_from(Incidents, Jobs, Incidents.run == Jobs.run)
+
+
+def incident_record(row: RowMapping, events: Iterable[IncidentEventRecord] = ()) -> IncidentRecord:
+    """An incident as the ledger answers it."""
+    found = {**row, "evicted": row["evicted"] or [], "events": list(events)}
+    try:
+        return IncidentRecord.model_validate(found)
+    except ValidationError as error:
+        # One row harms one line of a list.
+        bad = {str(one["loc"][0]) for one in error.errors()}
+        kept = {name: value for name, value in found.items() if name not in bad}
+        return IncidentRecord.model_validate(
+            {**kept, "problem": f"this release cannot read its {', '.join(sorted(bad))}"}
+        )
+
+
+def intervals(connection: Connection, run: ScalarSelect[int]) -> list[Interval]:
+    """Of a run, in the order of time; those noted and those that incidents tell of."""
+    noted = connection.execute(select(Intervals.__table__).where(Intervals.run == run))
+    found = [Interval(row.start_ns, row.end_ns, row.kind, row.cause or "") for row in noted]
+    generations = connection.execute(select(Generations.__table__).where(Generations.run == run))
+    launches = [Launch(row.launched_ns, row.stepped_ns) for row in generations if row.launched_ns is not None]
+    incidents = connection.execute(select(Incidents.__table__).where(Incidents.run == run))
+    outages = [
+        Outage(row.id, seen_ns - _quiet_ns(row.anomaly), row.closed_ns)
+        for row in incidents
+        if (seen_ns := row.seen_ns or row.opened_ns) is not None
+    ]
+    if started_ns := connection.scalar(select(Jobs.started_ns).where(Jobs.run == run)):
+        found += unproductive(started_ns, launches, outages)
+    return sorted(found, key=lambda interval: interval.start_ns)
+
+
+def _quiet_ns(anomaly: Mapping[str, Any] | None) -> int:
+    """How long before it was seen an anomaly had stopped the job; 0: nobody knows better."""
+    quiet_s = (anomaly or {}).get("quiet_s") or 0.0
+    return int(quiet_s * 1e9) if isinstance(quiet_s, int | float) else 0
+
+
+def gaps(connection: Connection, run: ScalarSelect[int], *, finished: bool) -> list[str]:
+    """What may have cost a run productive time and was never noted."""
+    stepped = connection.scalar(select(func.count(Generations.stepped_ns)).where(Generations.run == run))
+    redone = connection.scalar(
+        select(func.count()).where(
+            Incidents.run == run, Incidents.closed_ns.is_not(None), Incidents.lost_steps.is_(None)
+        )
+    )
+    return [
+        *(["no step of it was seen"] if finished and not stepped else []),
+        *(["how many steps were done again"] if redone else []),
+    ]
+
+
+def as_json(model: BaseModel) -> dict[str, Any]:
+    """As JSON that PostgreSQL takes: NaN and infinity become null."""
+    found: dict[str, Any] = json.loads(model.model_dump_json())
+    return found
+
+
+def clean(value: Any) -> Any:
+    """Text that a database takes: output of ranks may hold NUL bytes and broken characters."""
+    if not isinstance(value, str):
+        return value
+    return value.replace("\x00", "�").encode("utf-8", "replace").decode()

@@ -1,0 +1,203 @@
+"""The fork servers of this machine: one for each job, and a warm one for the next."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import structlog
+
+from agent.launcher.fork_client import START_TIMEOUT_S, ForkServerClient, label_of
+from everstep.errors import AgentError
+
+ADOPT_PATIENCE_S = 2.0
+"""A fork server that says nothing for this long is waited for in the background (ours)."""
+
+logger = structlog.get_logger()
+
+
+class ForkServers:
+    """All fork servers of this machine: one per job, and a warm one for the next job."""
+
+    def __init__(
+        self, folder: Path, *, prewarm: bool, earlier: Path | None = None, template: Path | None = None
+    ) -> None:
+        self.folder = folder
+        self.template = template
+        """Socket of the process from which fork servers are forked, where there is one."""
+        self.earlier = earlier
+        """Where agents of earlier releases had the sockets."""
+        self.prewarm = prewarm
+        self._warm: asyncio.Task[ForkServerClient] | None = None
+        self._warm_label = label_of("", {})
+        self._silent: dict[asyncio.Task[None], ForkServerClient] = {}
+        """Greetings that were not answered yet."""
+
+    async def adopt(self, late: Callable[[ForkServerClient], None]) -> dict[str, ForkServerClient]:
+        """Find the fork servers that an earlier agent left, by job; end those that belong to nobody.
+
+        To forget a server is to end it with all its ranks. Only one that is surely
+        dead or surely has no ranks is forgotten; one that says nothing (it was
+        stopped, the machine is overloaded) is waited for as long as it takes.
+
+        Args:
+            late: takes a server that answered later; it may be one of a job or of none.
+        """
+        found: dict[str, ForkServerClient] = {}
+        folders = [self.folder, *([self.earlier] if self.earlier else [])]
+        sockets = [path for folder in folders for path in sorted(folder.glob("*.sock"))]
+        silent = {self._greet(server): server for server in map(ForkServerClient, sockets)}
+        if patiently := [greeting for greeting, server in silent.items() if not _imports(server.path)]:
+            await asyncio.wait(patiently, timeout=ADOPT_PATIENCE_S)
+        for greeting, server in silent.items():
+            if not greeting.done():
+                self._wait_for(server, greeting, late)
+            elif greeting.exception():
+                server.forget()  # nobody listens any more: it is dead
+            elif server.job and server.living() > (found[server.job].living() if server.job in found else -1):
+                if other := found.get(server.job):
+                    await other.end()
+                found[server.job] = server
+            else:
+                await self.keep_or_end(server)
+        return found
+
+    @staticmethod
+    def _greet(server: ForkServerClient) -> asyncio.Task[None]:
+        """Connect, however long the server takes; fails only when it is dead."""
+
+        async def greet() -> None:
+            while True:
+                try:
+                    return await server.connect(None)
+                except (ConnectionRefusedError, FileNotFoundError):
+                    raise
+                except OSError as error:  # e.g. its backlog is full: somebody listens
+                    logger.warning("no connection to a fork server yet", socket=str(server.path), reason=str(error))
+                    await asyncio.sleep(ADOPT_PATIENCE_S)
+
+        return asyncio.create_task(greet())
+
+    def _wait_for(
+        self, server: ForkServerClient, greeting: asyncio.Task[None], late: Callable[[ForkServerClient], None]
+    ) -> None:
+        """Wait for a server that did not answer yet; one that still imports serves as the warm one."""
+        if _imports(server.path):
+            if self.prewarm and self._warm is None:
+                self._warm = asyncio.create_task(self._late(server, greeting))
+            else:
+                greeting.cancel()
+                server.forget()  # it has forked nothing, and ends by itself
+            return
+        logger.warning("a fork server does not answer; its ranks are kept", socket=str(server.path))
+
+        def answered(greeting: asyncio.Task[None]) -> None:
+            self._silent.pop(greeting, None)
+            if greeting.cancelled():
+                return
+            if greeting.exception():
+                server.forget()
+            else:
+                logger.info("a silent fork server answers again", pid=server.pid, job=server.job or None)
+                late(server)
+
+        self._silent[greeting] = server
+        greeting.add_done_callback(answered)
+
+    async def _start(self, python: str, env: Mapping[str, str]) -> ForkServerClient:
+        return await ForkServerClient.start(self.folder, python, env, self.template)
+
+    async def keep_or_end(self, server: ForkServerClient) -> None:
+        """A server that serves no job: keep it as the warm one, or end it."""
+        if not server.job and self.prewarm and self._warm is None and server.label == self._warm_label:
+            self._warm = asyncio.create_task(_done(server))
+        else:
+            await server.end()
+
+    async def _late(self, server: ForkServerClient, greeting: asyncio.Task[None]) -> ForkServerClient:
+        """A fork server that was still importing when its agent died, if it serves as the warm one."""
+        with contextlib.suppress(OSError, AgentError, TimeoutError):
+            async with asyncio.timeout(START_TIMEOUT_S):
+                await greeting
+            if server.label == self._warm_label and not server.job:
+                return server
+        server.forget()
+        return await self._start("", {})
+
+    def warm_up(self) -> None:
+        """Start the fork server that the next job takes over, in the background."""
+        if self.prewarm and self._warm is None:
+            self._warm = asyncio.create_task(self._start("", {}))
+            self._warm.add_done_callback(self._warmed)
+
+    def _warmed(self, task: asyncio.Task[ForkServerClient]) -> None:
+        if not task.cancelled() and (error := task.exception()):
+            logger.error("no warm fork server", reason=str(error))
+            self._warm = None
+
+    async def take(self, job: str, python: str, env: Mapping[str, str]) -> ForkServerClient:
+        """A fork server for a job: the warm one where it fits, else a new one."""
+        server: ForkServerClient | None = None
+        if self._warm and label_of(python, env) == self._warm_label:
+            task, self._warm = self._warm, None
+            with contextlib.suppress(AgentError):
+                server = await asyncio.shield(task)
+            if server and server.lost:
+                server.forget()
+                server = None
+        if server is None:
+            server = await self._start(python, env)
+        server.table = await server.request("assign", job=job)
+        server.job = job
+        return server
+
+    async def give_back(self, server: ForkServerClient) -> None:
+        """The job of a server is over: keep it as the warm one where it fits, else end it."""
+        if self.prewarm and self._warm is None and server.label == self._warm_label and not server.lost:
+            try:
+                server.table = await server.request("reset")
+            except AgentError as error:
+                logger.warning("a fork server could not be reset", pid=server.pid, reason=str(error))
+            else:
+                server.job, server.seconds = "", 0.0
+                server.on_exit, server.on_lost = lambda _: None, lambda: None
+                self._warm = asyncio.create_task(_done(server))
+                return
+        await server.end()
+
+    async def close(self, *, end_warm: bool) -> None:
+        """Let go of the warm server, or end it."""
+        for greeting, server in list(self._silent.items()):
+            greeting.cancel()
+            await server.disconnect()
+        task, self._warm = self._warm, None
+        if task is None:
+            return
+        if end_warm and task.done() and not task.cancelled() and not task.exception():
+            await task.result().end()
+            return
+        if task.done() and not task.cancelled() and not task.exception():
+            await task.result().disconnect()
+        else:
+            task.cancel()
+
+
+def _imports(path: Path) -> bool:
+    """Whether a fork server still imports, and so has forked nothing.
+
+    What it forks was started with the socket's name too.
+    """
+    if path.with_suffix(".ready").exists():
+        return False
+    found = 0
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError):
+                found += str(path).encode() in (entry / "cmdline").read_bytes().split(b"\0")
+    return found == 1
+
+
+async def _done(server: ForkServerClient) -> ForkServerClient:
+    return server
