@@ -244,7 +244,7 @@ def test_a_traceback_is_plain_and_short_whatever_is_raised(as_json: bool, case: 
         log = structlog.get_logger() if logger == "ours" else logging.getLogger("theirs")
         log.exception("it failed")
     said = parsed(out)[0]["exception"] if as_json else out.getvalue()
-    assert "test_log_setup.py" in said
+    assert "test_logging_setup.py" in said
     assert ("ValueError" if case != "group" else "ExceptionGroup: many (5000 sub-exceptions)") in said
     assert len(said) < 20_000
     assert said.count("\n") < 300
