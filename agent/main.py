@@ -185,7 +185,7 @@ async def _drain(service: AgentService) -> None:
         await asyncio.sleep(DRAIN_S)
         for runner in service.runners.values():
             if runner.record.living():
-                runner.drain()
+                runner.ranks.drain()
 
 
 async def _rotate(service: AgentService, options: AgentOptions) -> None:

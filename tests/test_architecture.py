@@ -135,6 +135,17 @@ def test_no_two_classes_have_one_name() -> None:
     assert {name: places for name, places in found.items() if len(places) > 1} == {}
 
 
+def test_no_file_is_long() -> None:
+    """But for the fork server: it is one program, and what it imports delays the first fork."""
+    one_program = ROOT / "agent" / "launcher" / "fork_server.py"
+    long = {
+        str(path.relative_to(ROOT)): count
+        for path in modules().values()
+        if path != one_program and (count := len(path.read_text().splitlines())) > 400
+    }
+    assert long == {}
+
+
 def test_every_package_says_why_it_exists() -> None:
     folders = {path.parent for layer in LAYERS for path in sources(layer) if "migrations" not in path.parts}
     silent = []

@@ -323,20 +323,7 @@ class JobWorkflow:
 
     def _sum_up(self, number: int, report: IncidentReport) -> None:
         one = next(one for one in self.state.incidents if one.number == number)
-        self._replace(
-            one.model_copy(
-                update={
-                    "headline": report.headline,
-                    "resolution": report.resolution,
-                    "recovered": report.recovered,
-                    "confirmed": report.confirmed,
-                    "step": report.step,
-                    "lost_steps": report.lost_steps,
-                    "seconds": report.seconds,
-                    "stage": "",
-                }
-            )
-        )
+        self._replace(one.closed(report))
         self._show()
 
     async def _stopped(self) -> JobResult:

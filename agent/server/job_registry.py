@@ -140,7 +140,7 @@ class ServiceParts(agent_pb2_grpc.AgentServicer):
         record = JobRecord(job=job, run=run, boot=boot_id(), revision=runner.record.revision if runner else 0)
         runner = self.runners[job] = JobRunner(self.host, record)
         self.host.records.begin(record)
-        runner.save()
+        runner.ranks.save()
         runner.mark_memory()
         return runner
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from agent.jobs.job_runner import JobRunner, to_exit
+from agent.jobs.job_ranks import to_exit
+from agent.jobs.job_runner import JobRunner
 from agent.reporting import rank_logs
 from agent.state.job_record import RankRecord
 from agent.v1 import agent_pb2 as pb
@@ -16,7 +17,7 @@ def progress_of(runner: JobRunner) -> list[pb.RankProgress]:
     found = []
     disk = f"the state folder cannot be written: {problem}" if (problem := runner.host.disk.problem) else ""
     for rank in runner.record.of(runner.record.generation):
-        report = runner.reports.get(rank.rank, rank.generation)
+        report = runner.ranks.reports.get(rank.rank, rank.generation)
         progress = pb.RankProgress(
             rank=rank.rank,
             generation=rank.generation,
@@ -36,7 +37,7 @@ def progress_of(runner: JobRunner) -> list[pb.RankProgress]:
             progress.completed_steps, progress.optimizer_steps = now.completed_steps, now.optimizer_steps
             progress.reports, progress.stepped_ns = now.published, now.stepped_ns
             progress.milestones.CopyFrom(pb.Milestones(**now.milestones))
-            progress.tokens = runner.archive.tokens(rank.rank, rank.generation)
+            progress.tokens = runner.ranks.archive.tokens(rank.rank, rank.generation)
             if now.newest:
                 progress.loss, progress.grad_norm = now.newest.loss, now.newest.grad_norm
         found.append(progress)
@@ -50,8 +51,8 @@ def shown_steps(now: Snapshot) -> int:
 
 async def evidence_of(runner: JobRunner, rank: RankRecord) -> pb.RankEvidence:
     """How a rank ended, and what it said last; nothing, where the disk does not say it in time."""
-    said = await runner.said(rank)
-    now = runner.snapshot(rank)
+    said = await runner.ranks.said(rank)
+    now = runner.ranks.snapshot(rank)
     return pb.RankEvidence(
         rank=rank.rank,
         generation=rank.generation,

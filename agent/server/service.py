@@ -57,20 +57,20 @@ class AgentService(CheckpointsService):
             if job not in self.runners:
                 self._rebuild(server)
         for job, runner in self.runners.items():
-            runner.retell(last_told)
+            runner.ranks.retell(last_told)
             if runner.record.released:
                 continue
-            runner.forget_other_boots(boot_id())
+            runner.ranks.forget_other_boots(boot_id())
             if job in servers:
                 runner.attach(servers.pop(job))
-            runner.find_orphans()
+            runner.ranks.find_orphans()
             for rank in runner.record.living():
-                runner.watch(rank)
+                runner.ranks.watch(rank)
             await runner.resume_custody()
             if runner.server is None and runner.record.prepared and not runner.server_is_silent():
                 self.host.spawn(runner.ensure_server())
-            runner.drain()
-            runner.save()
+            runner.ranks.drain()
+            runner.ranks.save()
         for server in servers.values():
             await server.end()
         self._sweep()
@@ -97,8 +97,8 @@ class AgentService(CheckpointsService):
         async with runner.lock:
             if runner.server is None:
                 runner.attach(server)
-                runner.find_orphans()
-                runner.save()
+                runner.ranks.find_orphans()
+                runner.ranks.save()
 
     def _living(self, servers: dict[str, ForkServerClient]) -> set[int]:
         """Ranks that run, as the fork servers and the records say."""
@@ -173,7 +173,7 @@ class AgentService(CheckpointsService):
                     reused = False
                 record.python, record.env = wanted
                 record.prepared = True
-                runner.save()
+                runner.ranks.save()
                 server = await runner.ensure_server()
                 return pb.PrepareReply(
                     fork_server_pid=server.pid,
@@ -277,10 +277,10 @@ class AgentService(CheckpointsService):
     async def Steps(self, request: pb.StepsRequest, context: Context) -> AsyncIterator[pb.StepsReply]:  # noqa: N802
         """Step records of one rank, or of all."""
         runner = await self.known(request.job, context)
-        runner.drain()
+        runner.ranks.drain()
         await self.host.disk.settled(STEPS_PATIENCE_S)
-        for rank in runner.archive.ranks() if request.rank < 0 else [request.rank]:
-            for reply in runner.archive.read(rank, request.from_step):
+        for rank in runner.ranks.archive.ranks() if request.rank < 0 else [request.rank]:
+            for reply in runner.ranks.archive.read(rank, request.from_step):
                 yield reply
 
     async def ReadLog(self, request: pb.ReadLogRequest, context: Context) -> AsyncIterator[pb.LogChunk]:  # noqa: N802
@@ -288,7 +288,7 @@ class AgentService(CheckpointsService):
         runner = await self.known(request.job, context)
         names = {pb.ReadLogRequest.STDOUT: "out", pb.ReadLogRequest.STDERR: "err"}
         wanted = {
-            stream: runner.log_path(request.rank, suffix)
+            stream: runner.ranks.log_path(request.rank, suffix)
             for stream, suffix in names.items()
             if request.stream in (pb.ReadLogRequest.BOTH, stream)
         }

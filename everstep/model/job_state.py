@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from everstep.model.incident import NOT_CONFIRMED, Anomaly, Failure, Model, Showing
+from everstep.model.incident import NOT_CONFIRMED, Anomaly, Failure, IncidentReport, Model, Showing
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
 from everstep.model.words import AnyWord
@@ -59,6 +59,20 @@ class IncidentSummary(Model):
     stage: str = ""
     confirmed: bool = True
     """Where the job went on: it was seen to step."""
+
+    def closed(self, report: IncidentReport) -> IncidentSummary:
+        """The line about it once it is over."""
+        told = {
+            "headline": report.headline,
+            "resolution": report.resolution,
+            "recovered": report.recovered,
+            "confirmed": report.confirmed,
+            "step": report.step,
+            "lost_steps": report.lost_steps,
+            "seconds": report.seconds,
+            "stage": "",
+        }
+        return self.model_copy(update=told)
 
 
 class EarlierRun(Model):

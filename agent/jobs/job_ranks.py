@@ -1,0 +1,255 @@
+"""The ranks of one job on this machine: what is known of each, from its fork to what is told of its end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from agent.jobs.host import Host
+from agent.launcher.processes import End, Watch, is_alive, kill_family, maps, start_ticks
+from agent.reporting import rank_logs
+from agent.reporting.step_archive import Reports, StepArchive
+from agent.state.job_record import EndRecord, JobRecord, RankRecord, StoreRecord
+from agent.v1 import agent_pb2 as pb
+from everstep import environment, private
+from everstep.errors import AgentError
+from everstep.step_reports import Snapshot
+
+PUSH_PATIENCE_S = 2.0
+"""A rank that is gone is reported by its fork server within this time, or without it (ours)."""
+UNTOLD = -1
+"""``sequence`` of a rank whose end is to be told, and has no number yet."""
+SAID_PATIENCE_S = 2.0
+"""An end is told without the rank's last words where reading them takes longer (ours)."""
+
+logger = structlog.get_logger()
+
+
+class JobRanks:
+    """Kept in the job's record; the fork server's table is the truth about what was forked.
+
+    Args:
+        host: The machine.
+        record: Of the job; changed in place.
+        server_lives: Whether there is a fork server that would tell of an end.
+    """
+
+    def __init__(self, host: Host, record: JobRecord, server_lives: Callable[[], bool]) -> None:
+        self.host = host
+        self.record = record
+        self.server_lives = server_lives
+        self.folder = host.state_dir / "jobs" / record.job
+        self.shm = host.shm_dir / record.job
+        host.disk.run(("logs", record.job), lambda: private.make_folder(self.folder / "logs"))
+        self.archive = StepArchive(self.folder)
+        self.reports = Reports(self.shm)
+        self._drained = Reports(self.shm)
+        """Those of the thread that drains them."""
+        self._watches: dict[tuple[int, int], Watch] = {}
+        """Generation and rank → who notices its end."""
+        self.killed: dict[int, float] = {}
+        """Since when each process dies that was killed, monotonic seconds."""
+        self.keeps_output = True
+        """Whether the newest launch could count on the disk for what its ranks print."""
+        self._log = logger.bind(job=record.job)
+
+    def recorded(self, row: Mapping[str, Any]) -> RankRecord:
+        """Take a rank that the fork server tells of, and watch it."""
+        found = self.record.find(row["generation"], row["rank"])
+        if found is None:
+            fields = ("rank", "generation", "pid", "start_ticks", "forked_ns")
+            found = RankRecord(**{name: row[name] for name in fields})
+            self.record.ranks.append(found)
+        if found.end is None and _key(found) not in self._watches and not row.get("exit"):
+            self.watch(found)
+        return found
+
+    def watch(self, rank: RankRecord) -> None:
+        """Notice the end of a rank whatever becomes of its fork server."""
+
+        def noticed() -> None:
+            self._watches.pop(_key(rank), None)
+            self.host.spawn(self._gone(rank))
+
+        if is_alive(rank.pid, rank.start_ticks):
+            self.host.reaper.forget(rank.pid)
+        self._watches[_key(rank)] = Watch(rank.pid, rank.start_ticks, noticed)
+
+    async def _gone(self, rank: RankRecord) -> None:
+        deadline = time.monotonic() + PUSH_PATIENCE_S
+        while self.server_lives() and time.monotonic() < deadline:
+            if rank.end:
+                return
+            await asyncio.sleep(0.01)
+        if rank.end:
+            return
+        end = await self.host.reaper.end_of(rank.pid, rank.start_ticks)
+        kill_family(rank.pid, rank.start_ticks, self.mark(rank))
+        self.ended(rank, end)
+
+    def exit_pushed(self, row: Mapping[str, Any]) -> None:
+        """The fork server tells of an end."""
+        if row["rank"] < 0:
+            return
+        rank = self.recorded(row)
+        rank.stopped = rank.stopped or row["stopped"]
+        self.ended(rank, End(**row["exit"]))
+
+    def ended(self, rank: RankRecord, end: End) -> None:
+        """Note the end of a rank, once, and tell it unless it was ours."""
+        if rank.end:
+            return
+        if watch := self._watches.pop(_key(rank), None):
+            watch.close()
+        self.killed.pop(rank.pid, None)
+        rank.end = EndRecord(kind=end.kind, value=end.value, time_ns=end.time_ns)
+        rank.sequence = 0 if rank.stopped else UNTOLD
+        self.save()
+        self.drain()
+        if rank.sequence == UNTOLD:
+            self.host.spawn(self._explain(rank))
+
+    async def _explain(self, rank: RankRecord) -> None:
+        """Tell of an end, with the exception that the rank's output names."""
+        rank.exception = rank_logs.exception_in(await self.said(rank))
+        if self.record.released or rank.sequence != UNTOLD:
+            return
+        # First the record, with the number that the observation is going to have: an agent that is
+        # killed between the two lines below tells it again from the record, and never twice.
+        rank.sequence = self.host.log.last + 1
+        self.save()
+        self._tell(rank, self.snapshot(rank))
+
+    def _tell(self, rank: RankRecord, now: Snapshot | None) -> None:
+        assert rank.end
+        exited = pb.RankExited(
+            rank=rank.rank,
+            pid=rank.pid,
+            exit=to_exit(rank.end),
+            attached=bool(now and now.attached),
+            finished=bool(now and now.finished),
+            completed_steps=now.completed_steps if now else -1,
+            exception=rank.exception,
+        )
+        self.host.log.append(job=self.record.job, generation=rank.generation, rank_exited=exited)
+
+    def retell(self, last_told: int) -> None:
+        """Tell what a killed agent had recorded but not told; ``last_told`` is the newest number in the log."""
+        for rank in self.record.ranks:
+            if rank.end and rank.sequence == UNTOLD:
+                self.host.spawn(self._explain(rank))
+            elif rank.end and rank.sequence > last_told:
+                rank.sequence = self.host.log.last + 1
+                self._tell(rank, self.snapshot(rank))
+        self.save()
+
+    def snapshot(self, rank: RankRecord) -> Snapshot | None:
+        """Where a rank stands."""
+        report = self.reports.get(rank.rank, rank.generation)
+        return report.snapshot() if report else None
+
+    async def said(self, rank: RankRecord) -> bytes:
+        """The end of what a rank wrote to stderr; nothing where the disk does not answer in time."""
+        path = self.log_path(rank.rank, "err")
+        try:
+            text = await self.host.reads.do(lambda: rank_logs.tail(path, rank_logs.SEARCHED_BYTES), SAID_PATIENCE_S)
+        except (TimeoutError, OSError, AgentError) as error:
+            self._log.error("the output of a rank cannot be read", rank=rank.rank, reason=str(error) or "no answer")
+            return b""
+        return rank_logs.of_generation(text, rank.generation)
+
+    def log_path(self, rank: int, suffix: str) -> Path:
+        """Where the output of a rank is captured; suffix ``out`` or ``err``."""
+        return self.folder / "logs" / f"rank-{rank}.{suffix}"
+
+    def output_path(self, rank: int, suffix: str) -> Path:
+        """Where a rank that is started now writes to: nowhere while the disk hangs, or it would hang with it."""
+        return self.log_path(rank, suffix) if self.keeps_output else Path(os.devnull)
+
+    def find_orphans(self) -> None:
+        """Record ranks that a dead fork server forked and nobody was told of: their report files name them."""
+        for path in self.shm.glob("report-*"):
+            _, rank, generation = path.name.split("-")
+            if not generation.isdecimal() or self.record.find(int(generation), int(rank)):
+                continue  # one that was never finished, or is known
+            report = self.reports.get(int(rank), int(generation))
+            found = report.snapshot() if report else None
+            if found and found.pid and maps(found.pid, path):
+                row = {
+                    "rank": int(rank),
+                    "generation": int(generation),
+                    "pid": found.pid,
+                    "start_ticks": start_ticks(found.pid),
+                    "forked_ns": found.milestones["forked"],
+                }
+                self.recorded(row)
+        self.save()
+
+    def forget_other_boots(self, boot: str) -> None:
+        """Tell that ranks ended which ran before the machine was started anew, and never look for their numbers."""
+        before, self.record.boot = self.record.boot, boot
+        if before in {"", boot}:
+            return
+        self._log.warning("the machine was started anew: nothing of the job runs", before=before)
+        self.record.fork_server_pid = self.record.fork_server_ticks = 0
+        self.record.stores = []
+        for rank in self.record.living():
+            self.ended(rank, End("unknown", 0, time.time_ns()))
+
+    def take_over(self, table: Mapping[str, Any]) -> None:
+        """Bring the record up to the fork server's table."""
+        for row in table["ranks"]:
+            self.recorded(row)
+            if row["exit"]:
+                self.exit_pushed(row)
+        for row in table["stores"]:
+            if row["exit"] is None:
+                self.store_recorded(row)
+        self.record.generation = max([self.record.generation, *(r.generation for r in self.record.ranks)])
+
+    def store_recorded(self, row: Mapping[str, Any]) -> StoreRecord:
+        """Take a rendezvous store that it tells of."""
+        store = StoreRecord(**{name: row[name] for name in ("generation", "pid", "start_ticks", "port")})
+        if store not in self.record.stores:
+            self.record.stores.append(store)
+        return store
+
+    def mark(self, rank: RankRecord) -> str:
+        """What is in the environment of a rank and of all that it started."""
+        return f"{environment.REPORT_FILE}={self.reports.path(rank.rank, rank.generation)}"
+
+    def drain(self) -> None:
+        """Have the step records of the newest generation kept; returns at once."""
+        ranks = [(rank.rank, rank.generation) for rank in self.record.of(self.record.generation)]
+        self.host.disk.run(("steps", self.record.job, self.record.generation), lambda: self._drain(ranks))
+
+    def _drain(self, ranks: list[tuple[int, int]]) -> None:
+        """In the thread of the disk."""
+        for rank, generation in ranks:
+            if report := self._drained.get(rank, generation):
+                self.archive.drain(report)
+
+    def save(self) -> None:
+        """Keep the record; nothing is waited for, and nothing fails."""
+        self.host.records.keep(self.record)
+
+    def close(self) -> None:
+        """Watch nobody any more; the ranks go on."""
+        for watch in self._watches.values():
+            watch.close()
+
+
+def to_exit(end: End | EndRecord) -> pb.Exit:
+    """An end as the schema says it."""
+    kinds = {"code": pb.Exit.CODE, "signal": pb.Exit.SIGNAL, "unknown": pb.Exit.UNKNOWN}
+    return pb.Exit(kind=kinds[end.kind], value=end.value, time_ns=end.time_ns)
+
+
+def _key(rank: RankRecord) -> tuple[int, int]:
+    return rank.generation, rank.rank
