@@ -32,7 +32,7 @@ from controlplane.local.temporal_server import configured
 from controlplane.progress import JobProgress, ProgressFeed
 from everstep import environment
 from everstep.errors import ClusterError, ConfigError, LedgerError
-from everstep.model.incident import Stage
+from everstep.model.incident import StageRecord
 from everstep.model.job import JobSpec
 from everstep.model.job_state import TASK_QUEUE, EarlierRun, IncidentSummary, JobState, job_workflow_id, jobs_query
 from everstep.model.machine import Machine
@@ -315,7 +315,7 @@ class Control:
             raise ConfigError(f"{what}; the job is {state.status}: see 'everstep status {job}{self.option}'")
         return still_open[-1]
 
-    async def stage(self, incident_id: str) -> Stage:
+    async def stage(self, incident_id: str) -> StageRecord:
         """Stage of an incident, and why.
 
         Raises:
@@ -323,7 +323,7 @@ class Control:
         """
         with self._answers(incident_id):
             handle = self.client.get_workflow_handle(incident_id)
-            stage: Stage = await handle.query("stage", result_type=Stage, rpc_timeout=ANSWER_LIMIT)
+            stage: StageRecord = await handle.query("stage", result_type=StageRecord, rpc_timeout=ANSWER_LIMIT)
             return stage
 
     async def tell(self, incident_id: str, answer: str, note: str = "", *, accept_loss: bool = False) -> None:

@@ -19,7 +19,16 @@ with workflow.unsafe.imports_passed_through():
     from activities.messages import RecordInput
     from everstep.decisions.checkpoints.lineage import extended
     from everstep.decisions.recover.rules import steady
-    from everstep.model.incident import CLOSED_OUTSIDE, Anomaly, Confirmation, IncidentReport, Launched, Left, Symptom
+    from everstep.model.incident import (
+        CLOSED_OUTSIDE,
+        Anomaly,
+        Confirmation,
+        IncidentReport,
+        Launched,
+        Left,
+        Stage,
+        Symptom,
+    )
     from everstep.model.job_state import NOT_YET, IncidentSummary, JobState, incident_workflow_id
     from everstep.model.run_id import run_id
     from everstep.text import listed
@@ -109,7 +118,7 @@ class JobWorkflow:
             return
         for one in self.state.incidents:
             if one.number == number and not one.resolution:
-                self.state.status = "parked" if stage == "parked" else "recovering"
+                self.state.status = "parked" if stage == Stage.PARKED else "recovering"
                 self._replace(one.model_copy(update={"stage": stage}))
         self._show()
 

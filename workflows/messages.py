@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from everstep.model.incident import Anomaly, Failure, IncidentReport, Launched, Model, Showing, Stage, StateCopy
+from everstep.model.incident import Anomaly, Failure, IncidentReport, Launched, Model, Showing, StageRecord, StateCopy
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
 
@@ -32,7 +32,7 @@ class Carried(Model):
     accepted_from: int | None = None
     accepted: str = ""
     headline: str = ""
-    stages: list[Stage] = Field(default_factory=list)
+    stages: list[StageRecord] = Field(default_factory=list)
     rejected: list[str] = Field(default_factory=list)
     parked: list[tuple[int, int]] = Field(default_factory=list)
     noted: int = 0

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from everstep.model.incident import NOT_CONFIRMED, Anomaly, CopyToRestore, Evidence, Restored, Stage, StateCopy, Tier
+from everstep.model.incident import (
+    NOT_CONFIRMED,
+    Anomaly,
+    CopyToRestore,
+    Evidence,
+    Restored,
+    StageRecord,
+    StateCopy,
+    Tier,
+)
 from everstep.model.job_state import JobState
 from everstep.text import listed
 
@@ -113,11 +122,13 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(cell if cell == "---" else cell + PAD for cell in line) + " |" for line in lines)
 
 
-def incident_page(headline: str, stages: Sequence[Stage], namespace: str, job_workflow: str, help_text: str) -> str:
+def incident_page(
+    headline: str, stages: Sequence[StageRecord], namespace: str, job_workflow: str, help_text: str
+) -> str:
     """The living page of an incident."""
     rows = [[stage.name, seconds(stage.seconds), stage.found.replace("|", "/")] for stage in stages[-12:]]
     link = f"[Job](/namespaces/{namespace}/workflows/{job_workflow.replace('/', '%2F')})"
-    parts = [f"## {headline}", table(["Stage", "Took", "What was found"], rows) if rows else "", help_text, link]
+    parts = [f"## {headline}", table(["StageRecord", "Took", "What was found"], rows) if rows else "", help_text, link]
     return "\n\n".join(part for part in parts if part)[:PAGE_CHARACTERS]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from everstep.model.incident import IncidentReport, Stage
+from everstep.model.incident import IncidentReport, StageRecord
 from everstep.model.job_state import IncidentSummary, JobState
 
 IncidentKind = Literal["opened", "waits", "parked", "resumed", "recovered", "running", "closed"]
@@ -85,6 +85,6 @@ def parts_line(report: IncidentReport) -> str:
     return parts + (f" (from fork: {inside})" if inside else "")
 
 
-def timings(stages: Sequence[Stage]) -> str:
+def timings(stages: Sequence[StageRecord]) -> str:
     """Stages with their seconds, in one line."""
     return ", ".join(f"{stage.name} {stage.seconds:.2f} s" for stage in stages)

@@ -12,9 +12,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from everstep.model.words import AnyWord, Words
 
-NOT_CONFIRMED = "running, not confirmed"
-"""What a job is called that goes on as far as anybody can see, and was not seen to step."""
-
 
 class Symptom(Words):
     """What an anomaly looks like from outside."""
@@ -210,7 +207,37 @@ class Failure(Model):
     """Steps that the process that failed had shown; -1: not known. Says the place where ``step`` does not."""
 
 
-class Stage(Model):
+class Stage(Words):
+    """Where an incident stands, in the order in which it gets there."""
+
+    OPEN = "open"
+    STOP = "stop"
+    """Every rank of the failed generation is ended, and the machines are asked what they know."""
+    FIND = "find"
+    """Disks and remote storage are asked for copies."""
+    DECIDE = "decide"
+    RESTORE = "restore"
+    """Copies are brought to the machines whose ranks need them."""
+    BACKOFF = "backoff"
+    """A reattempt waits its time."""
+    REATTEMPT = "reattempt"
+    CONFIRM = "confirm"
+    PARKED = "parked"
+    """It waits for an operator, or for machines that are silent."""
+    ACCEPTED = "accepted"
+    """An operator gave up what may be newer; noted, and never stayed at."""
+    RECOVERED = "recovered"
+    NOT_CONFIRMED = "running, not confirmed"
+    ABANDONED = "abandoned"
+    CLOSED = "closed"
+    """The last entry in the ledger."""
+
+
+NOT_CONFIRMED = str(Stage.NOT_CONFIRMED)
+"""What a job is called that goes on as far as anybody can see, and was not seen to step."""
+
+
+class StageRecord(Model):
     """One stage of an incident."""
 
     name: str
@@ -283,7 +310,7 @@ class IncidentReport(Model):
     """From the fault as seen by the machine to the first step of all ranks; None: none was seen."""
     failures: list[Failure]
     confirmation: Confirmation | None = None
-    timings: list[Stage] = Field(default_factory=list)
+    timings: list[StageRecord] = Field(default_factory=list)
     resume_step: int = -1
     """Where the newest generation began; -1: the script restores by itself."""
     lineage: list[tuple[int, int]] = Field(default_factory=list)

@@ -12,7 +12,7 @@ from temporalio import workflow
 with workflow.unsafe.imports_passed_through():
     from everstep.decisions.checkpoints.lineage import extended
     from everstep.decisions.recover.state import RecoveryState
-    from everstep.model.incident import Failure, Stage
+    from everstep.model.incident import Failure, StageRecord
     from workflows.incident.timeline import IncidentTimeline
     from workflows.messages import Carried, IncidentInput
 
@@ -71,11 +71,11 @@ def _failures(failures: list[Failure]) -> list[Failure]:
     return failures if len(failures) <= FAILURES_KEPT else [failures[0], *failures[1 - FAILURES_KEPT :]]
 
 
-def _stages(stages: list[Stage]) -> list[Stage]:
+def _stages(stages: list[StageRecord]) -> list[StageRecord]:
     """The first ones and the last ones."""
     if len(stages) <= STAGES_KEPT:
         return stages
     half = STAGES_KEPT // 2
     first = stages[: half - 1]
-    gap = Stage(name="…", seconds=0.0, found="further stages, see the ledger")
+    gap = StageRecord(name="…", seconds=0.0, found="further stages, see the ledger")
     return [*first, gap, *stages[-half:]]

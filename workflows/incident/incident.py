@@ -13,7 +13,7 @@ from temporalio import workflow
 with workflow.unsafe.imports_passed_through():
     from everstep.decisions.checkpoints.lineage import Runs
     from everstep.decisions.recover.state import RecoveryState
-    from everstep.model.incident import Evidence, Launched
+    from everstep.model.incident import Evidence, Launched, Stage
     from everstep.model.job_state import incident_workflow_id, job_workflow_id
     from workflows import web_ui
     from workflows.incident.carry_over import carried, take_up
@@ -89,7 +89,7 @@ class Incident:
         who = request.operator + (f" ({request.note})" if request.note else "")
         if answer == "abandon":
             self.abandoned_by = self.abandoned_by or who
-        elif self.timeline.stage == "parked":
+        elif self.timeline.stage == Stage.PARKED:
             self.answer, self.resumed_by, self.accepting = answer, who, request.accept_loss
         else:
             self.timeline.reject(f"resume by {who}: the incident is not parked, it is at stage {self.timeline.stage}")

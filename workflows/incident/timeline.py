@@ -11,7 +11,7 @@ from temporalio import workflow
 with workflow.unsafe.imports_passed_through():
     from activities import messages
     from activities.messages import DecideInput
-    from everstep.model.incident import NOT_CONFIRMED, Evidence, IncidentReport, Launched, Stage
+    from everstep.model.incident import Evidence, IncidentReport, Launched, Stage, StageRecord
     from everstep.model.job_state import job_workflow_id
     from workflows import attributes, web_ui
     from workflows.messages import IncidentInput
@@ -34,20 +34,20 @@ class IncidentTimeline:
         """Entries that earlier runs of the incident wrote."""
         self.headline = given.anomaly.headline
         """What happened, as far as it is known."""
-        self.stage = "open"
+        self.stage: Stage = Stage.OPEN
         self.said = ""
         """Why the stage at hand was entered; empty: the headline says it."""
-        self.stages: list[Stage] = []
+        self.stages: list[StageRecord] = []
         self.rejected: list[str] = []
         self.parked: list[tuple[int, int]] = []
         """When the job was parked, begin and end in nanoseconds."""
         self.to_accept = ""
         """From where an operator may let a parked job go on although something newer may exist; empty: nothing may."""
 
-    def enter(self, stage: str, said: str = "") -> float:
+    def enter(self, stage: Stage, said: str = "") -> float:
         """A stage begins; returns when, for :meth:`leave`."""
         self.stage, self.said = stage, said
-        severity = "page" if stage == "parked" else "info"
+        severity = "page" if stage == Stage.PARKED else "info"
         workflow.upsert_search_attributes(attributes.updates({attributes.STAGE: stage, attributes.SEVERITY: severity}))
         workflow.logger.info("stage entered", extra={"stage": stage, "correlation": self._given.anomaly.id})
         self.show()
@@ -58,9 +58,11 @@ class IncidentTimeline:
         self.said = said
         self.show()
 
-    def leave(self, began: float, stage: str, found: str) -> None:
+    def leave(self, began: float, stage: Stage, found: str) -> None:
         """A stage is over, with what it found."""
-        self.stages.append(Stage(name=stage, seconds=round(workflow.time() - began, 4), found=web_ui.summary(found)))
+        self.stages.append(
+            StageRecord(name=stage, seconds=round(workflow.time() - began, 4), found=web_ui.summary(found))
+        )
         self.show()
 
     def reject(self, text: str) -> None:
@@ -72,7 +74,7 @@ class IncidentTimeline:
         """Bring the page up to date."""
         parked = (
             f"**Parked: needs an operator.** Send the signal `resume` or `abandon`, {OPERATOR_JSON}"
-            if self.stage == "parked"
+            if self.stage == Stage.PARKED
             else ""
         )
         if parked and self.to_accept:
@@ -81,7 +83,7 @@ class IncidentTimeline:
         workflow.set_current_details(
             web_ui.incident_page(
                 self.said
-                if self.stage in {"recovered", NOT_CONFIRMED, "abandoned"}
+                if self.stage in {Stage.RECOVERED, Stage.NOT_CONFIRMED, Stage.ABANDONED}
                 else f"{self.stage}: {self.said or self.headline}",
                 self.stages,
                 workflow.info().namespace,
@@ -92,7 +94,7 @@ class IncidentTimeline:
 
     def note(
         self,
-        stage: str,
+        stage: Stage,
         text: str,
         evidence: Evidence | None = None,
         report: IncidentReport | None = None,
@@ -135,7 +137,7 @@ class IncidentTimeline:
         if report.failures:  # what a watcher saw first was perhaps a consequence only
             learned[attributes.SYMPTOM] = str(report.failures[0].symptom)
         workflow.upsert_search_attributes(attributes.updates(learned))
-        self.note("closed", report.headline, report=report, launched=launched)
+        self.note(Stage.CLOSED, report.headline, report=report, launched=launched)
         if not workflow.patched("the job writes what the ledger did not take"):
             await self.written()
             return report

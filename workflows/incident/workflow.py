@@ -17,7 +17,7 @@ from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
     from everstep.decisions.recover.rules import Action
-    from everstep.model.incident import NOT_CONFIRMED, Confirmation, IncidentReport, Stage
+    from everstep.model.incident import Confirmation, IncidentReport, Stage, StageRecord
     from workflows import activity_calls
     from workflows.incident.incident import Abandoned, Incident
     from workflows.incident.report import abandoned_report, recovered_report
@@ -49,11 +49,13 @@ class IncidentWorkflow:
         self.incident.take("abandon", request, more)
 
     @workflow.query(name="stage", description="Stage of the incident and why")
-    def current_stage(self) -> Stage:
+    def current_stage(self) -> StageRecord:
         """The stage at hand."""
         timeline = self.incident.timeline
-        to_accept = timeline.to_accept if timeline.stage == "parked" else ""
-        return Stage(name=timeline.stage, seconds=0.0, found=timeline.said or timeline.headline, to_accept=to_accept)
+        to_accept = timeline.to_accept if timeline.stage == Stage.PARKED else ""
+        return StageRecord(
+            name=timeline.stage, seconds=0.0, found=timeline.said or timeline.headline, to_accept=to_accept
+        )
 
     @workflow.run
     async def run(self, input: IncidentInput) -> IncidentReport:
@@ -72,7 +74,7 @@ class IncidentWorkflow:
 
     async def _flow(self) -> IncidentReport:
         incident = self.incident
-        incident.timeline.enter("stop")
+        incident.timeline.enter(Stage.STOP)
         try:
             evidence = await (look_again if incident.looks_again else stop)(incident)
             while True:
@@ -95,13 +97,13 @@ class IncidentWorkflow:
     async def _recovered(self, confirmation: Confirmation) -> IncidentReport:
         incident = self.incident
         report = recovered_report(incident, confirmation)
-        incident.timeline.enter("recovered" if confirmation.confirmed else NOT_CONFIRMED, report.headline)
+        incident.timeline.enter(Stage.RECOVERED if confirmation.confirmed else Stage.NOT_CONFIRMED, report.headline)
         return await incident.timeline.close(report, incident.launched)
 
     async def _given_up(self) -> IncidentReport:
         incident, given, generation = self.incident, self.incident.input, self.incident.state.generation
         report = abandoned_report(incident)
-        incident.timeline.enter("abandoned", report.headline)
+        incident.timeline.enter(Stage.ABANDONED, report.headline)
         with contextlib.suppress(ActivityError):  # the job's release ends what this could not
             # Ranks must not live on unowned; a launch may be under way.
             why = f"generation {generation}: leave nothing running"

@@ -23,7 +23,7 @@ from everstep.model.incident import (
     Failure,
     IncidentReport,
     RankExit,
-    Stage,
+    StageRecord,
     StateCopy,
     Symptom,
 )
@@ -86,7 +86,7 @@ def write(ledger: Ledger, job: str, number: int, *, fault_ns: int = FAULT, close
             seconds=0.412,
             failures=[Failure(generation=1, step=20, symptom=Symptom.CRASH, cause="SIGKILL")],
             confirmation=confirmation,
-            timings=[Stage(name="stop", seconds=0.031, found="rank 5 on m2 ended by SIGKILL")],
+            timings=[StageRecord(name="stop", seconds=0.031, found="rank 5 on m2 ended by SIGKILL")],
         )
         ledger.incident_closed(id, report, closed_ns=fault_ns + 412 * MS)
     return id

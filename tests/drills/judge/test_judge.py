@@ -16,7 +16,7 @@ from drills.observe.step_records import Records, ReportedStep
 from drills.observe.stored_copies import Damaged
 from drills.spec.loss import Promise
 from drills.spec.request import DrillRequest
-from everstep.model.incident import Confirmation, CopyToRestore, IncidentReport, Stage, Tier
+from everstep.model.incident import Confirmation, CopyToRestore, IncidentReport, StageRecord, Tier
 
 SECOND = 10**9
 KEYS = [
@@ -44,7 +44,7 @@ def report(**changed: Any) -> IncidentReport:
         "seconds": 1.5,
         "failures": [],
         "confirmation": Confirmation(generation=2, ok=True, reason="", stepped_ns=12 * SECOND),
-        "timings": [Stage(name="stop", seconds=0.25)],
+        "timings": [StageRecord(name="stop", seconds=0.25)],
     }
     return IncidentReport(**(values | changed))
 

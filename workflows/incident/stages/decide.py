@@ -11,7 +11,7 @@ with workflow.unsafe.imports_passed_through():
     from everstep.decisions.checkpoints.search import look_further, merged, unanswered
     from everstep.decisions.recover.plan import RestartPlan, plan_restart
     from everstep.decisions.recover.rules import Action
-    from everstep.model.incident import Evidence
+    from everstep.model.incident import Evidence, Stage
     from workflows import activity_calls, web_ui
     from workflows.incident.incident import Incident
 
@@ -23,9 +23,9 @@ async def decide(incident: Incident, evidence: Evidence) -> RestartPlan:
     if plan.by_operator:
         return plan
     timeline = incident.timeline
-    began = timeline.enter("decide")
-    timeline.leave(began, "decide", plan.text)
-    timeline.note("decide", plan.text, None if plan.evidence is incident.noted else plan.evidence)
+    began = timeline.enter(Stage.DECIDE)
+    timeline.leave(began, Stage.DECIDE, plan.text)
+    timeline.note(Stage.DECIDE, plan.text, None if plan.evidence is incident.noted else plan.evidence)
     incident.noted = plan.evidence
     return plan
 
@@ -41,8 +41,8 @@ async def _plan(incident: Incident, evidence: Evidence, *, by_operator: bool) ->
             return plan
         verdict = plan.verdict
         if verdict.delay_s:
-            incident.timeline.note("find", verdict.reason)
-            incident.timeline.enter("find", verdict.reason)
+            incident.timeline.note(Stage.FIND, verdict.reason)
+            incident.timeline.enter(Stage.FIND, verdict.reason)
             await incident.wait(timedelta(seconds=verdict.delay_s), "ASK AGAIN")
         state.asked += 1
         state.try_unreached_again()
@@ -53,7 +53,7 @@ async def _plan(incident: Incident, evidence: Evidence, *, by_operator: bool) ->
 async def _find(incident: Incident, evidence: Evidence) -> Evidence:
     """Ask where copies lie that a stop does not tell of."""
     given, timeline = incident.input, incident.timeline
-    began = timeline.enter("find")
+    began = timeline.enter(Stage.FIND)
     try:
         found = await incident.unless_abandoned(activity_calls.find(given.spec, given.machines))
     except ActivityError as error:
@@ -62,7 +62,7 @@ async def _find(incident: Incident, evidence: Evidence) -> Evidence:
         evidence = unanswered(evidence, [machine.name for machine in given.machines], reason)
     else:
         evidence = merged(evidence, found)
-    timeline.leave(began, "find", web_ui.searched_text(evidence))
+    timeline.leave(began, Stage.FIND, web_ui.searched_text(evidence))
     return evidence
 
 
@@ -75,13 +75,13 @@ async def _search_once(incident: Incident, evidence: Evidence) -> Evidence:
         return evidence
     if not workflow.patched("search for copies"):
         return evidence
-    began = timeline.enter("find")
+    began = timeline.enter(Stage.FIND)
     try:
         found = await incident.unless_abandoned(activity_calls.find(given.spec, given.machines))
     except ActivityError as error:
-        timeline.leave(began, "find", f"failed: {error.cause or error}")
+        timeline.leave(began, Stage.FIND, f"failed: {error.cause or error}")
         incident.searched = evidence
     else:
-        timeline.leave(began, "find", web_ui.found_text(found.held))
+        timeline.leave(began, Stage.FIND, web_ui.found_text(found.held))
         incident.searched = merged(evidence, found)
     return incident.searched

@@ -8,6 +8,7 @@ from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
     from everstep.decisions.recover.plan import RestartPlan
+    from everstep.model.incident import Stage
     from everstep.text import listed
     from workflows import activity_calls
     from workflows.incident.incident import Abandoned, Incident
@@ -22,7 +23,7 @@ async def park(incident: Incident, plan: RestartPlan) -> None:
     timeline, given, silent = incident.timeline, incident.input, plan.verdict.silent
     incident.answer, incident.accepting = None, False
     timeline.to_accept = plan.restore.origin if plan.doubt else ""
-    began = timeline.enter("parked", plan.verdict.reason)
+    began = timeline.enter(Stage.PARKED, plan.verdict.reason)
     await incident.tell_job()
     patience = timedelta(hours=given.spec.policy.parked_timeout_h)
     machines = [machine for machine in given.machines if machine.name in silent]
@@ -43,9 +44,9 @@ async def park(incident: Incident, plan: RestartPlan) -> None:
         await _resumed(incident, plan, began)
     elif came_back():
         text = f"{listed(silent)} answers again"
-        timeline.leave(began, "parked", text)
-        timeline.note("parked", text)
-        timeline.enter("stop")
+        timeline.leave(began, Stage.PARKED, text)
+        timeline.note(Stage.PARKED, text)
+        timeline.enter(Stage.STOP)
         await incident.tell_job()
     else:
         incident.abandoned_by = "nobody answered in time"
@@ -55,13 +56,13 @@ async def park(incident: Incident, plan: RestartPlan) -> None:
 
 async def _resumed(incident: Incident, plan: RestartPlan, began: float) -> None:
     timeline, state, who = incident.timeline, incident.state, incident.resumed_by
-    timeline.leave(began, "parked", f"resumed by {who}")
-    timeline.note("parked", f"resumed by {who}")
+    timeline.leave(began, Stage.PARKED, f"resumed by {who}")
+    timeline.note(Stage.PARKED, f"resumed by {who}")
     if incident.accepting and plan.doubt is not None:
         accepted = state.accept(plan.restore, plan.doubt, who)
-        timeline.leave(workflow.time(), "accepted", accepted)
-        timeline.note("accepted", accepted)
+        timeline.leave(workflow.time(), Stage.ACCEPTED, accepted)
+        timeline.note(Stage.ACCEPTED, accepted)
     state.begin_again()
     incident.resumed = True
-    timeline.enter("reattempt")
+    timeline.enter(Stage.REATTEMPT)
     await incident.tell_job()

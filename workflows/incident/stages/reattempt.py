@@ -10,7 +10,7 @@ from temporalio.exceptions import ActivityError
 with workflow.unsafe.imports_passed_through():
     from activities.messages import LaunchInput
     from everstep.decisions.recover.plan import RestartPlan
-    from everstep.model.incident import Confirmation
+    from everstep.model.incident import Confirmation, Stage
     from workflows import activity_calls
     from workflows.incident.incident import Incident
     from workflows.incident.stages.confirm import confirm
@@ -20,7 +20,7 @@ async def reattempt(incident: Incident, plan: RestartPlan) -> Confirmation | Non
     """One restart; returns its confirmation, or None when it could not be launched or watched."""
     state, timeline, given, target = incident.state, incident.timeline, incident.input, plan.restore
     if plan.verdict.delay_s:
-        timeline.enter("backoff")
+        timeline.enter(Stage.BACKOFF)
         await incident.wait(timedelta(seconds=plan.verdict.delay_s), "BACKOFF")
     state.attempts += 1
     state.launch(target)
@@ -33,17 +33,17 @@ async def reattempt(incident: Incident, plan: RestartPlan) -> Confirmation | Non
         reshard_from=target.folder,
         run=given.run,
     )
-    began = timeline.enter("reattempt")
+    began = timeline.enter(Stage.REATTEMPT)
     try:
         launched = await incident.unless_abandoned(activity_calls.launch(launch, target.origin))
         incident.launched = launched
-        timeline.leave(began, "reattempt", f"generation {launch.generation} {target.origin}")
-        began = timeline.enter("confirm")
+        timeline.leave(began, Stage.REATTEMPT, f"generation {launch.generation} {target.origin}")
+        began = timeline.enter(Stage.CONFIRM)
         confirmation = await confirm(incident, launched, target.largest)
     except ActivityError as error:
         timeline.leave(began, timeline.stage, f"failed: {error.cause or error}")
         return None
-    timeline.leave(began, "confirm", confirmation.reason)
+    timeline.leave(began, Stage.CONFIRM, confirmation.reason)
     if confirmation.ok:
         incident.first_step_s = workflow.time() - began if confirmation.confirmed else 0.0
     return confirmation

@@ -9,7 +9,7 @@ from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
     from everstep.decisions.recover.plan import RestartPlan
-    from everstep.model.incident import Evidence
+    from everstep.model.incident import Evidence, Stage
     from workflows import activity_calls, web_ui
     from workflows.incident.incident import Incident
     from workflows.incident.stages.stop import look_again
@@ -23,18 +23,18 @@ async def restore(incident: Incident, plan: RestartPlan) -> Evidence | None:
     if not wanted.copies and not wanted.unverified:
         return None
     state, timeline, given = incident.state, incident.timeline, incident.input
-    began = timeline.enter("restore")
+    began = timeline.enter(Stage.RESTORE)
     try:
         restored = await incident.unless_abandoned(
             activity_calls.restore(given.spec, given.machines, given.run, wanted, plan.evidence)
         )
     except ActivityError as error:
-        timeline.leave(began, "restore", f"failed: {error.cause or error}")
+        timeline.leave(began, Stage.RESTORE, f"failed: {error.cause or error}")
         state.attempts += 1
         return await look_again(incident)
     text = web_ui.restored_text(restored)
-    timeline.leave(began, "restore", text)
-    timeline.note("restore", text)
+    timeline.leave(began, Stage.RESTORE, text)
+    timeline.note(Stage.RESTORE, text)
     choose_again = state.brought(restored)
     if restored.unreachable:
         # Such a machine may come back empty, and the backups that it had are gone then.

@@ -6,7 +6,7 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
-    from everstep.model.incident import Evidence, Failure
+    from everstep.model.incident import Evidence, Failure, Stage
     from everstep.text import listed
     from workflows import activity_calls, web_ui
     from workflows.incident.incident import Incident
@@ -29,14 +29,14 @@ async def look_again(incident: Incident) -> Evidence:
 
 async def _stop(incident: Incident) -> Evidence:
     state, timeline = incident.state, incident.timeline
-    began = timeline.enter("stop")
+    began = timeline.enter(Stage.STOP)
     try:
         evidence = await _until_gone(incident)
     except ActivityError as error:
         # Not knowing is no reason to go on: the job is parked, and asked again when an operator says so.
         evidence = Evidence(generation=state.generation, problem=str(error.cause or error)[:300])
     evidence = state.heard(evidence)
-    timeline.leave(began, "stop", web_ui.stopped_text(evidence, state.headline(evidence)))
+    timeline.leave(began, Stage.STOP, web_ui.stopped_text(evidence, state.headline(evidence)))
     return evidence
 
 
