@@ -21,15 +21,14 @@ from temporalio.worker import Worker
 from activities.agents.checkpoints import CheckpointActivities
 from activities.agents.ranks import RankActivities
 from activities.closed_incidents import IncidentActivities
-from activities.ledger import Ledger, MachineEventRecord
+from activities.ledger import Ledger
 from activities.ledger.activities import RecordActivities
+from activities.ledger.machine_events import EventWriter
 from activities.payloads import data_converter
 from activities.watching.leftovers import Cleanup
 from activities.watching.watcher import Watcher
 from agent.client import AgentPool
-from agent.v1 import agent_pb2 as pb
 from controlplane.search_attributes import register
-from everstep.backoff import Backoff
 from everstep.errors import ClusterError
 from workflows.options import HEARTBEAT_THROTTLE, STICKY_TIMEOUT
 from workflows.registry import WORKFLOWS, sandbox
@@ -38,8 +37,6 @@ log = structlog.get_logger("worker")
 
 DEFAULT_ADDRESS = "localhost:7233"
 CONNECT_RETRY_S = 0.5
-RETRY_S = (1.0, 30.0)
-"""First and longest wait before the ledger is tried again, seconds (ours)."""
 COLLECT_AFTER = (20_000, 20, 50)
 """Thresholds of Python's garbage collector. A full collection looks at every object, and holds the event loop for so
 long: with the defaults the rules of 1,000 machines have it run all the time (ours)."""
@@ -145,52 +142,3 @@ async def run_worker(*, ledger_url: str, task_queue: str, plugins: Sequence[Plug
         writing.cancel()
         clearing.cancel()
     await agents.close()
-
-
-class EventWriter:
-    """Writes what happens to machines (an agent back, a fork server dead) into the ledger, off the watcher's path."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
-        self._queue: asyncio.Queue[MachineEventRecord] = asyncio.Queue(maxsize=10_000)
-
-    def take(self, observation: pb.Observation) -> None:
-        """Take an observation; when the ledger is away for too long the newest are dropped, and it says so."""
-        kind = observation.WhichOneof("what") or "unknown"
-        event = MachineEventRecord(
-            observation=observation.id,
-            machine=observation.machine,
-            job=observation.job,
-            time_ns=observation.time_ns,
-            kind=kind,
-            text=event_text(observation),
-        )
-        try:
-            self._queue.put_nowait(event)
-        except asyncio.QueueFull:
-            log.warning("machine event dropped: the ledger takes none", observation=observation.id)
-
-    async def run(self) -> None:
-        """Write until cancelled; a ledger that is away is tried again."""
-        while True:
-            event = await self._queue.get()
-            wait = Backoff(*RETRY_S)
-            while True:
-                try:
-                    await self._ledger.call(Ledger.machine_event, event)
-                    break
-                except Exception as error:
-                    log.warning("the ledger did not take a machine event yet", error=str(error))
-                    await asyncio.sleep(wait.next_s())
-
-
-def event_text(observation: pb.Observation) -> str:
-    """One line about a machine event."""
-    match observation.WhichOneof("what"):
-        case "agent_started":
-            started = observation.agent_started
-            return f"agent started (pid {started.pid}), adopted {started.adopted_ranks} ranks"
-        case "fork_server_died":
-            return f"fork server (pid {observation.fork_server_died.pid}) died; its ranks live on"
-        case other:
-            return str(other)

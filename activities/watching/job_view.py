@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from activities.agents.convert import seen_of
 from activities.watching.shown import Shown, distinct, has_left_loop, kept_elsewhere, on_disk, stored
+from agent.reporting.observations import OF_NO_JOB
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.checkpoints.align_backups import Aligned, AlignRule, Backed
 from everstep.decisions.checkpoints.common_disk_step import Agreed, StepsOnDisk, agree, newest_of_all
@@ -50,6 +51,8 @@ class Watched:
     """Generations whose end the workflow was told of."""
     newest: dict[str, dict[int, int]] = field(default_factory=dict)
     """Machine → generation → newest sequence number of an observation."""
+    _noted: dict[str, dict[int, tuple[str, asyncio.Future[None]]]] = field(default_factory=dict)
+    """Machine → sequence number of what happened to it → of which job, and done once it is written down."""
     _ends: dict[int, dict[int, ObservedExit]] = field(default_factory=dict)
     """Generation → rank → end."""
     _shown: dict[int, Shown] = field(default_factory=dict)
@@ -132,10 +135,25 @@ class Watched:
         """Whether a machine knows nothing of the job: not launched yet, or lost before it was seen to run."""
         return bool(self._bare)
 
-    def dealt_with(self, machine: str) -> int:
-        """Newest observation of a machine that the workflow need not be told of any more; 0: none."""
+    def noted(self, machine: str, observation: pb.Observation, written: asyncio.Future[None]) -> None:
+        """Something happened to a machine itself; ``written`` is done once it is written down."""
+        self._noted.setdefault(machine, {})[observation.sequence] = observation.job, written
+
+    def dealt_with(self, machine: str, whose: str) -> int:
+        """Newest observation of a machine that nobody need be told of any more; 0: none.
+
+        Args:
+            machine: Its name.
+            whose: The job, or ``OF_NO_JOB``.
+        """
+        of = "" if whose == OF_NO_JOB else whose
+        noted = {seq: written.done() for seq, (job, written) in self._noted.get(machine, {}).items() if job == of}
         newest = max(self.reported, default=0)
-        return max((seq for found, seq in self.newest.get(machine, {}).items() if found <= newest), default=0)
+        reported = {} if whose == OF_NO_JOB else self.newest.get(machine, {})
+        found = [seq for generation, seq in reported.items() if generation <= newest]
+        missing = [seq for seq, is_written in noted.items() if not is_written]
+        done = [seq for seq, is_written in noted.items() if is_written and whose == OF_NO_JOB]
+        return min([max([*found, *done], default=0), *(seq - 1 for seq in missing)])
 
     def verdicts(self, now_ns: int) -> Iterator[Anomaly | Finished]:
         """What the job's workflow should be told, oldest generation first; each until it is in ``reported``."""

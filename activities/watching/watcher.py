@@ -32,6 +32,7 @@ from activities.turns import ShareOfTime, in_turns
 from activities.watching.job_view import BARE_S, Watched
 from activities.watching.once import Once
 from agent.client import AgentClient, AgentPool
+from agent.reporting.observations import OF_NO_JOB
 from agent.v1 import agent_pb2 as pb
 from everstep.backoff import Backoff
 from everstep.decisions.checkpoints.common_disk_step import Agreed
@@ -55,7 +56,6 @@ ADOPT_AGAIN_S = 30.0
 """Longest wait between two such questions, seconds (ours)."""
 TICK_S = 0.5
 """Between two looks at the rules that depend on time, seconds (ours)."""
-
 TELL_WHOLE_S = 30.0
 """Agents are told this often which step is on all disks: some may not have heard it (ours)."""
 ACKNOWLEDGE_S = 30.0
@@ -66,7 +66,8 @@ ASK_S = 2.0
 ENDS_TOLD = 64
 """Ranks of a generation whose ends are logged one by one (ours)."""
 
-MachineEvent = Callable[[pb.Observation], None]
+MachineEvent = Callable[[pb.Observation], asyncio.Future[None]]
+"""Takes what happened to a machine; done once it is written down."""
 Call = Callable[[AgentClient], Awaitable[object]]
 
 
@@ -214,7 +215,7 @@ class Watcher:
             if known == ENDS_TOLD:
                 log.info("further ends of ranks are not told one by one", generation=generation)
         elif self._machine_event is not None:
-            self._machine_event(observation)
+            job.noted(machine.name, observation, self._machine_event(observation))
 
     async def _follow(self, job: Watched, machine: Machine) -> None:
         request = pb.ProgressRequest(job=job.spec.name, interval_s=TICK_S)
@@ -328,31 +329,33 @@ class Watcher:
         return True
 
     async def _acknowledge(self, job: Watched) -> None:
-        """Tell the agents which observations the workflow has, each on its own: nobody waits for a silent one.
+        """Tell the agents which observations the workflow, or the ledger, has: nobody waits for a silent one.
 
         What is never acknowledged is told again to the next watcher, and the
         workflow says that it is dealt with.
         """
-        taken: dict[str, int] = {}
-        telling: dict[str, asyncio.Task[None]] = {}
+        taken: dict[tuple[str, str], int] = {}
+        telling: dict[tuple[str, str], asyncio.Task[None]] = {}
         try:
             while True:
                 async for machine in in_turns(job.machines):
-                    behind = job.dealt_with(machine.name) > taken.get(machine.name, 0)
-                    if behind and (machine.name not in telling or telling[machine.name].done()):
-                        telling[machine.name] = asyncio.create_task(self._tell(job, machine, taken))
+                    for whose in (job.spec.name, OF_NO_JOB):
+                        key = machine.name, whose
+                        behind = job.dealt_with(*key) > taken.get(key, 0)
+                        if behind and (key not in telling or telling[key].done()):
+                            telling[key] = asyncio.create_task(self._tell(job, machine, whose, taken))
                 await asyncio.sleep(TICK_S)
         finally:
             for task in telling.values():
                 task.cancel()
 
-    async def _tell(self, job: Watched, machine: Machine, taken: dict[str, int]) -> None:
-        wait_s = RETRY_S
-        while (up_to := job.dealt_with(machine.name)) > taken.get(machine.name, 0):
-            request = pb.AcknowledgeRequest(up_to_sequence=up_to, job=job.spec.name)
+    async def _tell(self, job: Watched, machine: Machine, whose: str, taken: dict[tuple[str, str], int]) -> None:
+        wait_s, key = RETRY_S, (machine.name, whose)
+        while (up_to := job.dealt_with(*key)) > taken.get(key, 0):
+            request = pb.AcknowledgeRequest(up_to_sequence=up_to, job=whose)
             try:
                 await self._agents.get(machine.address).acknowledge(request, timeout_s=ACKNOWLEDGE_S)
-                taken[machine.name] = up_to
+                taken[key] = up_to
             except EverstepError as error:
                 log.debug("an acknowledgement was not taken yet", machine=machine.name, error=str(error))
                 await asyncio.sleep(wait_s)

@@ -23,6 +23,9 @@ from agent.v1 import agent_pb2 as pb
 
 REBOOT_LEAP = 1000
 """More than can be lost unwritten in a crash of the machine (ours)."""
+OF_NO_JOB = "*"
+"""What is acknowledged instead of a job's: that of the machine alone. An agent of an earlier release forgets the same
+by it, for no job has such a name."""
 KEPT = 10_000
 """Unacknowledged observations beyond this number are dropped, the oldest first (ours)."""
 
@@ -77,8 +80,11 @@ class ObservationLog:
         return found
 
     def acknowledge(self, up_to: int, job: str = "") -> None:
-        """Forget what is up to a number, of one job (and of no job), or of all."""
-        kept = [e for e in self._entries if e.sequence > up_to or (job and e.job not in (job, ""))]
+        """Forget what is up to a number: of one job, of no job (``OF_NO_JOB``), or of all (empty).
+
+        What is of no job (an agent began) is nobody's to acknowledge but who has written it down.
+        """
+        kept = [e for e in self._entries if e.sequence > up_to or not _is_of(e, job)]
         if len(kept) == len(self._entries):
             return
         self._entries = kept
@@ -86,7 +92,7 @@ class ObservationLog:
             self._rewrite()
         else:
             self._lines += 1
-            self._write(json.dumps({"acknowledged": up_to, "job": job}).encode() + b"\n")
+            self._write(json.dumps({"acknowledged": up_to, "job": job, "exact": True}).encode() + b"\n")
 
     def forget(self, job: str) -> None:
         """The job is over: nobody needs its observations."""
@@ -129,7 +135,11 @@ class ObservationLog:
                     leap = row["boot"] != boot or not self._file.complete
                 elif "acknowledged" in row:
                     up_to, job = row["acknowledged"], row["job"]
-                    self._entries = [e for e in self._entries if e.sequence > up_to or (job and e.job not in (job, ""))]
+                    # An agent of an earlier release forgot with a job's what was of no job.
+                    gone = (job,) if row.get("exact") else (job, OF_NO_JOB)
+                    self._entries = [
+                        e for e in self._entries if e.sequence > up_to or not any(_is_of(e, one) for one in gone)
+                    ]
                 else:
                     entry = json_format.ParseDict(row, pb.Observation(), ignore_unknown_fields=True)
                     self._entries.append(entry)
@@ -148,6 +158,10 @@ class ObservationLog:
         header = json.dumps({"base": self.last, "boot": self._boot}).encode() + b"\n"
         self._file.rewrite([header, *map(_line, self._entries)])
         self._lines = len(self._entries)
+
+
+def _is_of(entry: pb.Observation, job: str) -> bool:
+    return not job or entry.job == ("" if job == OF_NO_JOB else job)
 
 
 def _line(entry: pb.Observation) -> bytes:

@@ -1475,6 +1475,7 @@ class AcknowledgeRequest(_message.Message):
     JOB_FIELD_NUMBER: _builtins.int
     up_to_sequence: _builtins.int
     job: _builtins.str
+    """whose; "*": what is of no job; empty: all"""
     def __init__(
         self,
         *,

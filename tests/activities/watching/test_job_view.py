@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from activities.watching.job_view import Watched
+from agent.reporting.observations import OF_NO_JOB
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.checkpoints.align_backups import Aligned
 from everstep.decisions.checkpoints.common_disk_step import Agreed
@@ -356,8 +358,28 @@ def test_what_an_agent_said_is_dealt_with_once_the_workflow_took_the_report() ->
     for sequence, generation in ((7, 1), (9, 2)):
         end = pb.RankExited(rank=0, exit=pb.Exit(kind=pb.Exit.SIGNAL, value=9, time_ns=S))
         job.ended("m0", pb.Observation(sequence=sequence, generation=generation, rank_exited=end), 2 * S)
-    assert job.dealt_with("m0") == 0
+    name = job.spec.name
+    assert job.dealt_with("m0", name) == 0
     job.reported.add(1)
-    assert (job.dealt_with("m0"), job.dealt_with("m1")) == (7, 0)
+    assert (job.dealt_with("m0", name), job.dealt_with("m1", name)) == (7, 0)
     job.reported.add(2)
-    assert job.dealt_with("m0") == 9
+    assert job.dealt_with("m0", name) == 9
+    assert job.dealt_with("m0", OF_NO_JOB) == 0
+
+
+async def test_what_happened_to_a_machine_is_dealt_with_once_it_is_written_down() -> None:
+    job, loop = watched(), asyncio.get_running_loop()
+    name, written = job.spec.name, {}
+    for sequence, whose in ((3, ""), (5, name), (6, "")):
+        written[sequence] = loop.create_future()
+        job.noted("m0", pb.Observation(sequence=sequence, job=whose), written[sequence])
+    end = pb.RankExited(rank=0, exit=pb.Exit(kind=pb.Exit.SIGNAL, value=9, time_ns=S))
+    job.ended("m0", pb.Observation(sequence=7, generation=1, rank_exited=end), 2 * S)
+    job.reported.add(1)
+    assert (job.dealt_with("m0", name), job.dealt_with("m0", OF_NO_JOB)) == (4, 0), "5 and 3 are not written yet"
+    written[6].set_result(None)
+    assert job.dealt_with("m0", OF_NO_JOB) == 2
+    written[3].set_result(None)
+    assert job.dealt_with("m0", OF_NO_JOB) == 6
+    written[5].set_result(None)
+    assert job.dealt_with("m0", name) == 7

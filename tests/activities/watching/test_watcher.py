@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -17,11 +18,15 @@ import structlog.testing
 from temporalio.client import Client, WorkflowHandle
 from temporalio.worker import Worker
 
+from activities.ledger import Ledger, machine_events
+from activities.ledger.machine_events import EventWriter
 from activities.ledger.records import NumbersUsed
 from activities.watching.watcher import Watcher
 from agent.client import AgentPool
+from agent.reporting.observations import OF_NO_JOB
 from agent.v1 import agent_pb2 as pb
 from agent.v1 import agent_pb2_grpc
+from everstep.errors import LedgerError
 from everstep.model.checkpoint_policy import CheckpointPolicy
 from everstep.model.incident import Symptom
 from everstep.model.job import JobSpec
@@ -42,6 +47,8 @@ class SpokenAgent(agent_pb2_grpc.AgentServicer):
         self.machine = machine
         self.said: list[pb.Observation] = []
         self.acknowledged = 0
+        self.machine_acknowledged = 0
+        """Of no job."""
         self.listeners = 0
         self.shown: dict[str, pb.RankProgress] = {}
         """Job → its rank on this machine."""
@@ -73,6 +80,13 @@ class SpokenAgent(agent_pb2_grpc.AgentServicer):
             )
         )
 
+    def started(self) -> None:
+        """The agent tells that it began."""
+        number = len(self.said) + 1
+        found = pb.Observation(sequence=number, id=f"{self.machine}-{number}", machine=self.machine)
+        found.agent_started.pid = 4711
+        self.said.append(found)
+
     async def Observe(self, request: pb.ObserveRequest, context: Any) -> AsyncIterator[pb.Observation]:  # noqa: N802
         if self.refuses:
             self.refused.append(time.monotonic())
@@ -82,7 +96,8 @@ class SpokenAgent(agent_pb2_grpc.AgentServicer):
             while True:
                 for one in self.said[after:]:
                     after = one.sequence
-                    if one.job == request.job and one.sequence > self.acknowledged:
+                    forgotten = self.acknowledged if one.job else self.machine_acknowledged
+                    if one.job in (request.job, "") and one.sequence > forgotten:
                         yield one
                 await asyncio.sleep(0.02)
         finally:
@@ -113,7 +128,10 @@ class SpokenAgent(agent_pb2_grpc.AgentServicer):
                 await asyncio.sleep(0.02)
         finally:
             self.hearing -= 1
-        self.acknowledged = max(self.acknowledged, request.up_to_sequence)
+        if request.job == OF_NO_JOB:
+            self.machine_acknowledged = max(self.machine_acknowledged, request.up_to_sequence)
+        else:
+            self.acknowledged = max(self.acknowledged, request.up_to_sequence)
         return pb.AcknowledgeReply()
 
 
@@ -339,6 +357,53 @@ async def test_nothing_is_acknowledged_before_the_workflow_took_it(place: Place)
             await asyncio.sleep(0.1)
         await job.signal(JobWorkflow.stop, {"operator": "test"})
         await job.result()
+
+
+async def test_what_happened_to_a_machine_is_kept_there_until_the_ledger_has_it(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that dies before the ledger is back takes nothing along."""
+    monkeypatch.setattr(machine_events, "RETRY_S", (0.05, 0.05))
+    job = await place.start("noted", 1)
+    await place.until_watched(1)
+    ledger, pool = Ledger.open(f"sqlite:///{tmp_path}/ledger.db"), AgentPool()
+    call, away = ledger.call, True
+
+    async def called(*args: Any) -> Any:
+        if away:
+            raise LedgerError("away")
+        return await call(*args)
+
+    monkeypatch.setattr(ledger, "call", called)
+    events = EventWriter(ledger)
+    watcher = Watcher(place.client, pool, place.queue, events.take)
+    async with cancelled_at_the_end(watcher.run(), events.run()):
+        await place.until_watched(2)
+        place.agents[0].started()
+        place.agents[0].exited("noted", 1, 0, KILLED, finished=False)
+        while place.agents[0].acknowledged < 2:  # noqa: ASYNC110 - nobody tells us
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(1)
+        assert place.agents[0].machine_acknowledged == 0, "the job's acknowledgement is not the machine's"
+        away = False
+        while place.agents[0].machine_acknowledged < 1:  # noqa: ASYNC110 - nobody tells us
+            await asyncio.sleep(0.05)
+        assert [one.text for one in ledger.machine_events()] == ["agent started (pid 4711), adopted 0 ranks"]
+    await pool.close()
+    ledger.close()
+    await job.signal(JobWorkflow.stop, {"operator": "test"})
+    await job.result()
+
+
+@contextlib.asynccontextmanager
+async def cancelled_at_the_end(*running: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    tasks = [asyncio.create_task(one) for one in running]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def test_a_machine_that_takes_no_acknowledgement_holds_up_no_report(place: Place) -> None:

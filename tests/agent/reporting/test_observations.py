@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent.reporting import observations
-from agent.reporting.observations import ObservationLog
+from agent.reporting.observations import OF_NO_JOB, ObservationLog
 from agent.state.live import LiveLines
 from agent.v1 import agent_pb2 as pb
 
@@ -90,6 +90,28 @@ async def test_acknowledged_numbers_go_and_are_never_used_again(tmp_path: Path) 
     again = opened(tmp_path)
     assert await kept(again) == []
     assert tell(again, "a") == 7
+
+
+async def test_what_is_of_no_job_is_acknowledged_apart(tmp_path: Path) -> None:
+    log = opened(tmp_path)
+    for job in ("", "a", "", "a"):
+        tell(log, job)
+    log.acknowledge(4, "a")
+    assert await kept(log) == [1, 3]
+    log = opened(tmp_path)
+    assert await kept(log) == [1, 3]
+    log.acknowledge(2, OF_NO_JOB)
+    assert await kept(log) == await kept(opened(tmp_path)) == [3]
+
+
+async def test_a_log_of_an_earlier_release_is_read_as_it_was_meant(tmp_path: Path) -> None:
+    log = opened(tmp_path)
+    for job in ("", "a", "b", ""):
+        tell(log, job)
+    log.close()
+    with (tmp_path / "log.jsonl").open("a") as file:
+        file.write('{"acknowledged": 3, "job": "a"}\n')
+    assert await kept(opened(tmp_path)) == [3, 4]
 
 
 async def test_the_file_does_not_grow_for_ever(tmp_path: Path) -> None:

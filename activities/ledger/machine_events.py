@@ -1,0 +1,85 @@
+"""What happens to machines (an agent back, a fork server dead), written into the ledger off the watcher's path."""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from activities.ledger.ledger import Ledger
+from activities.ledger.records import MachineEventRecord
+from agent.v1 import agent_pb2 as pb
+from everstep.backoff import Backoff
+
+RETRY_S = (1.0, 30.0)
+"""First and longest wait before the ledger is tried again, seconds (ours)."""
+WAITING = 10_000
+"""So many events wait for a ledger that is away; further ones are left to the agents, which keep them (ours)."""
+TOGETHER = 500
+"""Events that are written in one transaction, at most (ours)."""
+
+log = structlog.get_logger("ledger")
+Written = asyncio.Future[None]
+
+
+class EventWriter:
+    """One of a worker; the same event may be taken any number of times, by any number of workers."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._queue: asyncio.Queue[tuple[MachineEventRecord, Written]] = asyncio.Queue(maxsize=WAITING)
+
+    def take(self, observation: pb.Observation) -> Written:
+        """Take an observation.
+
+        Returns:
+            Done once the ledger has it: before that nobody may forget it.
+        """
+        written: Written = asyncio.get_running_loop().create_future()
+        try:
+            self._queue.put_nowait((event_of(observation), written))
+        except asyncio.QueueFull:
+            log.warning("a machine event waits at its agent: the ledger takes none", observation=observation.id)
+        return written
+
+    async def run(self) -> None:
+        """Write until cancelled; a ledger that is away is tried again."""
+        while True:
+            taken = [await self._queue.get()]
+            while len(taken) < TOGETHER and not self._queue.empty():
+                taken.append(self._queue.get_nowait())
+            wait = Backoff(*RETRY_S)
+            while True:
+                try:
+                    await self._ledger.call(Ledger.machine_events_seen, [event for event, _ in taken])
+                    break
+                except Exception as error:
+                    log.warning("the ledger did not take a machine event yet", error=str(error))
+                    await asyncio.sleep(wait.next_s())
+            for _, written in taken:
+                if not written.done():
+                    written.set_result(None)
+
+
+def event_of(observation: pb.Observation) -> MachineEventRecord:
+    """The row of an observation."""
+    return MachineEventRecord(
+        observation=observation.id,
+        machine=observation.machine,
+        job=observation.job,
+        time_ns=observation.time_ns,
+        kind=observation.WhichOneof("what") or "unknown",
+        text=event_text(observation),
+    )
+
+
+def event_text(observation: pb.Observation) -> str:
+    """One line about a machine event."""
+    match observation.WhichOneof("what"):
+        case "agent_started":
+            started = observation.agent_started
+            return f"agent started (pid {started.pid}), adopted {started.adopted_ranks} ranks"
+        case "fork_server_died":
+            return f"fork server (pid {observation.fork_server_died.pid}) died; its ranks live on"
+        case other:
+            return str(other)
