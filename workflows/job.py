@@ -38,7 +38,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.first_launch import CannotStart, FirstLaunch
     from workflows.first_step import Confirming, suspect
     from workflows.incident.report import Closings
-    from workflows.messages import JobResult, lost_incident
+    from workflows.messages import JobResult, check_generation, lost_incident
     from workflows.operator import read_request
     from workflows.options import TASK_TIMEOUT, on_ledger
 
@@ -395,13 +395,3 @@ class JobWorkflow:
         workflow.upsert_search_attributes(
             attributes.updates({attributes.JOB_NAME: self.state.spec.name, attributes.STAGE: self.state.status_text})
         )
-
-
-def check_generation(generation: int) -> None:
-    """Refuse a number that no generation has.
-
-    Raises:
-        ValueError: it is below 1.
-    """
-    if generation < 1:
-        raise ValueError(f"generation is {generation}; generations start at 1")

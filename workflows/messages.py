@@ -96,3 +96,13 @@ def lost_incident(anomaly: Anomaly, generation: int, why: str) -> IncidentReport
         seconds=None,
         failures=[],
     )
+
+
+def check_generation(generation: int) -> None:
+    """Refuse a number that no generation has.
+
+    Raises:
+        ValueError: it is below 1.
+    """
+    if generation < 1:
+        raise ValueError(f"generation is {generation}; generations start at 1")
