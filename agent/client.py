@@ -17,9 +17,10 @@ import grpc
 import grpc.aio
 
 from agent.security import CA_FILE, CERT_FILE, KEY_FILE, ClientSecurity, is_loopback
+from agent.statuses import error_of
 from agent.v1 import agent_pb2 as pb
 from agent.v1 import agent_pb2_grpc
-from everstep.errors import AgentError, AgentUnreachable, ConfigError, Fenced, StillDying
+from everstep.errors import AgentError, AgentUnreachable, UnknownJob
 
 OPTIONS: list[tuple[str, Any]] = [
     # A restarted agent is reached again within half a second; gRPC's default waits up to two minutes.
@@ -195,31 +196,16 @@ class AgentClient:
                         state = self.channel.get_state(try_to_connect=True)
 
 
-class UnknownJob(AgentError):
-    """The job was not prepared on this machine, or what was asked for is not there."""
-
-
 def translate(address: str, error: grpc.aio.AioRpcError, *, tls: bool = False) -> Exception:
     """The error of everstep that a gRPC status stands for.
 
-    AgentUnreachable: it did not answer (in time). Fenced: the generation was
-    stopped. StillDying: ranks are not gone yet. UnknownJob: it was not prepared there. ConfigError: the request can
-    never be carried out. AgentError: all else.
+    ``agent/statuses.py`` has the table.
     """
     said = error.details() or error.code().name
-    match error.code():
-        case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.DEADLINE_EXCEEDED | grpc.StatusCode.CANCELLED:
-            return AgentUnreachable(f"the agent at {address} did not answer: {said}{_tls_hint(address, said, tls=tls)}")
-        case grpc.StatusCode.FAILED_PRECONDITION:
-            return Fenced(said)
-        case grpc.StatusCode.OUT_OF_RANGE:
-            return StillDying(said)
-        case grpc.StatusCode.NOT_FOUND:
-            return UnknownJob(f"the agent at {address} refused: {said}")
-        case grpc.StatusCode.INVALID_ARGUMENT:
-            return ConfigError(said)
-        case _:
-            return AgentError(f"the agent at {address} refused: {said}")
+    kind = error_of(error.code())
+    if kind is AgentUnreachable:
+        return AgentUnreachable(f"the agent at {address} did not answer: {said}{_tls_hint(address, said, tls=tls)}")
+    return kind(f"the agent at {address} refused: {said}" if kind in (AgentError, UnknownJob) else said)
 
 
 def _tls_hint(address: str, said: str, *, tls: bool) -> str:

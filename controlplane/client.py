@@ -30,8 +30,9 @@ from controlplane.inventory import VARIABLE, Inventory, load, named
 from controlplane.local.cluster_file import ClusterFile
 from controlplane.local.temporal_server import configured
 from controlplane.progress import JobProgress, ProgressFeed
+from controlplane.references import JobRun, option_of, parse_incident
 from everstep import environment
-from everstep.errors import ClusterError, ConfigError, LedgerError
+from everstep.errors import ClusterError, ConfigError, LedgerError, NoSuchJob
 from everstep.model.incident import StageRecord
 from everstep.model.job import JobSpec
 from everstep.model.job_state import TASK_QUEUE, EarlierRun, IncidentSummary, JobState, job_workflow_id, jobs_query
@@ -43,7 +44,6 @@ from workflows.web_ui import summary
 
 if TYPE_CHECKING:  # SQLAlchemy: no command waits for it that needs no ledger
     from activities.ledger import Ledger
-from controlplane.references import JobRun, NoSuchJob, option_of, parse_incident
 
 ANSWER_LIMIT = timedelta(seconds=5)
 """A query that no worker answers within this is given up (ours)."""

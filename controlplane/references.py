@@ -28,10 +28,6 @@ class JobRun:
         return self.status == "running"
 
 
-class NoSuchJob(ConfigError):
-    """Temporal knows no workflow of that id."""
-
-
 def parse_incident(reference: str) -> tuple[str, int | None]:
     """Job and number of an incident as people write it: ``incident/gpt/0002``, ``gpt/2`` or ``gpt``.
 

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from drills.clusters.local import DrillCluster
     from drills.judge.result import DrillResult
     from drills.runner import Drill, run_drill
-    from drills.spec.catalogue import CATALOGUE, CannotInject
+    from drills.spec.catalogue import CATALOGUE
     from drills.spec.request import DrillRequest
+    from everstep.errors import CannotInject
 
 __all__ = ["CATALOGUE", "CannotInject", "Drill", "DrillCluster", "DrillRequest", "DrillResult", "run_drill"]
 

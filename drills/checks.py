@@ -9,22 +9,11 @@ from pathlib import Path
 from controlplane.local import mounts
 from drills.clusters import network
 from drills.spec import settings
-from drills.spec.catalogue import (
-    CONTROL_FAULTS,
-    DAMAGE,
-    FITS,
-    LOSSES,
-    RANK_FAULTS,
-    ROOM,
-    THEN,
-    WHERE,
-    CannotInject,
-    kind_of,
-)
+from drills.spec.catalogue import CONTROL_FAULTS, DAMAGE, FITS, LOSSES, RANK_FAULTS, ROOM, THEN, WHERE, kind_of
 from drills.spec.request import DrillRequest
 from drills.spec.settings import STEPS_AGAIN, machine_names, placement_of
 from drills.spec.stages import MOMENTS, REPORT, STAGES
-from everstep.errors import ConfigError
+from everstep.errors import CannotInject, ConfigError
 from everstep.faults import exception_named
 from everstep.model.job import JobSpec
 from everstep.model.topology import AXES

@@ -4,17 +4,28 @@
 
     EverstepError
     ├── ConfigError          a job file, an option or an environment variable is wrong
+    │   └── NoSuchJob           nothing runs, or ever ran, by that name
     ├── TopologyError        sizes that do not multiply, a rank that does not exist
     ├── CheckpointError      a checkpoint buffer cannot be written or read
-    │   └── CorruptCheckpoint   its header, length or checksum does not hold
+    │   ├── CorruptCheckpoint   its header, length or checksum does not hold
+    │   └── CopyInterrupted     a file on its way was given up
     ├── AgentError           a node agent refused a command or did not answer
     │   ├── AgentUnreachable
+    │   ├── UnknownJob       the job was not prepared on this machine
     │   ├── StillDying       ranks were killed and are not gone yet: ask again
-    │   └── Fenced           the command belongs to a generation that was stopped
+    │   ├── Fenced           the command belongs to a generation that was stopped
+    │   ├── ForkServerLost   the fork server died while it was needed
+    │   ├── WireError        who is at the other end of a data port broke the protocol
+    │   └── BackupRefused    an offer of a backup is not taken
     ├── ClusterError         the local cluster cannot be started or is not up
+    │   ├── TreeUnknown      which processes are the cluster's is not known
+    │   └── SoakStuck        the job of a soak does not come to its next gate
+    ├── CannotInject         a fault is known and cannot be injected here
+    │   └── NoCluster        the cluster of a drill does not come up (a ClusterError too)
     └── LedgerError          the ledger cannot be opened or migrated
 
-A message says what was wrong, with which value, and what to do.
+A message says what was wrong, with which value, and what to do. ``agent/statuses.py`` has the gRPC statuses that stand
+for them between agent and control plane.
 """
 
 
@@ -24,6 +35,10 @@ class EverstepError(Exception):
 
 class ConfigError(EverstepError):
     """A job file, an option or an environment variable is wrong."""
+
+
+class NoSuchJob(ConfigError):
+    """Temporal knows no workflow of that id."""
 
 
 class TopologyError(EverstepError):
@@ -38,12 +53,20 @@ class CorruptCheckpoint(CheckpointError):
     """A checkpoint's header, length or checksum does not hold."""
 
 
+class CopyInterrupted(CheckpointError):
+    """A file on its way was given up: the job, its generation or the agent ends."""
+
+
 class AgentError(EverstepError):
     """A node agent refused a command."""
 
 
 class AgentUnreachable(AgentError):
     """A node agent did not answer."""
+
+
+class UnknownJob(AgentError):
+    """The job was not prepared on this machine, or what was asked for is not there."""
 
 
 class StillDying(AgentError):
@@ -54,8 +77,43 @@ class Fenced(AgentError):
     """The command belongs to a generation that was stopped."""
 
 
+class ForkServerLost(AgentError):
+    """The fork server died while it was needed."""
+
+
+class WireError(AgentError):
+    """The other side of a data port broke the protocol, or does not know the token."""
+
+
+class BackupRefused(AgentError):
+    """An offer is not taken, for a reason that another offer may not meet.
+
+    ``newest`` is the step that is held already and is not older; -1: that is not why.
+    """
+
+    def __init__(self, reason: str, newest: int = -1) -> None:
+        super().__init__(reason)
+        self.newest = newest
+
+
 class ClusterError(EverstepError):
     """The local cluster cannot be started or is not up."""
+
+
+class TreeUnknown(ClusterError):
+    """The supervisor is not there, so that nobody can say which processes are the cluster's."""
+
+
+class SoakStuck(ClusterError):
+    """The job of a soak does not come to the next gate; the message says how it stands."""
+
+
+class CannotInject(EverstepError):
+    """A fault that is known but cannot be injected here; the message says why."""
+
+
+class NoCluster(CannotInject, ClusterError):
+    """The cluster of a drill does not come up; the message says why."""
 
 
 class LedgerError(EverstepError):

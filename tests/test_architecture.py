@@ -19,6 +19,8 @@ from pydantic import BaseModel
 
 import activities.messages
 import workflows.messages
+from everstep import errors
+from everstep.errors import EverstepError
 from everstep.model import incident, job_state
 from everstep.model.words import Words
 
@@ -133,6 +135,20 @@ def test_no_two_classes_have_one_name() -> None:
             if isinstance(node, ast.ClassDef):
                 found[node.name].append(name)
     assert {name: places for name, places in found.items() if len(places) > 1} == {}
+
+
+def test_every_error_is_in_the_tree() -> None:
+    """Errors that are control flow, or of a program of its own, derive from ``Exception``."""
+    names = {name for name, one in vars(errors).items() if isinstance(one, type) and issubclass(one, EverstepError)}
+    found = [
+        f"{name}: {node.name}"
+        for name, path in modules().items()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef) and {ast.unparse(base) for base in node.bases} & names
+    ]
+    assert {one.partition(":")[0] for one in found} == {"everstep.errors"}
+    told = set(re.findall(r"[─ ]([A-Z]\w+)", errors.__doc__ or ""))
+    assert names <= told, "the docstring shows the tree"
 
 
 def test_no_file_is_long() -> None:

@@ -12,10 +12,10 @@ from temporalio.exceptions import ApplicationError
 from activities.agents.convert import import_environment
 from activities.heartbeat import Say, request_id
 from activities.turns import gathered
-from agent.client import AgentClient, AgentPool, UnknownJob
+from agent.client import AgentClient, AgentPool
 from agent.v1 import agent_pb2 as pb
 from everstep.backoff import Backoff
-from everstep.errors import AgentUnreachable, ConfigError, EverstepError, StillDying
+from everstep.errors import AgentUnreachable, ConfigError, EverstepError, StillDying, UnknownJob
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
 from everstep.text import listed

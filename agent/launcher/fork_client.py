@@ -22,7 +22,7 @@ import structlog
 from agent.launcher.from_template import fork_from
 from agent.launcher.processes import is_alive, kill_family, start_ticks
 from everstep import environment, private
-from everstep.errors import AgentError, Fenced
+from everstep.errors import AgentError, Fenced, ForkServerLost
 
 Message = dict[str, Any]
 PROGRAM = Path(__file__).resolve().with_name("fork_server.py")
@@ -32,10 +32,6 @@ REQUEST_TIMEOUT_S = 30.0
 LINE_LIMIT = 1 << 26
 
 logger = structlog.get_logger()
-
-
-class ForkServerLost(AgentError):
-    """The fork server died while it was needed."""
 
 
 def inherited_environment() -> dict[str, str]:

@@ -14,7 +14,8 @@ from agent.checkpoints.tiers import storage_check
 from agent.checkpoints.tiers.listing import root_of, unlisted_disk
 from agent.jobs.job_runner import JobRunner
 from agent.jobs.variables import taken
-from agent.server.job_registry import Context, ServiceParts, check_job, status_of
+from agent.server.job_registry import Context, ServiceParts, check_job
+from agent.statuses import status_of
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import AgentError, ConfigError, CorruptCheckpoint, EverstepError
 

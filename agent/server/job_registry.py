@@ -15,15 +15,15 @@ import structlog
 from google.protobuf.message import Message
 
 from agent.checkpoints.peers.data_port import JobPort
-from agent.client import UnknownJob
 from agent.jobs.host import Host
 from agent.jobs.job_runner import JobRunner
 from agent.launcher.processes import boot_id
 from agent.server.idempotency import Command, RequestMemory
 from agent.state.job_record import FILE as RECORD
 from agent.state.job_record import JobRecord
+from agent.statuses import status_of
 from agent.v1 import agent_pb2_grpc
-from everstep.errors import ConfigError, EverstepError, Fenced, StillDying
+from everstep.errors import ConfigError, EverstepError, Fenced, UnknownJob
 from everstep.model.job import JOB_NAME
 from everstep.model.run_id import is_older
 
@@ -169,20 +169,3 @@ def check_job(job: str) -> None:
     """
     if not JOB_NAME.fullmatch(job):
         raise ConfigError(f"{job!r} is not a job name: use up to 30 of a-z, 0-9 and '-'")
-
-
-def status_of(error: Exception) -> grpc.StatusCode:
-    """The gRPC status that stands for an error; :func:`agent.client.translate` is its inverse."""
-    match error:
-        case Fenced():
-            return grpc.StatusCode.FAILED_PRECONDITION
-        case StillDying():
-            return grpc.StatusCode.OUT_OF_RANGE  # of the time that one call waits
-        case ConfigError():
-            return grpc.StatusCode.INVALID_ARGUMENT
-        case UnknownJob():
-            return grpc.StatusCode.NOT_FOUND
-        case OSError():
-            return grpc.StatusCode.RESOURCE_EXHAUSTED
-        case _:
-            return grpc.StatusCode.ABORTED

@@ -98,9 +98,8 @@ def drill(  # noqa: PLR0917 - one parameter for each option
     from drills import interrupts
     from drills.judge.judge import together
     from drills.runner import run_drills
-    from drills.spec.catalogue import CannotInject
     from drills.spec.request import DrillRequest
-    from everstep.errors import ConfigError
+    from everstep.errors import CannotInject, ConfigError
 
     if list_faults:
         drill.catalogue(as_json=as_json)

@@ -60,8 +60,7 @@ def soak(  # noqa: PLR0917 - one parameter for each option
     from drills import interrupts
     from drills.soak.choose import chosen
     from drills.soak.runner import soak_and_reduce
-    from drills.spec.catalogue import CannotInject
-    from everstep.errors import ConfigError
+    from everstep.errors import CannotInject, ConfigError
 
     if plan and resume:
         raise ConfigError("--plan and --resume: a soak that goes on has its plan already")

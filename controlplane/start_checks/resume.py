@@ -32,7 +32,7 @@ async def earlier_run(control: Control, spec: JobSpec) -> JobState | None:
         ConfigError: it still runs, or it had other parallel sizes, to which its checkpoints belong.
         ClusterError: Temporal or its workers do not answer.
     """
-    from controlplane.references import NoSuchJob
+    from everstep.errors import NoSuchJob
 
     try:
         state = await control.state(spec.name)

@@ -18,10 +18,9 @@ from controlplane.client import Control
 from controlplane.local import cluster as local
 from controlplane.local import mounts, procfs
 from controlplane.local.cluster_file import ClusterFile
-from drills.observe.processes import Tree, TreeUnknown
-from drills.spec.catalogue import CannotInject
+from drills.observe.processes import Tree
 from everstep import environment
-from everstep.errors import ClusterError
+from everstep.errors import ClusterError, NoCluster, TreeUnknown
 from everstep.model.machine import Machine
 
 Say = Callable[[str], None]
@@ -30,10 +29,6 @@ HOME = "EVERSTEP_HOME"
 
 def silent(_: str) -> None:
     """Say nothing."""
-
-
-class NoCluster(CannotInject, ClusterError):
-    """The cluster of a drill does not come up; the message says why."""
 
 
 class DrillCluster:

@@ -16,8 +16,8 @@ from controlplane.local.cluster_file import ClusterFile
 from controlplane.local.commands import Commands, agent_command
 from controlplane.local.network import CONTROL, Network
 from controlplane.local.postgres import Postgres
-from drills.clusters.local import DrillCluster, NoCluster
-from everstep.errors import ClusterError
+from drills.clusters.local import DrillCluster
+from everstep.errors import ClusterError, NoCluster
 from everstep.model.machine import Machine
 
 CONTROL_ADDRESS, FIRST_ADDRESS = "10.99.0.1", "10.99.0.11"

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from drills.clusters.local import DrillCluster
-from drills.spec.catalogue import CONTROL_FAULTS, LOSSES, MACHINE_FAULTS, CannotInject
+from drills.spec.catalogue import CONTROL_FAULTS, LOSSES, MACHINE_FAULTS
 from drills.spec.request import DrillRequest
 from everstep import faults
+from everstep.errors import CannotInject
 from everstep.model.job import JobSpec
 
 Fault = dict[str, Any]

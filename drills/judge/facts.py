@@ -17,8 +17,8 @@ from drills.clusters.local import DrillCluster
 from drills.judge.compare import Comparison
 from drills.observe import step_records
 from drills.observe.observed import DrillObservations
-from drills.observe.processes import TreeUnknown
 from drills.observe.step_records import Records
+from everstep.errors import TreeUnknown
 from everstep.model.incident import CopyToRestore, IncidentReport, Restored, Tier
 from everstep.model.job import JobSpec
 from everstep.model.job_state import incident_workflow_id

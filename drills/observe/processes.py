@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from controlplane.local import procfs
-from everstep.errors import ClusterError
+from everstep.errors import TreeUnknown
 
 SAMPLE_S = 0.1
 """Between two looks at /proc (ours); what comes and goes in between is seen by what ranks write at their start."""
@@ -33,10 +33,6 @@ class ProcessInfo:
         """The rank that it is (not what a rank has started)."""
         found = _RANK.fullmatch(self.name)
         return int(found[1]) if found and self.pid == self.session else None
-
-
-class TreeUnknown(ClusterError):
-    """The supervisor is not there, so that nobody can say which processes are the cluster's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from controlplane.local.cluster_file import everstep_home
 from drills.soak.draw import draw, left_out
 from drills.soak.plan import Sizes, SoakPlan
 from drills.soak.runner import PLAN
-from drills.spec.catalogue import CannotInject, kind_of
-from everstep.errors import ConfigError
+from drills.spec.catalogue import kind_of
+from everstep.errors import CannotInject, ConfigError
 
 SEEDS = 1_000_000
 

@@ -29,7 +29,7 @@ from drills.soak.plan import GAP, Episode
 from drills.soak.result import EpisodeResult, undisturbed
 from drills.spec.catalogue import CONTROL_FAULTS
 from everstep import faults
-from everstep.errors import ClusterError, EverstepError
+from everstep.errors import ClusterError, EverstepError, SoakStuck
 
 LIMIT_S = 240.0
 """A job has come from one gate to the next within this long (ours)."""
@@ -40,10 +40,6 @@ CLOSED_LIMIT_S = 15.0
 LOOK_S = 0.05
 STATE_S = 1.0
 """Between two looks whether the job is parked or over (ours)."""
-
-
-class Stuck(ClusterError):
-    """The job does not come to the next gate; the message says how it stands."""
 
 
 class Episodes:
@@ -68,7 +64,7 @@ class Episodes:
         watch = self._watch()
         try:
             await self._reach(0)
-        except Stuck as error:
+        except SoakStuck as error:
             return [f"steps go on: {error}"]
         finally:
             await asyncio.to_thread(watch.stop)
@@ -90,7 +86,7 @@ class Episodes:
             await self._reach(index + 1)
             # What strikes is bounded; a part that is away has to be back before anybody judges.
             result.not_fired = await striking + _unfired(scenes)
-        except Stuck as error:
+        except SoakStuck as error:
             result.violations.append(f"steps go on: {error}")
         finally:
             striking.cancel()
@@ -231,16 +227,16 @@ class Episodes:
         """Wait until all ranks stand at the gate before the episode at that place.
 
         Raises:
-            Stuck: they do not come there, or the job is parked or over.
+            SoakStuck: they do not come there, or the job is parked or over.
         """
         gate, deadline, asked = self.job.gate(index), time.monotonic() + LIMIT_S, time.monotonic()
         while not await asyncio.to_thread(lambda: gate.reached):
             if time.monotonic() - asked > STATE_S:
                 asked = time.monotonic()
                 if over := await self._over(index - 1):
-                    raise Stuck(over)
+                    raise SoakStuck(over)
             if time.monotonic() > deadline:
-                raise Stuck(f"the job did not come to step {gate.step} within {LIMIT_S:.0f} s")
+                raise SoakStuck(f"the job did not come to step {gate.step} within {LIMIT_S:.0f} s")
             await asyncio.sleep(LOOK_S)
 
     async def _over(self, index: int) -> str:

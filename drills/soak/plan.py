@@ -9,10 +9,10 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from drills.checks import check
-from drills.spec.catalogue import CONTROL_FAULTS, ROOM, CannotInject
+from drills.spec.catalogue import CONTROL_FAULTS, ROOM
 from drills.spec.request import DrillRequest
 from everstep import private
-from everstep.errors import ConfigError, TopologyError
+from everstep.errors import CannotInject, ConfigError, TopologyError
 from everstep.model.topology import Topology
 
 FIRST_GATE = 10

@@ -5,11 +5,7 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 
-from everstep.errors import ConfigError, EverstepError
-
-
-class CannotInject(EverstepError):
-    """A fault that is known but cannot be injected here; the message says why."""
+from everstep.errors import CannotInject, ConfigError
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ import pytest
 from drills.checks import check
 from drills.clusters.local import DrillCluster
 from drills.inject.plan import outside_faults
-from drills.spec.catalogue import AWAY, CATALOGUE, CannotInject, kind_of
+from drills.spec.catalogue import AWAY, CATALOGUE, kind_of
 from drills.spec.request import DrillRequest
-from everstep.errors import ConfigError
+from everstep.errors import CannotInject, ConfigError
 
 CONTRACT = [
     *("kill-rank", "stop-rank", "exit-rank", "raise", "spin", "deadlock", "skip-collective", "hang-dataloader"),

@@ -13,23 +13,12 @@ import xxhash
 from agent.checkpoints.options import abandoned
 from agent.checkpoints.peers.messages import Offer
 from agent.checkpoints.peers.wire import Wire
-from everstep.errors import AgentError, CheckpointError
+from everstep.errors import BackupRefused, CheckpointError
 from everstep.slots.file import SlotFile
 from everstep.slots.format import SlotHeader, file_bytes
 from everstep.slots.reader import SlotReader
 
 logger = structlog.get_logger()
-
-
-class BackupRefused(AgentError):
-    """An offer is not taken, for a reason that another offer may not meet.
-
-    ``newest`` is the step that is held already and is not older; -1: that is not why.
-    """
-
-    def __init__(self, reason: str, newest: int = -1) -> None:
-        super().__init__(reason)
-        self.newest = newest
 
 
 class Backup:

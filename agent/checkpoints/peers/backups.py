@@ -17,12 +17,12 @@ from pathlib import Path
 
 import structlog
 
-from agent.checkpoints.peers.backup import Backup, BackupRefused, Transfer
+from agent.checkpoints.peers.backup import Backup, Transfer
 from agent.checkpoints.peers.messages import Offer, as_header
 from agent.checkpoints.peers.wire import Wire
 from agent.checkpoints.save_watch import backup_files
 from everstep import private
-from everstep.errors import ConfigError, Fenced
+from everstep.errors import BackupRefused, ConfigError, Fenced
 from everstep.memory import free, memory_available
 from everstep.slots.format import SlotHeader
 from everstep.slots.names import backup_slots

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import structlog
 
-from agent.checkpoints.peers.backup import BackupRefused, Transfer
+from agent.checkpoints.peers.backup import Transfer
 from agent.checkpoints.peers.backups import PeerBackups
 from agent.checkpoints.peers.handshake import Handshakes
 from agent.checkpoints.peers.messages import Offer, Request, as_message, parse
 from agent.checkpoints.peers.tokens import Tokens
-from agent.checkpoints.peers.wire import STALL_S, Message, Wire, WireError, session_key
+from agent.checkpoints.peers.wire import STALL_S, Message, Wire, session_key
 from everstep.bulk import yield_the_core
-from everstep.errors import CheckpointError, CorruptCheckpoint, Fenced
+from everstep.errors import BackupRefused, CheckpointError, CorruptCheckpoint, Fenced, WireError
 from everstep.slots.reader import SlotReader
 
 MOST_CONNECTIONS = 256

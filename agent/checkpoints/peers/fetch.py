@@ -12,8 +12,8 @@ import xxhash
 
 from agent.checkpoints.peers.messages import Request, as_header
 from agent.checkpoints.peers.prefault import Prefault
-from agent.checkpoints.peers.wire import Wire, WireError
-from everstep.errors import AgentError, AgentUnreachable, CorruptCheckpoint
+from agent.checkpoints.peers.wire import Wire
+from everstep.errors import AgentError, AgentUnreachable, CorruptCheckpoint, WireError
 from everstep.slots.file import SlotFile
 from everstep.slots.format import SlotHeader, same_save
 from everstep.slots.reader import SlotReader

@@ -21,7 +21,8 @@ from collections.abc import Callable
 
 import structlog
 
-from agent.checkpoints.peers.wire import MAGIC, Greeting, Message, Wire, WireError
+from agent.checkpoints.peers.wire import MAGIC, Greeting, Message, Wire
+from everstep.errors import WireError
 
 GREET_S = 5.0
 """Who has not shown by then that it knows a token is turned away (ours)."""

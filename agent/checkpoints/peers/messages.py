@@ -7,7 +7,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from agent.checkpoints.peers.wire import Message, WireError
+from agent.checkpoints.peers.wire import Message
+from everstep.errors import WireError
 from everstep.slots.format import SlotHeader
 
 LARGEST = 1 << 46

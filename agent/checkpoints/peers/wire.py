@@ -22,7 +22,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from everstep.errors import AgentError
+from everstep.errors import WireError
 
 MAGIC = b"EVSTXCH1"
 NONCE_BYTES = 32
@@ -36,10 +36,6 @@ _U32 = struct.Struct("<I")
 _NUMBER = struct.Struct("<Q")
 
 Message = dict[str, Any]
-
-
-class WireError(AgentError):
-    """The other side broke the protocol, or does not know the token."""
 
 
 class Wire:

@@ -7,15 +7,11 @@ import ctypes
 import platform
 import threading
 
-from everstep.errors import CheckpointError
+from everstep.errors import CopyInterrupted
 
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 _THIS_THREAD = 1
 _LOWEST_BEST_EFFORT = 2 << 13 | 7
-
-
-class CopyInterrupted(CheckpointError):
-    """A file on its way was given up: the job, its generation or the agent ends."""
 
 
 class Gate:

@@ -15,13 +15,13 @@ from pathlib import Path
 import structlog
 
 from agent.checkpoints.options import Place
-from agent.checkpoints.tiers.background import CopyInterrupted, Gate, yield_the_disk
+from agent.checkpoints.tiers.background import Gate, yield_the_disk
 from agent.checkpoints.tiers.listing import ABANDONED, steps_in
 from agent.checkpoints.tiers.opened import Opened
 from agent.checkpoints.tiers.remote_folder import RemoteFolder
 from everstep.bulk import yield_the_core
 from everstep.decisions.checkpoints.next_backup import roundness
-from everstep.errors import CheckpointError
+from everstep.errors import CheckpointError, CopyInterrupted
 from everstep.model.topology import Topology
 from everstep.shards.folders import held_on_disk, step_folder, step_name
 from everstep.shards.manifest import data_name, manifest_name, parse_summary

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from agent.v1 import agent_pb2 as pb
-from controlplane.references import JobRun, NoSuchJob
+from controlplane.references import JobRun
 from controlplane.start_checks.resume import as_earlier, check_step, checked_path, earlier_run, parse_step
-from everstep.errors import AgentUnreachable, ConfigError
+from everstep.errors import AgentUnreachable, ConfigError, NoSuchJob
 from everstep.model.job import JobSpec
 from everstep.model.job_state import JobState
 from everstep.model.machine import Machine

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from drills.observe.processes import CopyWatch, Tree, TreeUnknown, await_rank_of, children
+from drills.observe.processes import CopyWatch, Tree, await_rank_of, children
+from everstep.errors import TreeUnknown
 
 RANK = """
 import os, sys, time

@@ -13,10 +13,9 @@ import pytest
 import pytest_asyncio
 
 from agent.checkpoints.peers.exchange import Exchange
-from agent.client import UnknownJob
 from agent.security import ClientSecurity, ServerSecurity
 from agent.v1 import agent_pb2 as pb
-from everstep.errors import AgentError
+from everstep.errors import AgentError, UnknownJob
 from everstep.slots.format import PAGE, file_header
 from tests.agent.agents import RunningAgent, running_agent
 from tests.agent.checkpoints.peers.machines import job_on, running_agents, state

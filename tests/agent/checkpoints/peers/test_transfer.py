@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from agent.checkpoints.peers.fetch import fetch_range, fetch_slot
 from agent.checkpoints.peers.send_slot import Fate, put
-from agent.checkpoints.peers.wire import WireError, connect
-from everstep.errors import AgentUnreachable, CorruptCheckpoint
+from agent.checkpoints.peers.wire import connect
+from everstep.errors import AgentUnreachable, CorruptCheckpoint, WireError
 from everstep.slots.file import SlotFile
 from everstep.slots.reader import SlotReader
 from tests.agent.checkpoints.peers.sides import HOST, JOB, Network, offer, save, side

@@ -12,9 +12,9 @@ from fsspec import register_implementation
 from fsspec.callbacks import Callback
 from fsspec.implementations.memory import MemoryFileSystem
 
-from agent.checkpoints.tiers.background import CopyInterrupted, Gate
+from agent.checkpoints.tiers.background import Gate
 from agent.checkpoints.tiers.remote_folder import PART, RemoteFolder
-from everstep.errors import ConfigError
+from everstep.errors import ConfigError, CopyInterrupted
 
 
 class Bucket(MemoryFileSystem):  # type: ignore[misc]

@@ -9,9 +9,10 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from agent.checkpoints.tiers.background import CopyInterrupted, Gate
+from agent.checkpoints.tiers.background import Gate
 from agent.checkpoints.tiers.remote_folder import RemoteFolder
 from agent.checkpoints.tiers.storage_check import remote_problem
+from everstep.errors import CopyInterrupted
 from tests.agent.checkpoints.tiers.tier_job import JOB, REMOTE, Machine, wait_for
 
 s3fs = pytest.importorskip("s3fs", reason="make s3 runs it")

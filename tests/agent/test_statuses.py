@@ -1,0 +1,44 @@
+"""Errors and gRPC statuses, both ways."""
+
+from __future__ import annotations
+
+import inspect
+
+import grpc
+import pytest
+
+from agent.statuses import NO_ANSWER, STATUSES, error_of, status_of
+from everstep import errors
+from everstep.errors import AgentError, AgentUnreachable, EverstepError
+
+ALL = [one for one in vars(errors).values() if inspect.isclass(one) and issubclass(one, EverstepError)]
+COMES_BACK = {
+    errors.Fenced: errors.Fenced,
+    errors.StillDying: errors.StillDying,
+    errors.UnknownJob: errors.UnknownJob,
+    errors.ConfigError: errors.ConfigError,
+    errors.NoSuchJob: errors.ConfigError,
+}
+"""What the control plane is told apart; all else is a refusal."""
+
+
+@pytest.mark.parametrize("kind", ALL, ids=lambda one: one.__name__)
+def test_each_error_comes_back_as_what_it_means_there(kind: type[EverstepError]) -> None:
+    assert error_of(status_of(kind("said"))) is COMES_BACK.get(kind, AgentError)
+
+
+def test_a_full_disk_and_a_fault_of_ours_are_refusals() -> None:
+    assert status_of(OSError(28, "no space left")) is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert error_of(status_of(OSError(28, "no space left"))) is error_of(status_of(ValueError("ours"))) is AgentError
+
+
+@pytest.mark.parametrize("status", grpc.StatusCode, ids=lambda one: one.name)
+def test_each_status_is_an_error(status: grpc.StatusCode) -> None:
+    found = error_of(status)
+    assert issubclass(found, EverstepError)
+    assert (found is AgentUnreachable) == (status in NO_ANSWER)
+
+
+def test_no_status_stands_for_two_errors() -> None:
+    assert len(set(STATUSES.values())) == len(STATUSES)
+    assert not set(NO_ANSWER) & set(STATUSES.values())
