@@ -35,7 +35,7 @@ BARE_S = 5.0
 
 
 @dataclass(slots=True)
-class Watched:
+class JobView:
     """One job."""
 
     spec: JobSpec

@@ -29,7 +29,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from activities.heartbeat import steady_ns
 from activities.turns import ShareOfTime, in_turns
-from activities.watching.job_view import BARE_S, Watched
+from activities.watching.job_view import BARE_S, JobView
 from activities.watching.once import Once
 from agent.client import AgentClient, AgentPool
 from agent.reporting.observations import OF_NO_JOB
@@ -82,7 +82,7 @@ class Watcher:
         self._agents = agents
         self._machine_event = machine_event
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._watched: dict[str, Watched] = {}
+        self._watched: dict[str, JobView] = {}
         self._runs: dict[str, str] = {}
         """Job's workflow → the run that was seen in the newest listing."""
         self._adopting: dict[str, asyncio.Task[None]] = {}
@@ -135,7 +135,7 @@ class Watcher:
             self._leave(workflow_id)
         running = self._tasks.get(workflow_id)
         if running is None or running.done():
-            watched = self._watched[workflow_id] = Watched(spec, machines)
+            watched = self._watched[workflow_id] = JobView(spec, machines)
             if known:
                 _learn(watched, known)
             self._tasks[workflow_id] = asyncio.create_task(self._watch(watched), name=workflow_id)
@@ -167,7 +167,7 @@ class Watcher:
         if state.outcome == "":
             self.ensure(state.spec, state.machines, state)
 
-    async def _watch(self, job: Watched) -> None:
+    async def _watch(self, job: JobView) -> None:
         with structlog.contextvars.bound_contextvars(job=job.spec.name):
             log.info("watching", machines=len(job.machines))
             tasks = [
@@ -192,7 +192,7 @@ class Watcher:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _observe(self, job: Watched, machine: Machine) -> None:
+    async def _observe(self, job: JobView, machine: Machine) -> None:
         after, backoff = 0, Backoff(RETRY_S, job.spec.policy.agent_retry_max_s)
         while True:
             began = time.monotonic()
@@ -205,7 +205,7 @@ class Watcher:
                 log.debug("agent is silent", machine=machine.name, error=str(error))
             await asyncio.sleep(backoff.next_s(lasted_s=time.monotonic() - began))
 
-    def _take(self, job: Watched, machine: Machine, observation: pb.Observation) -> None:
+    def _take(self, job: JobView, machine: Machine, observation: pb.Observation) -> None:
         if observation.HasField("rank_exited"):
             job.ended(machine.name, observation, steady_ns())
             rank, generation = observation.rank_exited.rank, observation.generation
@@ -217,7 +217,7 @@ class Watcher:
         elif self._machine_event is not None:
             job.noted(machine.name, observation, self._machine_event(observation))
 
-    async def _follow(self, job: Watched, machine: Machine) -> None:
+    async def _follow(self, job: JobView, machine: Machine) -> None:
         request = pb.ProgressRequest(job=job.spec.name, interval_s=TICK_S)
         backoff = Backoff(RETRY_S, job.spec.policy.agent_retry_max_s)
         while True:
@@ -227,7 +227,7 @@ class Watcher:
                     job.showed(machine.name, reply, steady_ns())
             await asyncio.sleep(backoff.next_s(lasted_s=time.monotonic() - began))
 
-    async def _judge(self, job: Watched) -> None:
+    async def _judge(self, job: JobView) -> None:
         pace = ShareOfTime()
         while True:
             job.woken.clear()
@@ -242,7 +242,7 @@ class Watcher:
                 async with asyncio.timeout(TICK_S):
                     await job.woken.wait()
 
-    async def _ask_what_runs(self, job: Watched) -> None:
+    async def _ask_what_runs(self, job: JobView) -> None:
         """Ask the workflow what runs while a machine knows nothing of it: that machine may be lost."""
         handle = self._client.get_workflow_handle(job_workflow_id(job.spec.name))
         while True:
@@ -251,7 +251,7 @@ class Watcher:
                 with contextlib.suppress(Exception):  # asked again; what else it means, others say
                     _learn(job, await handle.query("state", result_type=JobState, rpc_timeout=ANSWER_LIMIT))
 
-    async def _persist(self, job: Watched) -> None:
+    async def _persist(self, job: JobView) -> None:
         """Ask all machines to write a step to disk when it is time, and tell which of those on disk all ranks have."""
         told: tuple[int, Agreed] | None = None
         told_at, pace = -math.inf, ShareOfTime()
@@ -277,7 +277,7 @@ class Watcher:
                 await pace.rest()
                 await asyncio.sleep(TICK_S)
 
-    async def _align(self, job: Watched) -> None:
+    async def _align(self, job: JobView) -> None:
         """Let machines back up the same steps, once one is too slow to back up every step, or ranks drift apart."""
         told, pace = None, ShareOfTime()
         async with _asking(self._agents, job) as ask:
@@ -305,7 +305,7 @@ class Watcher:
                 await pace.rest()
                 await asyncio.sleep(TICK_S)
 
-    async def _report(self, job: Watched, verdict: Anomaly | Finished) -> bool:
+    async def _report(self, job: JobView, verdict: Anomaly | Finished) -> bool:
         """Tell the workflow, until it took it; returns False when the job is over."""
         generation = verdict.generation
         handle = self._client.get_workflow_handle(job_workflow_id(job.spec.name))
@@ -328,7 +328,7 @@ class Watcher:
         log.info("reported", verdict=name, generation=generation, observation=getattr(verdict, "id", ""))
         return True
 
-    async def _acknowledge(self, job: Watched) -> None:
+    async def _acknowledge(self, job: JobView) -> None:
         """Tell the agents which observations the workflow, or the ledger, has: nobody waits for a silent one.
 
         What is never acknowledged is told again to the next watcher, and the
@@ -349,7 +349,7 @@ class Watcher:
             for task in telling.values():
                 task.cancel()
 
-    async def _tell(self, job: Watched, machine: Machine, whose: str, taken: dict[tuple[str, str], int]) -> None:
+    async def _tell(self, job: JobView, machine: Machine, whose: str, taken: dict[tuple[str, str], int]) -> None:
         wait_s, key = RETRY_S, (machine.name, whose)
         while (up_to := job.dealt_with(*key)) > taken.get(key, 0):
             request = pb.AcknowledgeRequest(up_to_sequence=up_to, job=whose)
@@ -362,13 +362,13 @@ class Watcher:
                 wait_s = min(2 * wait_s, ACKNOWLEDGE_S)
 
 
-def _learn(job: Watched, state: JobState) -> None:
+def _learn(job: JobView, state: JobState) -> None:
     if state.status == "running":
         job.runs(state.generation, max(state.resume_step, 1), steady_ns())
 
 
 @contextlib.asynccontextmanager
-async def _asking(agents: AgentPool, job: Watched) -> AsyncIterator[Callable[[Call], None]]:
+async def _asking(agents: AgentPool, job: JobView) -> AsyncIterator[Callable[[Call], None]]:
     """To ask all machines of a job something, again and again; none is waited for, nor asked while it is silent."""
     asked: dict[str, asyncio.Task[None]] = {}
     rounds: set[asyncio.Task[None]] = set()

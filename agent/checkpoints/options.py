@@ -1,6 +1,6 @@
 """What the parts that keep copies of training state agree on: terms of a launch, the place, the tiers below memory.
 
-One ``Custody`` per job (``agent/checkpoints/job_checkpoints.py``) owns them. Between Launch and Stop
+One ``JobCheckpoints`` per job (``agent/checkpoints/job_checkpoints.py``) owns them. Between Launch and Stop
 it is *open*: saves are told to the sender and to the lower tiers. After Stop
 nothing is sent, received or written, so that what Stop answered stays true.
 """

@@ -55,7 +55,7 @@ class JobRunner:
         self.folder = host.state_dir / "jobs" / record.job
         self.shm = host.shm_dir / record.job
         self.ranks = JobRanks(host, record, lambda: self.server is not None and not self.server.lost)
-        self.custody = JobCheckpoints(host.place(record.job, record.run), host.exchange, record.fenced)
+        self.checkpoints = JobCheckpoints(host.place(record.job, record.run), host.exchange, record.fenced)
         self.server: ForkServerClient | None = None
         self._starting: asyncio.Task[ForkServerClient] | None = None
         self._log = logger.bind(job=record.job)
@@ -156,7 +156,7 @@ class JobRunner:
                     f"stop generation {generation - 1} first"
                 )
             missing = [rank for rank in request.ranks if not self.record.find(generation, rank.rank)]
-            await self._open_custody(request, {rank.rank for rank in missing})
+            await self._open_checkpoints(request, {rank.rank for rank in missing})
             try:
                 if missing:
                     await self._look_at_disk()
@@ -193,16 +193,16 @@ class JobRunner:
         if not self.ranks.keeps_output:
             self._log.error("the output of ranks is not kept: the state folder's disk does not answer")
 
-    async def _open_custody(self, request: pb.LaunchRequest, unforked: set[int]) -> None:
+    async def _open_checkpoints(self, request: pb.LaunchRequest, unforked: set[int]) -> None:
         """Before ranks are forked: forget copies that they do not go on from, make the bell, start to send."""
-        if unforked or self.custody.terms is None:
+        if unforked or self.checkpoints.terms is None:
             terms = LaunchOptions.of(request)
             self.record.terms, self.record.emptied = terms.to_json(), False
             self.ranks.save()
             self.mark_memory()
-            await asyncio.to_thread(self.custody.launch, terms, unforked)
+            await asyncio.to_thread(self.checkpoints.launch, terms, unforked)
 
-    async def resume_custody(self) -> None:
+    async def resume_checkpoints(self) -> None:
         """After a restart of the agent go on as the newest launch said, unless that was stopped or memory was lost."""
         if self.record.generation > 0 and not self.shm.is_dir():
             self.record.emptied, self.record.heard = True, 0
@@ -214,7 +214,7 @@ class JobRunner:
             self._log.error("backups stop until the next launch", reason=str(error))
             return
         if terms.generation > self.record.fenced:
-            await asyncio.to_thread(self.custody.open, terms)
+            await asyncio.to_thread(self.checkpoints.open, terms)
 
     def disk_path(self) -> str:
         """The folder for disk checkpoints that the newest launch named; empty: none, or nothing is known of it."""
@@ -241,7 +241,7 @@ class JobRunner:
         for rank in self.record.living():
             if rank.generation <= generation:
                 self.ranks.killed.setdefault(rank.pid, time.monotonic() + grace_s)
-        shutting = asyncio.create_task(asyncio.to_thread(self.custody.stop, generation))
+        shutting = asyncio.create_task(asyncio.to_thread(self.checkpoints.stop, generation))
         try:
             await self._end_ranks(generation, grace_s)
         finally:
@@ -312,7 +312,7 @@ class JobRunner:
         self.ranks.drain()
         await self.host.disk.settled(DRAIN_PATIENCE_S)
         self.ranks.reports.close()
-        await asyncio.to_thread(self.custody.close)
+        await asyncio.to_thread(self.checkpoints.close)
         self.host.exchange.tokens.forget(self.record.job)
         freed = sum(path.stat().st_blocks * 512 for path in self.shm.rglob("*") if path.is_file())
         await asyncio.to_thread(shutil.rmtree, self.shm, ignore_errors=True)
@@ -324,7 +324,7 @@ class JobRunner:
         self.ranks.close()
         if self.server:
             await self.server.disconnect()
-        await asyncio.to_thread(self.custody.close)
+        await asyncio.to_thread(self.checkpoints.close)
 
     def check_present(self) -> None:
         """Refuse to go on; for commands that waited for the lock, and the job ended meanwhile.

@@ -35,11 +35,13 @@ class CheckpointsService(ServiceParts):
         try:
             check_job(request.job)
             runner = self.runners.get(request.job)
-            custody = runner.custody if runner else JobCheckpoints(self.host.place(request.job), self.host.exchange, 0)
+            copies = (
+                runner.checkpoints if runner else JobCheckpoints(self.host.place(request.job), self.host.exchange, 0)
+            )
             verify = request.verify
             memory, below = await asyncio.gather(
-                asyncio.to_thread(in_memory, custody.place, verify_own=verify, verify_backups=verify),
-                self.host.reads.do(lambda: custody.tiers.held(request)),
+                asyncio.to_thread(in_memory, copies.place, verify_own=verify, verify_backups=verify),
+                self.host.reads.do(lambda: copies.tiers.held(request)),
             )
         except (EverstepError, OSError) as error:
             await context.abort(status_of(error), str(error))
@@ -83,7 +85,7 @@ class CheckpointsService(ServiceParts):
             began = time.monotonic()
             reply = pb.ShardRestored(rank=shard.rank)
             try:
-                reply.bytes = runner.custody.restore(shard, request.checkpoint, fenced)
+                reply.bytes = runner.checkpoints.restore(shard, request.checkpoint, fenced)
                 reply.ok = True
             except (EverstepError, OSError) as error:
                 reply.damaged, reply.reason = isinstance(error, CorruptCheckpoint), str(error)
@@ -100,12 +102,12 @@ class CheckpointsService(ServiceParts):
     async def Persist(self, request: pb.PersistRequest, context: Context) -> pb.PersistReply:  # noqa: N802
         """Write a coming step to disk too."""
         runner = await self.known(request.job, context)
-        runner.custody.persist(request)
+        runner.checkpoints.persist(request)
         return pb.PersistReply()
 
     async def Align(self, request: pb.AlignRequest, context: Context) -> pb.AlignReply:  # noqa: N802
         """Back up the same steps as the other machines."""
-        (await self.known(request.job, context)).custody.align(request)
+        (await self.known(request.job, context)).checkpoints.align(request)
         return pb.AlignReply()
 
     async def OpenExchange(self, request: pb.OpenExchangeRequest, context: Context) -> pb.OpenExchangeReply:  # noqa: N802
@@ -133,7 +135,7 @@ class CheckpointsService(ServiceParts):
             runner: Of the job.
             verify_bytes: Own slots are verified where all of them have no more bytes; None: in any case.
         """
-        place, tiers = runner.custody.place, runner.custody.tiers
+        place, tiers = runner.checkpoints.place, runner.checkpoints.tiers
         request = pb.CheckpointsRequest(job=place.job, disk_path=runner.disk_path(), patience_s=DISK_PATIENCE_S)
         # It asks each folder with patience, and reads the state folder before: hence twice.
         below = asyncio.create_task(self.host.reads.do(lambda: tiers.held(request), 2 * DISK_PATIENCE_S))

@@ -46,7 +46,7 @@ class ServiceParts(agent_pb2_grpc.AgentServicer):
     def shelf(self, job: str) -> JobPort | None:
         """What the data port may give and take for a job; None when it is not known here. Called in any thread."""
         runner = self.runners.get(job)
-        return runner.custody.shelf if runner and not runner.record.released else None
+        return runner.checkpoints.shelf if runner and not runner.record.released else None
 
     async def command(
         self,

@@ -27,7 +27,7 @@ def progress_of(runner: JobRunner) -> list[pb.RankProgress]:
             completed_steps=-1,
             loss=math.nan,
             grad_norm=math.nan,
-            saved=runner.custody.place.saved.of(rank.rank),
+            saved=runner.checkpoints.place.saved.of(rank.rank),
         )
         if disk:
             progress.saved.disk_problem = "; ".join(filter(None, [disk, progress.saved.disk_problem]))

@@ -66,7 +66,7 @@ class AgentService(CheckpointsService):
             runner.ranks.find_orphans()
             for rank in runner.record.living():
                 runner.ranks.watch(rank)
-            await runner.resume_custody()
+            await runner.resume_checkpoints()
             if runner.server is None and runner.record.prepared and not runner.server_is_silent():
                 self.host.spawn(runner.ensure_server())
             runner.ranks.drain()
@@ -131,7 +131,7 @@ class AgentService(CheckpointsService):
             if record.released:
                 continue
             server, ranks = runner.server, progress_of(runner)
-            runner.custody.place.saved.tell_ages(ranks)
+            runner.checkpoints.place.saved.tell_ages(ranks)
             reply.jobs.add(
                 job=job,
                 run=record.run,
@@ -223,7 +223,7 @@ class AgentService(CheckpointsService):
                 checkpoints = await self.held_after_stop(runner, verify_bytes)
             evidence = await asyncio.gather(*(evidence_of(runner, rank) for rank in ranks))
             return pb.StopReply(
-                ranks=evidence, checkpoints=checkpoints, unknown=unknown, disk_asked=runner.custody.disk_asked
+                ranks=evidence, checkpoints=checkpoints, unknown=unknown, disk_asked=runner.checkpoints.disk_asked
             )
 
         reply = await self.command("Stop", request, pb.StopReply, context, carry_out)
@@ -270,7 +270,7 @@ class AgentService(CheckpointsService):
                 sent, sent_at = state, time.monotonic()
                 reply.time_ns = time.time_ns()
                 if runner:
-                    runner.custody.place.saved.tell_ages(reply.ranks)
+                    runner.checkpoints.place.saved.tell_ages(reply.ranks)
                 yield reply
             await asyncio.sleep(interval)
 

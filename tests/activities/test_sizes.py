@@ -10,7 +10,7 @@ import pytest
 from activities.agents.confirm import states_of
 from activities.agents.convert import backup_peers, checkpoint_options, rank_launches, shared_environment
 from activities.agents.evidence import evidence_of, homes_of
-from activities.watching.job_view import Watched
+from activities.watching.job_view import JobView
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.checkpoints.lineage import Runs
 from everstep.decisions.checkpoints.placement import place_backups
@@ -53,9 +53,9 @@ def case(machines: int) -> RecoveryState:
     )
 
 
-def watched(machines: int, code: int | None = None) -> Watched:
+def watched(machines: int, code: int | None = None) -> JobView:
     """A job that steps, or (with a code) of which every rank has ended."""
-    found = Watched(job(machines), machines_of(machines))
+    found = JobView(job(machines), machines_of(machines))
     for index, machine in enumerate(machines_of(machines)):
         found.showed(machine.name, progress_reply(index), NOW_NS)
     for rank in range(RANKS * machines if code is not None else 0):
@@ -63,7 +63,7 @@ def watched(machines: int, code: int | None = None) -> Watched:
     return found
 
 
-def emptied(machines: int) -> Watched:
+def emptied(machines: int) -> JobView:
     found = watched(machines)
     for machine in machines_of(machines):
         found.showed(machine.name, pb.ProgressReply(), NOW_NS)

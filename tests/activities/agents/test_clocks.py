@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from activities.agents.clocks import fit_milestones, fit_stop
 from activities.agents.confirm import states_of
 from activities.agents.evidence import evidence_of
-from activities.watching.job_view import Watched
+from activities.watching.job_view import JobView
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.detect.root_cause import first_failure
 from everstep.model.checkpoint_policy import CheckpointPolicy
@@ -95,10 +95,10 @@ def noticed(off_s: Any, *, says_age: bool) -> int | None:
     return None
 
 
-def watched(machines: int) -> Watched:
+def watched(machines: int) -> JobView:
     policy = CheckpointPolicy(max_unsaved_steps=10, max_unsaved_s=5.0)
     spec = JobSpec(name="job", script="/job.py", machines=machines, checkpoint=policy)
-    return Watched(spec, [Machine(name=f"m{index}", address=f"h{index}:1") for index in range(machines)])
+    return JobView(spec, [Machine(name=f"m{index}", address=f"h{index}:1") for index in range(machines)])
 
 
 def shows(rank: int, now_ns: int, steps: int) -> pb.ProgressReply:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from activities.watching.job_view import Watched
+from activities.watching.job_view import JobView
 from agent.reporting.observations import OF_NO_JOB
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.checkpoints.align_backups import Aligned
@@ -24,12 +24,12 @@ MACHINES = [Machine(name=f"m{index}", address=f"127.0.0.1{index}:1") for index i
 CHECKPOINT = CheckpointPolicy(max_unsaved_steps=10, max_unsaved_s=5.0, disk_every_min=1.0)
 
 
-def watched(**fields: Any) -> Watched:
+def watched(**fields: Any) -> JobView:
     spec = JobSpec(
         name="job", script="/job.py", machines=2, checkpoint=CHECKPOINT, policy=RecoveryPolicy(stall_floor_s=30.0)
     )
     given: dict[str, Any] = {"spec": spec, "machines": MACHINES}
-    return Watched(**(given | fields))
+    return JobView(**(given | fields))
 
 
 def progress(rank: int, now_ns: int, steps: int, *, generation: int = 1, **saved: Any) -> pb.ProgressReply:
@@ -46,12 +46,12 @@ def progress(rank: int, now_ns: int, steps: int, *, generation: int = 1, **saved
     return pb.ProgressReply(time_ns=now_ns, generation=generation, ranks=[shown])
 
 
-def show(job: Watched, now_ns: int, steps: int, *, ranks: tuple[int, ...] = (0, 1), **more: Any) -> None:
+def show(job: JobView, now_ns: int, steps: int, *, ranks: tuple[int, ...] = (0, 1), **more: Any) -> None:
     for rank in ranks:
         job.showed(f"m{rank}", progress(rank, now_ns, steps, **more), now_ns)
 
 
-def anomalies(job: Watched, now_ns: int) -> list[Anomaly]:
+def anomalies(job: JobView, now_ns: int) -> list[Anomaly]:
     return [verdict for verdict in job.verdicts(now_ns) if isinstance(verdict, Anomaly)]
 
 
@@ -101,7 +101,7 @@ def test_all_machines_are_asked_for_a_coming_step_when_the_one_on_disk_is_old() 
     assert asked[0] > 10 * second
 
 
-def job_asked(job: Watched, second: int, steps: int) -> int | None:
+def job_asked(job: JobView, second: int, steps: int) -> int | None:
     show(job, second * S, steps, own_step=steps, own_ns=second * S)
     return job.persist(second * S)
 
@@ -288,7 +288,7 @@ def test_a_machine_on_its_way_into_the_next_generation_is_not_lost_by_what_the_w
     assert anomalies(job, 110 * S) == []
 
 
-def shown(job: Watched, second: int, *ranks: dict[str, Any]) -> None:
+def shown(job: JobView, second: int, *ranks: dict[str, Any]) -> None:
     """Every machine shows its rank of generation 2, as given."""
     for rank, given in enumerate(ranks):
         fields: dict[str, Any] = {"alive": True, "attached": True, "completed_steps": 20} | given
@@ -297,7 +297,7 @@ def shown(job: Watched, second: int, *ranks: dict[str, Any]) -> None:
         job.showed(f"m{rank}", pb.ProgressReply(time_ns=second * S, generation=2, ranks=[one]), second * S)
 
 
-def stalled(job: Watched, begin: int, end: int, *ranks: dict[str, Any]) -> list[Anomaly]:
+def stalled(job: JobView, begin: int, end: int, *ranks: dict[str, Any]) -> list[Anomaly]:
     """What is concluded while the ranks show the same for some time."""
     found: list[Anomaly] = []
     for second in range(begin, end, 2):
@@ -334,7 +334,7 @@ def test_ranks_whose_loops_are_over_take_the_time_that_they_need() -> None:
         assert stalled(job, 0, 500, done, done) == []
 
 
-def left(job: Watched, rank: int, second: int) -> None:
+def left(job: JobView, rank: int, second: int) -> None:
     end = pb.RankExited(rank=rank, exit=pb.Exit(kind=pb.Exit.CODE, value=0, time_ns=5), attached=True)
     job.ended(f"m{rank}", pb.Observation(id=f"m{rank}-1", sequence=1, generation=2, rank_exited=end), second * S)
 

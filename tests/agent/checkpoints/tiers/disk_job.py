@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from activities.watching.job_view import Watched
+from activities.watching.job_view import JobView
 from agent.checkpoints.options import LaunchOptions, Place
 from agent.checkpoints.saved_state import SavedStates
 from agent.checkpoints.tiers.retention import DiskRetention
@@ -165,9 +165,9 @@ class Job:
         self._due: list[tuple[int, int, Callable[[], None]]] = []
         self._order = itertools.count()
 
-    def watcher(self) -> Watched:
+    def watcher(self) -> JobView:
         """A new one, which knows nothing yet."""
-        return Watched(self.spec, self.names)
+        return JobView(self.spec, self.names)
 
     def run(self, units: int) -> None:
         """Let time go by, and hold the law at every moment."""
@@ -211,7 +211,7 @@ class Job:
                     # What a stream shows comes late, but in order.
                     self._later(TICK, partial(self._hear, watched, f"m{machine.rank}", reply))
 
-    def _hear(self, watched: Watched, machine: str, reply: pb.ProgressReply) -> None:
+    def _hear(self, watched: JobView, machine: str, reply: pb.ProgressReply) -> None:
         watched.showed(machine, reply, self.now * UNIT_NS)
 
     def _watch(self) -> None:
@@ -224,7 +224,7 @@ class Job:
                         if self.random.random() >= self.loss:
                             self._later(self.random.randint(0, self.delay), partial(machine.told, request))
 
-    def _said(self, watched: Watched) -> Iterator[pb.PersistRequest]:
+    def _said(self, watched: JobView) -> Iterator[pb.PersistRequest]:
         """As ``Watcher._persist``, but at every look."""
         step = watched.persist(self.now * UNIT_NS)
         generation, agreed = watched.on_disks()
