@@ -12,7 +12,7 @@ from drills.judge.judge import MAX_BLIND_S, MAX_LOST
 from drills.soak.look import ClusterProcess, GateLook, census
 from drills.soak.plan import GAP
 from drills.spec.catalogue import AWAY, CONTROL_FAULTS, LOSSES, MACHINE_FAULTS
-from drills.spec.loss import Promise
+from drills.spec.loss import Promise, strike_of
 from drills.spec.request import DrillRequest
 from everstep.model.incident import Symptom
 from everstep.model.job import JobSpec
@@ -158,7 +158,8 @@ def steps_lost_are_few(seen: GateLook, struck: Struck, spec: JobSpec, known: Bas
             continue  # it is still open, and called so
         lost = one.report.lost_steps
         if lost is None:
-            found.append(f"{one.id}: nobody knows how many steps were lost")
+            if not nobody_is_left(struck, spec):
+                found.append(f"{one.id}: nobody knows how many steps were lost")
         elif lost > (most := may_cost(struck)):
             found.append(f"{one.id}: {lost} steps lost, {most} would have done")
         if one.report.resume_step < struck.gate:
@@ -166,10 +167,16 @@ def steps_lost_are_few(seen: GateLook, struck: Struck, spec: JobSpec, known: Bas
     told = sum(one.report.lost_steps or 0 for one in seen.incidents if one.report)
     # The step under way may have been reported and not completed: one more for each failure.
     failures = sum(max(len(one.report.failures), 1) for one in seen.incidents if one.report)
-    over = all(one.report for one in seen.incidents)
-    if over and (seen.redone is None or not told <= seen.redone <= told + failures):
+    known_all = all(one.report and one.report.lost_steps is not None for one in seen.incidents)
+    if known_all and (seen.redone is None or not told <= seen.redone <= told + failures):
         found.append(f"the incidents say {told} steps lost, the step records show {seen.redone} done again")
     return found
+
+
+def nobody_is_left(struck: Struck, spec: JobSpec) -> bool:
+    """Whether all machines lost their memory, so that nobody knows how far the job had come."""
+    lost = {index for request in struck.requests for index in strike_of(request, spec).machines}
+    return len(lost) == spec.machines
 
 
 def workflows_do_not_fail(seen: GateLook, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:

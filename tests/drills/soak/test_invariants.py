@@ -252,3 +252,17 @@ def test_a_task_that_has_to_look_again_has_not_failed() -> None:
     assert not task_failed(failed("WORKFLOW_TASK_FAILED_CAUSE_UNHANDLED_COMMAND"))
     assert task_failed(failed("WORKFLOW_TASK_FAILED_CAUSE_NON_DETERMINISTIC_ERROR"))
     assert task_failed(failed("WORKFLOW_TASK_FAILED_CAUSE_WORKFLOW_WORKER_UNHANDLED_FAILURE"))
+
+
+def test_where_all_machines_are_lost_nobody_knows_how_many_steps_that_cost() -> None:
+    def group(index: int) -> DrillRequest:
+        sizes = Sizes(ranks_per_machine=1, pp=2).model_dump()
+        return DrillRequest(fault="kill-group", kind="pp", index=index, at_step=35, steps=200, **sizes)
+
+    spec = SPEC.model_copy(update={"pp": 2})
+    seen = good()
+    seen.incidents, seen.redone = [closed(lost_steps=None)], 15
+    both = Struck((group(0), group(1)), (), GATE)
+    assert [text for text in violations(seen, both, spec, known()) if text.startswith("steps")] == []
+    one = Struck((group(0),), (), GATE)
+    assert "nobody knows how many steps were lost" in "".join(violations(seen, one, spec, known()))
