@@ -13,8 +13,8 @@ from pydantic import BaseModel, Field
 from agent.v1 import agent_pb2 as pb
 from controlplane.client import Control
 from controlplane.progress import JobProgress, RankView, merge, views_of
-from controlplane.queries.kept import kept
 from controlplane.queries.last_step import last_step
+from controlplane.queries.remaining_checkpoints import remaining_checkpoint
 from controlplane.queries.saved import SavedReport, saved_report, unsteady
 from controlplane.references import JobRun
 from everstep.decisions.ettr import WINDOW_S, Ettr
@@ -219,7 +219,7 @@ async def job_report(control: Control, job: str) -> JobReport:
         silent=list(progress.silent),
         backups=state.backups if run.running else "",
         saved=await _saved(control, state, described),
-        kept=await kept(control, state) if state.launched and not run.running else "",
+        kept=await remaining_checkpoint(control, state) if state.launched and not run.running else "",
         incident_count=state.incidents_so_far,
         open_incident=still_open[-1] if still_open else None,
         incidents=state.incidents[-LAST_INCIDENTS:],

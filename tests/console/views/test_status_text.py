@@ -10,7 +10,7 @@ import pytest
 
 from agent.v1 import agent_pb2 as pb
 from console.views.status_text import job_facts, machine_rows
-from controlplane.queries.kept import kept
+from controlplane.queries.remaining_checkpoints import remaining_checkpoint
 from controlplane.queries.status import JobReport, MachineStatus, RankStatus
 from everstep.errors import AgentUnreachable
 from everstep.model.checkpoint_policy import CheckpointPolicy
@@ -136,4 +136,4 @@ async def test_what_is_on_disk_is_looked_up(steps: dict[str, list[int]], url: st
 
     spec = JobSpec(name="gpt", script="/gpt.py", machines=2, checkpoint=CheckpointPolicy(remote_url=url))
     control: Any = SimpleNamespace(agents=SimpleNamespace(get=agent), option="")
-    assert (await kept(control, JobState(spec=spec, machines=MACHINES))).startswith(said)
+    assert (await remaining_checkpoint(control, JobState(spec=spec, machines=MACHINES))).startswith(said)

@@ -17,7 +17,7 @@ PATIENCE_S = 3.0
 """Disks that have not been listed by then are not waited for (ours); remote storage takes longer and is not asked."""
 
 
-async def kept(control: Control, state: JobState) -> str:
+async def remaining_checkpoint(control: Control, state: JobState) -> str:
     """The newest step on disk that the job can go on from; its memory was given back."""
     see = f"everstep checkpoints {state.spec.name}{control.option}"
     checkpoint = state.spec.checkpoint.model_copy(update={"remote_url": ""})
