@@ -1,1 +1,1 @@
-"""Activities: what the workflows do to the outside world, one file per outside system."""
+"""Activities: what the workflows do to the outside world, one folder per outside system."""

@@ -1,1 +1,1 @@
-"""Where everything is put together: the command line, the worker, the local cluster, reports."""
+"""The command ``everstep``: its commands, and what they show."""

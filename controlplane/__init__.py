@@ -1,1 +1,1 @@
-"""The control plane put together: the worker, the client that commands use, and the embedded cluster."""
+"""The control plane put together: the worker, the client that commands use, and the local cluster."""

@@ -3,7 +3,7 @@
 One cluster with a single worker, so that each kill is the death of the whole
 control plane but Temporal; one short job per event n; in each a rank is killed,
 and while the incident is under way the worker dies as soon as it can know that
-event n is durable (``worker_faults`` says exactly when). Its supervisor starts
+event n is durable (``drills/inject/control_plane.py`` says exactly when). Its supervisor starts
 it again. What must be the same each time: the decision, the outcome, one
 incident, nothing lost but the step under way, losses equal bit for bit, no rank
 twice, nothing left behind.

@@ -1,4 +1,4 @@
-"""The beginning of a job: whether it fits, from where it starts, and its first launch."""
+"""The first launch of a job: whether it fits, from where it starts, and its first launch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class FirstLaunch:
         """Look at the room, and for the checkpoint that the job is to start from.
 
         Raises:
-            Refused: there is no room, or no such checkpoint.
+            CannotStart: there is no room, or no such checkpoint.
         """
         state = self._state
         try:
@@ -67,7 +67,7 @@ class FirstLaunch:
         """Prepare the machines, bring what they need, and start the first generation.
 
         Raises:
-            Refused: the checkpoint that the job is to start from turned out damaged.
+            CannotStart: the checkpoint that the job is to start from turned out damaged.
             ActivityError: something did not answer or failed; it may be tried again.
         """
         state = self._state
@@ -105,7 +105,7 @@ class FirstLaunch:
         """What has to be brought for the step that was asked for.
 
         Raises:
-            Refused: it is not there; says which steps are.
+            CannotStart: it is not there; says which steps are.
         """
         state = self._state
         silent = self._evidence.unreachable

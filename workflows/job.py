@@ -218,7 +218,7 @@ class JobWorkflow:
         """Launch the first generation; a failure is an anomaly like any other.
 
         Raises:
-            Refused: the job cannot start as it was asked for.
+            CannotStart: the job cannot start as it was asked for.
         """
         state = self.state
         state.started_ns = workflow.time_ns()
@@ -231,11 +231,11 @@ class JobWorkflow:
             state.incidents_before = used.incidents
         except ActivityError:
             workflow.logger.warning("the ledger did not answer; the job starts without it")
-        beginning = FirstLaunch(state)
-        await beginning.check()
-        beginning.count()
+        first = FirstLaunch(state)
+        await first.check()
+        first.count()
         try:
-            launched = await beginning.launch()
+            launched = await first.launch()
         except ActivityError as error:
             suspect(state, Symptom.LAUNCH_FAILED, str(error.cause or error)[:200])
         else:

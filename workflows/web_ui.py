@@ -128,7 +128,7 @@ def incident_page(
     """The living page of an incident."""
     rows = [[stage.name, seconds(stage.seconds), stage.found.replace("|", "/")] for stage in stages[-12:]]
     link = f"[Job](/namespaces/{namespace}/workflows/{job_workflow.replace('/', '%2F')})"
-    parts = [f"## {headline}", table(["StageRecord", "Took", "What was found"], rows) if rows else "", help_text, link]
+    parts = [f"## {headline}", table(["Stage", "Took", "What was found"], rows) if rows else "", help_text, link]
     return "\n\n".join(part for part in parts if part)[:PAGE_CHARACTERS]
 
 

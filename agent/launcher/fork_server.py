@@ -572,7 +572,7 @@ def fork() -> int:
     """``os.fork``, tried again while the system is short of something.
 
     Raises:
-        Refused: it stays short.
+        RequestRefused: it stays short.
     """
     for attempt in range(5):
         try:

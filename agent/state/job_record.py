@@ -67,7 +67,7 @@ class JobRecord(BaseModel):
     fork_server_ticks: int = 0
     released: bool = False
     terms: str = ""
-    """What the newest Launch said about copies of state, ``Terms.to_json``."""
+    """What the newest Launch said about copies of state, ``LaunchOptions.to_json``."""
     emptied: bool = False
     """What it had in shared memory was gone when the agent came up, and nothing was launched since."""
     ranks: list[RankRecord] = Field(default_factory=list)

@@ -1,1 +1,1 @@
-"""Following a job: what its ranks do, what its workflow says, and how a terminal, a pipe or a script is told."""
+"""What commands show: jobs as they run, their state, incidents, drills, soaks."""

@@ -1,6 +1,6 @@
 """The format of a checkpoint file: slots, headers, pins, checksums. Used by writer and readers alike.
 
-Layout, little endian, every part on a page boundary::
+Layout, little endian, every header and payload on a page boundary::
 
     0       magic 8s · version u32 · slots u32 · capacity u64 · checksum u64
     64      pins: one i64 for each of ``Pin``, the pinned step or -1

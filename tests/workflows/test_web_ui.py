@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from everstep.model.incident import CopyToRestore, Evidence, Restored, StateCopy, Tier
+from everstep.model.incident import CopyToRestore, Evidence, Restored, StageRecord, StateCopy, Tier
 from everstep.model.job import JobSpec
 from everstep.model.job_state import JobState
 from workflows import web_ui
@@ -75,3 +75,10 @@ def test_a_jobs_page_says_where_it_began_and_what_its_backups_survive() -> None:
     assert "Started from step 120." in text
     assert "Backups: losing both costs the steps since then." in text
     assert "Started from" not in web_ui.job_page(state.model_copy(update={"resume_from": None}), "default")
+
+
+def test_the_page_of_an_incident_is_a_table_of_its_stages() -> None:
+    stages = [StageRecord(name="stop", seconds=0.031, found="rank 5 on m2 ended by SIGKILL")]
+    page = " ".join(web_ui.incident_page("Recovered", stages, "default", "job/gpt", "").split())
+    assert "| Stage | Took | What was found |" in page
+    assert "| stop | 0.03 s | rank 5 on m2 ended by SIGKILL |" in page

@@ -1,4 +1,4 @@
-"""The story of one incident: its stages as they pass, on the living page, in the timeline and in the ledger."""
+"""The timeline of one incident: its stages as they pass, on the living page, in the timeline and in the ledger."""
 
 from __future__ import annotations
 

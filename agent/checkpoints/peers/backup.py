@@ -106,7 +106,7 @@ class Backup:
 
 
 class BackupFence(Protocol):
-    """Who says what may be written; ``Received``."""
+    """Who says what may be written; ``PeerBackups``."""
 
     def unfenced(self, generation: int) -> contextlib.AbstractContextManager[None]:
         """Do something that counts, while no Stop comes in between."""
@@ -144,7 +144,7 @@ class Transfer:
         """Make room, unless a part has come already.
 
         Raises:
-            Refused: there is none.
+            BackupRefused: there is none.
         """
         backup = self._backup
         if self.held:

@@ -50,7 +50,7 @@ class PeerBackups:
 
         Raises:
             Fenced: the offer's generation was stopped.
-            Refused: something newer is held.
+            BackupRefused: something newer is held.
         """
         header = as_header(offer.header.model_dump())
         backup = self._backup(offer.rank)
@@ -138,7 +138,7 @@ class PeerBackups:
         """Make sure of room for a file, at the cost of stale ones.
 
         Raises:
-            Refused: there is not enough, with numbers; or the folder is not ours alone.
+            BackupRefused: there is not enough, with numbers; or the folder is not ours alone.
         """
         try:
             private.make_folder(self._shm)  # an offer may come before this machine's own Launch

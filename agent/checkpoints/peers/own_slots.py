@@ -1,7 +1,7 @@
 """Ranks that are not backed up: where machines are aligned, they keep the named steps in their own slots alone.
 
 So ranks that drift apart keep a step in common without backups too, or on a
-single machine. What a ``Lane`` does when the peer has a step is done here when
+single machine. What a ``PeerSender`` does when the peer has a step is done here when
 the rank has it.
 """
 

@@ -25,7 +25,7 @@ class Gate:
         """After a piece of ``moved`` bytes; 0: the file is going to count now.
 
         Raises:
-            Interrupted: it was given up.
+            CopyInterrupted: it was given up.
         """
         with self._changed:
             if self._ended:

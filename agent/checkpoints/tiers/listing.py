@@ -65,7 +65,7 @@ def on_remote(folder: RemoteFolder, opened: Opened | None, *, verify: bool) -> l
 
 
 def unlisted(url: str, error: Exception) -> pb.HeldCheckpoint:
-    """Says why nothing is known of remote storage; the same from every machine. ``Held.unlisted`` knows it."""
+    """Says why nothing is known of remote storage; the same from every machine. ``StateCopy.unlisted`` knows it."""
     reason = f"{url} cannot be listed: {error or type(error).__name__}"
     return pb.HeldCheckpoint(rank=0, completed_steps=-1, reason=reason, tier=pb.HeldCheckpoint.REMOTE, place=url)
 

@@ -1,4 +1,5 @@
-"""The stages of an incident, one file each: short functions over one ``Incident``, in the order of their names below.
+"""The stages of an incident: functions over one ``Incident``, a file each; *find* is a part of decide, and *backoff* of
+reattempt.
 
 stop → decide → restore, where state has to be brought to a machine → reattempt →
 confirm, again while the policy allows; else park.
