@@ -58,6 +58,8 @@ class Episodes:
         self._generation = 0
         self._damaged: list[Damaged] = []
         self._damaged_before: list[Damaged] = []
+        self._behind = False
+        """At the last gate machines backed up named steps only."""
 
     async def begin(self) -> list[str]:
         """Wait for the first gate, where nothing has struck yet; returns what does not hold there."""
@@ -100,7 +102,7 @@ class Episodes:
     async def _fill(self, result: EpisodeResult, scenes: list[DrillContext], watch: CopyWatch) -> None:
         """Look at the job at the gate, and judge."""
         gate, step = result.steps
-        hung = any(scene.request.fault == "hang-peer" for scene in scenes)
+        hung = self._behind or any(scene.request.fault == "hang-peer" for scene in scenes)
         try:
             seen = await self._seen(scenes[0], step, self._rescued(scenes), gate, hung=hung)
             seen.untold = await self._untold(scenes, seen.incidents)
@@ -109,6 +111,7 @@ class Episodes:
             return
         seen.copies, seen.blind_s = len(watch.copies), watch.blind_s
         result.violations = self._judged(seen, self._struck(scenes, gate))
+        self._behind = seen.backed_up < step
         result.incidents = [one.id for one in seen.incidents]
         result.steps_lost = sum(one.report.lost_steps or 0 for one in seen.incidents if one.report)
         result.recovered_s = recovered_s(scenes, seen.incidents)
@@ -145,7 +148,7 @@ class Episodes:
 
     def _struck(self, scenes: list[DrillContext], gate: int) -> Struck:
         promises = [scene.seen.promise for scene in scenes if scene.seen.promise]
-        return Struck(tuple(scene.request for scene in scenes), tuple(promises), gate)
+        return Struck(tuple(scene.request for scene in scenes), tuple(promises), gate, self._behind)
 
     def _episode(self, index: int) -> Episode:
         return self.job.plan.episodes[index]
@@ -260,10 +263,11 @@ class Episodes:
     ) -> GateLook:
         """What is seen at a gate, of all since the gate before.
 
-        The time in which an agent ``hung`` is to it that of a slow disk, and it writes fewer steps for a while.
+        The time in which an agent ``hung`` is to it that of a slow disk, and it writes fewer steps for a while; its
+        backups may be behind, and then all machines back up named steps only.
         """
         incidents = await self._closed()
-        seen = await look(scene, step, late_disks=GAP if hung else 0)
+        seen = await look(scene, step, late=GAP if hung else 0)
         seen.incidents = incidents
         self._incidents += len(seen.incidents)
         for one in seen.incidents:

@@ -56,6 +56,8 @@ class Struck:
     """What the blows may cost, by the placement or by what was left."""
     gate: int = 0
     """Step of the gate before: no fault may cost more than the way back there."""
+    behind: bool = False
+    """At the gate before, machines backed up named steps only: those since the last one may be lost."""
 
 
 Invariant = Callable[[GateLook, Struck, JobSpec, Baseline], list[str]]
@@ -158,7 +160,7 @@ def steps_lost_are_few(seen: GateLook, struck: Struck, spec: JobSpec, known: Bas
             continue  # it is still open, and called so
         lost = one.report.lost_steps
         if lost is None:
-            if not nobody_is_left(struck, spec):
+            if not nobody_is_left(struck, spec, at_once=len(seen.incidents) == 1):
                 found.append(f"{one.id}: nobody knows how many steps were lost")
         elif lost > (most := may_cost(struck)):
             found.append(f"{one.id}: {lost} steps lost, {most} would have done")
@@ -173,10 +175,11 @@ def steps_lost_are_few(seen: GateLook, struck: Struck, spec: JobSpec, known: Bas
     return found
 
 
-def nobody_is_left(struck: Struck, spec: JobSpec) -> bool:
-    """Whether all machines lost their memory, so that nobody knows how far the job had come."""
-    lost = {index for request in struck.requests for index in strike_of(request, spec).machines}
-    return len(lost) == spec.machines
+def nobody_is_left(struck: Struck, spec: JobSpec, *, at_once: bool) -> bool:
+    """Whether all machines lost their memory in one incident, so that nobody knows how far the job had come."""
+    lost = [set(strike_of(request, spec).machines) for request in struck.requests]
+    together = [set[int]().union(*lost)] if at_once else lost
+    return any(len(machines) == spec.machines for machines in together)
 
 
 def workflows_do_not_fail(seen: GateLook, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
@@ -282,6 +285,8 @@ def opens(request: DrillRequest) -> int:
 
 def may_cost(struck: Struck) -> int:
     """Most steps that an incident may lose; those since the gate, where nothing better is promised."""
+    if struck.behind:
+        return GAP
     promised = [promise.steps for promise in struck.promises]
     known = [one for one in promised if one is not None]
     if len(known) < len(promised) or (len(struck.requests) > 1 and not _independent(struck)):

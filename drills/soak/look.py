@@ -28,6 +28,9 @@ from everstep.model.job_state import job_workflow_id
 _RANK = re.compile(r"everstep r\d+")
 _STORE = re.compile(r"everstep s\d+")
 SHM = Path("/dev/shm")
+ALIGNED_S = 5.0
+"""Machines that were behind back up named steps together (ADR 0015): where a job stands still between two of them, the
+last step is waited for no longer than this (ours)."""
 _SHARED = re.compile(r"sem\.|psm_|torch_|nccl-")
 """Names that Python's semaphores and shared memory, torch's tensors between processes and NCCL's buffers begin with."""
 _NUMBERS = re.compile(r"(?<=^report-)(\d+)-\d+$|[0-9a-f]{8}[0-9a-f-]*")
@@ -59,6 +62,8 @@ class GateLook:
     """Semaphores and buffers in /dev/shm that no process holds."""
     newest: int = 0
     """The newest step that any rank's memory holds."""
+    backed_up: int = 0
+    """The newest step that every rank with a backup has there as well."""
     unsettled: str = ""
     """Why not every copy of that step is where it belongs; empty: all are."""
     disk_folders: int = 0
@@ -87,17 +92,17 @@ class GateLook:
     """Longest time since then in which nobody looked for copies."""
 
 
-async def look(scene: DrillContext, step: int, *, late_disks: int = 0) -> GateLook:
+async def look(scene: DrillContext, step: int, *, late: int = 0) -> GateLook:
     """Look at a job that stands at a gate; incidents, losses and copies are the caller's to add.
 
     Args:
         scene: Of a fault of the job.
         step: At which it stands.
-        late_disks: So many steps may be missing on disks.
+        late: So many steps may be missing on disks and at peers, for a machine was behind.
     """
     seen = GateLook(step)
     try:
-        await _settle(scene, step, late_disks)
+        seen.backed_up = await _settle(scene, step, late)
     except ClusterError as error:
         seen.unsettled = str(error)
     seen.newest = await asyncio.to_thread(scene.stored.newest)
@@ -116,21 +121,29 @@ async def look(scene: DrillContext, step: int, *, late_disks: int = 0) -> GateLo
     return seen
 
 
-async def _settle(scene: DrillContext, step: int, late_disks: int) -> None:
+async def _settle(scene: DrillContext, step: int, late: int) -> int:
     stored, ranks = scene.stored, range(scene.spec.topology().world_size)
     every = scene.spec.checkpoint.disk_every_steps
-    await scene.settled(step, disk=step - step % every if every and not late_disks else None)
+    await scene.settled(step, disk=step - step % every if every and not late else None)
     await scene.until(
-        lambda: best_step({rank: stored.disk_steps(rank) for rank in ranks}) >= step - every - late_disks,
+        lambda: best_step({rank: stored.disk_steps(rank) for rank in ranks}) >= step - every - late,
         SETTLE_LIMIT_S,
-        f"no step after {step - every - late_disks} is on all disks",
+        f"no step after {step - every - late} is on all disks",
     )
+    backed = [rank for rank in ranks if stored.backup(rank)]
     # Not settled otherwise: who is behind sends every other step, but the last one of a job that stands still.
-    await scene.until(
-        lambda: all(step in stored.backup_steps(rank) for rank in ranks if stored.backup(rank)),
-        SETTLE_LIMIT_S,
-        f"step {step} was not backed up",
-    )
+    try:
+        await scene.until(
+            lambda: all(step in stored.backup_steps(rank) for rank in backed),
+            ALIGNED_S if late else SETTLE_LIMIT_S,
+            f"step {step} was not backed up",
+        )
+    except ClusterError:
+        whole = best_step({rank: stored.own_steps(rank) & stored.backup_steps(rank) for rank in backed})
+        if not late or whole < step - late:
+            raise
+        return whole
+    return step
 
 
 async def _history_events(cluster: DrillCluster, spec: JobSpec) -> int:

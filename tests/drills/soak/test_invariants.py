@@ -264,5 +264,11 @@ def test_where_all_machines_are_lost_nobody_knows_how_many_steps_that_cost() -> 
     seen.incidents, seen.redone = [closed(lost_steps=None)], 15
     both = Struck((group(0), group(1)), (), GATE)
     assert [text for text in violations(seen, both, spec, known()) if text.startswith("steps")] == []
-    one = Struck((group(0),), (), GATE)
+    seen.incidents = [closed(lost_steps=None), closed(lost_steps=None)]
+    assert "nobody knows" in "".join(violations(seen, both, spec, known())), "one after the other: some were left"
+    seen.incidents, one = [closed(lost_steps=None)], Struck((group(0),), (), GATE)
     assert "nobody knows how many steps were lost" in "".join(violations(seen, one, spec, known()))
+
+
+def test_after_a_gate_where_machines_were_behind_more_may_be_lost() -> None:
+    assert may_cost(Struck((KILL,), (), GATE, behind=True)) == GAP > may_cost(STRUCK)
