@@ -13,8 +13,6 @@ from everstep.backoff import Backoff
 
 RETRY_S = (1.0, 30.0)
 """First and longest wait before the ledger is tried again, seconds (ours)."""
-WAITING = 10_000
-"""So many events wait for a ledger that is away; further ones are left to the agents, which keep them (ours)."""
 TOGETHER = 500
 """Events that are written in one transaction, at most (ours)."""
 
@@ -27,7 +25,7 @@ class EventWriter:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._queue: asyncio.Queue[tuple[MachineEventRecord, Written]] = asyncio.Queue(maxsize=WAITING)
+        self._queue: asyncio.Queue[tuple[MachineEventRecord, Written]] = asyncio.Queue()
 
     def take(self, observation: pb.Observation) -> Written:
         """Take an observation.
@@ -36,10 +34,7 @@ class EventWriter:
             Done once the ledger has it: before that nobody may forget it.
         """
         written: Written = asyncio.get_running_loop().create_future()
-        try:
-            self._queue.put_nowait((event_of(observation), written))
-        except asyncio.QueueFull:
-            log.warning("a machine event waits at its agent: the ledger takes none", observation=observation.id)
+        self._queue.put_nowait((event_of(observation), written))  # no more of them wait than agents keep
         return written
 
     async def run(self) -> None:

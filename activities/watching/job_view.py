@@ -137,7 +137,15 @@ class JobView:
 
     def noted(self, machine: str, observation: pb.Observation, written: asyncio.Future[None]) -> None:
         """Something happened to a machine itself; ``written`` is done once it is written down."""
-        self._noted.setdefault(machine, {})[observation.sequence] = observation.job, written
+        noted = self._noted.setdefault(machine, {})
+        if observation.sequence < max(noted, default=0):
+            noted.clear()  # its agent lost its log, and counts anew
+        noted[observation.sequence] = observation.job, written
+
+    def acknowledged(self, machine: str, whose: str, up_to: int) -> None:
+        """The agent has forgotten what it was told is dealt with."""
+        of, noted = "" if whose == OF_NO_JOB else whose, self._noted.get(machine, {})
+        self._noted[machine] = {seq: one for seq, one in noted.items() if seq > up_to or one[0] != of}
 
     def dealt_with(self, machine: str, whose: str) -> int:
         """Newest observation of a machine that nobody need be told of any more; 0: none.

@@ -62,7 +62,6 @@ ACKNOWLEDGE_S = 30.0
 """Time for an agent to take an acknowledgement, and the longest wait before it is sent again, seconds (ours)."""
 ASK_S = 2.0
 """An agent that does not take a request on copies of state within this time is left out, seconds (ours)."""
-
 ENDS_TOLD = 64
 """Ranks of a generation whose ends are logged one by one (ours)."""
 
@@ -341,8 +340,8 @@ class Watcher:
                 async for machine in in_turns(job.machines):
                     for whose in (job.spec.name, OF_NO_JOB):
                         key = machine.name, whose
-                        behind = job.dealt_with(*key) > taken.get(key, 0)
-                        if behind and (key not in telling or telling[key].done()):
+                        told = job.dealt_with(*key) in (0, taken.get(key))
+                        if not told and (key not in telling or telling[key].done()):
                             telling[key] = asyncio.create_task(self._tell(job, machine, whose, taken))
                 await asyncio.sleep(TICK_S)
         finally:
@@ -351,11 +350,12 @@ class Watcher:
 
     async def _tell(self, job: JobView, machine: Machine, whose: str, taken: dict[tuple[str, str], int]) -> None:
         wait_s, key = RETRY_S, (machine.name, whose)
-        while (up_to := job.dealt_with(*key)) > taken.get(key, 0):
+        while (up_to := job.dealt_with(*key)) not in (0, taken.get(key)):
             request = pb.AcknowledgeRequest(up_to_sequence=up_to, job=whose)
             try:
                 await self._agents.get(machine.address).acknowledge(request, timeout_s=ACKNOWLEDGE_S)
                 taken[key] = up_to
+                job.acknowledged(*key, up_to)
             except EverstepError as error:
                 log.debug("an acknowledgement was not taken yet", machine=machine.name, error=str(error))
                 await asyncio.sleep(wait_s)

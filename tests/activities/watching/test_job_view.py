@@ -381,5 +381,18 @@ async def test_what_happened_to_a_machine_is_dealt_with_once_it_is_written_down(
     assert job.dealt_with("m0", OF_NO_JOB) == 2
     written[3].set_result(None)
     assert job.dealt_with("m0", OF_NO_JOB) == 6
+    job.acknowledged("m0", OF_NO_JOB, 6)
+    assert job.dealt_with("m0", OF_NO_JOB) == 0, "there is nothing more to be forgotten"
     written[5].set_result(None)
     assert job.dealt_with("m0", name) == 7
+
+
+async def test_an_agent_that_lost_its_log_counts_anew() -> None:
+    job, loop = watched(), asyncio.get_running_loop()
+    written = [loop.create_future() for _ in range(2)]
+    job.noted("m0", pb.Observation(sequence=500), written[0])
+    job.noted("m0", pb.Observation(sequence=1), written[1])
+    written[0].set_result(None)
+    assert job.dealt_with("m0", OF_NO_JOB) == 0
+    written[1].set_result(None)
+    assert job.dealt_with("m0", OF_NO_JOB) == 1
