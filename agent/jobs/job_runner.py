@@ -23,7 +23,7 @@ from agent.checkpoints.options import LaunchOptions
 from agent.jobs.fork_request import check_launch, fork_arguments
 from agent.jobs.host import Host
 from agent.jobs.job_ranks import JobRanks, to_exit
-from agent.launcher.fork_client import ForkServerClient
+from agent.launcher.fork_client import ForkServerClient, label_of
 from agent.launcher.processes import is_alive, kill_family, state, wait_gone
 from agent.state.job_record import JobRecord, RankRecord, StoreRecord
 from agent.v1 import agent_pb2 as pb
@@ -63,7 +63,9 @@ class JobRunner:
     # The fork server.
 
     async def ensure_server(self) -> ForkServerClient:
-        """The job's fork server; starts one when there is none."""
+        """The job's fork server; starts one when there is none, or when that is of another release and idle."""
+        if self._is_outdated():
+            await self.end_server()
         if self.server and not self.server.lost:
             return self.server
         if self._starting is None:
@@ -74,6 +76,18 @@ class JobRunner:
         finally:
             if starting.done() and self._starting is starting:
                 self._starting = None
+
+    def _is_outdated(self) -> bool:
+        """Whether the fork server was started by an agent of other code, and nothing of it runs."""
+        if self.server is None or self.server.lost or self.record.living() or self.record.stores:
+            return False
+        return self.server.label != label_of(self.record.python, self.record.env)
+
+    async def end_server(self) -> None:
+        """End the job's fork server, and with it what it has forked."""
+        server, self.server = self.server, None
+        if server:
+            await server.end()
 
     def server_is_silent(self) -> bool:
         """Whether the job's fork server lives but never answered this agent."""

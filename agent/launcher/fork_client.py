@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import itertools
 import json
@@ -44,9 +45,21 @@ def inherited_environment() -> dict[str, str]:
 
 
 def label_of(python: str, env: Mapping[str, str]) -> str:
-    """Equal for fork servers that can stand in for one another."""
-    text = json.dumps([python or sys.executable, sorted(env.items())])
+    """Equal for fork servers that can stand in for one another: of the same interpreter, variables and code.
+
+    What a server has imported has to fit what its ranks import later, from the
+    files that are there then.
+    """
+    text = json.dumps([python or sys.executable, sorted(env.items()), _code()])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@functools.cache
+def _code() -> list[list[str | int]]:
+    """The files that ranks and fork servers import of ours, as they were when this agent began."""
+    root = PROGRAM.parents[2]
+    paths = [*sorted((root / "everstep").rglob("*.py")), *sorted(PROGRAM.parent.glob("*.py"))]
+    return [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in paths]
 
 
 def _start_process(python: str, arguments: list[str], env: Mapping[str, str], listener: int, output: int) -> int:

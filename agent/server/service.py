@@ -169,7 +169,7 @@ class AgentService(CheckpointsService):
                 if reused and (record.python, record.env) != wanted:
                     if record.living():
                         raise AgentError(f"{request.job} runs with another interpreter or environment: stop it first")
-                    await self._end_server(runner)
+                    await runner.end_server()
                     reused = False
                 record.python, record.env = wanted
                 record.prepared = True
@@ -299,8 +299,3 @@ class AgentService(CheckpointsService):
             )
         async for chunk in rank_logs.read_log(wanted, request.tail_bytes, request.follow, self.host.reads):
             yield chunk
-
-    async def _end_server(self, runner: JobRunner) -> None:
-        if runner.server:
-            await runner.server.end()
-            runner.server = None
