@@ -59,7 +59,12 @@ def _code() -> list[list[str | int]]:
     """The files that ranks and fork servers import of ours, as they were when this agent began."""
     root = PROGRAM.parents[2]
     paths = [*sorted((root / "everstep").rglob("*.py")), *sorted(PROGRAM.parent.glob("*.py"))]
-    return [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in paths]
+    found: list[list[str | int]] = []
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):  # an upgrade is under way, and starts this agent once more
+            about = path.stat()
+            found.append([str(path), about.st_size, about.st_mtime_ns])
+    return found
 
 
 def _start_process(python: str, arguments: list[str], env: Mapping[str, str], listener: int, output: int) -> int:

@@ -164,17 +164,18 @@ class AgentService(CheckpointsService):
             async with runner.lock:
                 runner.check_present()
                 record = runner.record
-                reused = runner.server is not None and not runner.server.lost
+                lives = runner.server is not None and not runner.server.lost
                 wanted = (request.python, dict(request.env))
-                if reused and (record.python, record.env) != wanted:
+                if lives and (record.python, record.env) != wanted:
                     if record.living():
                         raise AgentError(f"{request.job} runs with another interpreter or environment: stop it first")
                     await runner.end_server()
-                    reused = False
                 record.python, record.env = wanted
                 record.prepared = True
                 runner.ranks.save()
+                before = runner.server
                 server = await runner.ensure_server()
+                reused = server is before
                 return pb.PrepareReply(
                     fork_server_pid=server.pid,
                     reused=reused,

@@ -41,6 +41,8 @@ async def test_a_fork_server_of_other_code_is_used_no_more_once_its_ranks_are_go
         await job.entered()
         (known,) = (await agent.client.describe()).jobs
         assert known.fork_server_pid != before and not alive(before)
+        again = await agent.client.prepare(pb.PrepareRequest(request_id="again", job=job.name), timeout_s=60)
+        assert (again.fork_server_pid, again.reused) == (known.fork_server_pid, True)
         async with asyncio.timeout(30):
             while len(said := (await job.log(0, pb.ReadLogRequest.STDOUT)).decode().splitlines()) < 2:  # noqa: ASYNC110 - nobody tells us
                 await asyncio.sleep(0.05)
