@@ -14,7 +14,7 @@ from typing import Literal
 
 from agent.checkpoints.tiers.remote_copier import REMOTE
 from agent.v1 import agent_pb2 as pb
-from everstep.decisions.detect.drift import HELD_BACK
+from everstep.decisions.checkpoints.drift import HELD_BACK
 from everstep.text import listed
 
 SETTLE_S = 2.0

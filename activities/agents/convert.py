@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from agent.v1 import agent_pb2 as pb
 from everstep import environment
 from everstep.decisions.checkpoints.placement import Placement
-from everstep.decisions.detect.exits import ObservedExit
+from everstep.decisions.detect.facts import ObservedExit
 from everstep.import_variables import read_at_import
 from everstep.model.incident import RankExit
 from everstep.model.job import JobSpec

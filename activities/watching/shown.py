@@ -9,6 +9,7 @@ from agent.v1 import agent_pb2 as pb
 from everstep.decisions.checkpoints.align_backups import FREE as EACH_ALONE
 from everstep.decisions.checkpoints.common_disk_step import StepsOnDisk
 from everstep.decisions.checkpoints.disk_schedule import DiskProgress
+from everstep.decisions.detect.facts import RankFacts
 from everstep.decisions.recover.confirm import has_stepped
 
 
@@ -17,20 +18,75 @@ def has_left_loop(rank: pb.RankProgress) -> bool:
     return rank.finished or rank.milestones.loop_left > 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
+class FirstShown:
+    """What was shown of a process first; it says since when it goes on."""
+
+    completed_steps: int
+    """When it was seen first."""
+    steps: int | None = None
+    """When it was seen to step first; None: it was not yet."""
+    step_ns: int = 0
+    """When it was first seen to have completed a step, by the watcher's clock; 0: it was not yet."""
+
+
 class Shown:
-    """What a machine showed of one of its ranks last."""
+    """What a machine showed of one of its ranks last.
 
-    machine: str
-    now_ns: int
-    """Clock of the machine."""
-    heard_ns: int
-    """Clock of the watcher."""
-    rank: pb.RankProgress
-    stored: StepsOnDisk
-    """What it has on disk; one object for all ranks of a machine that have the same."""
+    Args:
+        machine: Its name.
+        now_ns: Clock of the machine.
+        heard_ns: Clock of the watcher.
+        rank: What it said.
+        stored: What it has on disk; one object for all ranks of a machine that have the same.
+        first: What it showed of the same process first; completed here.
+        saved_before: The rank saved its state in this or an earlier generation.
+    """
 
-    def ago_ns(self, age_s: float, at_ns: int) -> int:
+    __slots__ = ("facts", "heard_ns", "now_ns", "rank", "stored")
+
+    def __init__(
+        self,
+        *,
+        machine: str,
+        now_ns: int,
+        heard_ns: int,
+        rank: pb.RankProgress,
+        stored: StepsOnDisk,
+        first: FirstShown,
+        saved_before: bool,
+    ) -> None:
+        self.now_ns, self.heard_ns, self.rank, self.stored = now_ns, heard_ns, rank, stored
+        milestones, left = rank.milestones, has_left_loop(rank)
+        steps = max(rank.completed_steps, rank.optimizer_steps, rank.reports)
+        stepped = has_stepped(
+            attached=rank.attached,
+            finished=left,
+            entered=milestones.loop_entered > 0,
+            first_step=milestones.first_step > 0,
+            optimizer_steps=rank.optimizer_steps,
+            reports=rank.reports,
+        )
+        if stepped and first.steps is None:
+            first.steps = steps
+        saved_step, saved_ns = self._saved(first, saved_before=saved_before)
+        self.facts = RankFacts(
+            rank=rank.rank,
+            machine=machine,
+            alive=rank.alive,
+            completed_steps=rank.completed_steps,
+            steps=steps,
+            stepped=stepped,
+            steps_since=steps - first.steps if stepped and first.steps is not None else 0,
+            in_loop=milestones.loop_entered > 0 and not left,
+            left_loop=left,
+            saved_step=saved_step,
+            saved_ns=saved_ns,
+            first_step_ns=self._first_step_ns(first, milestones.first_step),
+            heard_ns=heard_ns,
+        )
+
+    def _ago_ns(self, age_s: float, at_ns: int) -> int:
         """When something was, by the clock of the watcher.
 
         Args:
@@ -40,28 +96,25 @@ class Shown:
         told_ns = round(age_s * 1e9) or max(self.now_ns - at_ns, 0)
         return self.heard_ns - told_ns if at_ns else 0
 
-    @property
-    def steps(self) -> int:
-        """Completed steps, or reports or calls of the optimizer where the script does not count steps."""
-        return max(self.rank.completed_steps, self.rank.optimizer_steps, self.rank.reports)
+    def _saved(self, first: FirstShown, *, saved_before: bool) -> tuple[int | None, int]:
+        """The newest own save that counts, and when that was."""
+        if not self.rank.HasField("saved"):
+            return None, 0
+        saved = self.rank.saved
+        step = first.completed_steps if saved.own_step < 0 and saved_before else saved.own_step
+        return step, self._ago_ns(saved.own_age_s, saved.own_ns)
 
-    @property
-    def stepped(self) -> bool:
-        """Whether the process completed a step, as far as it shows any."""
-        rank = self.rank
-        return has_stepped(
-            attached=rank.attached,
-            finished=has_left_loop(rank),
-            entered=rank.milestones.loop_entered > 0,
-            first_step=rank.milestones.first_step > 0,
-            optimizer_steps=rank.optimizer_steps,
-            reports=rank.reports,
-        )
+    def _first_step_ns(self, first: FirstShown, at_ns: int) -> int:
+        """When a process completed its first step: before it was seen to have, whatever the machine's clock says."""
+        if not at_ns:
+            return 0
+        first.step_ns = first.step_ns or self.heard_ns
+        return min(first.step_ns, self._ago_ns(0.0, at_ns))
 
 
 def distinct(shown: Iterable[Shown]) -> list[StepsOnDisk]:
     """What ranks have on disk, each object once: a few for thousands of ranks."""
-    return list({id(one.stored): one.stored for one in shown}.values())
+    return list({id(rank.stored): rank.stored for rank in shown}.values())
 
 
 def stored(saved: pb.SavedState) -> StepsOnDisk:

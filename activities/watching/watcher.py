@@ -1,7 +1,7 @@
 """The watcher: one in every worker process, outside Temporal.
 
 It holds the agents' observation streams of every running job, judges them by
-the pure rules of ``everstep.decisions.detect.exits`` and reports to the job's workflow
+the rules of ``everstep.decisions.detect.all`` and reports to the job's workflow
 by an update whose id is the generation's: when several watchers report the same
 fault, the server lets one through. Observations are acknowledged only after the
 workflow took the report; an observation that nobody heard waits in the agent's
@@ -29,14 +29,13 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from activities.heartbeat import steady_ns
 from activities.turns import ShareOfTime, in_turns
-from activities.watching.job_view import BARE_S, JobView
+from activities.watching.job_view import BARE_S, Finished, JobView
 from activities.watching.once import Once
 from agent.client import AgentClient, AgentPool
 from agent.reporting.observations import OF_NO_JOB
 from agent.v1 import agent_pb2 as pb
 from everstep.backoff import Backoff
 from everstep.decisions.checkpoints.common_disk_step import Agreed
-from everstep.decisions.detect.exits import Finished
 from everstep.errors import EverstepError
 from everstep.model.incident import Anomaly
 from everstep.model.job import JobSpec
@@ -214,7 +213,7 @@ class Watcher:
             if known == ENDS_TOLD:
                 log.info("further ends of ranks are not told one by one", generation=generation)
         elif self._machine_event is not None:
-            job.noted(machine.name, observation, self._machine_event(observation))
+            job.acknowledgements.noted(machine.name, observation, self._machine_event(observation))
 
     async def _follow(self, job: JobView, machine: Machine) -> None:
         request = pb.ProgressRequest(job=job.spec.name, interval_s=TICK_S)
@@ -340,7 +339,7 @@ class Watcher:
                 async for machine in in_turns(job.machines):
                     for whose in (job.spec.name, OF_NO_JOB):
                         key = machine.name, whose
-                        told = job.dealt_with(*key) in (0, taken.get(key))
+                        told = job.acknowledgements.dealt_with(*key) in (0, taken.get(key))
                         if not told and (key not in telling or telling[key].done()):
                             telling[key] = asyncio.create_task(self._tell(job, machine, whose, taken))
                 await asyncio.sleep(TICK_S)
@@ -350,12 +349,12 @@ class Watcher:
 
     async def _tell(self, job: JobView, machine: Machine, whose: str, taken: dict[tuple[str, str], int]) -> None:
         wait_s, key = RETRY_S, (machine.name, whose)
-        while (up_to := job.dealt_with(*key)) not in (0, taken.get(key)):
+        while (up_to := job.acknowledgements.dealt_with(*key)) not in (0, taken.get(key)):
             request = pb.AcknowledgeRequest(up_to_sequence=up_to, job=whose)
             try:
                 await self._agents.get(machine.address).acknowledge(request, timeout_s=ACKNOWLEDGE_S)
                 taken[key] = up_to
-                job.acknowledged(*key, up_to)
+                job.acknowledgements.acknowledged(*key, up_to)
             except EverstepError as error:
                 log.debug("an acknowledgement was not taken yet", machine=machine.name, error=str(error))
                 await asyncio.sleep(wait_s)

@@ -99,6 +99,7 @@ def _facts(record: IncidentRecord) -> list[tuple[str, ...]]:
         ("job", record.job),
         ("symptom", symptom(record)),
         ("cause", clean(record.cause or "")),
+        ("found by", f"rule {rule}" if (rule := str(anomaly.get("rule", ""))) else ""),
         ("seen on", ", ".join([*(f"rank {rank}" for rank in anomaly.get("ranks", [])), *anomaly.get("machines", [])])),
         ("fault at", clock(record.fault_ns)),
         ("at step", "" if record.step is None or record.step < 0 else str(record.step)),

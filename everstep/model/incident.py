@@ -53,6 +53,8 @@ class Anomaly(Model):
     """When the machine saw it, nanoseconds of the wall clock."""
     quiet_s: float = 0.0
     """How long no step had been seen by then, seconds: the job had stopped earlier than it was seen."""
+    rule: str = ""
+    """Name of the rule that found it (``everstep.decisions.detect.all``); empty: none did, e.g. a launch failed."""
 
 
 class RankExit(Model):

@@ -13,7 +13,7 @@ nothing is whole, and nothing would be backed up: then each machine backs up on
 its own again.
 
 The same is done where ranks drift apart by more steps than their slots hold
-(``everstep/decisions/detect/drift.py``), for as long as they do.
+(``everstep/decisions/checkpoints/drift.py``), for as long as they do.
 
 So there may be several watchers, messages may be late, lost or repeated, and
 agents and workers may be restarted: what a conclusion rests on are facts that
@@ -107,8 +107,7 @@ class AlignRule:
         Args:
             ranks: Of one generation, as their machines showed them last.
             now_ns: Time now.
-            apart: So many steps ranks drift apart (``everstep/decisions/detect/drift.py``); 0: their slots have one in
-                common.
+            apart: So many steps ranks drift apart (``DriftRule``); 0: their slots have one in common.
         """
         newest = max((one.own_step for one in ranks), default=-1)
         self._pace.look(now_ns, newest)

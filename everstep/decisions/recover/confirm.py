@@ -11,13 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from everstep.decisions.detect.exits import follow_s
+from everstep.decisions.detect.early_exit import follow_s
+from everstep.decisions.detect.step_watch import FREE
 from everstep.model.incident import Confirmation, Showing
 from everstep.model.recovery_policy import RecoveryPolicy
 from everstep.text import listed
 
-FREE = 3
-"""So many steps ahead of another one, a rank does not wait for it: ranks that do are at most one ahead (ours)."""
 _ORDER = {"": 0, "calls": 1, "steps": 2}
 """From the least that says something of a step to the most; what another release knows is kept."""
 

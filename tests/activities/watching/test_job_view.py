@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
 
-from activities.watching.job_view import JobView
-from agent.reporting.observations import OF_NO_JOB
+from activities.watching.job_view import Finished, JobView
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.checkpoints.align_backups import Aligned
 from everstep.decisions.checkpoints.common_disk_step import Agreed
-from everstep.decisions.detect.exits import Finished
 from everstep.model.checkpoint_policy import CheckpointPolicy
 from everstep.model.incident import Anomaly, Symptom
 from everstep.model.job import JobSpec
@@ -66,6 +63,7 @@ def test_steps_that_go_on_without_saves_are_reported() -> None:
 
     [found] = anomalies(job, 106 * S)
     assert (found.symptom, found.generation, found.machines) == (Symptom.UNSAVED, 1, ["m0", "m1"])
+    assert found.rule == "stale-checkpoint"
     job.reported.add(1)
     assert anomalies(job, 200 * S) == []
 
@@ -222,7 +220,7 @@ def test_a_machine_that_came_back_empty_says_how_long_no_step_was_seen() -> None
     job.showed("m1", pb.ProgressReply(time_ns=111 * S), 111 * S)
 
     [found] = anomalies(job, 111 * S)
-    assert found.quiet_s == pytest.approx(10)
+    assert found.quiet_s == pytest.approx(11)
 
 
 def test_a_machine_that_came_back_empty_is_reported_though_nobody_else_noticed() -> None:
@@ -351,48 +349,3 @@ def test_a_rank_that_left_alone_is_told_from_one_that_left_first() -> None:
         left(job, 0, 200)
         if not symptoms:
             assert list(job.verdicts(200 * S)) == [Finished(2)]
-
-
-def test_what_an_agent_said_is_dealt_with_once_the_workflow_took_the_report() -> None:
-    job = watched()
-    for sequence, generation in ((7, 1), (9, 2)):
-        end = pb.RankExited(rank=0, exit=pb.Exit(kind=pb.Exit.SIGNAL, value=9, time_ns=S))
-        job.ended("m0", pb.Observation(sequence=sequence, generation=generation, rank_exited=end), 2 * S)
-    name = job.spec.name
-    assert job.dealt_with("m0", name) == 0
-    job.reported.add(1)
-    assert (job.dealt_with("m0", name), job.dealt_with("m1", name)) == (7, 0)
-    job.reported.add(2)
-    assert job.dealt_with("m0", name) == 9
-    assert job.dealt_with("m0", OF_NO_JOB) == 0
-
-
-async def test_what_happened_to_a_machine_is_dealt_with_once_it_is_written_down() -> None:
-    job, loop = watched(), asyncio.get_running_loop()
-    name, written = job.spec.name, {}
-    for sequence, whose in ((3, ""), (5, name), (6, "")):
-        written[sequence] = loop.create_future()
-        job.noted("m0", pb.Observation(sequence=sequence, job=whose), written[sequence])
-    end = pb.RankExited(rank=0, exit=pb.Exit(kind=pb.Exit.SIGNAL, value=9, time_ns=S))
-    job.ended("m0", pb.Observation(sequence=7, generation=1, rank_exited=end), 2 * S)
-    job.reported.add(1)
-    assert (job.dealt_with("m0", name), job.dealt_with("m0", OF_NO_JOB)) == (4, 0), "5 and 3 are not written yet"
-    written[6].set_result(None)
-    assert job.dealt_with("m0", OF_NO_JOB) == 2
-    written[3].set_result(None)
-    assert job.dealt_with("m0", OF_NO_JOB) == 6
-    job.acknowledged("m0", OF_NO_JOB, 6)
-    assert job.dealt_with("m0", OF_NO_JOB) == 0, "there is nothing more to be forgotten"
-    written[5].set_result(None)
-    assert job.dealt_with("m0", name) == 7
-
-
-async def test_an_agent_that_lost_its_log_counts_anew() -> None:
-    job, loop = watched(), asyncio.get_running_loop()
-    written = [loop.create_future() for _ in range(2)]
-    job.noted("m0", pb.Observation(sequence=500), written[0])
-    job.noted("m0", pb.Observation(sequence=1), written[1])
-    written[0].set_result(None)
-    assert job.dealt_with("m0", OF_NO_JOB) == 0
-    written[1].set_result(None)
-    assert job.dealt_with("m0", OF_NO_JOB) == 1

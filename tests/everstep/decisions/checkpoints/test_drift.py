@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everstep.decisions.detect.drift import RECALL_S, DriftRule, Standing
+from everstep.decisions.checkpoints.drift import RECALL_S, DriftRule, Standing
 
 S = 10**9
 

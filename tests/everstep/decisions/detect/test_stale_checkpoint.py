@@ -8,30 +8,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.decisions.detect.stale_checkpoints import Saves, judge_saves
-from everstep.model.checkpoint_policy import CheckpointPolicy
+from everstep.decisions.detect import stale_checkpoint
+from everstep.decisions.detect.facts import RankFacts
 from everstep.model.incident import Anomaly, Symptom
+from tests.everstep.decisions.detect.job_facts import RANK, S, facts
 
-POLICY = CheckpointPolicy(max_unsaved_steps=100, max_unsaved_s=60.0)
-S = 10**9
-STALE = Saves(
+STALE = replace(
+    RANK,
     rank=5,
     machine="m2",
-    generation=3,
     completed_steps=250,
-    own_step=120,
-    own_ns=1000 * S,
+    saved_step=120,
+    saved_ns=1000 * S,
     first_step_ns=900 * S,
-    now_ns=1095 * S,
+    heard_ns=1095 * S,
 )
 
 
-def judge(*ranks: Saves) -> Anomaly | None:
-    return judge_saves(ranks, job="gpt", generation=3, policy=POLICY)
+def judge(*ranks: RankFacts) -> Anomaly | None:
+    return stale_checkpoint.judge(facts(ranks=ranks))
 
 
 def test_the_rank_that_does_not_save_is_named_with_its_machine() -> None:
-    anomaly = judge(STALE, replace(STALE, rank=1, machine="m0", own_step=249, own_ns=1094 * S))
+    anomaly = judge(STALE, replace(STALE, rank=1, machine="m0", saved_step=249, saved_ns=1094 * S))
 
     assert anomaly is not None
     assert anomaly.headline == (
@@ -42,7 +41,7 @@ def test_the_rank_that_does_not_save_is_named_with_its_machine() -> None:
 
 
 def test_of_several_ranks_the_furthest_behind_is_named_and_all_are_kept() -> None:
-    anomaly = judge(replace(STALE, rank=1, machine="m0", own_step=121), STALE)
+    anomaly = judge(replace(STALE, rank=1, machine="m0", saved_step=121), STALE)
 
     assert anomaly is not None
     assert anomaly.headline.startswith("rank 5 on m2 goes on")
@@ -50,18 +49,26 @@ def test_of_several_ranks_the_furthest_behind_is_named_and_all_are_kept() -> Non
     assert (anomaly.ranks, anomaly.machines) == ([1, 5], ["m0", "m2"])
 
 
+def test_of_thousands_of_ranks_a_few_are_named() -> None:
+    anomaly = judge(*(replace(STALE, rank=rank) for rank in range(8000)))
+
+    assert anomaly is not None
+    assert anomaly.headline.endswith("likewise rank 1, 2, 3, 4, 5, 6, 7, 8 and 7991 more")
+
+
 @pytest.mark.parametrize(
     "fine",
     [
         replace(STALE, completed_steps=220),  # 100 steps, not more
-        replace(STALE, own_ns=1035 * S),  # 60 s, not more
+        replace(STALE, saved_ns=1035 * S),  # 60 s, not more
         replace(STALE, first_step_ns=1040 * S),  # the save is of an earlier generation: time counts from the first step
         replace(STALE, first_step_ns=0),  # nothing is computed yet
-        replace(STALE, own_step=-1),  # the script keeps no state with everstep
-        replace(STALE, generation=2),  # it was stopped
+        replace(STALE, saved_step=-1),  # the script keeps no state with everstep
+        replace(STALE, saved_step=None),  # nobody says what it saved
+        replace(STALE, alive=False),  # it was stopped
     ],
 )
-def test_nothing_is_suspected_without_reason(fine: Saves) -> None:
+def test_nothing_is_suspected_without_reason(fine: RankFacts) -> None:
     assert judge(fine) is None
 
 
@@ -71,6 +78,6 @@ def test_a_job_without_ranks_yet_is_fine() -> None:
 
 @given(st.integers(0, 300), st.integers(0, 300), st.integers(0, 200))
 def test_both_limits_must_be_passed(steps: int, saved: int, age_s: int) -> None:
-    one = replace(STALE, completed_steps=steps, own_step=saved, own_ns=(1095 - age_s) * S, first_step_ns=1)
+    rank = replace(STALE, completed_steps=steps, saved_step=saved, saved_ns=(1095 - age_s) * S, first_step_ns=1)
 
-    assert (judge(one) is not None) == (steps - saved > 100 and age_s > 60)
+    assert (judge(rank) is not None) == (steps - saved > 100 and age_s > 60)

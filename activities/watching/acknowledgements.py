@@ -1,0 +1,53 @@
+"""What the agents were told, or may be told, that it is dealt with."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from agent.reporting.observations import OF_NO_JOB
+from agent.v1 import agent_pb2 as pb
+
+
+@dataclass(slots=True)
+class Acknowledgements:
+    """Of the observations of one job's machines. Machines are named, observations numbered by their agents."""
+
+    reported: set[int] = field(default_factory=set)
+    """Generations whose end the job's workflow was told of."""
+    _ends: dict[str, dict[int, int]] = field(default_factory=dict)
+    """Machine → generation → number of its newest end of a rank."""
+    _noted: dict[str, dict[int, tuple[str, asyncio.Future[None]]]] = field(default_factory=dict)
+    """Machine → number of what happened to it → of which job, and done once it is written down."""
+
+    def ended(self, machine: str, observation: pb.Observation) -> None:
+        """A rank ended; that is dealt with once its generation is in ``reported``."""
+        self._ends.setdefault(machine, {})[observation.generation] = observation.sequence
+
+    def noted(self, machine: str, observation: pb.Observation, written: asyncio.Future[None]) -> None:
+        """Something happened to a machine itself; ``written`` is done once it is written down."""
+        noted = self._noted.setdefault(machine, {})
+        if observation.sequence < max(noted, default=0):
+            noted.clear()  # its agent lost its log, and counts anew
+        noted[observation.sequence] = observation.job, written
+
+    def acknowledged(self, machine: str, whose: str, up_to: int) -> None:
+        """The agent has forgotten what it was told is dealt with."""
+        of, noted = "" if whose == OF_NO_JOB else whose, self._noted.get(machine, {})
+        self._noted[machine] = {seq: event for seq, event in noted.items() if seq > up_to or event[0] != of}
+
+    def dealt_with(self, machine: str, whose: str) -> int:
+        """Newest observation of a machine that nobody need be told of any more; 0: none.
+
+        Args:
+            machine: Its name.
+            whose: The job, or ``OF_NO_JOB``.
+        """
+        of = "" if whose == OF_NO_JOB else whose
+        noted = {seq: written.done() for seq, (job, written) in self._noted.get(machine, {}).items() if job == of}
+        newest = max(self.reported, default=0)
+        ends = {} if whose == OF_NO_JOB else self._ends.get(machine, {})
+        found = [seq for generation, seq in ends.items() if generation <= newest]
+        missing = [seq for seq, is_written in noted.items() if not is_written]
+        done = [seq for seq, is_written in noted.items() if is_written and whose == OF_NO_JOB]
+        return min([max([*found, *done], default=0), *(seq - 1 for seq in missing)])

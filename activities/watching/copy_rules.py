@@ -1,0 +1,86 @@
+"""When copies of a job's state go to disk and to peers: the rules of one job, with what they remember."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from activities.watching.shown import Shown, distinct, kept_elsewhere, on_disk
+from everstep.decisions.checkpoints.align_backups import Aligned, AlignRule, Backed
+from everstep.decisions.checkpoints.common_disk_step import Agreed, agree, newest_of_all
+from everstep.decisions.checkpoints.disk_schedule import PersistRule
+from everstep.decisions.checkpoints.drift import DriftRule, Standing
+from everstep.model.job import JobSpec
+
+
+@dataclass(slots=True)
+class CopyRules:
+    """Each generation of the job has rules of its own.
+
+    ``shown`` is always what machines showed last of the ranks of that generation.
+    """
+
+    spec: JobSpec
+    _persist: dict[int, PersistRule] = field(default_factory=dict)
+    _align: dict[int, AlignRule] = field(default_factory=dict)
+    _drift: dict[int, DriftRule] = field(default_factory=dict)
+
+    def persist(self, generation: int, shown: Sequence[Shown], now_ns: int) -> int | None:
+        """The step that all machines should be asked to write to disk, now; None: none."""
+        rule = self._persist.get(generation)
+        if rule is None:
+            before = self._persist.get(max(self._persist, default=-1))
+            rule = self._persist[generation] = before.next() if before else PersistRule(self.spec.checkpoint)
+        living = _living(shown)
+        if len(living) < self.spec.topology().world_size:
+            return None  # of the others nobody knows what they have
+        whole = newest_of_all(distinct(living))
+        return rule.observe([on_disk(rank, now_ns) for rank in living], whole, now_ns)
+
+    def on_disks(self, shown: Sequence[Shown]) -> Agreed:
+        """What all machines should be told of each other's disks."""
+        if len(shown) < self.spec.topology().world_size:
+            return Agreed()
+        disks = distinct(shown)
+        return agree(disks, len(disks))
+
+    def align(self, generation: int, shown: Sequence[Shown], now_ns: int) -> Aligned | None:
+        """What all machines should be told of each other's backups; None: nothing."""
+        policy, living = self.spec.checkpoint, _living(shown)
+        alone = not policy.backup or self.spec.machines == 1
+        if alone and not all(rank.rank.saved.backup_none for rank in living):
+            return None  # an agent of an earlier release: without peers it aligns nothing
+        apart = self._apart(generation, living, now_ns)
+        rule = self._align.setdefault(generation, AlignRule(self.spec.topology().world_size, policy.backup_every_steps))
+        return rule.observe([_backed(rank) for rank in living], now_ns, apart=apart)
+
+    def _apart(self, generation: int, living: Sequence[Shown], now_ns: int) -> int:
+        """How many steps ranks drift apart; 0: no more than their slots allow."""
+        standing = [
+            Standing(
+                rank=rank.rank.rank,
+                own_step=rank.rank.saved.own_step,
+                completed_steps=rank.rank.completed_steps,
+                heard_ns=rank.heard_ns,
+            )
+            for rank in living
+        ]
+        return self._drift.setdefault(generation, DriftRule(self.spec.checkpoint.slots)).observe(standing, now_ns)
+
+
+def _living(shown: Sequence[Shown]) -> list[Shown]:
+    return [rank for rank in shown if rank.rank.alive and rank.rank.HasField("saved")]
+
+
+def _backed(shown: Shown) -> Backed:
+    saved = shown.rank.saved
+    return Backed(
+        rank=shown.rank.rank,
+        own_step=saved.own_step,
+        backup_step=kept_elsewhere(saved),
+        named=saved.backup_named,
+        whole=saved.backup_whole,
+        calm=saved.backup_calm,
+        failing=saved.backup_problem != "",
+        apart=saved.apart,
+    )

@@ -1,0 +1,24 @@
+"""All rules of detection. A new one needs a file and a line here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from everstep.decisions.detect.early_exit import EARLY_EXIT
+from everstep.decisions.detect.facts import JobFacts
+from everstep.decisions.detect.failed_rank import FAILED_RANK
+from everstep.decisions.detect.lost_machine import LOST_MACHINE
+from everstep.decisions.detect.rule import Rule
+from everstep.decisions.detect.stale_checkpoint import STALE_CHECKPOINT
+from everstep.decisions.detect.stall import STALL
+from everstep.model.incident import Anomaly
+
+RULES: tuple[Rule, ...] = (FAILED_RANK, EARLY_EXIT, LOST_MACHINE, STALL, STALE_CHECKPOINT)
+"""In the order in which they are asked: what names a rank or a machine comes first."""
+
+
+def anomalies(facts: JobFacts) -> Iterator[Anomaly]:
+    """What the rules find, each anomaly with the name of its rule; the job takes the first one."""
+    for rule in RULES:
+        if anomaly := rule.judge(facts):
+            yield anomaly.model_copy(update={"rule": rule.name})

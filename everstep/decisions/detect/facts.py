@@ -1,0 +1,82 @@
+"""What the rules of detection look at: one generation of one job, at one moment.
+
+Times are nanoseconds of the watcher's clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from everstep.model.incident import RankExit
+from everstep.model.job import JobSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedExit:
+    """One rank's end, as its agent observed it."""
+
+    id: str
+    """Id of the observation."""
+    end: RankExit
+    attached: bool
+    """The script uses everstep."""
+    finished: bool
+    """Its training loop ran to the end."""
+    heard_ns: int = 0
+    """When the watcher heard of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankFacts:
+    """What a machine showed of one of its ranks last."""
+
+    rank: int
+    machine: str
+    alive: bool
+    completed_steps: int
+    """-1: the script does not count steps."""
+    steps: int
+    """Completed steps, or reports or calls of the optimizer where the script does not count steps."""
+    stepped: bool
+    """Its process completed a step, as far as it shows any."""
+    steps_since: int
+    """Steps since its process was seen to step first."""
+    in_loop: bool
+    """It is within ``run.steps``."""
+    left_loop: bool
+    """Its training loop is over, at its end or by ``break``: what it does now are no steps."""
+    saved_step: int | None
+    """Newest step in its own memory; where it saved in an earlier generation and not yet in this one, the step that
+    this one began with. -1: none was ever saved. None: its agent does not say."""
+    saved_ns: int
+    """When that was saved; it may have been by an earlier generation. 0: never."""
+    first_step_ns: int
+    """When its process completed its first step; 0: not yet."""
+    heard_ns: int
+    """When its machine said all this."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobFacts:
+    """What is known of one generation of a job now."""
+
+    spec: JobSpec
+    generation: int
+    now_ns: int
+    exits: Mapping[int, ObservedExit] = field(default_factory=dict)
+    """Rank → how it ended."""
+    ranks: Sequence[RankFacts] = ()
+    """Those that were shown so far."""
+    newest: bool = True
+    """No later generation was seen. Of an earlier one only ends of ranks count: the rest is over."""
+    quiet_s: float = 0.0
+    """How long no rank has completed a step, as far as that was watched; 0 too where no step is to be expected."""
+    typical_step_s: float = 0.0
+    """Median time between steps of the job; 0: not known yet."""
+    last_step: int = 0
+    """The most steps that any rank has shown."""
+    lost: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Machine that ran this generation and knows nothing of the job any more → the ranks that it ran."""
+    silent: Sequence[str] = ()
+    """Machines whose agents have said nothing for a while."""

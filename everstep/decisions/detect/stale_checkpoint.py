@@ -1,0 +1,60 @@
+"""Whether a job still saves: a checkpoint that goes stale without a word would be noticed when it is needed."""
+
+from __future__ import annotations
+
+from everstep.decisions.detect.facts import JobFacts, RankFacts
+from everstep.decisions.detect.rule import Rule
+from everstep.model.checkpoint_policy import CheckpointPolicy
+from everstep.model.incident import Anomaly, Symptom
+from everstep.text import listed
+
+
+def judge(facts: JobFacts) -> Anomaly | None:
+    """Saves stopped, named by the rank that is furthest behind.
+
+    A rank that never saved is left alone: its script keeps no state with
+    everstep. Both limits must be passed, so that neither a long step nor a burst
+    of short ones is taken for it.
+    """
+    if not facts.newest:
+        return None
+    stale = [rank for rank in facts.ranks if _is_stale(rank, facts.spec.checkpoint)]
+    if not stale:
+        return None
+    worst = max(stale, key=lambda rank: (_unsaved_steps(rank), _unsaved_s(rank), -rank.rank))
+    others = sorted(rank.rank for rank in stale if rank is not worst)
+    more = f"; likewise rank {listed(others)}" if others else ""
+    return Anomaly(
+        id=f"unsaved-{facts.spec.name}-{facts.generation}",
+        generation=facts.generation,
+        symptom=Symptom.UNSAVED,
+        headline=f"rank {worst.rank} on {worst.machine} goes on and does not save: its newest checkpoint, "
+        f"of step {worst.saved_step}, is {_unsaved_steps(worst)} steps and {_unsaved_s(worst):.0f} s old{more}",
+        ranks=sorted(rank.rank for rank in stale),
+        machines=sorted({rank.machine for rank in stale}),
+        seen_ns=worst.heard_ns,
+    )
+
+
+def _is_stale(rank: RankFacts, policy: CheckpointPolicy) -> bool:
+    saves = rank.alive and rank.saved_step is not None and rank.saved_step >= 0 and rank.first_step_ns > 0
+    return saves and _unsaved_steps(rank) > policy.max_unsaved_steps and _unsaved_s(rank) > policy.max_unsaved_s
+
+
+def _unsaved_steps(rank: RankFacts) -> int:
+    """Steps that are completed and not saved."""
+    return rank.completed_steps - (rank.saved_step or 0)
+
+
+def _unsaved_s(rank: RankFacts) -> float:
+    """How long the newest save is ago, not counting the time before this process stepped."""
+    return (rank.heard_ns - max(rank.saved_ns, rank.first_step_ns)) / 1e9
+
+
+STALE_CHECKPOINT = Rule(
+    name="stale-checkpoint",
+    finds="steps go on and a rank does not save them",
+    threshold="the newest save is over {checkpoint.max_unsaved_steps} steps and {checkpoint.max_unsaved_s:g} s old",
+    source="ours",
+    judge=judge,
+)

@@ -1,0 +1,110 @@
+"""A job in which nobody steps any more is noticed, and one that works is left alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from everstep.decisions.detect import lost_machine, stall
+from everstep.decisions.detect.facts import RankFacts
+from everstep.decisions.detect.step_watch import StepWatch
+from tests.everstep.decisions.detect.job_facts import RANK, S, facts
+
+BEGUN = replace(RANK, steps=0, stepped=False, steps_since=0)
+
+
+def ranks(steps: int, *others: RankFacts) -> list[RankFacts]:
+    """One that has done so many steps, and the others as they are."""
+    return [replace(RANK, steps=steps), *others]
+
+
+def test_how_long_no_step_was_seen() -> None:
+    watch = StepWatch(world_size=1)
+
+    for second in (0, 100):
+        watch.observe(ranks(0), second * S)
+    assert watch.quiet_s == 0.0, "before the first step"
+    for step in range(1, 5):
+        watch.observe(ranks(8 * step), (100 + step) * S)
+    assert (watch.quiet_s, watch.typical_step_s, watch.last_step) == (0.0, 1.0, 32)
+    for second in range(105, 116):
+        watch.observe(ranks(32), second * S)
+    assert watch.quiet_s == 11.0
+
+
+def test_a_watcher_that_was_paused_itself_saw_nothing_of_a_stall() -> None:
+    watch = StepWatch(world_size=1)
+    for second in range(1, 5):
+        watch.observe(ranks(8 * second), second * S)
+
+    watch.observe(ranks(32), 3600 * S)
+    assert watch.quiet_s == 5.0, "nothing was heard yet since it goes on"
+    watch.observe(ranks(40), 3601 * S)
+    watch.observe(ranks(40), 100 * S)
+    assert watch.quiet_s == 0.0, "the clock was set back"
+
+
+def test_where_no_rank_was_shown_the_step_counts_that_the_workflow_knows() -> None:
+    watch = StepWatch(world_size=2)
+    for second in range(3):
+        watch.observe([], second * S, known_step=7)
+
+    assert (watch.quiet_s, watch.last_step) == (2.0, 7)
+
+
+@pytest.mark.parametrize(
+    ("others", "expected"),
+    [
+        ([BEGUN], False),  # the first step of all takes its time
+        ([replace(RANK, rank=1)], True),
+        ([replace(RANK, rank=1, alive=False, left_loop=True)], True),
+    ],
+)
+def test_steps_are_expected_once_all_ranks_are_past_their_first(others: list[RankFacts], *, expected: bool) -> None:
+    watch = StepWatch(world_size=2)
+    first = replace(RANK, steps_since=2)
+    for second in range(4):
+        watch.observe([first, *others], second * S)
+
+    assert (watch.quiet_s > 0) == expected
+
+
+def test_a_rank_far_ahead_does_not_wait_for_the_others() -> None:
+    watch = StepWatch(world_size=2)
+    for second in range(4):
+        watch.observe([replace(RANK, steps_since=3), BEGUN], second * S)
+
+    assert watch.quiet_s == 3.0
+
+
+def test_ranks_that_left_their_loops_are_not_waited_for() -> None:
+    watch = StepWatch(world_size=1)
+    for second in range(4):
+        watch.observe(ranks(9), second * S)
+    watch.observe([replace(RANK, steps=9, left_loop=True)], 9 * S)
+
+    assert (watch.quiet_s, watch.typical_step_s) == (0.0, 0.0)
+
+
+def test_a_stall_is_as_long_as_its_floor_and_as_many_step_times() -> None:
+    for quiet_s, step_s, found in ((5, 0.1, False), (5.1, 0.1, True), (19, 2, False), (21, 2, True)):
+        assert (stall.judge(facts(quiet_s=quiet_s, typical_step_s=step_s)) is not None) == found
+    assert stall.judge(facts(quiet_s=600, newest=False)) is None
+
+
+def test_a_stall_that_nobody_could_see_says_so() -> None:
+    found = stall.judge(facts(quiet_s=600, last_step=7, silent=["m1"]))
+
+    assert found is not None
+    assert "the agent of m1 does not answer" in found.headline
+    assert found.machines == ["m1"]
+    assert found.quiet_s == 600, "so long ago the last step was seen"
+
+
+def test_a_lost_machine_is_named_with_its_ranks() -> None:
+    found = lost_machine.judge(facts(lost={"m1": (2, 3), "m0": (0, 1)}, quiet_s=9))
+
+    assert found is not None
+    assert (found.id, found.machines, found.ranks, found.quiet_s) == ("lost-gpt-3", ["m0", "m1"], [0, 1, 2, 3], 9)
+    assert lost_machine.judge(facts()) is None
