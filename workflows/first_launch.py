@@ -112,8 +112,7 @@ class FirstLaunch:
         try:
             chosen, state.origin_runs = choose_start(
                 self._evidence.held,
-                state.spec.topology(),
-                [machine.name for machine in state.machines],
+                state.spec.assignment([machine.name for machine in state.machines]),
                 state.earlier,
                 at=state.resume_from,
                 bad=self._bad,

@@ -9,7 +9,7 @@ from temporalio import activity
 
 from activities import messages
 from activities.agents.call_all import on_all
-from activities.agents.evidence import fitted, held_of, homes_of, unlisted_of
+from activities.agents.evidence import fitted, held_of, unlisted_of
 from activities.agents.restore import Restoring
 from activities.heartbeat import heartbeating
 from activities.messages import FindInput, FolderFound, FolderInput, RestoreInput, RoomInput
@@ -103,7 +103,7 @@ class CheckpointActivities:
 
 def _found(given: FindInput, done: Mapping[str, pb.CheckpointsReply], silent: Iterable[str]) -> Evidence:
     told = {machine: reply.checkpoints for machine, reply in done.items()}
-    held, shared = held_of(told, homes_of(given.spec, given.machines))
+    held, shared = held_of(told, given.spec.assignment([machine.name for machine in given.machines]).homes())
     found = Evidence(
         generation=0,
         held=held,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from agent.v1 import agent_pb2 as pb
 from everstep import environment
 from everstep.decisions.checkpoints.placement import Placement
 from everstep.decisions.detect.facts import ObservedExit
 from everstep.import_variables import read_at_import
+from everstep.model.assignment import Assignment
 from everstep.model.incident import RankExit
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
@@ -109,14 +108,13 @@ def checkpoint_options(spec: JobSpec, *, reshard_from: str = "") -> pb.Checkpoin
     )
 
 
-def backup_peers(spec: JobSpec, machines: Sequence[Machine], placement: Placement, machine: int) -> list[pb.BackupPeer]:
+def backup_peers(assignment: Assignment[Machine], placement: Placement, machine: int) -> list[pb.BackupPeer]:
     """To where one machine, by its index, sends the backups of its ranks."""
-    topology = spec.topology()
     found = []
-    for rank in topology.ranks(machine):
+    for rank in assignment.topology.ranks(machine):
         peer = placement.peers[rank]
         if peer is not None:
-            to = machines[topology.machine(peer)]
+            to = assignment.home(peer)
             found.append(pb.BackupPeer(rank=rank, machine=to.name, address=to.address))
     return found
 

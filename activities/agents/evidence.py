@@ -16,8 +16,6 @@ from activities.payloads import packed_bytes
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.detect.root_cause import is_victim, said_of_a_peer
 from everstep.model.incident import Evidence, RankExit, StateCopy, Tier, Unlisted
-from everstep.model.job import JobSpec
-from everstep.model.machine import Machine
 
 PACKED_LIMIT = 900_000
 """Bytes of evidence as it crosses Temporal (ours): a search may add as much again."""
@@ -256,9 +254,3 @@ def _cut(end: RankExit, line: int, log_tail: str) -> RankExit:
     cut = end.model_copy(update={"exception": end.exception[:line], "log_tail": log_tail})
     said = "" if end.stopped_by_us else said_of_a_peer(end)
     return cut if not said or is_victim(cut) else cut.model_copy(update={"log_tail": f"{log_tail}\n{said}".lstrip()})
-
-
-def homes_of(spec: JobSpec, machines: list[Machine]) -> dict[int, str]:
-    """Rank → name of the machine that runs it."""
-    topology = spec.topology()
-    return {rank: machine.name for index, machine in enumerate(machines) for rank in topology.ranks(index)}

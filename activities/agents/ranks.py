@@ -17,7 +17,7 @@ from activities.agents.call_all import on_all, prepare, prepared, refuse_silent
 from activities.agents.clocks import fit_stop
 from activities.agents.confirm import confirm_steps
 from activities.agents.convert import backup_peers, checkpoint_options, rank_launches, shared_environment
-from activities.agents.evidence import evidence_of, homes_of
+from activities.agents.evidence import evidence_of
 from activities.heartbeat import Say, heartbeating, now_ns, request_id
 from activities.messages import AwaitInput, ConfirmInput, LaunchInput, PrepareInput, ReleaseInput, StopInput
 from agent.client import AgentClient, AgentPool
@@ -89,7 +89,8 @@ class RankActivities:
             if dying:
                 said = [f"{machine}: {text}" for machine, text in sorted(dying.items())]
                 return Evidence(generation=given.generation, dying=said[:DYING_NAMED], unreachable=sorted(silent))
-            homes = homes_of(given.spec, given.machines) if given.spec else None
+            names = [machine.name for machine in given.machines]
+            homes = given.spec.assignment(names).homes() if given.spec else None
             # In a thread: of 16,000 ranks it takes most of a second, and the heartbeats go on meanwhile.
             return await asyncio.to_thread(evidence_of, given.generation, done, silent, homes)
 
@@ -101,10 +102,11 @@ class RankActivities:
         if self._watcher is not None:
             self._watcher.ensure(spec, given.machines)
         host_machine = given.machines[0]
+        assignment = spec.assignment(given.machines)
         position = {machine.name: index for index, machine in enumerate(given.machines)}
         async with heartbeating() as say:
             domains = [machine.domain for machine in given.machines]
-            placement = await asyncio.to_thread(place_backups, spec.topology(), domains)
+            placement = await asyncio.to_thread(place_backups, assignment.topology, domains)
             backed_up = spec.checkpoint.backup
             store = await self._start_store(host_machine, given, say)
 
@@ -121,7 +123,7 @@ class RankActivities:
                     env=shared_environment(spec, store.host, store.port, given.generation),
                     resume_step=given.resume_step,
                     checkpoint=checkpoint_options(spec, reshard_from=given.reshard_from),
-                    peers=backup_peers(spec, given.machines, placement, index) if backed_up else [],
+                    peers=backup_peers(assignment, placement, index) if backed_up else [],
                     run=given.run,
                     env_from=spec.env_from,
                     env_file=spec.env_file,

@@ -55,7 +55,7 @@ class Restoring:
         self._agents = agents
         self._given = given
         self._say = say
-        self._topology = given.spec.topology()
+        self._assignment = given.spec.assignment(given.machines)
         self._addresses = {machine.name: machine.address for machine in given.machines}
         self._copies = {copy.rank: copy for copy in given.copies}
         self._so_far = _Round()
@@ -66,7 +66,7 @@ class Restoring:
         began = clock.time()
         so_far = self._so_far
         readers_of = readers(
-            self._given.copies, self._given.digests, self._topology, disk_shared=self._given.disk_shared
+            self._given.copies, self._given.digests, self._assignment.topology, disk_shared=self._given.disk_shared
         )
         await self._bring(self._copies.keys() - readers_of.keys(), {}, "first")
         from_reader = {rank: reader for rank, reader in readers_of.items() if reader in so_far.moved}
@@ -106,7 +106,7 @@ class Restoring:
         so_far = self._so_far
         wanted: dict[str, list[int]] = defaultdict(list)
         for rank in sorted(ranks):
-            wanted[self._home(rank).name].append(rank)
+            wanted[self._assignment.home(rank).name].append(rank)
         answering = wanted.keys() - so_far.silent
         asked = [machine for machine in self._given.machines if machine.name in answering]
 
@@ -142,7 +142,7 @@ class Restoring:
 
     def _source(self, rank: int, reader: int | None) -> pb.ShardSource:
         copy = self._copies[rank]
-        at_home = copy.machine == self._home(rank).name
+        at_home = copy.machine == self._assignment.home(rank).name
         source = pb.ShardSource(
             rank=rank,
             completed_steps=copy.completed_steps,
@@ -153,16 +153,13 @@ class Restoring:
         )
         if reader is not None:
             source.tensors_rank = reader
-            source.tensors_address = self._home(reader).address
+            source.tensors_address = self._assignment.home(reader).address
         return source
 
     def _in_place(self, rank: int) -> bool:
         """Whether a rank's copy is its own slot already, and is only verified."""
         copy = self._copies[rank]
-        return copy.tier is Tier.OWN and copy.machine == self._home(rank).name
-
-    def _home(self, rank: int) -> Machine:
-        return self._given.machines[self._topology.machine(rank)]
+        return copy.tier is Tier.OWN and copy.machine == self._assignment.home(rank).name
 
     def _failed(self, rank: int, reason: str) -> StateCopy:
         copy = self._copies[rank]

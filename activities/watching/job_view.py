@@ -204,10 +204,9 @@ class JobView:
 
     def _lost(self, generation: int) -> dict[str, Sequence[int]]:
         """Machines that came back empty, with the ranks that they ran."""
-        topology = self.spec.topology()
         return {
-            machine.name: topology.ranks(index)
-            for index, machine in enumerate(self.machines)
+            machine.name: ranks
+            for machine, ranks in self.spec.assignment(self.machines).each()
             if self._emptied.get(machine.name) == generation or self._bare_in(generation, machine.name)
         }
 

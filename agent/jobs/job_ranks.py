@@ -15,7 +15,7 @@ from agent.jobs.host import Host
 from agent.launcher.processes import End, Watch, is_alive, kill_family, maps, start_ticks
 from agent.reporting import rank_logs
 from agent.reporting.step_archive import Reports, StepArchive
-from agent.state.job_record import EndRecord, JobRecord, RankRecord, StoreRecord
+from agent.state.job_record import JobRecord, RankRecord, StoreRecord
 from agent.v1 import agent_pb2 as pb
 from everstep import environment, private
 from everstep.errors import AgentError
@@ -108,7 +108,7 @@ class JobRanks:
         if watch := self._watches.pop(_key(rank), None):
             watch.close()
         self.killed.pop(rank.pid, None)
-        rank.end = EndRecord(kind=end.kind, value=end.value, time_ns=end.time_ns)
+        rank.end = end
         rank.sequence = 0 if rank.stopped else UNTOLD
         self.save()
         self.drain()
@@ -245,7 +245,7 @@ class JobRanks:
             watch.close()
 
 
-def to_exit(end: End | EndRecord) -> pb.Exit:
+def to_exit(end: End) -> pb.Exit:
     """An end as the schema says it."""
     kinds = {"code": pb.Exit.CODE, "signal": pb.Exit.SIGNAL, "unknown": pb.Exit.UNKNOWN}
     return pb.Exit(kind=kinds[end.kind], value=end.value, time_ns=end.time_ns)

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import BaseModel, Field
+
+from agent.launcher.processes import End
 
 FILE = "job.json"
 """In the folder of a job."""
 KEPT_GENERATIONS = 2
 """Ranks of older generations are forgotten (ours)."""
-
-
-class EndRecord(BaseModel):
-    """How a process ended."""
-
-    kind: Literal["code", "signal", "unknown"]
-    value: int
-    time_ns: int
 
 
 class RankRecord(BaseModel):
@@ -28,7 +20,7 @@ class RankRecord(BaseModel):
     pid: int
     start_ticks: int
     forked_ns: int
-    end: EndRecord | None = None
+    end: End | None = None
     stopped: bool = False
     """It lived until a Stop killed it."""
     exception: str = ""

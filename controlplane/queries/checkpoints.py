@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import BaseModel
 
-from activities.agents.evidence import held_of, homes_of
+from activities.agents.evidence import held_of
 from agent.checkpoints.tiers.listing import UNFINISHED
 from agent.client import AgentPool
 from agent.v1 import agent_pb2 as pb
@@ -16,6 +16,7 @@ from everstep.decisions.checkpoints.choose_restore import MEMORY, nearest
 from everstep.decisions.checkpoints.lineage import UNKNOWN, Lineage, Runs, usable
 from everstep.decisions.checkpoints.placement import Placement, place_backups
 from everstep.errors import AgentUnreachable
+from everstep.model.assignment import Assignment
 from everstep.model.incident import StateCopy, Tier
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
@@ -102,7 +103,7 @@ async def ask_for_copies(
 
     replies = dict(zip([m.name for m in machines], await asyncio.gather(*map(one, machines)), strict=True))
     told = {name: reply.checkpoints for name, reply in replies.items() if reply is not None}
-    held, _ = held_of(told, homes_of(spec, list(machines)))
+    held, _ = held_of(told, spec.assignment([machine.name for machine in machines]).homes())
     return held, [name for name, reply in replies.items() if reply is None]
 
 
@@ -127,9 +128,10 @@ def report_of(
         runs: Which run of its name it is, of a job that goes on.
         stepping: Its ranks save at this moment, so that a slot which is being saved into is no damage.
     """
-    topology, names = spec.topology(), [machine.name for machine in machines]
+    assignment = spec.assignment([machine.name for machine in machines])
+    topology = assignment.topology
     ours = usable(held, lineage, runs=runs)
-    used = nearest(ours, topology, names)
+    used = nearest(ours, assignment)
     copies: dict[int, list[StateCopy]] = defaultdict(list)
     for one in ours:
         if one.valid and one.completed_steps in used and one.rank < topology.world_size:
@@ -147,7 +149,7 @@ def report_of(
         unlisted=[one for one in ours if one.unlisted],
         disowned=len(held) - len(ours),
         silent=list(silent),
-        backup_machines=_backup_machines(topology, placement, names) if backup else {},
+        backup_machines=_backup_machines(assignment, placement) if backup else {},
         backups=placement.reason if backup else "there are none: backup is false in [checkpoint]",
     )
 
@@ -168,10 +170,6 @@ def _step(step: int, copies: Sequence[StateCopy], used: Mapping[int, StateCopy],
     )
 
 
-def _backup_machines(topology: Topology, placement: Placement, names: Sequence[str]) -> dict[str, str]:
-    found = {}
-    for machine, name in enumerate(names):
-        peer = placement.peers[topology.ranks(machine)[0]]
-        if peer is not None:
-            found[name] = names[topology.machine(peer)]
-    return found
+def _backup_machines(assignment: Assignment[str], placement: Placement) -> dict[str, str]:
+    peers = {machine: placement.peers[ranks[0]] for machine, ranks in assignment.each()}
+    return {machine: assignment.home(peer) for machine, peer in peers.items() if peer is not None}

@@ -50,7 +50,8 @@ def sources_of(spec: JobSpec, machines: Sequence[Machine], rank: int | None = No
     if rank is not None and not 0 <= rank < topology.world_size:
         raise ConfigError(f"job {spec.name} has no rank {rank}: its ranks go from 0 to {topology.world_size - 1}")
     wanted = range(topology.world_size) if rank is None else [rank]
-    return [Source(one, machines[topology.machine(one)]) for one in wanted]
+    assignment = spec.assignment(machines)
+    return [Source(one, assignment.home(one)) for one in wanted]
 
 
 @dataclass(slots=True)

@@ -100,8 +100,8 @@ async def check_step(
         )
     try:
         at = None if step == LATEST else step
-        names = [machine.name for machine in machines]
-        restore, _ = choose_start(held, spec.topology(), names, earlier or EarlierRun(), at=at)
+        assignment = spec.assignment([machine.name for machine in machines])
+        restore, _ = choose_start(held, assignment, earlier or EarlierRun(), at=at)
     except CheckpointError as error:
         raise ConfigError(f"job {spec.name} cannot start from there: {error}{away}") from error
     if step == LATEST and (unknown := unlisted(held)):

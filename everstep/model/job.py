@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from everstep.errors import TopologyError
+from everstep.model.assignment import Assignment
 from everstep.model.checkpoint_policy import CheckpointPolicy
 from everstep.model.recovery_policy import RecoveryPolicy
 from everstep.model.topology import Axis, Topology
 from everstep.redaction import PATTERNS, redacted
 
+M = TypeVar("M")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 JOB_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,28}[a-z0-9])?")
 
@@ -79,7 +83,15 @@ class JobSpec(BaseModel):
         return self
 
     def topology(self) -> Topology:
-        """Sizes and the map from ranks to machines."""
+        """Sizes and groups."""
         return Topology(
             machines=self.machines, ranks_per_machine=self.ranks_per_machine, tp=self.tp, pp=self.pp, order=self.order
         )
+
+    def assignment(self, machines: Sequence[M]) -> Assignment[M]:
+        """Which of the job's machines runs which ranks.
+
+        Args:
+            machines: All of them, in the order in which they were given to the job; or their names.
+        """
+        return Assignment(self.topology(), machines)

@@ -9,7 +9,7 @@ import pytest
 
 from activities.agents.confirm import states_of
 from activities.agents.convert import backup_peers, checkpoint_options, rank_launches, shared_environment
-from activities.agents.evidence import evidence_of, homes_of
+from activities.agents.evidence import evidence_of
 from activities.watching.job_view import JobView
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.checkpoints.lineage import Runs
@@ -35,10 +35,13 @@ from tests.sized import (
 Call = Callable[[], object]
 
 
+def homes(machines: int) -> dict[int, str]:
+    return job(machines).assignment([machine.name for machine in machines_of(machines)]).homes()
+
+
 @cache
 def evidence(machines: int, *, raised: bool = False) -> Evidence:
-    homes = homes_of(job(machines), machines_of(machines))
-    return evidence_of(3, stop_replies(machines, raised=raised), [], homes)
+    return evidence_of(3, stop_replies(machines, raised=raised), [], homes(machines))
 
 
 def case(machines: int) -> RecoveryState:
@@ -72,7 +75,7 @@ def emptied(machines: int) -> JobView:
 
 def evidence_is_made(machines: int) -> Call:
     replies = stop_replies(machines, raised=True)
-    return lambda: evidence_of(3, replies, [], homes_of(job(machines), machines_of(machines)))
+    return lambda: evidence_of(3, replies, [], homes(machines))
 
 
 def a_restore_is_chosen(machines: int) -> Call:
@@ -130,12 +133,13 @@ def backups_are_placed_where_all_machines_share_a_group(machines: int) -> Call:
 
 
 def launch_requests_are_made(machines: int) -> Call:
-    spec, all_machines = job(machines), machines_of(machines)
+    spec = job(machines)
+    assignment = spec.assignment(machines_of(machines))
     placement = place_backups(spec.topology())
     return lambda: [
         (
             rank_launches(spec, index),
-            backup_peers(spec, all_machines, placement, index),
+            backup_peers(assignment, placement, index),
             shared_environment(spec, "h", 1, 1),
             checkpoint_options(spec),
         )

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from everstep.errors import CheckpointError
+from everstep.model.assignment import Assignment
 from everstep.model.incident import CopyToRestore, StateCopy, Tier
-from everstep.model.topology import Topology
 from everstep.slots.format import NEVER_USED
+from everstep.text import listed
 
 NOTHING_HELD = -1
 """No rank holds a checkpoint: the script starts as it does by itself."""
@@ -17,8 +18,6 @@ NOTHING_HELD = -1
 MEMORY = (Tier.OWN, Tier.BACKUP)
 TIERS = {tier: place for place, tier in enumerate(Tier)}
 """Place of each in the order in which a restore prefers them."""
-SHOWN = 8
-"""Ranks, machines or steps that a reason names before it says "…"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +47,7 @@ class Restore:
 
 def choose_restore(
     held: Iterable[StateCopy],
-    topology: Topology,
-    machines: Sequence[str],
+    assignment: Assignment[str],
     *,
     held_before: bool = False,
     at: int | None = None,
@@ -62,8 +60,7 @@ def choose_restore(
     Args:
         held: What the machines hold, damaged copies included, in any order; of the job's own line of steps only
             (:mod:`everstep.decisions.checkpoints.lineage`).
-        topology: Of the job.
-        machines: Names of the machines that are going to run it, in the topology's order.
+        assignment: Which machines, by name, are going to run the job's ranks.
         held_before: The job has restored such a checkpoint before, so that holding none means that they are lost.
         at: Exactly this step: a rollback on purpose.
 
@@ -71,8 +68,8 @@ def choose_restore(
         CheckpointError: not every rank can restore step ``at``; says which steps exist.
     """
     everything = sorted(held, key=_order)
-    copies = nearest(everything, topology, machines)
-    world_size = topology.world_size
+    copies = nearest(everything, assignment)
+    world_size = assignment.topology.world_size
     common = [step for step, ranks in copies.items() if len(ranks) == world_size]
     note = _damaged(everything)
     if at == 0:
@@ -86,12 +83,12 @@ def choose_restore(
         step = max(common)
         chosen = copies[step]
         wanted = "is the one asked for, which" if at is not None else "is the latest that"
-        reason = f"step {step} {wanted} all {world_size} ranks can restore: {_sources(chosen, topology, machines)}"
+        reason = f"step {step} {wanted} all {world_size} ranks can restore: {_sources(chosen, assignment)}"
         if at is None:
             reason += _cost(step, copies, chosen, world_size)
-        move = _to_move(chosen, topology, machines)
+        move = _to_move(chosen, assignment)
         check = tuple(
-            copy_of(one) for _, one in sorted(chosen.items()) if not one.verified and _in_place(one, topology, machines)
+            copy_of(one) for _, one in sorted(chosen.items()) if not one.verified and _in_place(one, assignment)
         )
         largest = max(one.bytes for one in chosen.values())
         return Restore(step, reason + note, move, check, largest)
@@ -101,10 +98,10 @@ def choose_restore(
     if best is None:
         return Restore(0, f"no valid checkpoint{note}")
     missing = sorted(set(range(world_size)) - copies[best].keys())
-    return Restore(0, f"no step is held by all ranks: step {best} lacks rank {_listed(missing)}{note}")
+    return Restore(0, f"no step is held by all ranks: step {best} lacks rank {listed(missing)}{note}")
 
 
-def nearest(held: Iterable[StateCopy], topology: Topology, machines: Sequence[str]) -> dict[int, dict[int, StateCopy]]:
+def nearest(held: Iterable[StateCopy], assignment: Assignment[str]) -> dict[int, dict[int, StateCopy]]:
     """Step → rank → the valid copy that a restore would use; arguments as for :func:`choose_restore`.
 
     Own memory on the spot comes first, then other memory, disk and remote
@@ -112,14 +109,14 @@ def nearest(held: Iterable[StateCopy], topology: Topology, machines: Sequence[st
     a step are of one run: of the one that has it for most ranks, of equal ones the latest.
     """
     found: dict[int, dict[str, dict[int, StateCopy]]] = defaultdict(lambda: defaultdict(dict))
-    world_size = topology.world_size
+    world_size = assignment.topology.world_size
     for one in held:
         usable = one.valid and one.tier.known
         if not usable or not 0 <= one.rank < world_size or one.completed_steps < 1:
             continue
         ranks = found[one.completed_steps][one.run]
         before = ranks.get(one.rank)
-        if before is None or _preference(one, topology, machines) < _preference(before, topology, machines):
+        if before is None or _preference(one, assignment) < _preference(before, assignment):
             ranks[one.rank] = one
     return {step: max(runs.items(), key=lambda run: (len(run[1]), run[0]))[1] for step, runs in found.items()}
 
@@ -128,23 +125,19 @@ def _order(one: StateCopy) -> tuple[int, int, str, str, str]:
     return one.rank, one.completed_steps, one.tier, one.machine, one.reason
 
 
-def _preference(one: StateCopy, topology: Topology, machines: Sequence[str]) -> tuple[int, bool, int, str]:
-    here = one.machine == _home(one.rank, topology, machines)
+def _preference(one: StateCopy, assignment: Assignment[str]) -> tuple[int, bool, int, str]:
+    here = one.machine == assignment.home(one.rank)
     tier = TIERS[one.tier]
     depth = 0 if one.tier == Tier.OWN and here else 1 if one.tier in MEMORY else tier
     return depth, not here, tier, one.machine
 
 
-def _home(rank: int, topology: Topology, machines: Sequence[str]) -> str:
-    return machines[topology.machine(rank)]
+def _to_move(chosen: Mapping[int, StateCopy], assignment: Assignment[str]) -> tuple[CopyToRestore, ...]:
+    return tuple(copy_of(one) for _, one in sorted(chosen.items()) if not _in_place(one, assignment))
 
 
-def _to_move(chosen: Mapping[int, StateCopy], topology: Topology, machines: Sequence[str]) -> tuple[CopyToRestore, ...]:
-    return tuple(copy_of(one) for _, one in sorted(chosen.items()) if not _in_place(one, topology, machines))
-
-
-def _in_place(one: StateCopy, topology: Topology, machines: Sequence[str]) -> bool:
-    return one.tier == Tier.OWN and one.machine == _home(one.rank, topology, machines)
+def _in_place(one: StateCopy, assignment: Assignment[str]) -> bool:
+    return one.tier == Tier.OWN and one.machine == assignment.home(one.rank)
 
 
 def copy_of(held: StateCopy) -> CopyToRestore:
@@ -158,11 +151,11 @@ def copy_of(held: StateCopy) -> CopyToRestore:
     )
 
 
-def _sources(chosen: Mapping[int, StateCopy], topology: Topology, machines: Sequence[str]) -> str:
+def _sources(chosen: Mapping[int, StateCopy], assignment: Assignment[str]) -> str:
     """``4 from their own memory, 4 from backups (m0, m3)``."""
     by_tier: dict[str, list[StateCopy]] = defaultdict(list)
     for rank, one in sorted(chosen.items()):
-        at_home = one.machine == _home(rank, topology, machines)
+        at_home = one.machine == assignment.home(rank)
         by_tier[Tier.OWN if one.tier == Tier.OWN and at_home else f"{one.tier} "].append(one)
     names = {
         Tier.OWN: "their own memory",
@@ -175,7 +168,7 @@ def _sources(chosen: Mapping[int, StateCopy], topology: Topology, machines: Sequ
     for kind, name in names.items():
         if copies := by_tier.get(kind):
             where = dict.fromkeys(one.machine for one in copies)
-            shown = "" if kind in {Tier.OWN, f"{Tier.REMOTE} "} else f" ({_listed(sorted(where))})"
+            shown = "" if kind in {Tier.OWN, f"{Tier.REMOTE} "} else f" ({listed(sorted(where))})"
             count = f"all {len(copies)}" if len(copies) == len(chosen) > 1 else str(len(copies))
             parts.append(f"{count} from {name}{shown}")
     return ", ".join(parts)
@@ -194,20 +187,20 @@ def _cost(
         why = "no rank's memory is left"
     elif gone:
         ranks = "rank" if len(gone) == 1 else "ranks"
-        why = f"owner and peer of {ranks} {_listed(gone)} were lost together"
+        why = f"owner and peer of {ranks} {listed(gone)} were lost together"
     else:
         best = max(in_memory, key=lambda s: (len(in_memory[s]), s))
-        why = f"memory lacks rank {_listed(sorted(set(range(world_size)) - in_memory[best]))} at step {best}"
+        why = f"memory lacks rank {listed(sorted(set(range(world_size)) - in_memory[best]))} at step {best}"
     lost = newest - step
     older = f"{lost} step{'' if lost == 1 else 's'} older than the newest copy (step {newest})" if lost else "no older"
     return f"; {older}: {why}"
 
 
 def _not_there(at: int, copies: Mapping[int, Mapping[int, StateCopy]], common: Sequence[int], world_size: int) -> str:
-    steps = _listed(sorted(common, reverse=True))
+    steps = listed(sorted(common, reverse=True))
     exist = f"there are steps {steps}" if common else "no step can be restored by all of them"
     missing = sorted(set(range(world_size)) - copies.get(at, {}).keys())
-    who = f"rank {_listed(missing)} lacks it" if len(missing) == 1 else f"ranks {_listed(missing)} lack it"
+    who = f"rank {listed(missing)} lacks it" if len(missing) == 1 else f"ranks {listed(missing)} lack it"
     lacks = "no rank has it" if len(missing) == world_size else who
     return f"step {at} cannot be restored by all {world_size} ranks: {lacks}; {exist}"
 
@@ -218,7 +211,7 @@ def _of_other_runs(at: int, everything: Sequence[StateCopy], copies: Mapping[int
     others = [one for rank, one in sorted(there.items()) if rank not in copies.get(at, {})]
     if not others:
         return ""
-    where = _listed([f"rank {one.rank} on {one.machine}" for one in others])
+    where = listed([f"rank {one.rank} on {one.machine}" for one in others])
     return f"; an earlier run of that name left it to {where}, which does not go with the others"
 
 
@@ -236,7 +229,3 @@ def _damaged(everything: Sequence[StateCopy]) -> str:
 
 def _in(one: StateCopy) -> str:
     return "" if one.tier == Tier.OWN else f" ({one.tier})"
-
-
-def _listed(values: Sequence[object]) -> str:
-    return ", ".join(map(str, values[:SHOWN])) + (" …" if len(values) > SHOWN else "")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from everstep.decisions.checkpoints.choose_restore import MEMORY, Restore, choose_restore, copy_of
 from everstep.decisions.checkpoints.lineage import Runs, usable
 from everstep.errors import CheckpointError
+from everstep.model.assignment import Assignment
 from everstep.model.incident import StateCopy
 from everstep.model.job_state import EarlierRun
 from everstep.model.topology import Topology
@@ -15,8 +16,7 @@ from everstep.model.topology import Topology
 
 def choose_start(
     held: Iterable[StateCopy],
-    topology: Topology,
-    machines: Sequence[str],
+    assignment: Assignment[str],
     earlier: EarlierRun,
     *,
     at: int | None = None,
@@ -29,8 +29,7 @@ def choose_start(
 
     Args:
         held: What the machines told of.
-        topology: Of the new run.
-        machines: Names of those that are going to run it, in the topology's order.
+        assignment: Which machines, by name, are going to run its ranks.
         earlier: The last run of the name.
         at: The step to start from; None: the latest.
         bad: Copies that could not be used, with reasons.
@@ -38,27 +37,27 @@ def choose_start(
     Raises:
         CheckpointError: not every rank can restore step ``at``; says which steps exist.
     """
-    files = usable(left_by_earlier_run(held, topology, at), [], bad)
+    files = usable(left_by_earlier_run(held, assignment.topology, at), [], bad)
     older = [one for one in files if one.run != earlier.run]
     if earlier.run:
         theirs = Runs(earlier.run, tuple(earlier.origin_runs))
-        chosen = _chosen(usable(files, earlier.lineage, runs=theirs), older, topology, machines, at)
+        chosen = _chosen(usable(files, earlier.lineage, runs=theirs), older, assignment, at)
     else:
-        chosen = choose_restore(files, topology, machines, at=at)
+        chosen = choose_restore(files, assignment, at=at)
     saved_by = {copy_of(one): one.run for one in files}
     return chosen, sorted({saved_by[copy] for copy in chosen.copies} - {""})
 
 
 def _chosen(
-    theirs: Iterable[StateCopy], older: Iterable[StateCopy], topology: Topology, machines: Sequence[str], at: int | None
+    theirs: Iterable[StateCopy], older: Iterable[StateCopy], assignment: Assignment[str], at: int | None
 ) -> Restore:
     try:
-        chosen = choose_restore(theirs, topology, machines, at=at)
+        chosen = choose_restore(theirs, assignment, at=at)
     except CheckpointError:
         with contextlib.suppress(CheckpointError):
-            return choose_restore(older, topology, machines, at=at)
+            return choose_restore(older, assignment, at=at)
         raise
-    return chosen if chosen.step > 0 or at == 0 else choose_restore(older, topology, machines, at=at)
+    return chosen if chosen.step > 0 or at == 0 else choose_restore(older, assignment, at=at)
 
 
 def left_by_earlier_run(held: Iterable[StateCopy], topology: Topology, at: int | None = None) -> list[StateCopy]:

@@ -24,10 +24,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from everstep.decisions.checkpoints.choose_restore import MEMORY
+from everstep.model.assignment import Assignment
 from everstep.model.checkpoint_policy import CheckpointPolicy
 from everstep.model.incident import Evidence, StateCopy, Tier
 from everstep.model.recovery_policy import RecoveryPolicy
-from everstep.model.topology import Topology
 from everstep.slots.format import CUT_SHORT, NEVER_USED
 from everstep.text import listed
 
@@ -65,9 +65,7 @@ class Known:
     unreached: Sequence[StateCopy]
     """Those of them that may be good: they could not be brought."""
     evidence: Evidence
-    topology: Topology
-    machines: Sequence[str]
-    """In the topology's order."""
+    assignment: Assignment[str]
     resume_step: int
     """Where the newest generation began."""
     policy: CheckpointPolicy
@@ -130,7 +128,7 @@ class _Looking:
 
     def __post_init__(self) -> None:
         stuck = {_key(one) for one in self.known.unreached}
-        ranks = range(self.known.topology.world_size)
+        ranks = range(self.known.assignment.topology.world_size)
         for one in self.known.held:
             if one.rank not in ranks:
                 continue  # of a run of the name that had more of them
@@ -138,7 +136,7 @@ class _Looking:
                 self._copies[one.rank].add(one.completed_steps)
             if not one.valid and _key(one) in stuck:
                 self._stuck.append(one)
-            if one.tier is Tier.OWN and one.machine == self._home(one.rank):
+            if one.tier is Tier.OWN and one.machine == self.known.assignment.home(one.rank):
                 self._own[one.rank].append(one)
         completed = {one.rank: one.completed_steps for one in self.known.evidence.exits}
         saves = any(one.tier in MEMORY for one in self.known.held)
@@ -146,8 +144,8 @@ class _Looking:
 
     def beyond(self, step: int) -> Doubt | None:
         disks, remote = self._unknown_disks(), self._unknown_remote()
-        ranks = range(self.known.topology.world_size)
-        dark = {rank for rank in ranks if remote or self._home(rank) in disks}
+        ranks = range(self.known.assignment.topology.world_size)
+        dark = {rank for rank in ranks if remote or self.known.assignment.home(rank) in disks}
         # Of what was told, not all is kept: what a rank has beyond the step is not known either.
         cut = set(ranks) if self.known.evidence.held_cut and dark else set()
         found = self._newest(step, dark | cut)
@@ -166,7 +164,7 @@ class _Looking:
             step: That is known.
             dark: Ranks that may have copies where nobody could look.
         """
-        ranks = range(self.known.topology.world_size)
+        ranks = range(self.known.assignment.topology.world_size)
         bounds = [bound for rank in dark if (bound := self._bounds[rank]) is not None]
         most = min(bounds) if bounds else None
         candidates = {one for steps in self._copies.values() for one in steps if one > step}
@@ -189,7 +187,7 @@ class _Looking:
 
     def _bound(self, rank: int, completed: int, saves: bool) -> int | None:
         """The newest step that a rank may have saved; ``saves``: some rank of the job has saved something."""
-        if self._home(rank) in self.known.evidence.emptied:
+        if self.known.assignment.home(rank) in self.known.evidence.emptied:
             return None
         own = self._own[rank]
         damaged = any(one.completed_steps < 0 and one.reason not in {NEVER_USED, CUT_SHORT} for one in own)
@@ -230,7 +228,7 @@ class _Looking:
         if self.known.policy.disk_path and not evidence.searched:
             # The agent of a machine that came back empty does not know where to look.
             found |= dict.fromkeys(evidence.emptied, NOT_ASKED)
-        return {machine: reason for machine, reason in found.items() if machine in self.known.machines}
+        return {machine: reason for machine, reason in found.items() if machine in self.known.assignment.machines}
 
     def _unknown_remote(self) -> str:
         """Why it is not known what lies on remote storage; empty: it is, or there is none."""
@@ -240,9 +238,6 @@ class _Looking:
         if not evidence.searched:
             return NOT_ASKED
         return next((one.reason for one in evidence.unlisted if one.tier is Tier.REMOTE), "")
-
-    def _home(self, rank: int) -> str:
-        return self.known.machines[self.known.topology.machine(rank)]
 
 
 def _key(one: StateCopy) -> tuple[int, int, str, str, int]:

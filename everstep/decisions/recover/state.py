@@ -17,6 +17,7 @@ from everstep.decisions.detect.root_cause import (
 from everstep.decisions.recover.confirm import showing_of
 from everstep.decisions.recover.doubt import Doubt, Known, doubt_of
 from everstep.decisions.recover.rules import steady
+from everstep.model.assignment import Assignment
 from everstep.model.incident import (
     Anomaly,
     CopyToRestore,
@@ -108,6 +109,11 @@ class RecoveryState:
         """The failure at hand was reattempted, and another one is about to come."""
         self.history.append(self.failures[-1])
 
+    @property
+    def assignment(self) -> Assignment[str]:
+        """Which machines, by name, run the job's ranks."""
+        return self.spec.assignment([machine.name for machine in self.machines])
+
     def lost_machines(self) -> list[str]:
         """Machines that lost the ranks of the generation at hand, if it was ever launched there."""
         first = not self.launches and self.anomaly.symptom is Symptom.LAUNCH_FAILED
@@ -117,8 +123,8 @@ class RecoveryState:
         """What happened, as the evidence has it; empty: it does not say."""
         end = first_failure(evidence.exits)
         if lost := self.lost_machines():
-            topology, gone = self.spec.topology(), set(lost)
-            ranks = {m.name: topology.ranks(index) for index, m in enumerate(self.machines) if m.name in gone}
+            gone = set(lost)
+            ranks = {machine: ranks for machine, ranks in self.assignment.each() if machine in gone}
             return headline_of_loss(ranks, end)
         return headline_of(end) if end else ""
 
@@ -161,9 +167,8 @@ class RecoveryState:
         return self._chosen[2]
 
     def _choose(self, evidence: Evidence) -> Restore:
-        names = [machine.name for machine in self.machines]
         held_before = self.resume_step >= 0
-        restore = choose_restore(self.usable(evidence), self.spec.topology(), names, held_before=held_before)
+        restore = choose_restore(self.usable(evidence), self.assignment, held_before=held_before)
         if self.folder and restore.step < self.folder_step:
             reason = f"{restore.reason}; it begins again where it was started from"
             return replace(restore, step=self.folder_step, reason=reason, copies=(), folder=self.folder)
@@ -175,8 +180,7 @@ class RecoveryState:
             held=self.usable(evidence),
             unreached=self.unreached,
             evidence=evidence,
-            topology=self.spec.topology(),
-            machines=[machine.name for machine in self.machines],
+            assignment=self.assignment,
             resume_step=self.resume_step,
             policy=self.spec.checkpoint,
         )

@@ -78,13 +78,13 @@ def test_each_machine_is_told_where_the_backups_of_its_ranks_go() -> None:
     placement = place_backups(spec.topology())
 
     for index in range(4):
-        peers = backup_peers(spec, machines, placement, index)
+        peers = backup_peers(spec.assignment(machines), placement, index)
         assert [peer.rank for peer in peers] == [2 * index, 2 * index + 1]
         for peer in peers:
             assert peer.machine != f"m{index}"
             assert peer.address == f"10.0.0.{peer.machine[1:]}:1"
     alone = JobSpec(name="job", script="/job.py", ranks_per_machine=2)
-    assert backup_peers(alone, machines[:1], place_backups(alone.topology()), 0) == []
+    assert backup_peers(alone.assignment(machines[:1]), place_backups(alone.topology()), 0) == []
 
 
 def test_agents_are_told_all_of_the_checkpoint_policy_that_is_theirs() -> None:

@@ -16,6 +16,7 @@ from activities.payloads import DATA_CONVERTER
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.checkpoints.choose_restore import choose_restore
 from everstep.decisions.ettr import Interval, ettr
+from everstep.model.assignment import Assignment
 from everstep.model.incident import Anomaly, CopyToRestore, Evidence, IncidentReport, StateCopy, Symptom, Tier
 from everstep.model.job import JobSpec
 from everstep.model.job_state import JobState
@@ -104,7 +105,7 @@ def test_a_copy_in_a_place_that_this_release_does_not_know_is_told_of_and_not_us
     of_a_later_worker = StateCopy(rank=0, machine="m0", completed_steps=8, tier=Tier("tape"))
     topology = Topology(machines=1, ranks_per_machine=1, tp=1, pp=1)
 
-    chosen = choose_restore([own, *held, of_a_later_worker], topology, ["m0"])
+    chosen = choose_restore([own, *held, of_a_later_worker], Assignment(topology, ["m0"]))
 
     assert (held[0].tier, held[0].valid) == ("tier 7", False)
     assert chosen.step == 4

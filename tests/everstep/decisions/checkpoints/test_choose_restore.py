@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from everstep.decisions.checkpoints.choose_restore import NOTHING_HELD, choose_restore
 from everstep.errors import CheckpointError
+from everstep.model.assignment import Assignment
 from everstep.model.incident import StateCopy, Tier
 from everstep.model.topology import Topology
 from everstep.slots.format import NEVER_USED
@@ -37,12 +38,12 @@ def held(
     )
 
 
-def size(ranks: int) -> tuple[Topology, list[str]]:
+def size(ranks: int) -> Assignment[str]:
     """A job with one rank on each machine."""
-    return Topology(ranks, 1), [f"m{index}" for index in range(ranks)]
+    return Assignment(Topology(ranks, 1), [f"m{index}" for index in range(ranks)])
 
 
-FOUR = (Topology(4, 2, 2, 2), ["m0", "m1", "m2", "m3"])
+FOUR = Assignment(Topology(4, 2, 2, 2), ["m0", "m1", "m2", "m3"])
 """Eight ranks; the peers of m0 and m3, and of m1 and m2, hold each other's backups."""
 
 
@@ -54,21 +55,21 @@ def memory_of(machine: int, step: int) -> list[StateCopy]:
 
 
 def test_the_latest_step_that_all_hold_is_taken() -> None:
-    choice = choose_restore([held(0, 20), held(0, 21), held(1, 20), held(1, 19)], *size(2))
+    choice = choose_restore([held(0, 20), held(0, 21), held(1, 20), held(1, 19)], size(2))
 
     assert (choice.step, choice.copies) == (20, ())
     assert choice.reason == "step 20 is the latest that all 2 ranks can restore: all 2 from their own memory"
 
 
 def test_a_damaged_copy_does_not_count_and_is_named() -> None:
-    choice = choose_restore([held(0, 20), held(0, 19), held(1, 20, valid=False), held(1, 19)], *size(2))
+    choice = choose_restore([held(0, 20), held(0, 19), held(1, 20, valid=False), held(1, 19)], size(2))
 
     assert choice.step == 19
     assert "rank 1 on m1: checksum" in choice.reason
 
 
 def test_a_damaged_copy_of_another_tier_is_named_with_it() -> None:
-    choice = choose_restore([held(0, 20), held(0, 20, valid=False, tier=Tier.BACKUP, machine="m1")], *size(1))
+    choice = choose_restore([held(0, 20), held(0, 20, valid=False, tier=Tier.BACKUP, machine="m1")], size(1))
 
     assert choice.step == 20
     assert "rank 0 on m1 (backup): checksum" in choice.reason
@@ -77,22 +78,22 @@ def test_a_damaged_copy_of_another_tier_is_named_with_it() -> None:
 def test_a_slot_that_was_never_used_is_no_damage() -> None:
     unused = StateCopy(rank=0, machine="m0", completed_steps=-1, valid=False, reason=NEVER_USED)
 
-    assert "m0" not in choose_restore([held(0, 20), unused], *size(1)).reason
-    assert choose_restore([unused], *size(1)).step == 0
+    assert "m0" not in choose_restore([held(0, 20), unused], size(1)).reason
+    assert choose_restore([unused], size(1)).step == 0
 
 
 def test_without_any_checkpoint_the_script_decides() -> None:
-    assert choose_restore([], *size(2)).step == NOTHING_HELD
+    assert choose_restore([], size(2)).step == NOTHING_HELD
 
 
 def test_checkpoints_that_are_gone_are_a_loss_and_not_a_script_that_has_none() -> None:
-    choice = choose_restore([], *size(2), held_before=True)
+    choice = choose_restore([], size(2), held_before=True)
 
     assert (choice.step, choice.reason) == (0, "the checkpoints that the job had are gone")
 
 
 def test_without_a_common_step_the_job_begins_again_and_says_who_lacks_it() -> None:
-    choice = choose_restore([held(0, 7)], *size(3))
+    choice = choose_restore([held(0, 7)], size(3))
 
     assert choice.step == 0
     assert "step 7 lacks rank 1, 2" in choice.reason
@@ -100,7 +101,7 @@ def test_without_a_common_step_the_job_begins_again_and_says_who_lacks_it() -> N
 
 def test_ranks_of_lost_machines_take_their_backups() -> None:
     lost = {1, 3}  # a group of FOUR whose peers are m2 and m0
-    choice = choose_restore([one for machine in (0, 2) for one in memory_of(machine, 120)], *FOUR)
+    choice = choose_restore([one for machine in (0, 2) for one in memory_of(machine, 120)], FOUR)
 
     assert choice.step == 120
     assert choice.reason == (
@@ -117,7 +118,7 @@ def test_ranks_of_lost_machines_take_their_backups() -> None:
 
 def test_owner_and_peer_lost_together_fall_back_to_disk_and_it_is_said_what_that_costs() -> None:
     disk = [held(rank, 105, tier=Tier.DISK, machine=f"m{rank // 2}") for rank in range(8)]
-    choice = choose_restore([*memory_of(0, 120), *memory_of(3, 120), *disk], *FOUR)
+    choice = choose_restore([*memory_of(0, 120), *memory_of(3, 120), *disk], FOUR)
 
     assert choice.step == 105
     assert "all 8 from disk (m0, m1, m2, m3)" in choice.reason
@@ -130,7 +131,7 @@ def test_owner_and_peer_lost_together_fall_back_to_disk_and_it_is_said_what_that
 def test_a_deeper_tier_is_used_for_those_ranks_only_that_need_it() -> None:
     memory = [*memory_of(0, 120), *memory_of(3, 120)]
     disk = [held(rank, 120, tier=Tier.DISK, machine=f"m{rank // 2}") for rank in range(8)]
-    choice = choose_restore([*disk, *memory], *FOUR)
+    choice = choose_restore([*disk, *memory], FOUR)
 
     assert [(copy.rank, copy.tier) for copy in choice.copies] == [(rank, Tier.DISK) for rank in (2, 3, 4, 5)]
     assert "4 from their own memory, 4 from disk (m1, m2); no older: owner and peer" in choice.reason
@@ -138,7 +139,7 @@ def test_a_deeper_tier_is_used_for_those_ranks_only_that_need_it() -> None:
 
 def test_memory_without_a_common_step_is_told_apart_from_memory_that_is_lost() -> None:
     disk = [held(rank, 10, tier=Tier.DISK) for rank in range(2)]
-    choice = choose_restore([held(0, 20), held(1, 21), *disk], *size(2))
+    choice = choose_restore([held(0, 20), held(1, 21), *disk], size(2))
 
     assert choice.step == 10
     assert "11 steps older than the newest copy (step 21): memory lacks rank 0 at step 21" in choice.reason
@@ -147,14 +148,14 @@ def test_memory_without_a_common_step_is_told_apart_from_memory_that_is_lost() -
 def test_all_memory_lost_is_said_as_such() -> None:
     remote = [held(rank, 10, tier=Tier.REMOTE) for rank in range(2)]
 
-    assert choose_restore(remote, *size(2)).reason == (
+    assert choose_restore(remote, size(2)).reason == (
         "step 10 is the latest that all 2 ranks can restore: all 2 from remote storage; no older: "
         "no rank's memory is left"
     )
 
 
 def test_own_memory_on_another_machine_is_brought_too() -> None:
-    choice = choose_restore([held(0, 5), held(1, 5, machine="m9")], *size(2))
+    choice = choose_restore([held(0, 5), held(1, 5, machine="m9")], size(2))
 
     assert [(copy.rank, copy.tier, copy.machine) for copy in choice.copies] == [(1, Tier.OWN, "m9")]
     assert "1 from memory of (m9)" not in choice.reason
@@ -164,11 +165,11 @@ def test_own_memory_on_another_machine_is_brought_too() -> None:
 def test_a_rollback_takes_just_the_step_that_was_asked_for() -> None:
     copies = [held(rank, step) for rank in range(2) for step in (19, 20)]
 
-    choice = choose_restore(copies, *size(2), at=19)
+    choice = choose_restore(copies, size(2), at=19)
 
     assert choice.step == 19
     assert choice.reason.startswith("step 19 is the one asked for, which all 2 ranks can restore: ")
-    assert choose_restore(copies, *size(2), at=0).step == 0
+    assert choose_restore(copies, size(2), at=0).step == 0
 
 
 @pytest.mark.parametrize(
@@ -183,14 +184,14 @@ def test_a_rollback_to_a_step_that_is_not_there_says_what_is(at: int, said: str)
     copies = [*(held(rank, step) for rank in range(2) for step in (19, 20)), held(0, 21)]
 
     with pytest.raises(CheckpointError) as raised:
-        choose_restore(copies, *size(2), at=at)
+        choose_restore(copies, size(2), at=at)
 
     assert said in str(raised.value)
 
 
 def test_a_rollback_with_nothing_there_says_so() -> None:
     with pytest.raises(CheckpointError, match="no rank has it; no step can be restored by all of them"):
-        choose_restore([], *size(2), at=3)
+        choose_restore([], size(2), at=3)
 
 
 @st.composite
@@ -219,7 +220,7 @@ def test_what_is_chosen_can_be_restored_by_all_and_nothing_later_can(
     def common(step: int) -> bool:
         return all((rank, step) in valid for rank in range(topology.world_size))
 
-    choice = choose_restore(copies, topology, names)
+    choice = choose_restore(copies, Assignment(topology, names))
 
     if choice.step > 0:
         assert common(choice.step)
@@ -227,7 +228,9 @@ def test_what_is_chosen_can_be_restored_by_all_and_nothing_later_can(
     assert (choice.step == NOTHING_HELD) == (not copies)
     shuffled = list(copies)
     random.shuffle(shuffled)
-    assert choose_restore(shuffled, topology, names) == choice, "the order of what the machines say means nothing"
+    assert choose_restore(shuffled, Assignment(topology, names)) == choice, (
+        "the order of what the machines say means nothing"
+    )
 
 
 @given(situations())
@@ -235,7 +238,7 @@ def test_each_rank_has_its_own_slot_or_a_valid_copy_of_the_first_tier_that_has_o
     situation: tuple[Topology, list[str], list[StateCopy]],
 ) -> None:
     topology, names, copies = situation
-    choice = choose_restore(copies, topology, names)
+    choice = choose_restore(copies, Assignment(topology, names))
     brought = {copy.rank: copy for copy in choice.copies}
     assert len(brought) == len(choice.copies)
     if choice.step <= 0:
@@ -257,7 +260,7 @@ def test_own_slots_known_by_their_headers_are_to_be_verified_and_no_others() -> 
     own = [held(0, 20, verified=False), held(0, 19, verified=False), held(1, 20), held(2, 20, verified=False)]
     brought = [held(3, 20, tier=Tier.BACKUP, machine="m0", verified=False)]
 
-    choice = choose_restore([*own, *brought], *size(4))
+    choice = choose_restore([*own, *brought], size(4))
 
     assert choice.step == 20
     assert [(copy.rank, copy.tier) for copy in choice.copies] == [(3, Tier.BACKUP)], "who brings it verifies it"
@@ -275,21 +278,23 @@ def test_no_own_slot_is_restored_from_that_nobody_verified(
     unread = data.draw(st.sets(st.tuples(st.integers(0, topology.world_size - 1), st.integers(0, 6))))
     copies = [one.model_copy(update={"verified": (one.rank, one.completed_steps) not in unread}) for one in copies]
 
-    choice = choose_restore(copies, topology, names)
+    choice = choose_restore(copies, Assignment(topology, names))
 
     in_place = set(range(topology.world_size)) - {copy.rank for copy in choice.copies}
     expected = {rank for rank in in_place if (rank, choice.step) in unread} if choice.step > 0 else set()
     assert {copy.rank for copy in choice.unverified} == expected
     assert (
         choice.step
-        == choose_restore([one.model_copy(update={"verified": True}) for one in copies], topology, names).step
+        == choose_restore(
+            [one.model_copy(update={"verified": True}) for one in copies], Assignment(topology, names)
+        ).step
     )
 
 
 def test_storage_that_cannot_be_listed_is_no_damaged_copy_of_a_rank() -> None:
     unknown = held(0, -1, valid=False, tier=Tier.REMOTE).model_copy(update={"reason": "s3://b cannot be listed: no"})
 
-    said = choose_restore([held(0, 20), held(1, 20), unknown], *size(2)).reason
+    said = choose_restore([held(0, 20), held(1, 20), unknown], size(2)).reason
 
     assert said.endswith("; s3://b cannot be listed: no")
     assert "rank 0 on" not in said

@@ -12,14 +12,15 @@ from everstep.decisions.checkpoints.choose_restore import choose_restore, neares
 from everstep.decisions.checkpoints.lineage import FROM_NOTHING, Runs, is_ours, usable
 from everstep.decisions.checkpoints.start_from_run import choose_start, left_by_earlier_run
 from everstep.errors import CheckpointError
+from everstep.model.assignment import Assignment
 from everstep.model.incident import StateCopy, Tier
 from everstep.model.job_state import EarlierRun
 from everstep.model.run_id import is_older, run_id
 from everstep.model.topology import Topology
 
 A, B, C = (f"20261121-1{hour}0000.000-aaaaaaaa" for hour in range(3))
-TWO = (Topology(2, 1), ["m0", "m1"])
-SIZES = str(TWO[0])
+TWO = Assignment(Topology(2, 1), ["m0", "m1"])
+SIZES = str(TWO.topology)
 
 
 def held(rank: int, step: int, run: str, *, tier: Tier = Tier.DISK, machine: str = "", **more: int) -> StateCopy:
@@ -45,7 +46,7 @@ copies = st.lists(
 
 @given(copies)
 def test_all_copies_of_a_step_are_of_one_run(found: list[StateCopy]) -> None:
-    for ranks in nearest(found, *TWO).values():
+    for ranks in nearest(found, TWO).values():
         assert len({one.run for one in ranks.values()}) == 1
 
 
@@ -56,7 +57,7 @@ def test_a_job_uses_its_own_copies_and_those_that_led_to_where_it_began(
     lineage = list(enumerate([origin, *later], start=3))
     by_time = {one.saved_ns: one for one in found}
     usable_ones = usable(found, lineage, runs=Runs(B, (A,)))
-    for ranks in nearest(usable_ones, *TWO).values():
+    for ranks in nearest(usable_ones, TWO).values():
         for one in ranks.values():
             source = by_time[one.saved_ns]
             led_here = source.completed_steps <= min([origin, *later]) and source.tier in {Tier.DISK, Tier.REMOTE}
@@ -65,16 +66,16 @@ def test_a_job_uses_its_own_copies_and_those_that_led_to_where_it_began(
 
 def test_the_run_that_has_a_step_for_all_is_taken_and_of_two_the_latest() -> None:
     mixed = [held(0, 20, A), held(1, 20, A), held(0, 20, B, tier=Tier.OWN)]
-    choice = choose_restore(mixed, *TWO)
+    choice = choose_restore(mixed, TWO)
     assert choice.step == 20
     assert [copy.tier for copy in choice.copies] == [Tier.DISK, Tier.DISK]
-    newer = nearest([*mixed, held(1, 20, B)], *TWO)[20]
+    newer = nearest([*mixed, held(1, 20, B)], TWO)[20]
     assert {one.run for one in newer.values()} == {B}
 
 
 def test_a_step_that_two_runs_left_in_halves_is_refused_with_the_reason() -> None:
     with pytest.raises(CheckpointError, match="an earlier run of that name left it to rank 0 on m0, which does not go"):
-        choose_restore([held(0, 20, A), held(1, 20, B)], *TWO, at=20)
+        choose_restore([held(0, 20, A), held(1, 20, B)], TWO, at=20)
 
 
 def test_the_same_generation_and_step_of_another_run_are_not_ours() -> None:
@@ -96,7 +97,7 @@ def test_of_the_run_that_a_job_was_started_from_everything_up_to_there_is_ours()
 
 def test_the_state_at_the_step_of_the_start_is_the_same_in_both_runs() -> None:
     both = [held(0, 120, A, generation=7), held(1, 120, B, tier=Tier.OWN)]
-    choice = choose_restore(usable(both, [(1, 120)], runs=Runs(B, (A,))), *TWO)
+    choice = choose_restore(usable(both, [(1, 120)], runs=Runs(B, (A,))), TWO)
     assert (choice.step, [copy.rank for copy in choice.copies]) == (120, [0])
 
 
@@ -111,7 +112,7 @@ def test_a_copy_that_failed_is_not_confused_with_another_save_of_its_step() -> N
 def test_a_new_run_starts_from_files_only() -> None:
     memory = [held(rank, 20, A, tier=Tier.OWN) for rank in (0, 1)]
     files = [held(rank, 20, A) for rank in (0, 1)]
-    assert left_by_earlier_run([*memory, *files], TWO[0], 20) == files
+    assert left_by_earlier_run([*memory, *files], TWO.topology, 20) == files
 
 
 def test_a_new_run_starts_from_what_the_last_one_took_for_its_own() -> None:
@@ -119,21 +120,21 @@ def test_a_new_run_starts_from_what_the_last_one_took_for_its_own() -> None:
     last = EarlierRun(run=B, origin_runs=[A], lineage=[(4, 5), (5, 10)])
     files = [held(0, 20, B, generation=5), held(1, 20, B, generation=4), *(held(r, 5, A, generation=9) for r in (0, 1))]
     with pytest.raises(CheckpointError, match="rank 1 lacks it; there are steps 5"):
-        choose_start(files, *TWO, last, at=20)
-    chosen, runs = choose_start(files, *TWO, last)
+        choose_start(files, TWO, last, at=20)
+    chosen, runs = choose_start(files, TWO, last)
     assert (chosen.step, runs) == (5, [A]), "the step that it began with is its own, though another run saved it"
-    chosen, runs = choose_start([held(0, 5, A), held(1, 5, B, generation=4)], *TWO, last, at=5)
+    chosen, runs = choose_start([held(0, 5, A), held(1, 5, B, generation=4)], TWO, last, at=5)
     assert (chosen.step, runs) == (5, [A, B])
 
 
 def test_what_older_runs_left_is_used_when_it_is_asked_for_and_whole() -> None:
     last = EarlierRun(run=B, lineage=[(4, FROM_NOTHING)])
     older = [held(rank, 20, A, generation=3) for rank in (0, 1)]
-    assert choose_start(older, *TWO, last, at=20)[1] == [A]
-    assert choose_start(older, *TWO, last)[0].step == 20
+    assert choose_start(older, TWO, last, at=20)[1] == [A]
+    assert choose_start(older, TWO, last)[0].step == 20
     with pytest.raises(CheckpointError, match="rank 1 lacks it"):
-        choose_start([held(0, 20, B, generation=4), held(1, 20, A, generation=3)], *TWO, last, at=20)
-    assert choose_start(older, *TWO, EarlierRun(), at=20)[1] == [A], "nobody knows the last run"
+        choose_start([held(0, 20, B, generation=4), held(1, 20, A, generation=3)], TWO, last, at=20)
+    assert choose_start(older, TWO, EarlierRun(), at=20)[1] == [A], "nobody knows the last run"
 
 
 @given(copies, st.sampled_from(["", B]), st.none() | st.integers(1, 4))
@@ -142,7 +143,7 @@ def test_no_start_mixes_runs_but_at_the_step_from_which_the_last_one_began(
 ) -> None:
     earlier = EarlierRun(run=last, origin_runs=[A], lineage=[(3, 2)])
     with contextlib.suppress(CheckpointError):
-        chosen, runs = choose_start(found, *TWO, earlier, at=at)
+        chosen, runs = choose_start(found, TWO, earlier, at=at)
         assert len(runs) <= 1 or (last and chosen.step <= 2 and runs == [A, B])
 
 

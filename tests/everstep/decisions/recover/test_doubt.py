@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from everstep.decisions.checkpoints.choose_restore import choose_restore, copy_of
 from everstep.decisions.checkpoints.search import merged, unanswered
 from everstep.decisions.recover.doubt import Doubt, Known, doubt_of, next_look
+from everstep.model.assignment import Assignment
 from everstep.model.checkpoint_policy import CheckpointPolicy
 from everstep.model.incident import Evidence, RankExit, StateCopy, Tier, Unlisted
 from everstep.model.recovery_policy import RecoveryPolicy
@@ -20,7 +21,7 @@ from everstep.slots.format import CUT_SHORT
 
 MACHINES = ("m0", "m1", "m2", "m3")
 RANKS = range(4)
-TOPOLOGY = Topology(machines=4, ranks_per_machine=1)
+ASSIGNMENT = Assignment(Topology(machines=4, ranks_per_machine=1), MACHINES)
 SHARED = CheckpointPolicy(disk_path="/mnt/runs", disk_every_steps=10, disk_every_min=0)
 REMOTE = CheckpointPolicy(remote_url="file:///mnt/runs")
 SILENT = Unlisted(tier=Tier.DISK, machines=["m1"], reason="no answer for 5 s")
@@ -35,7 +36,7 @@ def copies(tier: Tier, steps: Any, ranks: Any = RANKS) -> list[StateCopy]:
 def known(held: list[StateCopy], policy: CheckpointPolicy = SHARED, **more: Any) -> Known:
     resume_step = more.pop("resume_step", -1)
     unreached = more.pop("unreached", [])
-    return Known(held, unreached, Evidence(generation=1, **more), TOPOLOGY, MACHINES, resume_step, policy)
+    return Known(held, unreached, Evidence(generation=1, **more), ASSIGNMENT, resume_step, policy)
 
 
 ALL_OWN = copies(Tier.OWN, (24, 25))
@@ -275,8 +276,8 @@ def test_nothing_newer_exists_than_what_is_certain(
     policy, truth, evidence, unreached, resume = world
     stuck = {copy_of(one): one for one in unreached}
     held = [stuck.get(copy_of(one), one) for one in evidence.held]
-    step = choose_restore(held, TOPOLOGY, MACHINES, held_before=resume >= 0).step
-    found = doubt_of(step, Known(held, unreached, evidence, TOPOLOGY, MACHINES, resume, policy))
+    step = choose_restore(held, ASSIGNMENT, held_before=resume >= 0).step
+    found = doubt_of(step, Known(held, unreached, evidence, ASSIGNMENT, resume, policy))
 
     existing = {one.completed_steps for one in truth}
     real = [
@@ -302,6 +303,6 @@ def test_there_is_no_doubt_once_everything_was_asked_and_brought(
 ) -> None:
     policy, truth, evidence, _, resume = world
     whole = evidence.model_copy(update={"held": truth, "unlisted": [], "searched": True})
-    step = choose_restore(truth, TOPOLOGY, MACHINES, held_before=resume >= 0).step
+    step = choose_restore(truth, ASSIGNMENT, held_before=resume >= 0).step
 
-    assert doubt_of(step, Known(truth, [], whole, TOPOLOGY, MACHINES, resume, policy)) is None
+    assert doubt_of(step, Known(truth, [], whole, ASSIGNMENT, resume, policy)) is None
