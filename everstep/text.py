@@ -26,3 +26,8 @@ def first_of(first: Iterable[object], count: int, *, noun: str = "", separator: 
     named = [str(one) for one in first]
     more = count - len(named)
     return separator.join(named) + (f" and {more} more{f' {noun}' if noun else ''}" if more > 0 else "")
+
+
+def size_text(size: float) -> str:
+    """A number of bytes: ``12.5 MB``, ``88.00 GB``."""
+    return f"{size / 1e9:.2f} GB" if size >= 10**9 else f"{size / 1e6:.1f} MB"

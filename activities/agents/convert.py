@@ -8,9 +8,17 @@ from everstep.decisions.checkpoints.placement import Placement
 from everstep.decisions.detect.facts import ObservedExit
 from everstep.import_variables import read_at_import
 from everstep.model.assignment import Assignment
-from everstep.model.incident import RankExit
+from everstep.model.incident import RankExit, Tier
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
+
+TIERS = {
+    pb.HeldCheckpoint.OWN: Tier.OWN,
+    pb.HeldCheckpoint.BACKUP: Tier.BACKUP,
+    pb.HeldCheckpoint.DISK: Tier.DISK,
+    pb.HeldCheckpoint.REMOTE: Tier.REMOTE,
+}
+TO_WIRE = {tier: told for told, tier in TIERS.items()}
 
 
 def seen_of(observation: pb.Observation, heard_ns: int, *, shift_ns: int = 0) -> ObservedExit:

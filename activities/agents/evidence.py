@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-from activities.agents.convert import code_of, signal_of
+from activities.agents.convert import TIERS, code_of, signal_of
 from activities.payloads import packed_bytes
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.detect.root_cause import is_victim, said_of_a_peer
@@ -31,12 +31,6 @@ NARROWER = ((2, LINE), (2, 100), (1, 60))
 """Where that does not fit: copies of each rank at a step, and characters of exceptions, ever fewer (ours). All are cut
 alike, so that equal ones stay equal, and their class stays."""
 
-TIERS = {
-    pb.HeldCheckpoint.OWN: Tier.OWN,
-    pb.HeldCheckpoint.BACKUP: Tier.BACKUP,
-    pb.HeldCheckpoint.DISK: Tier.DISK,
-    pb.HeldCheckpoint.REMOTE: Tier.REMOTE,
-}
 ON_FILES = {Tier.DISK, Tier.REMOTE}
 DEPTH = {tier: depth for depth, tier in enumerate(Tier)}
 NEWER = "this release cannot use such a copy; the agent is of a newer one"

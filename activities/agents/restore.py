@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from activities.agents.call_all import on_all, prepared
-from activities.agents.convert import checkpoint_options
+from activities.agents.convert import TO_WIRE, checkpoint_options
 from activities.heartbeat import Say, request_id
 from activities.messages import RestoreInput
 from agent.client import AgentClient, AgentPool
@@ -29,13 +29,6 @@ SLOWEST_MB_S = 20.0
 """An agent that brings less is taken to hang, MB/s (ours)."""
 LEAST_S = 30.0
 """Any answer may take this long, seconds (ours)."""
-
-TIERS = {
-    Tier.OWN: pb.HeldCheckpoint.OWN,
-    Tier.BACKUP: pb.HeldCheckpoint.BACKUP,
-    Tier.DISK: pb.HeldCheckpoint.DISK,
-    Tier.REMOTE: pb.HeldCheckpoint.REMOTE,
-}
 
 
 @dataclass(slots=True)
@@ -146,7 +139,7 @@ class Restoring:
         source = pb.ShardSource(
             rank=rank,
             completed_steps=copy.completed_steps,
-            tier=TIERS[copy.tier],
+            tier=TO_WIRE[copy.tier],
             machine=copy.machine,
             address="" if at_home else self._addresses.get(copy.machine, ""),
             saved_ns=copy.saved_ns,

@@ -13,6 +13,7 @@ from typing import Self
 import xxhash
 
 from everstep.errors import CheckpointError
+from everstep.text import size_text
 
 WRITING = ".writing"
 """End of the names of files that are not whole yet. Readers of checkpoints do not take them for any."""
@@ -121,12 +122,12 @@ class Output:
     def _failure(self, error: OSError) -> CheckpointError:
         if error.errno not in _NO_ROOM:
             return CheckpointError(f"{self.path} cannot be written: {error.strerror or error}")
-        free = "no"
+        free = "an unknown size"
         with contextlib.suppress(OSError):
             found = os.statvfs(self.path.parent)
-            free = f"{found.f_bavail * found.f_frsize / 1e6:.1f}"
+            free = size_text(found.f_bavail * found.f_frsize)
         return CheckpointError(
-            f"no room for {self.path.name} of {self.size / 1e6:.1f} MB in {self.path.parent}: {free} MB are free. "
+            f"no room for {self.path.name} of {size_text(self.size)} in {self.path.parent}: {free} is free. "
             "Free space, keep fewer checkpoints (disk_keep) or give another folder (disk_path)"
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from everstep.slots.format import file_bytes
+from everstep.text import size_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +54,17 @@ def refusal(need: Footprint, shm_free: int, memory_available: int, where: str) -
     """
     short = []
     if need.total > shm_free:
-        short.append(f"/dev/shm has {_text(shm_free)}")
+        short.append(f"/dev/shm has {size_text(shm_free)}")
     if need.total > memory_available:
-        short.append(f"{_text(memory_available)} of memory are available")
+        short.append(f"{size_text(memory_available)} of memory are available")
     if not short:
         return ""
     held = f" and {need.backup_slots} for a backup" if need.backup_slots else ""
-    parts = f"{_text(need.own)} for its own, {_text(need.backups)} for backups" if need.backups else "all for its own"
+    parts = (
+        f"{size_text(need.own)} for its own, {size_text(need.backups)} for backups"
+        if need.backups
+        else "all for its own"
+    )
     fits = [room for room in (shm_free, memory_available) if room < need.total]
     advice = ["use fewer slots", "shard the state over more ranks"]
     if need.backups and need.own <= min(fits):
@@ -67,11 +72,7 @@ def refusal(need: Footprint, shm_free: int, memory_available: int, where: str) -
     if need.total > shm_free:
         advice.insert(0, "make /dev/shm larger")
     return (
-        f"no room for checkpoints on {where}: {need.ranks} ranks with {_text(need.state_bytes)} of state each and "
-        f"{need.slots} slots{held} need {_text(need.total)} ({parts}), but {' and '.join(short)}. "
+        f"no room for checkpoints on {where}: {need.ranks} ranks with {size_text(need.state_bytes)} of state each and "
+        f"{need.slots} slots{held} need {size_text(need.total)} ({parts}), but {' and '.join(short)}. "
         f"What helps: {', '.join(advice[:-1])} or {advice[-1]}"
     )
-
-
-def _text(size: int) -> str:
-    return f"{size / 1e9:.2f} GB" if size >= 10**9 else f"{size / 1e6:.1f} MB"

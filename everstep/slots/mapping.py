@@ -43,6 +43,7 @@ from everstep.slots.format import (
     inspect_slot,
     pins_of,
 )
+from everstep.text import size_text
 
 
 class SlotMapping:
@@ -255,8 +256,8 @@ def _room(path: Path, descriptor: int, size: int) -> Iterator[None]:
         if error.errno not in {errno.ENOSPC, errno.EFBIG, errno.ENOMEM}:
             raise
         raise CheckpointError(
-            f"no room for a checkpoint file of {size / 1e6:.1f} MB in {path.parent}: "
-            f"{_free(descriptor) / 1e6:.1f} MB are free. "
+            f"no room for a checkpoint file of {size_text(size)} in {path.parent}: "
+            f"{size_text(_free(descriptor))} are free. "
             "Make /dev/shm larger, use fewer slots, or shard the state over more ranks"
         ) from error
 

@@ -26,6 +26,7 @@ from everstep.errors import BackupRefused, ConfigError, Fenced
 from everstep.memory import free, memory_available
 from everstep.slots.format import SlotHeader
 from everstep.slots.names import backup_slots
+from everstep.text import size_text
 
 TAKE_OVER_S = 5.0
 """A connection that was cut lets go of its file within this time (ours)."""
@@ -148,7 +149,7 @@ class PeerBackups:
             self.remove_stale(None)
         if size > (there := self._room()):
             raise BackupRefused(
-                f"no room for the backup of rank {rank}: it needs {size / 1e6:.1f} MB, and {there / 1e6:.1f} MB are "
+                f"no room for the backup of rank {rank}: it needs {size_text(size)}, and {size_text(there)} are "
                 f"free in {self._shm.parent}. Make /dev/shm larger, use fewer slots, or turn backups off"
             )
 

@@ -31,6 +31,7 @@ from everstep.shards.folders import step_folder
 from everstep.slots.format import Pin, SlotHeader
 from everstep.slots.names import own_slots
 from everstep.slots.reader import SlotReader
+from everstep.text import size_text
 
 SHUT_PATIENCE_S = 5.0
 """Stop waits this long for a file that counts already; a disk that hangs longer is left alone (ours)."""
@@ -326,7 +327,7 @@ class DiskWriter:
         if self._stride == 1:
             return ""
         return (
-            f"the disk is slow: {lasted} steps went by while step {step.number} was written ({step.bytes / 1e6:.1f} MB "
+            f"the disk is slow: {lasted} steps went by while step {step.number} was written ({size_text(step.bytes)} "
             f"in {seconds:.1f} s). Only every {every * self._stride}th step is written: set disk_every_steps to "
             f"{every * self._stride} or more, or give a faster disk_path"
         )

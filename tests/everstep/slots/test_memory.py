@@ -25,7 +25,7 @@ from everstep.slots.file import SlotFile
 from everstep.slots.format import PAGE
 from everstep.slots.reader import SlotReader, held
 
-NO_ROOM = r"no room for a checkpoint file of [\d.]+ MB in .*: [\d.]+ MB are free"
+NO_ROOM = r"no room for a checkpoint file of [\d.]+ [MG]B in .*: [\d.]+ [MG]B are free"
 
 
 @pytest.fixture

@@ -144,7 +144,7 @@ def test_a_full_disk_is_said_with_numbers_and_used_again_once_there_is_room(smal
         small.fill()
         machine.save(20)
         wait_for(lambda: "no room for rank-0.safetensors of 0.0 MB" in machine.problem(), "it is said")
-        assert "MB are free. Free space, keep fewer checkpoints (disk_keep)" in machine.problem()
+        assert "MB is free. Free space, keep fewer checkpoints (disk_keep)" in machine.problem()
         assert machine.problem().startswith("step 20 is not on disk: ")
         assert machine.steps() == {0: [10], 1: [10]}
         machine.save(21, 22, 23)
