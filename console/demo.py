@@ -147,10 +147,7 @@ async def _act(
     topology = spec.topology()
     machine = cluster.machines[topology.machine(STRUCK_RANK)].name
     told.say(f"Web UI: {cluster.file.ui_url}/namespaces/{cluster.file.namespace}/workflows")
-    told.step(
-        f"A GPT is trained on {topology.world_size} ranks (tp {topology.tp}, pp {topology.pp}, dp {topology.dp}), "
-        f"{STEPS} steps, undisturbed"
-    )
+    told.step(f"A GPT is trained on {topology.world_size} ranks ({topology.text}), {STEPS} steps, undisturbed")
     references = References()
     began = time.monotonic()
     await references.of(cluster, spec)

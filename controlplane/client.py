@@ -206,8 +206,7 @@ class Control:
                         {attributes.JOB_NAME: spec.name, attributes.STAGE: "starting"}
                     ),
                     static_summary=summary(
-                        f"{topology.world_size} ranks on {topology.machines} machines "
-                        f"(tp {topology.tp}, pp {topology.pp}, dp {topology.dp}): `{line}`"
+                        f"{topology.world_size} ranks on {topology.machines} machines ({topology.text}): `{line}`"
                     ),
                 )
             except WorkflowAlreadyStartedError:

@@ -16,7 +16,6 @@ from drills.spec.stages import MOMENTS, REPORT, STAGES
 from everstep.errors import CannotInject, ConfigError
 from everstep.faults import exception_named
 from everstep.model.job import JobSpec
-from everstep.model.topology import AXES
 
 SIGNALS = ("KILL", "SEGV", "ABRT")
 NOTICED_S = 2.0
@@ -87,8 +86,6 @@ def _check_choices(request: DrillRequest) -> None:
             raise ConfigError(f"--exception {error}") from error
     if request.base == "flip-bit":
         _one_of("--where", request.where, WHERE)
-    if request.base == "kill-group":
-        _one_of("--kind", request.kind, AXES)
     if request.base == "shm-full":
         _one_of("--fits", request.fits, FITS)
     if request.base == "cut-off":
@@ -122,7 +119,9 @@ def _check_places(request: DrillRequest, spec: JobSpec) -> None:
     names = machine_names(spec.machines)
     if request.machine and request.machine not in names:
         raise ConfigError(f"--machine {request.machine} does not exist: machines are {', '.join(names)}")
-    if request.base == "kill-group" and request.index >= (count := len(topology.groups(request.axis))):
+    if request.base == "kill-group":
+        _one_of("--kind", request.kind, topology.kinds)
+    if request.base == "kill-group" and request.index >= (count := len(topology.groups(request.kind))):
         raise ConfigError(f"--index {request.index} does not exist: {request.kind} groups go from 0 to {count - 1}")
 
 

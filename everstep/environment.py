@@ -26,7 +26,7 @@ RESHARD_FROM = "EVERSTEP_RESHARD_FROM"
 RESUME_STEP = "EVERSTEP_RESUME_STEP"
 """Completed steps of the state to restore; 0 from the beginning, -1 nothing agreed."""
 TOPOLOGY = "EVERSTEP_TOPOLOGY"
-"""``machines,ranks_per_machine,tp,pp,order`` e.g. ``4,2,2,2,pp-dp-tp``."""
+"""``str`` of the job's topology, e.g. ``4,2,2,2,pp-dp-tp`` (``everstep.model.topology``)."""
 TEMPLATE = "EVERSTEP_TEMPLATE"
 """Socket of the template from which agents on one computer have their fork servers forked; for agents, never for
 ranks."""

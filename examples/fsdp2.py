@@ -1,12 +1,14 @@
-"""A small GPT whose parameters, gradients and optimizer state are sharded over all ranks by FSDP2.
+"""A small GPT whose parameters, gradients and optimizer state are sharded over ranks by FSDP2.
 
-Each rank saves its own shards; nothing is ever gathered. The batch is that of
-the whole job and a function of the step, so that the job may go on with another
-number of ranks from a checkpoint on disk.
+They are sharded over all ranks, or with --replicas over those of each replica
+(hybrid sharding). Each rank saves its own shards; nothing is ever gathered. The
+batch is that of the whole job and a function of the step, so that the job may go
+on with another number of ranks from a checkpoint on disk.
 
     python examples/fsdp2.py --steps 50
     torchrun --nproc-per-node 4 examples/fsdp2.py --steps 50
     everstep run --machines 2 --ranks-per-machine 2 -- examples/fsdp2.py --steps 300
+    everstep run --machines 4 --mesh dp_replicate=2,dp_shard=2 -- examples/fsdp2.py --replicas 2 --steps 300
 
 What everstep needs of it is marked "everstep:".
 """
@@ -46,6 +48,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--clip", type=float, default=1.0, help="limit of the gradient's norm (default: %(default)s)")
     parser.add_argument("--dropout", type=float, default=0.1, help="(default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of weights, batches and dropout (default: %(default)s)")
+    parser.add_argument("--replicas", type=int, default=1, help="that are sharded each (default: %(default)s)")
     parser.add_argument("--step-seconds", type=float, default=0.0, help="make a step last at least this long")
     parser.add_argument(
         "--print-every", type=int, default=10, help="steps between lines of rank 0 (default: %(default)s)"
@@ -90,7 +93,8 @@ class Trainer:
         torch.manual_seed(args.seed)  # the same weights on every rank, of which it keeps its shards
         self.model = Model(args).to(device)
         if run.world_size > 1:
-            mesh = run.device_mesh(device.type)["dp"]
+            mesh = run.device_mesh(device.type)
+            mesh = mesh if args.replicas > 1 else mesh["dp"]
             for block in self.model.blocks:
                 fully_shard(block, mesh=mesh)
             fully_shard(self.model, mesh=mesh)
@@ -147,7 +151,8 @@ def choose_device(args: argparse.Namespace, run: everstep.Run) -> torch.device:
 def main() -> None:
     """Train."""
     args = options()
-    run = everstep.join(tp=1, pp=1)  # everstep: who this rank is
+    hybrid = {"dp_replicate": args.replicas, "dp_shard": -1}
+    run = everstep.join(mesh=hybrid) if args.replicas > 1 else everstep.join(tp=1, pp=1)  # everstep: who this rank is
     if args.batch % run.world_size:
         raise SystemExit(f"fsdp2.py: --batch {args.batch} is not a multiple of the {run.world_size} ranks")
     device = choose_device(args, run)

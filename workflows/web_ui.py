@@ -153,8 +153,7 @@ def job_page(state: JobState, namespace: str) -> str:
         for one in state.incidents[-10:]
     ]
     ranks = (
-        f"{topology.world_size} ranks on {topology.machines} machines "
-        f"(tp {topology.tp}, pp {topology.pp}, dp {topology.dp}), generation {state.generation}"
+        f"{topology.world_size} ranks on {topology.machines} machines ({topology.text}), generation {state.generation}"
     )
     rejected = "\n".join(f"- REJECTED: {line}" for line in state.rejected[-5:])
     why = f": {state.unconfirmed}" if state.status_text == NOT_CONFIRMED else ""

@@ -69,12 +69,7 @@ def shared_environment(spec: JobSpec, host: str, port: int, generation: int) -> 
         "TORCHELASTIC_RESTART_COUNT": str(generation - 1),
         "TORCHELASTIC_MAX_RESTARTS": str(spec.policy.max_attempts),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
-        environment.TOPOLOGY: ",".join(
-            map(
-                str,
-                (topology.machines, topology.ranks_per_machine, topology.tp, topology.pp, "-".join(topology.order)),
-            )
-        ),
+        environment.TOPOLOGY: str(topology),
     }
 
 

@@ -32,7 +32,7 @@ def drill(  # noqa: PLR0917 - one parameter for each option
     at_event: Annotated[int | None, typer.Option(min=1, help="kill-worker: instead, an event of the history.")] = None,
     during: Annotated[str, typer.Option(help="… of the incident that this fault opens; kill-agent: launch.")] = "",
     moment: Annotated[str, typer.Option(help="… at the begin, in the middle or at the end of its work.")] = "middle",
-    kind: Annotated[str, typer.Option(help="kill-group: tp, pp or dp.")] = "",
+    kind: Annotated[str, typer.Option(help="kill-group: an axis of the mesh, or a group laid over it.")] = "",
     index: Annotated[int, typer.Option(min=0, help="kill-group: which group of that kind.")] = 0,
     where: Annotated[str, typer.Option(help="flip-bit: buffer (own memory), backup (the peer's) or file (disk).")] = "",
     fits: Annotated[str, typer.Option(help="shm-full: nothing, or own (but no backups of others).")] = "nothing",
@@ -45,6 +45,10 @@ def drill(  # noqa: PLR0917 - one parameter for each option
     ranks_per_machine: Annotated[int | None, typer.Option(min=1, help="Ranks on each. Default: 2.")] = None,
     tp: Annotated[int | None, typer.Option(min=1, help="Tensor-parallel size. Default: 2.")] = None,
     pp: Annotated[int | None, typer.Option(min=1, help="Pipeline-parallel size. Default: 2.")] = None,
+    mesh: Annotated[str, typer.Option(metavar="AXES", help="All axes instead: dp_replicate=2,dp_shard=2.")] = "",
+    group: Annotated[
+        list[str] | None, typer.Option(metavar="GROUP", help="A group laid over axes: ep=4:dp_shard+tp.")
+    ] = None,
     standbys: Annotated[int, typer.Option(min=0, help="Machines beside those of the job.")] = 1,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps of the job, handed to the script as --steps.")] = None,
     step_seconds: Annotated[
@@ -144,6 +148,8 @@ def drill(  # noqa: PLR0917 - one parameter for each option
             ranks_per_machine=ranks_per_machine,
             tp=tp,
             pp=pp,
+            mesh=mesh,
+            groups=group or [],
             standbys=standbys,
             steps=steps,
             step_seconds=step_seconds,

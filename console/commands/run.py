@@ -58,6 +58,22 @@ def run(  # noqa: PLR0917 - options of a command
     pp: Annotated[
         int | None, typer.Option(help="Pipeline-parallel size; data-parallel follows.", rich_help_panel="Sizes")
     ] = None,
+    mesh: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AXES",
+            help="All axes instead, in order: pp=2,dp_replicate=2,dp_shard=-1,tp=2; -1: what the others leave.",
+            rich_help_panel="Sizes",
+        ),
+    ] = None,
+    group: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="GROUP",
+            help="A group laid over axes: ep=4:dp_shard+tp, four ranks of these. Once for each.",
+            rich_help_panel="Sizes",
+        ),
+    ] = None,
     resume_from: Annotated[
         str | None,
         typer.Option(
@@ -87,7 +103,7 @@ def run(  # noqa: PLR0917 - options of a command
     on, and so it does when this command is killed.
 
     Keys of a job file: name, script, args, cwd, python, env, env_from,
-    env_file, redact, machines, ranks_per_machine, tp, pp, order, and two tables.
+    env_file, redact, machines, ranks_per_machine, tp, pp, order, mesh, groups, and two tables.
     Secrets are named in env_from, never written into env (docs/security.md). The table checkpoint says
     where copies of the training state go: slots, overlap, backup, backup_slots,
     backup_every_steps, backup_rate_mb_s, backup_chunk_mb, disk, disk_path,
@@ -137,6 +153,8 @@ def run(  # noqa: PLR0917 - options of a command
         "ranks_per_machine": ranks_per_machine,
         "tp": tp,
         "pp": pp,
+        "mesh": mesh,
+        "groups": group,
     }
     if script:
         given |= {"script": script[0], "args": script[1:]}
@@ -309,13 +327,14 @@ def _show_start(control: Control, spec: JobSpec, machines: list[str], display: D
     topology = spec.topology()
     link = control.link(f"job/{spec.name}")
     command = " ".join([spec.script, *spec.args])
-    size = f"{topology.world_size} ranks on {', '.join(machines)}: tp {topology.tp}, pp {topology.pp}, dp {topology.dp}"
+    size = f"{topology.world_size} ranks on {', '.join(machines)}: {topology.text}"
     facts = {
         "machines": machines,
         "world_size": topology.world_size,
         "tp": topology.tp,
         "pp": topology.pp,
         "dp": topology.dp,
+        "mesh": dict(topology.mesh),
         "script": spec.script,
         "args": spec.args,
         "link": link,

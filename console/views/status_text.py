@@ -66,7 +66,7 @@ def job_facts(report: JobReport) -> list[tuple[str, str]]:
     facts = [
         ("status", f"{report.status}{': ' + why if why else ''}"),
         ("script", " ".join([report.script, *report.args])),
-        ("size", f"{report.world_size} ranks: tp {report.tp}, pp {report.pp}, dp {report.dp}"),
+        ("size", f"{report.world_size} ranks: {report.sizes}"),
     ]
     if report.launched:
         facts += [

@@ -36,11 +36,10 @@ from pydantic_core import ErrorDetails
 
 from controlplane.job_file import checks
 from controlplane.toml_file import read_toml
-from everstep.errors import ConfigError, TopologyError
+from everstep.errors import ConfigError
 from everstep.model.checkpoint_policy import CheckpointPolicy
 from everstep.model.job import JobSpec
 from everstep.model.recovery_policy import RecoveryPolicy
-from everstep.model.topology import Topology
 from everstep.redaction import HIDDEN, is_secret
 
 PREFIX = "EVERSTEP_JOB_"
@@ -48,7 +47,7 @@ TABLES: dict[str, type[BaseModel]] = {"checkpoint": CheckpointPolicy, "policy": 
 """The tables of a job file."""
 _TEXT = {"name", "script", "cwd", "python", "env_file", "disk_path", "remote_url"}
 _PATHS = ("script", "cwd", "python", "env_file", "disk_path", "remote_url")
-_SHAPE = ("machines", "ranks_per_machine", "tp", "pp", "order")
+_SHAPE = ("machines", "ranks_per_machine", "tp", "pp", "order", "mesh", "groups")
 
 
 def load_job(
@@ -88,7 +87,7 @@ def _from_environment(key: str, text: str) -> dict[str, Any]:
             return {table: {inner: text if inner in _TEXT else _number(text)}}
     if key == "args":
         return {key: shlex.split(text)}
-    return {key: text if key in _TEXT or key == "order" else _number(text)}
+    return {key: text if key in _TEXT | {"order", "mesh", "groups"} else _number(text)}
 
 
 def _number(text: str) -> object:
@@ -172,9 +171,9 @@ class _Draft:
         if wrong.isdisjoint({"sizes", *_SHAPE}):
             shape = {name: self.values[name] for name in _SHAPE if name in self.values}
             try:
-                Topology(**{"machines": 1, "ranks_per_machine": 1, **shape})
-            except TopologyError as error:
-                self.problems.append(self._sizes(error))
+                JobSpec(name="job", script="job.py", **shape)
+            except ValidationError as error:
+                self.problems += [self._sizes(detail["ctx"]["error"]) for detail in error.errors()]
         return None
 
     def _told(self, detail: ErrorDetails) -> str:

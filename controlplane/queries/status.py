@@ -72,6 +72,8 @@ class JobReport(BaseModel):
     tp: int
     pp: int
     dp: int
+    sizes: str = ""
+    """The whole mesh: ``pp 2, dp 2, tp 2``."""
     generation: int
     step: int | None
     loss: float | None
@@ -209,6 +211,7 @@ async def job_report(control: Control, job: str) -> JobReport:
         tp=topology.tp,
         pp=topology.pp,
         dp=topology.dp,
+        sizes=topology.text,
         generation=state.generation if state.launched else 0,
         step=step,
         loss=loss,

@@ -213,7 +213,7 @@ def _apart(first: DrillRequest, second: DrillRequest, topology: Topology) -> boo
 def _machines(fault: DrillRequest, topology: Topology) -> set[int]:
     """The machines that a fault strikes, by number."""
     if fault.fault == "kill-group":
-        return {topology.machine(rank) for rank in topology.groups(fault.axis)[fault.index]}
+        return {topology.machine(rank) for rank in topology.groups(fault.kind)[fault.index]}
     if fault.machine:
         return {machine_names(topology.machines).index(fault.machine)}
     return {topology.machine(rank) for rank in fault.ranks}

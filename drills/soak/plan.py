@@ -50,7 +50,7 @@ class Sizes(BaseModel):
 
     def topology(self) -> Topology:
         """Which rank is where."""
-        return Topology(self.machines, self.ranks_per_machine, tp=self.tp, pp=self.pp)
+        return Topology.of(self.machines, self.ranks_per_machine, tp=self.tp, pp=self.pp)
 
 
 class Episode(BaseModel):

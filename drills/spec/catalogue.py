@@ -51,7 +51,7 @@ CATALOGUE: tuple[FaultKind, ...] = (
     ),
     FaultKind(
         "kill-group",
-        "--kind tp|pp|dp --index I",
+        "--kind AXIS --index I",
         "the same to all machines of a parallel group at once",
         draws=("group",),
     ),

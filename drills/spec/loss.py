@@ -80,7 +80,7 @@ def strike_of(request: DrillRequest, spec: JobSpec) -> Loss:
 
 def machines_of_group(request: DrillRequest, topology: Topology) -> set[int]:
     """All machines that hold a rank of the group."""
-    return {topology.machine(rank) for rank in topology.groups(request.axis)[request.index]}
+    return {topology.machine(rank) for rank in topology.groups(request.kind)[request.index]}
 
 
 def owners(peers: Iterable[int | None], topology: Topology, machine: int) -> list[int]:

@@ -14,7 +14,6 @@ from drills.spec.catalogue import AWAY, CONTROL_FAULTS, DAMAGE, MACHINE_FAULTS, 
 from drills.spec.settings import machine_names
 from everstep.errors import ConfigError
 from everstep.model.job import JobSpec
-from everstep.model.topology import AXES, Axis
 
 DEFAULTS: dict[str, Any] = {"machines": 4, "ranks_per_machine": 2, "tp": 2, "pp": 2}
 """Sizes of the job of a drill."""
@@ -60,6 +59,9 @@ class DrillRequest(BaseModel):
     ranks_per_machine: int | None = None
     tp: int | None = None
     pp: int | None = None
+    mesh: str = ""
+    """Instead of tp and pp: all axes, ``dp_replicate=2,dp_shard=2``."""
+    groups: list[str] = Field(default_factory=list, description="Groups that are laid over axes: ep=4:dp_shard+tp.")
     standbys: int = Field(1, ge=0)
     steps: int | None = Field(None, ge=1)
     step_seconds: float | None = Field(None, ge=0)
@@ -107,11 +109,6 @@ class DrillRequest(BaseModel):
         """Whether the injector acts, and not the ranks themselves."""
         return self.base not in RANK_FAULTS
 
-    @property
-    def axis(self) -> Axis:
-        """The kind of the struck group."""
-        return next(axis for axis in AXES if axis == self.kind)
-
     def spec(self, name: str, env: dict[str, str], *, disk: Path = Path("disk")) -> JobSpec:
         """The job of this drill.
 
@@ -130,7 +127,9 @@ class DrillRequest(BaseModel):
             "pp": self.pp,
         }
         if self.config is None:
-            given = {key: DEFAULTS[key] if value is None else value for key, value in given.items()}
+            defaults = DEFAULTS | ({"tp": None, "pp": None} if self.mesh else {})
+            given = {key: defaults[key] if value is None else value for key, value in given.items()}
+        given |= {"mesh": self.mesh or None, "groups": self.groups or None}
         if self.script:
             given |= {"script": str(Path(self.script[0]).resolve()), "args": self.script[1:]}
         elif self.config is None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TypeVar
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
@@ -12,7 +13,7 @@ from everstep.errors import TopologyError
 from everstep.model.assignment import Assignment
 from everstep.model.checkpoint_policy import CheckpointPolicy
 from everstep.model.recovery_policy import RecoveryPolicy
-from everstep.model.topology import Axis, Topology
+from everstep.model.topology import SHORT_ORDER, Axis, Laid, Topology, parse_laid, parse_mesh
 from everstep.redaction import PATTERNS, redacted
 
 M = TypeVar("M")
@@ -47,7 +48,13 @@ class JobSpec(BaseModel):
     ranks_per_machine: int = Field(1, ge=1, description="Ranks on each machine.")
     tp: int = Field(1, ge=1, description="Tensor-parallel size.")
     pp: int = Field(1, ge=1, description="Pipeline-parallel size; the data-parallel size follows.")
-    order: tuple[Axis, ...] = Field(("pp", "dp", "tp"), description="Mesh order, the last axis varies fastest.")
+    order: tuple[Axis, ...] = Field(SHORT_ORDER, description="Mesh order, the last axis varies fastest.")
+    mesh: tuple[tuple[str, int], ...] = Field(
+        (), description="Instead of tp, pp and order: axes with their sizes, in mesh order; one may be -1, the rest."
+    )
+    groups: tuple[Laid, ...] = Field(
+        (), description="Parallel groups that are no axes, laid over some: name, size and these axes."
+    )
     checkpoint: CheckpointPolicy = Field(
         default_factory=CheckpointPolicy, description="Where copies of the training state go."
     )
@@ -70,6 +77,36 @@ class JobSpec(BaseModel):
                 raise ValueError(f"{name} is in env as well: leave it out there, where its value can be read by others")
         return value
 
+    @field_validator("mesh", mode="before")
+    @classmethod
+    def _mesh(cls, value: Any) -> Any:
+        """Text as on the command line, or a table."""
+        try:
+            axes = parse_mesh(value) if isinstance(value, str) else value
+        except TopologyError as error:
+            raise ValueError(str(error)) from error
+        if isinstance(axes, dict):
+            if wrong := [axis for axis, size in axes.items() if type(size) is not int]:
+                raise ValueError(f"the size of {wrong[0]} is {axes[wrong[0]]!r}; it must be a whole number")
+            return tuple(axes.items())
+        if not isinstance(axes, list | tuple) or any(not isinstance(axis, list | tuple) for axis in axes):
+            raise ValueError("expected axes with sizes, e.g. {pp = 2, dp = -1}")
+        return tuple(map(tuple, axes))
+
+    @field_validator("groups", mode="before")
+    @classmethod
+    def _groups(cls, value: Any) -> Any:
+        """A list of texts as on the command line, or a table of tables."""
+        if isinstance(value, dict):
+            value = [_laid_text(name, kind) for name, kind in value.items()]
+        texts = [value] if isinstance(value, str) else value
+        if not isinstance(texts, list | tuple):
+            raise ValueError('expected groups, e.g. {ep = {size = 4, over = ["dp_shard", "tp"]}}')
+        try:
+            return tuple(parse_laid(kind) if isinstance(kind, str) else kind for kind in texts)
+        except TopologyError as error:
+            raise ValueError(str(error)) from error
+
     def shown(self) -> JobSpec:
         """The job as it may be shown and kept: without the values of variables that look like secrets."""
         return self.model_copy(update={"env": redacted(self.env, self.redact)})
@@ -84,9 +121,12 @@ class JobSpec(BaseModel):
 
     def topology(self) -> Topology:
         """Sizes and groups."""
-        return Topology(
-            machines=self.machines, ranks_per_machine=self.ranks_per_machine, tp=self.tp, pp=self.pp, order=self.order
-        )
+        short = Topology.of(self.machines, self.ranks_per_machine, self.tp, self.pp, self.order)
+        if not self.mesh:
+            return replace(short, laid=self.groups) if self.groups else short
+        if (self.tp, self.pp, self.order) != (1, 1, SHORT_ORDER):
+            raise TopologyError("mesh is given, and tp, pp or order as well: mesh says all of it")
+        return Topology(self.machines, self.ranks_per_machine, self.mesh, self.groups)
 
     def assignment(self, machines: Sequence[M]) -> Assignment[M]:
         """Which of the job's machines runs which ranks.
@@ -95,3 +135,10 @@ class JobSpec(BaseModel):
             machines: All of them, in the order in which they were given to the job; or their names.
         """
         return Assignment(self.topology(), machines)
+
+
+def _laid_text(name: str, kind: Any) -> str:
+    """A laid group of a table, as on the command line."""
+    if not isinstance(kind, dict) or set(kind) != {"size", "over"} or not isinstance(kind["over"], list):
+        raise ValueError(f'{name} is no group: it must be like {name} = {{ size = 4, over = ["dp_shard", "tp"] }}')
+    return f"{name}={kind['size']}:{'+'.join(map(str, kind['over']))}"

@@ -1,81 +1,176 @@
 """Ranks, parallel groups and machines.
 
-A job's ranks form a mesh with the axes ``pp``, ``dp`` and ``tp``. The order of
-the axes decides which rank sits where; the last axis varies fastest. The
-default, pp-dp-tp, is the order in which torch's ``init_device_mesh("…",
-(pp, dp, tp))`` numbers ranks. ByteRobust's figure 7 numbers them dp-pp-tp
-(section 5.1), which ``order=("dp", "pp", "tp")`` gives.
+A job's ranks form a mesh of named axes. The order of the axes decides which rank
+sits where; the last axis varies fastest, as in torch's ``init_device_mesh``.
+Names are free: ``pp``, ``dp_replicate``, ``dp_shard``, ``cp``, ``tp`` … What is
+called ``dp`` or ``dp_…`` is data parallel.
+
+The short form has the axes ``pp``, ``dp`` and ``tp``, in this order by default.
+ByteRobust's figure 7 numbers ranks dp-pp-tp (section 5.1).
+
+A *laid* group is no axis: it takes ranks of some axes together. Expert-parallel
+groups are laid over ``dp_shard`` and ``tp``, say, four ranks to a group.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from math import prod
 from typing import Literal, NamedTuple, get_args
 
 from everstep.errors import TopologyError
 
 Axis = Literal["tp", "pp", "dp"]
+"""Axes of the short form."""
 AXES: tuple[Axis, ...] = get_args(Axis)
+SHORT_ORDER: tuple[Axis, ...] = ("pp", "dp", "tp")
+THE_REST = -1
+"""Size of one axis at most: what the others leave."""
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
-class Coordinate(NamedTuple):
-    """A rank's place in the mesh."""
+class Laid(NamedTuple):
+    """A kind of parallel group that is laid over axes of the mesh."""
 
-    tp: int
-    pp: int
+    name: str
+    size: int
+    """Ranks of a group."""
+    over: tuple[str, ...]
+    """Axes. Ranks that are alike along all others are counted in the order of the mesh, and so many make a group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Coordinate:
+    """A rank's place in the mesh: ``coordinate["dp_shard"]``, and for the most common axes ``coordinate.tp``."""
+
+    places: tuple[tuple[str, int], ...]
+    """Axis and index along it, in the order of the mesh."""
     dp: int
+    """Index among the ranks that are data parallel to each other, along all such axes; 0: there are none."""
+
+    def __getitem__(self, axis: str) -> int:
+        """Index along an axis.
+
+        Raises:
+            KeyError: the mesh has no such axis.
+        """
+        return dict(self.places)[axis]
+
+    @property
+    def tp(self) -> int:
+        """Index along ``tp``; 0 where the mesh has none."""
+        return dict(self.places).get("tp", 0)
+
+    @property
+    def pp(self) -> int:
+        """Index along ``pp``; 0 where the mesh has none."""
+        return dict(self.places).get("pp", 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Sizes of a job and the map rank ↔ (tp, pp, dp) ↔ machine.
+    """Sizes of a job and the map rank ↔ place in the mesh ↔ machine.
 
     Machines are numbered 0 … machines - 1 and hold ``ranks_per_machine``
     consecutive ranks each.
 
+    Args:
+        machines: How many there are.
+        ranks_per_machine: Ranks on each.
+        mesh: Name and size of each axis, in order.
+        laid: Kinds of groups that are no axes.
+
     Raises:
-        TopologyError: a size below 1, or tp·pp·dp ≠ machines·ranks_per_machine.
+        TopologyError: a size below 1, a name that is none or is there twice, or sizes that do not multiply to
+            machines x ranks_per_machine.
     """
 
     machines: int
     ranks_per_machine: int
-    tp: int = 1
-    pp: int = 1
-    order: tuple[Axis, ...] = ("pp", "dp", "tp")
+    mesh: tuple[tuple[str, int], ...]
+    laid: tuple[Laid, ...] = ()
+    _strides: dict[str, int] = field(init=False, repr=False, compare=False)
+    """Axis → how far apart ranks are that are neighbours along it."""
 
     def __post_init__(self) -> None:
-        for name in ("machines", "ranks_per_machine", "tp", "pp"):
-            value = getattr(self, name)
-            if value < 1:
-                raise TopologyError(f"{name} is {value}; it must be at least 1")
-        if sorted(self.order) != sorted(AXES):
-            raise TopologyError(f"order is {'-'.join(self.order)}; it must name tp, pp and dp once each")
-        if self.world_size % (self.tp * self.pp):
+        for name in ("machines", "ranks_per_machine"):
+            if getattr(self, name) < 1:
+                raise TopologyError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        object.__setattr__(self, "mesh", self._filled())
+        strides, stride = {}, 1
+        for axis, size in reversed(self.mesh):
+            strides[axis], stride = stride, stride * size
+        object.__setattr__(self, "_strides", strides)
+        self._check_laid()
+
+    @classmethod
+    def of(
+        cls, machines: int, ranks_per_machine: int, tp: int = 1, pp: int = 1, order: Sequence[Axis] = SHORT_ORDER
+    ) -> Topology:
+        """A topology by its short form; the data-parallel size follows.
+
+        Raises:
+            TopologyError: as above.
+        """
+        for name, size in (("machines", machines), ("ranks_per_machine", ranks_per_machine), ("tp", tp), ("pp", pp)):
+            if size < 1:
+                raise TopologyError(f"{name} is {size}; it must be at least 1")
+        if sorted(order) != sorted(SHORT_ORDER):
+            raise TopologyError(f"order is {'-'.join(order)}; it must name tp, pp and dp once each")
+        world_size = machines * ranks_per_machine
+        if world_size % (tp * pp):
             raise TopologyError(
-                f"{self.machines} machines x {self.ranks_per_machine} ranks = {self.world_size} ranks cannot be split "
-                f"into tp {self.tp} x pp {self.pp}: {self.world_size} is not a multiple of {self.tp * self.pp}"
+                f"{machines} machines x {ranks_per_machine} ranks = {world_size} ranks cannot be split "
+                f"into tp {tp} x pp {pp}: {world_size} is not a multiple of {tp * pp}"
             )
+        sizes = {"tp": tp, "pp": pp, "dp": world_size // (tp * pp)}
+        return cls(machines, ranks_per_machine, tuple((axis, sizes[axis]) for axis in order))
 
     @classmethod
     def parse(cls, text: str) -> Topology:
-        """A topology from what ``str`` makes of it: ``machines,ranks_per_machine,tp,pp,order``.
+        """A topology from what ``str`` makes of it.
 
         Raises:
             TopologyError: it does not read like that, or the sizes make no sense.
         """
         try:
-            *sizes, axes = text.split(",")
-            machines, ranks_per_machine, tp, pp = map(int, sizes)
+            machines, ranks_per_machine, *rest = text.split(",")
+            sizes = int(machines), int(ranks_per_machine)
+            if "=" not in text:
+                tp, pp, order = rest
+                return cls.of(*sizes, int(tp), int(pp), order.split("-"))  # type: ignore[arg-type]
+            parts = [part.partition("=")[::2] for part in rest]
+            mesh = tuple((name, int(size)) for name, size in parts if ":" not in size)
+            laid = tuple(parse_laid(f"{name}={size}") for name, size in parts if ":" in size)
         except ValueError:
             raise TopologyError(
-                f"the topology is {text!r}; it must read like 4,2,2,2,pp-dp-tp "
-                "(machines, ranks per machine, tp, pp, order)"
+                f"the topology is {text!r}; it must read like 4,2,2,2,pp-dp-tp (machines, ranks per machine, tp, pp, "
+                "order) or 4,2,pp=2,dp_shard=2,tp=2,ep=4:dp_shard+tp (machines, ranks per machine, axes, laid groups)"
             ) from None
-        return cls(machines, ranks_per_machine, tp, pp, tuple(axes.split("-")))  # type: ignore[arg-type]
+        return cls(*sizes, mesh, laid)
 
     def __str__(self) -> str:
-        """The topology in one line, as ranks get it in their environment."""
-        return f"{self.machines},{self.ranks_per_machine},{self.tp},{self.pp},{'-'.join(self.order)}"
+        """The topology in one line, as ranks get it in their environment and files on disk name it."""
+        head = f"{self.machines},{self.ranks_per_machine}"
+        if self.is_short:
+            return f"{head},{self.tp},{self.pp},{'-'.join(self.axes)}"
+        axes = [f"{axis}={size}" for axis, size in self.mesh]
+        return ",".join([head, *axes, *(f"{kind.name}={kind.size}:{'+'.join(kind.over)}" for kind in self.laid)])
+
+    @property
+    def text(self) -> str:
+        """The mesh for people: ``pp 2, dp 2, tp 2``."""
+        axes = [f"{axis} {size}" for axis, size in self.mesh]
+        return ", ".join([*axes, *(f"{kind.name} {kind.size} over {' and '.join(kind.over)}" for kind in self.laid)])
+
+    @property
+    def is_short(self) -> bool:
+        """Whether its short form says all of it."""
+        return sorted(self.axes) == sorted(SHORT_ORDER) and not self.laid
 
     @property
     def world_size(self) -> int:
@@ -83,40 +178,112 @@ class Topology:
         return self.machines * self.ranks_per_machine
 
     @property
-    def dp(self) -> int:
-        """Data-parallel size: what tp and pp leave."""
-        return self.world_size // (self.tp * self.pp)
+    def axes(self) -> tuple[str, ...]:
+        """Names of the axes, in order."""
+        return tuple(axis for axis, _ in self.mesh)
 
-    def size(self, axis: Axis) -> int:
-        """Number of ranks along one axis."""
-        return self.tp if axis == "tp" else self.pp if axis == "pp" else self.dp
+    @property
+    def data_axes(self) -> tuple[str, ...]:
+        """Those along which ranks train on different data: ``dp`` and ``dp_…``."""
+        return tuple(filter(_is_data, self.axes))
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Kinds of parallel groups: the axes, and what is laid over them."""
+        return (*self.axes, *(kind.name for kind in self.laid))
+
+    @property
+    def tp(self) -> int:
+        """Tensor-parallel size."""
+        return dict(self.mesh).get("tp", 1)
+
+    @property
+    def pp(self) -> int:
+        """Pipeline-parallel size."""
+        return dict(self.mesh).get("pp", 1)
+
+    @property
+    def dp(self) -> int:
+        """Data-parallel size, along all such axes."""
+        return prod(self.size(axis) for axis in self.data_axes)
+
+    def size(self, kind: str) -> int:
+        """Number of ranks of a group of one kind.
+
+        Raises:
+            TopologyError: there is no such kind.
+        """
+        sizes = dict(self.mesh) | {laid.name: laid.size for laid in self.laid}
+        if kind not in sizes:
+            raise TopologyError(f"there are no {kind} groups: the mesh has {', '.join(self.kinds)}")
+        return sizes[kind]
+
+    def mesh_shape(self) -> tuple[int, ...]:
+        """Sizes in mesh order, as ``init_device_mesh`` takes them."""
+        return tuple(size for _, size in self.mesh)
 
     def coordinate(self, rank: int) -> Coordinate:
         """Place of a rank in the mesh."""
         self._check(rank)
-        place: dict[str, int] = {}
-        for axis in reversed(self.order):
-            rank, place[axis] = divmod(rank, self.size(axis))
-        return Coordinate(**place)
+        places, dp = [], 0
+        for axis, size in self.mesh:
+            index = rank // self._strides[axis] % size
+            places.append((axis, index))
+            if _is_data(axis):
+                dp = dp * size + index
+        return Coordinate(tuple(places), dp)
 
-    def rank(self, coordinate: Coordinate) -> int:
-        """Rank at a place of the mesh."""
+    def rank_at(self, **places: int) -> int:
+        """Rank at a place of the mesh: its index along each axis, 0 where none is named.
+
+        Raises:
+            TopologyError: there is no such axis, or no such index.
+        """
         rank = 0
-        for axis in self.order:
-            at = getattr(coordinate, axis)
-            if not 0 <= at < self.size(axis):
-                raise TopologyError(f"{axis} {at} does not exist: {axis} goes from 0 to {self.size(axis) - 1}")
-            rank = rank * self.size(axis) + at
+        for axis, index in places.items():
+            if axis not in self._strides:
+                raise TopologyError(f"there is no axis {axis}: the mesh has {', '.join(self.axes)}")
+            if not 0 <= index < self.size(axis):
+                raise TopologyError(f"{axis} {index} does not exist: {axis} goes from 0 to {self.size(axis) - 1}")
+            rank += index * self._strides[axis]
         return rank
 
-    def group(self, rank: int, axis: Axis) -> tuple[int, ...]:
-        """Ranks, ascending, that differ from ``rank`` along ``axis`` only."""
-        here = self.coordinate(rank)
-        return tuple(sorted(self.rank(here._replace(**{axis: i})) for i in range(self.size(axis))))
+    def first_along(self, rank: int, axes: Sequence[str]) -> int:
+        """The lowest rank that differs from ``rank`` along some axes only."""
+        self._check(rank)
+        return rank - sum(
+            rank // self._strides[axis] % size * self._strides[axis] for axis, size in self.mesh if axis in axes
+        )
 
-    def groups(self, axis: Axis) -> tuple[tuple[int, ...], ...]:
+    def along(self, rank: int, axes: Sequence[str]) -> tuple[int, ...]:
+        """Ranks, ascending, that differ from ``rank`` along some axes only."""
+        first = self.first_along(rank, axes)
+        steps = [range(0, size * self._strides[axis], self._strides[axis]) for axis, size in self.mesh if axis in axes]
+        return tuple(first + sum(step) for step in product(*steps))
+
+    def group(self, rank: int, kind: str) -> tuple[int, ...]:
+        """Ranks, ascending, of the group of one kind that a rank is in.
+
+        Raises:
+            TopologyError: there is no such rank, or no such kind.
+        """
+        size = self.size(kind)
+        laid = next((laid for laid in self.laid if laid.name == kind), None)
+        if laid is None:
+            return self.along(rank, [kind])
+        ranks = self.along(rank, laid.over)
+        first = ranks.index(rank) // size * size
+        return ranks[first : first + size]
+
+    def groups(self, kind: str) -> tuple[tuple[int, ...], ...]:
         """All parallel groups of one kind, in order of their lowest rank."""
-        return tuple(sorted({self.group(rank, axis) for rank in range(self.world_size)}))
+        found, seen = [], bytearray(self.world_size)
+        for rank in range(self.world_size):
+            if not seen[rank]:
+                found.append(self.group(rank, kind))
+                for member in found[-1]:
+                    seen[member] = 1
+        return tuple(found)
 
     def machine(self, rank: int) -> int:
         """Index of the machine that holds a rank."""
@@ -130,10 +297,79 @@ class Topology:
         first = machine * self.ranks_per_machine
         return tuple(range(first, first + self.ranks_per_machine))
 
-    def mesh_shape(self) -> tuple[int, ...]:
-        """Sizes in mesh order, as ``init_device_mesh`` takes them."""
-        return tuple(self.size(axis) for axis in self.order)
+    def _filled(self) -> tuple[tuple[str, int], ...]:
+        """The mesh with all its sizes."""
+        wrong = [name for name in (*self.axes, *(kind.name for kind in self.laid)) if not _NAME.fullmatch(name)]
+        twice = [name for name, count in _counts(self.kinds).items() if count > 1]
+        open_axes = [axis for axis, size in self.mesh if size == THE_REST]
+        small = [axis for axis, size in self.mesh if size < 1 and size != THE_REST]
+        rest = prod(size for _, size in self.mesh if size >= 1)
+        if not self.mesh:
+            raise TopologyError("the mesh has no axes: name at least one, as in dp = 8")
+        if wrong:
+            raise TopologyError(f"{wrong[0]!r} is not the name of an axis: use a-z, 0-9 and _, as in dp_shard")
+        if twice:
+            raise TopologyError(f"{twice[0]} is in the mesh twice")
+        if small or len(open_axes) > 1:
+            axis = small[0] if small else open_axes[1]
+            raise TopologyError(f"{axis} is {dict(self.mesh)[axis]}; it must be at least 1, or -1 for one axis at most")
+        if self.world_size % rest or (self.world_size != rest and not open_axes):
+            raise TopologyError(
+                f"{self.machines} machines x {self.ranks_per_machine} ranks = {self.world_size} ranks cannot be split "
+                f"into {' x '.join(f'{axis} {size}' for axis, size in self.mesh)}"
+            )
+        return tuple((axis, self.world_size // rest if size == THE_REST else size) for axis, size in self.mesh)
+
+    def _check_laid(self) -> None:
+        sizes = dict(self.mesh)
+        for kind in self.laid:
+            if unknown := [axis for axis in kind.over if axis not in sizes]:
+                raise TopologyError(f"{kind.name} is laid over {unknown[0]}: the mesh has {', '.join(self.axes)}")
+            ranks = prod(sizes[axis] for axis in kind.over)
+            if not kind.over or kind.size < 1 or ranks % kind.size:
+                raise TopologyError(
+                    f"{kind.name} {kind.size} cannot be laid over {' and '.join(kind.over) or 'nothing'}: the {ranks} "
+                    f"ranks there cannot be split into groups of {kind.size}"
+                )
 
     def _check(self, rank: int) -> None:
         if not 0 <= rank < self.world_size:
             raise TopologyError(f"rank {rank} does not exist: ranks go from 0 to {self.world_size - 1}")
+
+
+def _is_data(axis: str) -> bool:
+    return axis == "dp" or axis.startswith("dp_")
+
+
+def parse_laid(text: str) -> Laid:
+    """``ep=4:dp_shard+tp``.
+
+    Raises:
+        TopologyError: it does not read like that.
+    """
+    name, _, rest = text.partition("=")
+    size, _, over = rest.partition(":")
+    if not size.isdecimal() or not over:
+        raise TopologyError(f"{text!r} is no laid group: it must read like ep=4:dp_shard+tp (name, size, axes)")
+    return Laid(name, int(size), tuple(over.split("+")))
+
+
+def parse_mesh(text: str) -> dict[str, int]:
+    """``pp=2,dp_shard=-1,tp=2``.
+
+    Raises:
+        TopologyError: it does not read like that.
+    """
+    parts = [part.partition("=") for part in text.split(",")]
+    if any(not size.removeprefix("-").isdecimal() for _, _, size in parts):
+        raise TopologyError(f"{text!r} is no mesh: it must read like pp=2,dp_shard=-1,tp=2")
+    if len({name for name, _, _ in parts}) < len(parts):
+        raise TopologyError(f"{text!r} names an axis twice")
+    return {name: int(size) for name, _, size in parts}
+
+
+def _counts(names: Sequence[str]) -> Mapping[str, int]:
+    found: dict[str, int] = defaultdict(int)
+    for name in names:
+        found[name] += 1
+    return found

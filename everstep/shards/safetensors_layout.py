@@ -164,7 +164,7 @@ def _one_kind(topology: str) -> bool:
     if not topology:
         return False
     sizes = Topology.parse(topology)
-    return sizes.tp == sizes.pp == 1
+    return sizes.dp == sizes.world_size
 
 
 def _stored(entry: TensorEntry) -> tuple[str, int, int]:

@@ -3,34 +3,70 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from everstep import environment
 from everstep.errors import ConfigError, TopologyError
-from everstep.model.topology import Axis, Topology
-
-DEFAULT_ORDER: tuple[Axis, ...] = ("pp", "dp", "tp")
+from everstep.model.topology import SHORT_ORDER, Axis, Topology
 
 
-def topology_of_job(tp: int | None, pp: int | None, order: tuple[Axis, ...] | None) -> Topology:
-    """The job's topology, from everstep's environment or else torchrun's."""
-    given = os.environ.get(environment.TOPOLOGY)
-    if not given:
+class JoinSizes(NamedTuple):
+    """What a script says of its mesh; None: nothing."""
+
+    tp: int | None = None
+    pp: int | None = None
+    order: tuple[Axis, ...] | None = None
+    mesh: Mapping[str, int] | None = None
+    """Instead of the others: every axis with its size."""
+
+    def topology(self, machines: int, ranks_per_machine: int) -> Topology:
+        """The mesh on machines.
+
+        Raises:
+            TopologyError: the sizes do not multiply.
+        """
+        if self.mesh is None:
+            tp, pp = 1 if self.tp is None else self.tp, 1 if self.pp is None else self.pp
+            return Topology.of(machines, ranks_per_machine, tp, pp, self.order or SHORT_ORDER)
+        if self[:3] != (None, None, None):
+            raise TopologyError("the script joins with mesh, and with tp, pp or order as well: mesh says all of it")
+        return Topology(machines, ranks_per_machine, tuple(self.mesh.items()))
+
+
+def topology_of_job(said: JoinSizes) -> Topology:
+    """The job's topology, from everstep's environment or else torchrun's.
+
+    Args:
+        said: By the script.
+
+    Raises:
+        TopologyError: the sizes that the script names do not multiply, or are not those of the job.
+        ConfigError: an environment variable of torchrun or everstep makes no sense.
+    """
+    told = os.environ.get(environment.TOPOLOGY)
+    if not told:
         world = from_environment("WORLD_SIZE", 1)
         local = from_environment("LOCAL_WORLD_SIZE", world)
         if local < 1 or world % local:
             local = 1  # machines of unequal size: which ranks share one is not known
-        return Topology(world // local, local, 1 if tp is None else tp, 1 if pp is None else pp, order or DEFAULT_ORDER)
+        return said.topology(world // local, local)
     try:
-        job = Topology.parse(given)
+        job = Topology.parse(told)
     except TopologyError as error:
         raise ConfigError(f"{environment.TOPOLOGY}: {error}") from None
-    wanted = (job.tp if tp is None else tp, job.pp if pp is None else pp, job.order if order is None else order)
-    if wanted != (job.tp, job.pp, job.order):
+    if said == JoinSizes():
+        return job
+    if job.is_short and said.mesh is None:  # what the script leaves out is the job's
+        order: tuple[Axis, ...] = job.axes  # type: ignore[assignment]
+        tp, pp = job.tp if said.tp is None else said.tp, job.pp if said.pp is None else said.pp
+        said = JoinSizes(tp, pp, said.order or order)
+    script = said.topology(job.machines, job.ranks_per_machine)
+    if script.mesh != job.mesh:
         raise TopologyError(
-            f"the script joins with tp={wanted[0]} pp={wanted[1]} order={'-'.join(wanted[2])}, but the job was started "
-            f"with tp={job.tp} pp={job.pp} order={'-'.join(job.order)}: start the job with the script's sizes, or call "
-            "everstep.join() without sizes to take the job's"
+            f"the script joins with {script.text}, but the job was started with {job.text}: start the job with the "
+            "script's sizes, or call everstep.join() without sizes to take the job's"
         )
     return job
 

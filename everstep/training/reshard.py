@@ -65,6 +65,11 @@ def read_resharded(
     return old.step, tree
 
 
+def _model_axes(topology: Topology) -> list[tuple[str, int]]:
+    """The axes that part the model, by name: all but the data-parallel ones, and those of one rank."""
+    return sorted((axis, size) for axis, size in topology.mesh if size > 1 and axis not in topology.data_axes)
+
+
 class OldCheckpoint:
     """The manifests of all ranks of a checkpoint on disk.
 
@@ -108,21 +113,24 @@ class OldCheckpoint:
         Raises:
             CheckpointError: there is none.
         """
-        place = topology.coordinate(rank)
-        if (topology.tp, topology.pp) == (self.topology.tp, self.topology.pp):
-            return self.topology.rank(place._replace(dp=place.dp % self.topology.dp))
+        if _model_axes(topology) == _model_axes(self.topology):
+            place = topology.coordinate(rank)
+            like = dict(place.places)
+            first = self.topology.rank_at(**{axis: like[axis] for axis, _ in _model_axes(topology)})
+            replicas = self.topology.along(first, self.topology.data_axes)
+            return replicas[place.dp % len(replicas)]
         if reason := self._differs():
             raise CheckpointError(
-                f"{self.folder} was saved with tp={self.topology.tp} pp={self.topology.pp} and cannot be read with "
-                f"tp={topology.tp} pp={topology.pp}: {reason}. Start with the old tp and pp; dp may change"
+                f"{self.folder} was saved with {self.topology.text} and cannot be read with {topology.text}: {reason}. "
+                "Start with the old sizes; those of data-parallel axes may change"
             )
         return rank % self.topology.world_size
 
     def must_reseed(self, topology: Topology, rank: int, source: int) -> bool:
         """Whether a rank may not go on with the random number generators of its source."""
-        if (topology.tp, topology.pp) == (self.topology.tp, self.topology.pp):
+        if _model_axes(topology) == _model_axes(self.topology):
             existed = topology.coordinate(rank).dp < self.topology.dp
-            group: Sequence[int] = self.topology.group(source, "dp")
+            group: Sequence[int] = self.topology.along(source, self.topology.data_axes)
         else:
             existed, group = rank < self.topology.world_size, range(self.topology.world_size)
         states = {

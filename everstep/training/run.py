@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from everstep.slots.file import SlotFile
 from everstep.step_reports import ReportFile
 from everstep.training.checkpoint import Checkpoint, Stateful
 from everstep.training.deferred_reports import PendingReport, number, on_device, plain
-from everstep.training.launch_environment import from_environment, origin_of, topology_of_job
+from everstep.training.launch_environment import JoinSizes, from_environment, origin_of, topology_of_job
 from everstep.training.save_signal import SaveSignal
 
 if TYPE_CHECKING:
@@ -29,7 +29,13 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
-def join(*, tp: int | None = None, pp: int | None = None, order: Sequence[Axis] | None = None) -> Run:
+def join(
+    *,
+    tp: int | None = None,
+    pp: int | None = None,
+    order: Sequence[Axis] | None = None,
+    mesh: Mapping[str, int] | None = None,
+) -> Run:
     """Join the job that this rank belongs to. Call it once, early in the script.
 
     Args:
@@ -37,13 +43,15 @@ def join(*, tp: int | None = None, pp: int | None = None, order: Sequence[Axis] 
         pp: Pipeline-parallel size, likewise. The data-parallel size follows.
         order: Axes of the mesh, the last one varies fastest; None: the job's,
             outside everstep pp-dp-tp.
+        mesh: Instead of these: every axis by name, in order, with its size, as
+            in ``{"pp": 2, "dp_replicate": 2, "dp_shard": -1}``; -1: what the others leave.
 
     Raises:
         TopologyError: the sizes do not multiply, or are not those of the job.
         ConfigError: an environment variable of torchrun or everstep makes no sense.
     """
     report_file = os.environ.get(environment.REPORT_FILE)
-    topology = topology_of_job(tp, pp, tuple(order) if order is not None else None)
+    topology = topology_of_job(JoinSizes(tp, pp, tuple(order) if order is not None else None, mesh))
     reports = None
     if report_file:
         reports = ReportFile.open(Path(report_file))
@@ -77,14 +85,14 @@ class Run:
         return self._reports is not None
 
     def mesh_shape(self) -> tuple[int, ...]:
-        """Sizes of the mesh in the topology's order, as ``init_device_mesh`` takes them."""
+        """JoinSizes of the mesh in the topology's order, as ``init_device_mesh`` takes them."""
         return self.topology.mesh_shape()
 
     def device_mesh(self, device_type: str) -> DeviceMesh:
-        """The job's device mesh, its axes named ``pp``, ``dp`` and ``tp``; a collective call of all ranks."""
+        """The job's device mesh, its axes named as those of the topology; a collective call of all ranks."""
         from torch.distributed.device_mesh import init_device_mesh
 
-        return init_device_mesh(device_type, self.mesh_shape(), mesh_dim_names=tuple(self.topology.order))
+        return init_device_mesh(device_type, self.mesh_shape(), mesh_dim_names=self.topology.axes)
 
     def checkpoint(self, **things: Stateful) -> Checkpoint:
         """Name what makes up the state of training; give the result to ``steps``.

@@ -100,7 +100,7 @@ def test_the_loss_comes_from_a_rank_that_has_one() -> None:
 
 
 def test_ranks_of_one_replica_train_on_the_same_tokens() -> None:
-    topology = Topology(machines=4, ranks_per_machine=2, tp=2, pp=2)
+    topology = Topology.of(machines=4, ranks_per_machine=2, tp=2, pp=2)
     picture = merge([view(rank, tokens=0 if topology.coordinate(rank).pp else 100) for rank in range(8)], time_ns=1)
     assert picture.tokens(topology) == 200  # dp is 2
 

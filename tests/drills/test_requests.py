@@ -72,7 +72,7 @@ def test_a_near_name_is_suggested() -> None:
         ({"fault": "kill-rank", "then": "kill-rank"}, "goes with kill-agent or kill-peer"),
         ({"fault": "kill-agent", "then": "spin"}, "kill-rank, kill-machine"),
         ({"fault": "kill-agent", "then": "kill-rank", "steps": 30}, "its second fault comes at step 30"),
-        ({"fault": "kill-group"}, "--kind is missing: use one of tp, pp, dp"),
+        ({"fault": "kill-group"}, "--kind is missing: use one of pp, dp, tp"),
         ({"fault": "kill-group", "kind": "pp", "index": 4}, "pp groups go from 0 to 3"),
         ({"fault": "flip-bit"}, "--where is missing: use one of buffer, backup, file"),
         ({"fault": "flip-bit", "where": "file", "at_step": 9}, "use --at-step 10 or later"),

@@ -9,6 +9,7 @@ import pytest
 
 from drills import DrillResult
 from drills.spec.catalogue import WHERE
+from drills.spec.request import example
 
 pytestmark = [pytest.mark.drill, pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(600)]
 
@@ -66,3 +67,22 @@ async def test_each_peer_is_killed_in_the_middle_of_a_backup(drill: DrillOf, mac
 async def test_the_worker_dies_in_each_stage_of_a_lost_machine(drill: DrillOf, stage: str, moment: str) -> None:
     options = {"in_stage": stage, "moment": moment, "during": "kill-machine", "machine": "m2"}
     recovered(await drill("kill-worker", **options, **WHOLE))
+
+
+HYBRID: dict[str, Any] = {
+    "machines": 4,
+    "ranks_per_machine": 1,
+    "mesh": "dp_replicate=2,dp_shard=2",
+    "groups": ["pair=2:dp_replicate+dp_shard"],
+    "script": [str(example("fsdp2.py")), "--replicas", "2", "--dim", "16", "--heads", "2", "--steps", "36"],
+    "at_step": 12,
+}
+
+
+@pytest.mark.parametrize("kind", ["dp_replicate", "dp_shard", "pair"])
+@pytest.mark.parametrize("index", range(2))
+async def test_each_group_of_a_mesh_of_other_axes_is_lost(drill: DrillOf, kind: str, index: int) -> None:
+    """Hybrid sharding, and groups that are laid over the mesh."""
+    result = await drill("kill-group", kind=kind, index=index, **HYBRID)
+    recovered(result)
+    assert result.steps_promised == 1

@@ -37,11 +37,12 @@ class Job:
         tp: int = 1,
         pp: int = 1,
         dp: int = 1,
+        mesh: str = "",
     ) -> None:
         self.shm, self.forker = shm, forker
         self.script, self.args = str(ROOT / "examples" / script), args
         self.tp, self.pp, self.world = tp, pp, tp * pp * dp
-        self.topology = f"{self.world},1,{tp},{pp},pp-dp-tp"
+        self.topology = f"{self.world},1,{mesh or f'{tp},{pp},pp-dp-tp'}"
         self.plan = shm / "faults.json"
         self.extra: dict[str, str] = {}
         """More environment of all ranks."""
@@ -138,7 +139,7 @@ def forker() -> Iterator[subprocess.Popen[str]]:
 def make_job(shm: Path, forker: subprocess.Popen[str]) -> Callable[..., Job]:
     """Make a ``Job``: ``make_job(script, args, tp=…, pp=…, dp=…)``."""
 
-    def make(script: str, args: list[str], **sizes: int) -> Job:
+    def make(script: str, args: list[str], **sizes: Any) -> Job:
         return Job(Path(tempfile.mkdtemp(dir=shm)), forker, script, args, **sizes)
 
     return make

@@ -34,6 +34,21 @@ def test_killed_and_resumed_is_equal_to_undisturbed(make_job: Any, dp: int, faul
     assert job.losses == {at: loss for at, loss in undisturbed.losses.items() if at[1] >= agreed}
 
 
+@pytest.mark.timeout(300)
+def test_shards_of_replicas_are_restored_bit_for_bit(make_job: Any) -> None:
+    """Hybrid sharding: two replicas of two shards each."""
+    given = {"dp": 4, "mesh": "dp_replicate=2,dp_shard=2"}
+    undisturbed = make_job("fsdp2.py", [*SMALL, "--replicas", "2"], **given)
+    assert set(undisturbed.launch()) == {0}
+    job = make_job("fsdp2.py", [*SMALL, "--replicas", "2"], **given)
+    job.inject(fault="kill-rank", rank=2, at_step=5)
+    assert job.launch()[2] == -signal.SIGKILL
+    agreed = job.agreed_step()
+    job.losses.clear()
+    assert set(job.launch(resume=agreed)) == {0}
+    assert job.losses == {at: loss for at, loss in undisturbed.losses.items() if at[1] >= agreed}
+
+
 def losses(job: Any) -> dict[int, float]:
     return {step: float.fromhex(loss) for (rank, step), loss in job.losses.items() if rank == 0}
 

@@ -15,28 +15,32 @@ whenever one exists.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import combinations, permutations
 from math import gcd
 from operator import eq
-from typing import Literal
 
 from everstep.errors import TopologyError
-from everstep.model.topology import AXES, Axis, Topology
+from everstep.model.topology import Topology
 
-Kind = Axis | Literal["domain"]
-Spans = Mapping[Kind, Mapping[tuple[int, ...], int]]
+DOMAIN = "failure domain"
+"""A kind of group that is none of the mesh: machines that fail together."""
+Spans = Mapping[str, Mapping[tuple[int, ...], int]]
 """Of each kind of group: the machines that a group spans (two or more), and how many groups span just these."""
-Hit = Mapping[Kind, Mapping[tuple[int, ...], int]]
+Hit = Mapping[str, Mapping[tuple[int, ...], int]]
 """Those of them whose loss takes an owner together with its peer."""
 Move = Callable[[int], int]
 """From a machine to the one that holds its backups."""
 FEW = 6
 """Up to so many machines every permutation is tried where no perfect one exists; for more, the best of those that the
 search comes by (ours)."""
+
+
+MOST_TOLERATED = 4
+"""So many kinds of groups are tried in all ways to be shared, of more only all at once (ours)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,7 @@ class Placement:
     """Rank → rank on whose machine its backup lies; None: there is no other machine."""
     involution: bool
     """Ranks back each other up in pairs."""
-    shared: tuple[Axis, ...]
+    shared: tuple[str, ...]
     """Kinds of groups of which some single lost group takes an owner together with its peer."""
     reason: str
     """For people: what may be lost, and why no more."""
@@ -77,12 +81,12 @@ def place_backups(topology: Topology, domains: Sequence[str] = ()) -> Placement:
     spans = _spans(topology, domains)
     target = _best(topology, spans)
     hit: Hit = {kind: _hit(groups, target) for kind, groups in spans.items()}
-    lost = tuple(sorted({domains[group[0]] for group in hit.get("domain", ())}))
+    lost = tuple(sorted({domains[group[0]] for group in hit.get(DOMAIN, ())}))
     size = topology.ranks_per_machine
     return Placement(
         peers=tuple(target[rank // size] * size + rank % size for rank in range(topology.world_size)),
         involution=all(target[target[machine]] == machine for machine in range(topology.machines)),
-        shared=tuple(axis for axis in AXES if hit.get(axis)),
+        shared=tuple(kind for kind in topology.kinds if hit.get(kind)),
         reason=_reason(topology, spans, hit, lost, target),
         domains=lost,
     )
@@ -98,17 +102,15 @@ def survives(topology: Topology, placement: Placement, lost_machines: AbstractSe
 
 
 def _spans(topology: Topology, domains: Sequence[str]) -> Spans:
-    spans: dict[Kind, Counter[tuple[int, ...]]] = {}
-    places = [topology.coordinate(rank) for rank in range(topology.world_size)]
-    for axis in AXES:
-        members: dict[object, set[int]] = defaultdict(set)
-        for rank, place in enumerate(places):
-            members[place._replace(**{axis: 0})].add(rank // topology.ranks_per_machine)
-        spans[axis] = Counter(tuple(sorted(machines)) for machines in members.values() if len(machines) > 1)
+    size = topology.ranks_per_machine
+    spans: dict[str, Counter[tuple[int, ...]]] = {}
+    for kind in topology.kinds:
+        members = (sorted({rank // size for rank in group}) for group in topology.groups(kind))
+        spans[kind] = Counter(tuple(machines) for machines in members if len(machines) > 1)
     together = [
         tuple(machine for machine, domain in enumerate(domains) if domain == name) for name in sorted({*domains} - {""})
     ]
-    spans["domain"] = Counter(machines for machines in together if len(machines) > 1)
+    spans[DOMAIN] = Counter(machines for machines in together if len(machines) > 1)
     return {kind: groups for kind, groups in spans.items() if groups}
 
 
@@ -129,7 +131,7 @@ def _best(topology: Topology, spans: Spans) -> list[int]:
             strict = strict if tolerated else matched
             whole = [machine for machine in matched if machine is not None]
             found += [_costed(spans, whole)] if len(whole) == machines else []
-        if found and tolerated <= {"domain"} and not found[-1][0][0]:
+        if found and tolerated <= {DOMAIN} and not found[-1][0][0]:
             break  # no parallel group is hit
     else:
         if machines <= FEW:
@@ -138,18 +140,19 @@ def _best(topology: Topology, spans: Spans) -> list[int]:
     return min(found, key=lambda one: one[0])[1]
 
 
-def _subsets(spans: Spans) -> Iterator[frozenset[Kind]]:
+def _subsets(spans: Spans) -> Iterator[frozenset[str]]:
     """What may be shared, from nothing to everything; the failure domain before any parallel group."""
-    kinds = sorted(spans, key=lambda kind: (kind != "domain", kind))
+    kinds = sorted(spans, key=lambda kind: (kind != DOMAIN, kind))
     for size in range(len(kinds) + 1):
-        yield from map(frozenset, combinations(kinds, size))
+        if size <= MOST_TOLERATED or size == len(kinds):
+            yield from map(frozenset, combinations(kinds, size))
 
 
 def _costed(spans: Spans, target: list[int]) -> tuple[tuple[int, int, int], list[int]]:
     """How many groups, then domains, would take an owner together with its peer, and how many owners a domain."""
     counts = {kind: sum(_hit(groups, target).values()) for kind, groups in spans.items()}
-    domains = counts.pop("domain", 0)
-    owners = sum(target[machine] in group for group in spans.get("domain", ()) for machine in group)
+    domains = counts.pop(DOMAIN, 0)
+    owners = sum(target[machine] in group for group in spans.get(DOMAIN, ()) for machine in group)
     return (sum(counts.values()), domains, owners), target
 
 
@@ -173,25 +176,25 @@ def _allowed(machines: int, avoid: Iterable[Iterable[tuple[int, ...]]]) -> list[
 
 
 def _steps_in_mesh(topology: Topology) -> Iterator[Move]:
-    """Steps along two axes of the machines' mesh at once, or three: outside all groups when machines tile the mesh.
+    """Steps along two axes of the machines' mesh at once, or more: outside all groups when machines tile the mesh.
 
     Figure 9 of ByteRobust is the step along pp and dp.
     """
     rest, sizes = topology.ranks_per_machine, {}
-    for axis in reversed(topology.order):
-        size = topology.size(axis)
+    for axis, size in reversed(topology.mesh):
         inside = gcd(size, rest)
         if inside < size and inside != rest:
             return  # a machine holds parts of several rows of the mesh
         sizes[axis], rest = size // inside, rest // inside
-    across: tuple[Axis, ...] = ("pp", "dp", "tp")
+    # Those first whose ranks lie farthest apart: what is lost together is near, as a rule.
+    across = sorted(topology.axes, key=lambda axis: (axis != "pp", axis not in topology.data_axes, axis == "tp"))
     wide = [axis for axis in across if sizes[axis] > 1]
-    for count in (2, 3):
+    for count in range(2, len(wide) + 1):
         for moved in combinations(wide, count):
-            yield _step([(axis, sizes[axis]) for axis in reversed(topology.order)], moved)
+            yield _step([(axis, sizes[axis]) for axis in reversed(topology.axes)], moved)
 
 
-def _step(sizes: Sequence[tuple[Axis, int]], moved: Sequence[Axis]) -> Move:
+def _step(sizes: Sequence[tuple[str, int]], moved: Sequence[str]) -> Move:
     """Neighbours along even axes change places; along odd ones one half steps up and the other half down again."""
 
     def move(machine: int) -> int:
@@ -284,18 +287,18 @@ COSTS = "costs the steps since the last disk checkpoint"
 
 def _reason(topology: Topology, spans: Spans, hit: Hit, lost: Sequence[str], target: Sequence[int]) -> str:
     everybody = tuple(range(topology.machines))
-    shared = [axis for axis in AXES if hit.get(axis)]
-    one = next((axis for axis in shared if everybody in spans[axis]), None)
-    if one:
+    shared = [kind for kind in topology.kinds if hit.get(kind)]
+    common = next((kind for kind in shared if everybody in spans[kind]), None)
+    if common:
         near = all(abs(to - machine) in {1, topology.machines - 1} for machine, to in enumerate(target))
         where = "the neighbouring machine" if near else "another machine"
-        said = f"all {topology.machines} machines are in one {one} group: backups go to {where}; losing both {COSTS}"
+        said = f"all {topology.machines} machines are in one {common} group: backups go to {where}; losing both {COSTS}"
     elif shared:
-        counts = [(sum(hit[axis].values()), topology.world_size // topology.size(axis), axis) for axis in shared]
-        which = [f"{'any' if n == all_ else n} of the {all_} {axis} groups" for n, all_, axis in counts]
+        counts = [(sum(hit[kind].values()), topology.world_size // topology.size(kind), kind) for kind in shared]
+        which = [f"{'any' if n == all_ else n} of the {all_} {kind} groups" for n, all_, kind in counts]
         said = f"losing all machines of {' or '.join(which)} takes owner and peer together and {COSTS}"
     else:
-        said = "every backup lies outside its rank's tp, pp and dp groups: the machines of any one group may be lost"
+        said = "every backup lies outside its rank's parallel groups: the machines of any one group may be lost"
     if lost:
         return f"{said}; losing failure domain {' or '.join(lost[:4])} takes owner and peer together and {COSTS}"
-    return f"{said}, and so may any one failure domain" if "domain" in spans and not shared else said
+    return f"{said}, and so may any one failure domain" if DOMAIN in spans and not shared else said

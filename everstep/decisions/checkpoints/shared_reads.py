@@ -30,6 +30,6 @@ def readers(
     for copy in copies:
         digest = digests.get(copy.rank, "")
         if copy.tier in shared and digest:
-            first = topology.rank(topology.coordinate(copy.rank)._replace(dp=0))
+            first = topology.first_along(copy.rank, topology.data_axes)
             alike[first, copy.tier, copy.completed_steps, digest].append(copy.rank)
     return {rank: first for ranks in alike.values() for first in [min(ranks)] for rank in ranks if rank != first}

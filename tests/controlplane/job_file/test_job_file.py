@@ -11,6 +11,7 @@ import pytest
 from controlplane.job_file.checks import env_warnings
 from controlplane.job_file.job_file import load_job
 from everstep.errors import ConfigError
+from everstep.model.job import JobSpec
 
 GOOD = 'script = "train.py"\nmachines = 4\nranks_per_machine = 2\ntp = 2\npp = 2\n'
 
@@ -42,6 +43,45 @@ def test_a_file_is_read(folder: Path) -> None:
     assert (spec.name, spec.script, spec.args) == ("gpt-small", str(folder / "train.py"), ["--steps", "300"])
     assert (spec.topology().dp, spec.order) == (2, ("dp", "pp", "tp"))
     assert (spec.env, spec.policy.max_attempts) == ({"OMP_NUM_THREADS": "1"}, 7)
+
+
+MESH = 'script = "train.py"\nmachines = 4\nranks_per_machine = 2\n'
+
+
+def test_a_mesh_keeps_the_order_of_its_axes(folder: Path) -> None:
+    text = MESH + 'mesh = {pp = 2, dp_shard = -1, tp = 2}\n[groups.ep]\nsize = 4\nover = ["dp_shard", "tp"]\n'
+    spec = load_job(job_file(folder, text), environment={})
+
+    assert str(spec.topology()) == "4,2,pp=2,dp_shard=2,tp=2,ep=4:dp_shard+tp"
+    assert JobSpec.model_validate_json(spec.model_dump_json()) == spec, "as histories keep it"
+    environment = {"EVERSTEP_JOB_MESH": "tp=4,dp=2", "EVERSTEP_JOB_GROUPS": "ep=2:dp"}
+    assert str(load_job(job_file(folder, text), {}, environment).topology()) == "4,2,tp=4,dp=2,ep=2:dp"
+    options = {"mesh": "dp_replicate=2,dp_shard=4", "groups": ["ep=2:dp_shard"]}
+    assert str(load_job(job_file(folder, text), options, {}).topology()).endswith(
+        "dp_replicate=2,dp_shard=4,ep=2:dp_shard"
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("mesh = {dp = 3}", "4 machines x 2 ranks = 8 ranks cannot be split into dp 3 (job.toml)"),
+        ("mesh = {dp = 8}\ntp = 2", "mesh is given, and tp, pp or order as well: mesh says all of it (job.toml)"),
+        ("mesh = {dp = 2.5}", "mesh = {'dp': 2.5} in job.toml: the size of dp is 2.5; it must be a whole number"),
+        ("mesh = 3", "mesh = 3 in job.toml: expected axes with sizes, e.g. {pp = 2, dp = -1}"),
+        ('mesh = "dp"', "mesh = 'dp' in job.toml: 'dp' is no mesh: it must read like pp=2,dp_shard=-1,tp=2"),
+        ('mesh = ["dp"]', "expected axes with sizes"),
+        ("groups = 3", "groups = 3 in job.toml: expected groups"),
+        ("groups = {ep = 3}", 'ep is no group: it must be like ep = { size = 4, over = ["dp_shard", "tp"] }'),
+        ('groups = {ep = {size = 3, over = ["dp"]}}', "ep 3 cannot be laid over dp: the 8 ranks there cannot be split"),
+        (
+            'groups = {ep = {size = "x", over = ["dp"]}}',
+            "'ep=x:dp' is no laid group: it must read like ep=4:dp_shard+tp",
+        ),
+    ],
+)
+def test_a_wrong_mesh_is_named(folder: Path, line: str, expected: str) -> None:
+    assert expected in told(job_file(folder, f"{MESH}{line}\n", "job.toml"))
 
 
 def test_option_before_environment_before_file(folder: Path) -> None:

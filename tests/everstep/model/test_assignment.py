@@ -14,7 +14,7 @@ from everstep.model.topology import Topology
 @given(st.integers(1, 20), st.integers(1, 8))
 def test_every_rank_has_one_home_and_every_machine_its_ranks(machines: int, ranks: int) -> None:
     names = [f"m{index}" for index in range(machines)]
-    assignment = Assignment(Topology(machines, ranks), names)
+    assignment = Assignment(Topology.of(machines, ranks), names)
 
     homes = assignment.homes()
     assert sorted(homes) == list(range(machines * ranks))
@@ -26,4 +26,4 @@ def test_every_rank_has_one_home_and_every_machine_its_ranks(machines: int, rank
 
 def test_a_rank_that_does_not_exist_has_no_home() -> None:
     with pytest.raises(TopologyError, match="rank 4 does not exist"):
-        Assignment(Topology(2, 2), ["a", "b"]).home(4)
+        Assignment(Topology.of(2, 2), ["a", "b"]).home(4)

@@ -103,7 +103,7 @@ def test_a_copy_in_a_place_that_this_release_does_not_know_is_told_of_and_not_us
     own = StateCopy(rank=0, machine="m0", completed_steps=4)
     held, _ = held_of({"m0": [told]})
     of_a_later_worker = StateCopy(rank=0, machine="m0", completed_steps=8, tier=Tier("tape"))
-    topology = Topology(machines=1, ranks_per_machine=1, tp=1, pp=1)
+    topology = Topology.of(machines=1, ranks_per_machine=1, tp=1, pp=1)
 
     chosen = choose_restore([own, *held, of_a_later_worker], Assignment(topology, ["m0"]))
 

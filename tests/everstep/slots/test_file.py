@@ -139,7 +139,7 @@ def test_growth_keeps_committed_slots(folder: Path) -> None:
 def test_a_full_file_system_is_an_error_with_numbers(folder: Path) -> None:
     file = SlotFile(folder / "c")
     save(file, 4, 1000)
-    with pytest.raises(CheckpointError, match=r"no room for a checkpoint file of [\d.]+ [MG]B in .*: [\d.]+ [MG]B are free"):
+    with pytest.raises(CheckpointError, match=r"no room for a checkpoint file of [\d.]+ GB in .*: [\d.]+ GB are free"):
         file.begin(b"", 1 << 44)
     assert valid_steps(folder / "c") == {4}
     assert [path.name for path in folder.iterdir()] == ["c"]

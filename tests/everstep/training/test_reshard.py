@@ -28,7 +28,7 @@ from tests.everstep.training.old_jobs import STEP, Tree, as_rank, bits, save_all
 
 
 def wide(dp: int, tp: int = 1, pp: int = 1) -> Topology:
-    return Topology(1, dp * tp * pp, tp, pp)
+    return Topology.of(1, dp * tp * pp, tp, pp)
 
 
 def read(folder: Path, rank: int, topology: Topology, mesh: DeviceMesh) -> Tree:
@@ -255,7 +255,7 @@ def test_what_cannot_be_mapped_is_named(tmp_path: Path) -> None:
 
     folder = save_all(tmp_path / "a", wide(2, tp=2), {"dp": 2, "tp": 2}, plain)
     message = refused(folder)
-    assert "was saved with tp=2 pp=1 and cannot be read with tp=1 pp=1" in message
+    assert "was saved with pp 1, dp 2, tp 2 and cannot be read with pp 1, dp 1, tp 1" in message
     assert "model.w is no DTensor, and differs between ranks 0 and 1" in message
 
     def staged(rank: int, _: DeviceMesh) -> Tree:

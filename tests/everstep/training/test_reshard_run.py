@@ -49,7 +49,7 @@ def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Training, Path
     training = Training(1)
     for _ in range(2):
         training.step()
-    folder = save_all(tmp_path, Topology(1, 2), {"dp": 2}, lambda *_: training.state())
+    folder = save_all(tmp_path, Topology.of(1, 2), {"dp": 2}, lambda *_: training.state())
     monkeypatch.setenv(environment.RESHARD_FROM, str(folder))
     return training, folder
 

@@ -52,7 +52,12 @@ def test_torchrun_s_environment_gives_the_place(monkeypatch: pytest.MonkeyPatch,
     for name, value in {"RANK": 5, "WORLD_SIZE": 8, "LOCAL_WORLD_SIZE": 2, "LOCAL_RANK": 1}.items():
         monkeypatch.setenv(name, str(value))
     run = everstep.join(tp=2, pp=2)
-    assert (run.topology.machines, run.local_rank, run.coordinate) == (4, 1, (1, 1, 0))
+    assert (run.topology.machines, run.local_rank) == (4, 1)
+    assert (run.coordinate.tp, run.coordinate.pp, run.coordinate.dp) == (1, 1, 0)
+    run = everstep.join(mesh={"dp_replicate": 2, "dp_shard": -1})
+    assert (run.mesh_shape(), run.coordinate["dp_shard"], run.coordinate.dp) == ((2, 4), 1, 5)
+    with pytest.raises(TopologyError, match="mesh says all of it"):
+        everstep.join(tp=2, mesh={"dp": 8})
     with pytest.raises(TopologyError, match="8 ranks cannot be split into tp 3"):
         everstep.join(tp=3)
     monkeypatch.setenv("WORLD_SIZE", "eight")
@@ -168,10 +173,15 @@ def test_the_loop_is_entered_once(start_rank: StartRank) -> None:
 def test_a_topology_that_is_not_the_job_s_names_both(start_rank: StartRank) -> None:
     start_rank(topology="4,2,2,2,dp-pp-tp")
     run = everstep.join()
-    assert (run.world_size, run.topology.tp, run.topology.order) == (8, 2, ("dp", "pp", "tp"))
+    assert (run.world_size, run.topology.tp, run.topology.axes) == (8, 2, ("dp", "pp", "tp"))
     everstep.join(tp=2, pp=2, order=("dp", "pp", "tp"))
-    with pytest.raises(TopologyError, match=r"script joins with tp=4 pp=2 .* job was started with tp=2 pp=2"):
+    with pytest.raises(TopologyError, match=r"joins with dp 1, pp 2, tp 4, but .* was started with dp 2, pp 2, tp 2"):
         everstep.join(tp=4)
+    start_rank(topology="4,2,pp=2,dp_shard=4,ep=4:dp_shard")
+    assert everstep.join().topology.group(0, "ep") == (0, 1, 2, 3)
+    everstep.join(mesh={"pp": 2, "dp_shard": -1})
+    with pytest.raises(TopologyError, match=r"script joins with pp 1, dp 4, tp 2, but"):
+        everstep.join(tp=2)
     start_rank(topology="4,2,2")
     with pytest.raises(ConfigError, match=r"EVERSTEP_TOPOLOGY: the topology is '4,2,2'; it must read like"):
         everstep.join()

@@ -40,10 +40,10 @@ def held(
 
 def size(ranks: int) -> Assignment[str]:
     """A job with one rank on each machine."""
-    return Assignment(Topology(ranks, 1), [f"m{index}" for index in range(ranks)])
+    return Assignment(Topology.of(ranks, 1), [f"m{index}" for index in range(ranks)])
 
 
-FOUR = Assignment(Topology(4, 2, 2, 2), ["m0", "m1", "m2", "m3"])
+FOUR = Assignment(Topology.of(4, 2, 2, 2), ["m0", "m1", "m2", "m3"])
 """Eight ranks; the peers of m0 and m3, and of m1 and m2, hold each other's backups."""
 
 
@@ -197,7 +197,7 @@ def test_a_rollback_with_nothing_there_says_so() -> None:
 @st.composite
 def situations(draw: st.DrawFn) -> tuple[Topology, list[str], list[StateCopy]]:
     per_machine, machines = draw(st.integers(1, 2)), draw(st.integers(1, 3))
-    topology = Topology(machines, per_machine)
+    topology = Topology.of(machines, per_machine)
     names = [f"m{index}" for index in range(machines)]
     copy = st.builds(
         held,

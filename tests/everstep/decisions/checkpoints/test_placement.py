@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from everstep.decisions.checkpoints.placement import Placement, place_backups, survives
 from everstep.errors import TopologyError
-from everstep.model.topology import AXES, Axis, Topology
+from everstep.model.topology import Axis, Topology
 
 ORDERS: tuple[tuple[Axis, ...], ...] = (("pp", "dp", "tp"), ("dp", "pp", "tp"))
 
@@ -24,7 +24,7 @@ def topologies(most_machines: int, most_ranks: int) -> Iterator[Topology]:
             for tp in divisors(world):
                 for pp in divisors(world // tp):
                     for order in ORDERS:
-                        yield Topology(machines, ranks, tp, pp, order)
+                        yield Topology.of(machines, ranks, tp, pp, order)
 
 
 def divisors(number: int) -> list[int]:
@@ -42,18 +42,14 @@ def machine_targets(topology: Topology, placement: Placement) -> list[int]:
     return found
 
 
-def machines_of_groups(topology: Topology) -> dict[Axis, list[frozenset[int]]]:
+def machines_of_groups(topology: Topology) -> dict[str, list[frozenset[int]]]:
     """For each group of each kind the machines that hold any rank of it."""
-    found: dict[Axis, dict[object, set[int]]] = {axis: {} for axis in AXES}
-    for rank in range(topology.world_size):
-        place = topology.coordinate(rank)
-        for axis in AXES:
-            key = place._replace(**{axis: 0})
-            found[axis].setdefault(key, set()).add(topology.machine(rank))
-    return {axis: [frozenset(machines) for machines in groups.values()] for axis, groups in found.items()}
+    return {
+        kind: [frozenset(map(topology.machine, group)) for group in topology.groups(kind)] for kind in topology.kinds
+    }
 
 
-def broken(groups: dict[Axis, list[frozenset[int]]], targets: Sequence[int]) -> dict[Axis, int]:
+def broken(groups: dict[str, list[frozenset[int]]], targets: Sequence[int]) -> dict[str, int]:
     """Of each kind: how many groups take an owner together with its peer when all their machines are lost."""
     counts = {
         axis: sum(any(targets[machine] in lost for machine in lost) for lost in every) for axis, every in groups.items()
@@ -90,7 +86,7 @@ def test_no_permutation_of_few_machines_is_better() -> None:
 
 def test_figure_9_of_the_paper() -> None:
     """TP 2, PP 4, DP 2, two ranks on a machine: ranks 8, 9 exchange with 2, 3 (ByteRobust, section 7)."""
-    topology = Topology(machines=8, ranks_per_machine=2, tp=2, pp=4, order=("dp", "pp", "tp"))
+    topology = Topology.of(machines=8, ranks_per_machine=2, tp=2, pp=4, order=("dp", "pp", "tp"))
     placement = place_backups(topology)
 
     assert (placement.peers[8], placement.peers[9]) == (2, 3)
@@ -99,12 +95,12 @@ def test_figure_9_of_the_paper() -> None:
     assert placement.shared == ()
     for rank, peer in enumerate(placement.peers):
         at = topology.coordinate(rank)
-        assert peer == topology.rank(at._replace(pp=at.pp ^ 1, dp=at.dp ^ 1))
+        assert peer == topology.rank_at(tp=at.tp, pp=at.pp ^ 1, dp=at.dp ^ 1)
 
 
 def test_one_kind_of_parallelism_goes_to_the_neighbouring_machine_and_says_what_that_costs() -> None:
-    pairs = place_backups(Topology(8, 2))
-    ring = place_backups(Topology(7, 1))
+    pairs = place_backups(Topology.of(8, 2))
+    ring = place_backups(Topology.of(7, 1))
 
     assert pairs.peers == (2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13)
     assert pairs.involution
@@ -117,15 +113,15 @@ def test_one_kind_of_parallelism_goes_to_the_neighbouring_machine_and_says_what_
 
 
 def test_one_machine_has_no_peer_and_says_so() -> None:
-    placement = place_backups(Topology(1, 4, 2, 2))
+    placement = place_backups(Topology.of(1, 4, 2, 2))
 
     assert placement.peers == (None,) * 4
     assert "one machine only" in placement.reason
-    assert not survives(Topology(1, 4, 2, 2), placement, {0})
+    assert not survives(Topology.of(1, 4, 2, 2), placement, {0})
 
 
 def test_what_cannot_be_avoided_is_counted() -> None:
-    placement = place_backups(Topology(9, 2, 3, 1))
+    placement = place_backups(Topology.of(9, 2, 3, 1))
 
     assert placement.shared == ("dp",)
     assert placement.reason == (
@@ -136,18 +132,18 @@ def test_what_cannot_be_avoided_is_counted() -> None:
 
 @pytest.mark.parametrize("shape", [(4, 2, 2, 2), (8, 8, 8, 4), (6, 1, 1, 2), (15, 1, 1, 3), (160, 8, 8, 8)])
 def test_losing_all_machines_of_a_group_leaves_owner_or_peer_of_every_rank(shape: tuple[int, int, int, int]) -> None:
-    topology = Topology(*shape)
+    topology = Topology.of(*shape)
     placement = place_backups(topology)
 
     assert placement.shared == ()
     assert "any one group" in placement.reason
     groups = machines_of_groups(topology)
-    assert all(survives(topology, placement, lost) for axis in AXES for lost in set(groups[axis]))
+    assert all(survives(topology, placement, lost) for kind in topology.kinds for lost in set(groups[kind]))
     assert not survives(topology, placement, set(range(topology.machines)))
 
 
 def test_owner_and_peer_lost_together_do_not_survive() -> None:
-    topology = Topology(4, 2, 2, 2)
+    topology = Topology.of(4, 2, 2, 2)
     placement = place_backups(topology)
 
     assert placement.peers[0] == 6
@@ -156,7 +152,7 @@ def test_owner_and_peer_lost_together_do_not_survive() -> None:
 
 
 def test_the_peer_is_in_another_failure_domain_where_groups_leave_a_choice() -> None:
-    topology = Topology(8, 2, 2, 4, ("dp", "pp", "tp"))
+    topology = Topology.of(8, 2, 2, 4, ("dp", "pp", "tp"))
     domains = ["s0", "s1", "s1", "s0", "s1", "s0", "s0", "s1"]  # the peers of figure 9 share theirs
     placement = place_backups(topology, domains)
     targets = machine_targets(topology, placement)
@@ -167,7 +163,7 @@ def test_the_peer_is_in_another_failure_domain_where_groups_leave_a_choice() -> 
 
 
 def test_groups_come_before_failure_domains() -> None:
-    topology = Topology(4, 2, 2, 2)
+    topology = Topology.of(4, 2, 2, 2)
     placement = place_backups(topology, ["rack", "other", "other", "rack"])
 
     assert placement.peers[0] == 6, "the only machine outside its groups"
@@ -177,12 +173,12 @@ def test_groups_come_before_failure_domains() -> None:
 
 
 def test_unknown_failure_domains_are_no_obstacle() -> None:
-    assert place_backups(Topology(4, 2, 2, 2), [""] * 4) == place_backups(Topology(4, 2, 2, 2))
+    assert place_backups(Topology.of(4, 2, 2, 2), [""] * 4) == place_backups(Topology.of(4, 2, 2, 2))
 
 
 def test_failure_domains_for_some_machines_only_are_refused() -> None:
     with pytest.raises(TopologyError, match="2 failure domains are named for 4 machines"):
-        place_backups(Topology(4, 1), ["a", "b"])
+        place_backups(Topology.of(4, 1), ["a", "b"])
 
 
 @given(st.data())
@@ -190,7 +186,7 @@ def test_a_lost_failure_domain_is_survived_unless_it_is_said(data: st.DataObject
     machines, ranks = data.draw(st.integers(2, 12)), data.draw(st.integers(1, 4))
     tp = data.draw(st.sampled_from(divisors(ranks * machines)))
     pp = data.draw(st.sampled_from(divisors(ranks * machines // tp)))
-    topology = Topology(machines, ranks, tp, pp, data.draw(st.sampled_from(ORDERS)))
+    topology = Topology.of(machines, ranks, tp, pp, data.draw(st.sampled_from(ORDERS)))
     domains = data.draw(st.lists(st.sampled_from(["", "a", "b", "c"]), min_size=machines, max_size=machines))
 
     placement = place_backups(topology, domains)
@@ -205,3 +201,31 @@ def test_a_lost_failure_domain_is_survived_unless_it_is_said(data: st.DataObject
     assert bool(placement.shared) == bool(place_backups(topology).shared)
     for name in {*domains} - {"", *placement.domains}:
         assert survives(topology, placement, {m for m, domain in enumerate(domains) if domain == name})
+
+
+MESHES = [
+    "8,8,pp=2,dp_replicate=2,dp_shard=4,tp=4",
+    "16,4,pp=4,dp_replicate=2,dp_shard=2,cp=2,tp=2",
+    "8,4,pp=2,dp_shard=8,tp=2,ep=4:dp_shard",
+    "16,2,dp_replicate=4,dp_shard=4,tp=2,ep=4:dp_shard+tp",
+]
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_any_group_of_any_mesh_may_be_lost_where_there_is_room_for_it(mesh: str) -> None:
+    topology = Topology.parse(mesh)
+    placement = place_backups(topology)
+
+    assert placement.shared == (), placement.reason
+    for kind in topology.kinds:
+        for group in topology.groups(kind):
+            assert survives(topology, placement, {topology.machine(rank) for rank in group}), kind
+
+
+def test_what_no_mesh_allows_is_said_by_the_name_of_the_axis() -> None:
+    placement = place_backups(Topology.parse("4,2,dp_shard=8"))
+
+    assert placement.shared == ("dp_shard",)
+    assert "all 4 machines are in one dp_shard group" in placement.reason
+    hybrid = place_backups(Topology.parse("4,2,dp_replicate=2,dp_shard=4"))
+    assert hybrid.shared == (), "the other half of a replica's neighbour"

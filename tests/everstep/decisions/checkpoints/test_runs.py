@@ -19,7 +19,7 @@ from everstep.model.run_id import is_older, run_id
 from everstep.model.topology import Topology
 
 A, B, C = (f"20261121-1{hour}0000.000-aaaaaaaa" for hour in range(3))
-TWO = Assignment(Topology(2, 1), ["m0", "m1"])
+TWO = Assignment(Topology.of(2, 1), ["m0", "m1"])
 SIZES = str(TWO.topology)
 
 
@@ -148,7 +148,7 @@ def test_no_start_mixes_runs_but_at_the_step_from_which_the_last_one_began(
 
 
 def test_a_step_of_other_sizes_is_refused_with_both_and_what_to_do() -> None:
-    four = Topology(4, 1)
+    four = Topology.of(4, 1)
     with pytest.raises(CheckpointError, match=r"sizes 2,1,1,1,pp-dp-tp, and the job has 4,1,1,1,.*--resume-path"):
         left_by_earlier_run([held(rank, 20, A) for rank in (0, 1)], four, 20)
     right = held(2, 20, C).model_copy(update={"topology": str(four)})

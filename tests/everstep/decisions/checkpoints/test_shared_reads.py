@@ -9,7 +9,7 @@ from everstep.decisions.checkpoints.shared_reads import readers
 from everstep.model.incident import CopyToRestore, Tier
 from everstep.model.topology import Topology
 
-TOPOLOGY = Topology(machines=4, ranks_per_machine=2, tp=2, pp=2)
+TOPOLOGY = Topology.of(machines=4, ranks_per_machine=2, tp=2, pp=2)
 """Data-parallel groups: 0 2, 1 3, 4 6, 5 7."""
 
 
@@ -49,7 +49,7 @@ def test_a_disk_is_read_by_its_own_machine_unless_it_is_shared() -> None:
 def test_a_reader_reads_for_itself_the_same_bytes_in_the_same_group(
     sizes: tuple[int, int], shards: list[str], ranks: set[int]
 ) -> None:
-    topology = Topology(machines=8, ranks_per_machine=2, tp=sizes[0], pp=sizes[1])
+    topology = Topology.of(machines=8, ranks_per_machine=2, tp=sizes[0], pp=sizes[1])
     wanted = [one for one in copies(Tier.REMOTE, range(16)) if one.rank in ranks]
 
     found = readers(wanted, digests(*shards), topology)

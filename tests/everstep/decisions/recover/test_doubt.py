@@ -21,7 +21,7 @@ from everstep.slots.format import CUT_SHORT
 
 MACHINES = ("m0", "m1", "m2", "m3")
 RANKS = range(4)
-ASSIGNMENT = Assignment(Topology(machines=4, ranks_per_machine=1), MACHINES)
+ASSIGNMENT = Assignment(Topology.of(machines=4, ranks_per_machine=1), MACHINES)
 SHARED = CheckpointPolicy(disk_path="/mnt/runs", disk_every_steps=10, disk_every_min=0)
 REMOTE = CheckpointPolicy(remote_url="file:///mnt/runs")
 SILENT = Unlisted(tier=Tier.DISK, machines=["m1"], reason="no answer for 5 s")
