@@ -12,13 +12,14 @@ from typing import Any
 import structlog
 
 from agent.jobs.host import Host
-from agent.launcher.processes import End, Watch, is_alive, kill_family, maps, start_ticks
+from agent.launcher.processes import End, Watch, kill_family, maps, start_ticks
 from agent.reporting import rank_logs
 from agent.reporting.step_archive import Reports, StepArchive
 from agent.state.job_record import JobRecord, RankRecord, StoreRecord
 from agent.v1 import agent_pb2 as pb
 from everstep import environment, private
 from everstep.errors import AgentError
+from everstep.processes import is_alive
 from everstep.step_reports import Snapshot
 
 PUSH_PATIENCE_S = 2.0

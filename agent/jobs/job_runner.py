@@ -24,11 +24,12 @@ from agent.jobs.fork_request import check_launch, fork_arguments
 from agent.jobs.host import Host
 from agent.jobs.job_ranks import JobRanks, to_exit
 from agent.launcher.fork_client import ForkServerClient, label_of
-from agent.launcher.processes import is_alive, kill_family, state, wait_gone
+from agent.launcher.processes import kill_family, state, wait_gone
 from agent.state.job_record import JobRecord, RankRecord, StoreRecord
 from agent.v1 import agent_pb2 as pb
 from everstep import private
 from everstep.errors import AgentError, ConfigError, Fenced, ForkServerLost, StillDying
+from everstep.processes import is_alive
 from everstep.text import listed
 
 RUN = "run"

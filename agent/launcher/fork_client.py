@@ -21,9 +21,10 @@ from typing import Any
 import structlog
 
 from agent.launcher.from_template import fork_from
-from agent.launcher.processes import is_alive, kill_family, start_ticks
+from agent.launcher.processes import kill_family, start_ticks
 from everstep import environment, private
 from everstep.errors import AgentError, Fenced, ForkServerLost
+from everstep.processes import is_alive
 
 Message = dict[str, Any]
 PROGRAM = Path(__file__).resolve().with_name("fork_server.py")

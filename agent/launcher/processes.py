@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from everstep.processes import PROC, is_alive, living, look
+
 PR_SET_CHILD_SUBREAPER = 36
 REMEMBERED_ENDS = 1024
 NO_SESSION = -1
@@ -36,50 +38,30 @@ class End:
         return cls("signal" if code < 0 else "code", abs(code), time_ns or time.time_ns())
 
 
-def boot_id() -> str:
-    """Of this start of the machine's kernel: start times and process ids of another one mean nothing."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
 def start_ticks(pid: int) -> int:
     """Start time of a process, clock ticks since boot; 0 when there is no such process."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0
-    return int(fields[19])
-
-
-def is_alive(pid: int, ticks: int) -> bool:
-    """Whether the process that started at ``ticks`` still runs (a zombie does not)."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return False
-    return int(fields[19]) == ticks and fields[0] not in "ZX"
+    found = look(pid)
+    return found.start if found else 0
 
 
 def state(pid: int) -> str:
     """State of a process as /proc has it, e.g. ``D``: waits in the kernel; empty when there is none."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return ""
+    found = look(pid)
+    return found.state if found else ""
 
 
 def family_of(leader: int, variable: str = "") -> list[int]:
     """The processes of a session, its leader included, and those started with an environment variable."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            with contextlib.suppress(OSError):
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                if fields[0] in "ZX":
-                    continue
-                marked = variable and variable.encode() in (entry / "environ").read_bytes().split(b"\0")
-                if marked or int(fields[3]) == leader:
-                    found.append(int(entry.name))
-    return found
+    return [
+        process.pid for process in living() if process.session == leader or (variable and _has(process.pid, variable))
+    ]
+
+
+def _has(pid: int, variable: str) -> bool:
+    try:
+        return variable.encode() in (PROC / str(pid) / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
 
 
 def kill_session(leader: int, variable: str = "") -> None:
@@ -116,7 +98,7 @@ def kill_family(pid: int, ticks: int, variable: str = "") -> None:
 def maps(pid: int, path: Path) -> bool:
     """Whether a process has a file mapped."""
     try:
-        return str(path) in Path(f"/proc/{pid}/maps").read_text()
+        return str(path) in (PROC / str(pid) / "maps").read_text()
     except OSError:
         return False
 

@@ -17,9 +17,9 @@ from typing import Any
 import structlog
 from google.protobuf import json_format
 
-from agent.launcher.processes import boot_id
 from agent.state.live import LiveLines
 from agent.v1 import agent_pb2 as pb
+from everstep.processes import boot_id
 
 REBOOT_LEAP = 1000
 """More than can be lost unwritten in a crash of the machine (ours)."""

@@ -17,7 +17,6 @@ from google.protobuf.message import Message
 from agent.checkpoints.peers.data_port import JobPort
 from agent.jobs.host import Host
 from agent.jobs.job_runner import JobRunner
-from agent.launcher.processes import boot_id
 from agent.server.idempotency import Command, RequestMemory
 from agent.state.job_record import FILE as RECORD
 from agent.state.job_record import JobRecord
@@ -26,6 +25,7 @@ from agent.v1 import agent_pb2_grpc
 from everstep.errors import ConfigError, EverstepError, Fenced, UnknownJob
 from everstep.model.job import JOB_NAME
 from everstep.model.run_id import is_older
+from everstep.processes import boot_id
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Reply = TypeVar("Reply", bound=Message)

@@ -16,7 +16,6 @@ import everstep
 from agent.jobs.job_runner import RUN, JobRunner
 from agent.jobs.variables import taken
 from agent.launcher.fork_client import ForkServerClient
-from agent.launcher.processes import boot_id, is_alive
 from agent.reporting import rank_logs
 from agent.server.checkpoint_service import CheckpointsService
 from agent.server.job_registry import Context
@@ -27,6 +26,7 @@ from agent.v1 import agent_pb2 as pb
 from everstep.errors import AgentError
 from everstep.memory import free, memory_available
 from everstep.model.run_id import is_older
+from everstep.processes import boot_id, is_alive
 
 PROGRESS_FLOOR_S = 0.01
 PROGRESS_CEILING_S = 1.0

@@ -17,6 +17,7 @@ from typing import Literal
 from controlplane.local import procfs
 from controlplane.local.procfs import Process
 from everstep import private
+from everstep.processes import boot_id
 
 Kind = Literal["temporal", "worker", "agent", "template", "ledger"]
 
@@ -95,7 +96,7 @@ class State:
 
     def save(self, home: Path) -> None:
         """Write ``state.json`` atomically."""
-        state = asdict(self) | {"boot": procfs.boot_id()}
+        state = asdict(self) | {"boot": boot_id()}
         private.replace(home / "state.json", json.dumps(state, indent=1))
 
     @classmethod
@@ -103,7 +104,7 @@ class State:
         """Read ``state.json``; empty when there is none, it is damaged, or the machine was started anew since."""
         try:
             data = json.loads((home / "state.json").read_text())
-            if data.pop("boot", "") not in {"", procfs.boot_id()}:
+            if data.pop("boot", "") not in {"", boot_id()}:
                 return cls()
             data["processes"] = {name: Running(**entry) for name, entry in data["processes"].items()}
             return cls(**data)

@@ -1,7 +1,6 @@
-"""Processes as /proc shows them: identity, and which belong to a cluster.
+"""Which processes belong to a cluster, and signals to them.
 
-A process id alone is reused by the kernel; with its start time it names one
-process for good. A process belongs to a cluster when the environment that it
+A process belongs to a cluster when the environment that it
 was started with has ``EVERSTEP_CLUSTER=<id>``: forked ranks show their fork
 server's, so they are found as well, and so is what they started.
 """
@@ -18,8 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from everstep import environment
+from everstep.processes import living, look, pids, read
 
-_PARENT, _STATE, _START = 1, 0, 19  # fields of /proc/<pid>/stat after the name
 STOP_LOOK_S = 0.0005
 """Between two looks whether a process stands still (ours)."""
 
@@ -31,35 +30,15 @@ class Process(NamedTuple):
     start: int
 
 
-def _stat(pid: int) -> list[str] | None:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    return text.rpartition(")")[2].split()
-
-
-def boot_id() -> str:
-    """Of this start of the machine's kernel: processes of another one are gone, whatever their numbers."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
 def identify(pid: int) -> Process | None:
     """The process with this id now, or None when there is none or only a zombie."""
-    fields = _stat(pid)
-    if fields is None or fields[_STATE] in "ZX":
-        return None
-    return Process(pid, int(fields[_START]))
+    found = look(pid)
+    return Process(pid, found.start) if found and found.lives else None
 
 
 def alive(process: Process) -> bool:
     """Whether this very process still runs (a zombie does not)."""
     return identify(process.pid) == process
-
-
-def pids() -> list[int]:
-    """Of all processes of this computer."""
-    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
 
 
 def cluster_ids() -> dict[str, set[int]]:
@@ -84,7 +63,7 @@ def of_cluster(cluster_id: str) -> set[int]:
     The caller itself and its ancestors are never among them.
     """
     found = cluster_ids().get(cluster_id, set())
-    parents = {pid: int(fields[_PARENT]) for pid in pids() if (fields := _stat(pid)) and fields[_STATE] not in "ZX"}
+    parents = {process.pid: process.parent for process in living()}
     found &= parents.keys()
     while more := {pid for pid, parent in parents.items() if parent in found and pid not in found}:
         found |= more
@@ -108,7 +87,7 @@ def of_machine(cluster_id: str, machine: str, *folders: Path) -> set[int]:
     """
     cluster = of_cluster(cluster_id)
     found = {pid for pid in cluster if _is_of(pid, machine, [os.fsencode(folder) for folder in folders])}
-    parents = {pid: int(fields[_PARENT]) for pid in cluster if (fields := _stat(pid))}
+    parents = {pid: process.parent for pid in cluster if (process := look(pid))}
     while more := {pid for pid, parent in parents.items() if parent in found and pid not in found}:
         found |= more
     return found
@@ -159,9 +138,9 @@ def _stands_still(process: Process) -> bool:
         return True
     with suppress(OSError):
         for task in Path(f"/proc/{process.pid}/task").iterdir():
-            with suppress(OSError):  # a thread that has ended since
-                if (task / "stat").read_text().rpartition(")")[2].split()[_STATE] not in "TtZX":
-                    return False
+            thread = read(task)
+            if thread and thread.state not in "TtZX":
+                return False
     return True
 
 

@@ -9,8 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from controlplane.local import procfs
+import psutil
+
 from everstep.errors import TreeUnknown
+from everstep.processes import ProcessInfo, is_alive, living
 
 SAMPLE_S = 0.1
 """Between two looks at /proc (ours); what comes and goes in between is seen by what ranks write at their start."""
@@ -18,21 +20,10 @@ _RANK = re.compile(r"everstep r(\d+)")
 _STORE = re.compile(r"everstep s\d+")
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessInfo:
-    """One process as /proc shows it."""
-
-    pid: int
-    name: str
-    parent: int
-    session: int
-    start: int
-
-    @property
-    def rank(self) -> int | None:
-        """The rank that it is (not what a rank has started)."""
-        found = _RANK.fullmatch(self.name)
-        return int(found[1]) if found and self.pid == self.session else None
+def rank_of(process: ProcessInfo) -> int | None:
+    """The rank that a process is (not what a rank has started)."""
+    found = _RANK.fullmatch(process.name)
+    return int(found[1]) if found and process.pid == process.session else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +39,7 @@ class Tree:
         Raises:
             TreeUnknown: there is no supervisor.
         """
-        found = {one.pid: one for one in _all()}
+        found = {process.pid: process for process in living()}
         if self.root not in found:
             raise TreeUnknown("the cluster's supervisor is not there: which processes are the cluster's is not known")
         below: dict[int, bool] = {self.root: True, 0: False, 1: False}
@@ -61,20 +52,20 @@ class Tree:
             below.update(dict.fromkeys(trail, below[pid]))
             return below[pid]
 
-        return [one for one in found.values() if inside(one.pid)]
+        return [process for process in found.values() if inside(process.pid)]
 
     def pids(self) -> list[int]:
         """Their ids."""
-        return [one.pid for one in self.processes()]
+        return [process.pid for process in self.processes()]
 
     def left_of_jobs(self) -> list[str]:
         """What no job may leave: ranks, what they started, stores, and more than one fork server a machine."""
         left, fork_servers = [], dict[str, list[int]]()
-        for one in self.processes():
-            if _RANK.fullmatch(one.name) or _STORE.fullmatch(one.name):
-                left.append(f"process {one.pid} ({one.name})")
-            elif folder := _fork_server_folder(one.pid):
-                fork_servers.setdefault(folder, []).append(one.pid)
+        for process in self.processes():
+            if _RANK.fullmatch(process.name) or _STORE.fullmatch(process.name):
+                left.append(f"process {process.pid} ({process.name})")
+            elif folder := _fork_server_folder(process.pid):
+                fork_servers.setdefault(folder, []).append(process.pid)
         for pids in fork_servers.values():
             left += [f"process {pid} (a fork server too many)" for pid in sorted(pids)[:-1]]
         return left
@@ -110,13 +101,13 @@ class CopyWatch(threading.Thread):
         except TreeUnknown:
             return False
         by_rank: dict[int, list[ProcessInfo]] = {}
-        for one in processes:
-            if one.rank is not None:
-                by_rank.setdefault(one.rank, []).append(one)
-        for rank, ones in by_rank.items():
+        for process in processes:
+            if (rank := rank_of(process)) is not None:
+                by_rank.setdefault(rank, []).append(process)
+        for rank, copies in by_rank.items():
             # One look takes milliseconds: count only those that still live after it.
-            still = [one.pid for one in ones if procfs.alive(procfs.Process(one.pid, one.start))]
-            if len(ones) > 1 and len(still) > 1:
+            still = [process.pid for process in copies if is_alive(process.pid, process.start)]
+            if len(copies) > 1 and len(still) > 1:
                 self.copies.add((rank, still[0], still[1]))
         return True
 
@@ -147,24 +138,11 @@ def await_rank_of(fork_server: int, known: set[int], limit_s: float) -> int | No
     return None
 
 
-def _all() -> list[ProcessInfo]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            with suppress(OSError):
-                head, _, tail = (entry / "stat").read_text().rpartition(")")
-                fields = tail.split()
-                if fields[0] not in "ZX":
-                    name = head.partition("(")[2]
-                    found.append(ProcessInfo(int(entry.name), name, int(fields[1]), int(fields[3]), int(fields[19])))
-    return found
-
-
 def _fork_server_folder(pid: int) -> str | None:
     try:
-        argv = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
+        argv = psutil.Process(pid).cmdline()
+    except psutil.Error:
         return None
-    if b"--socket-path" not in argv:
+    if "--socket-path" not in argv:
         return None
-    return str(Path(argv[argv.index(b"--socket-path") + 1].decode()).parent)
+    return str(Path(argv[argv.index("--socket-path") + 1]).parent)

@@ -10,10 +10,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
 from temporalio.api.enums.v1 import EventType, WorkflowTaskFailedCause
 from temporalio.api.history.v1 import HistoryEvent
 
-from controlplane.local import mounts, procfs
+from controlplane.local import mounts
 from controlplane.queries.status import JobReport, job_report
 from drills.clusters.local import DrillCluster
 from drills.clusters.network import LEDGER
@@ -24,6 +25,8 @@ from drills.spec.loss import best_step
 from everstep.errors import ClusterError, EverstepError
 from everstep.model.job import JobSpec
 from everstep.model.job_state import job_workflow_id
+from everstep.processes import is_alive
+from everstep.processes import pids as all_pids
 
 _RANK = re.compile(r"everstep r\d+")
 _STORE = re.compile(r"everstep s\d+")
@@ -184,7 +187,7 @@ def processes(cluster: DrillCluster) -> list[ClusterProcess]:
     named[tree.root] = "supervisor"
     found = []
     for one in tree.processes():
-        if not procfs.alive(procfs.Process(one.pid, one.start)):
+        if not is_alive(one.pid, one.start):
             continue
         server = named.get(one.parent) == LEDGER  # it forks a process for each connection
         name = "of the ledger" if server else named.get(one.pid) or _kind(one.pid, one.name)
@@ -197,8 +200,8 @@ def _kind(pid: int, name: str) -> str:
         return "rank"
     if _STORE.fullmatch(name):
         return "store"
-    with suppress(OSError):
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    with suppress(psutil.Error):
+        command = " ".join(psutil.Process(pid).cmdline())
         if "fork_server.py" in command:
             return "fork server"
         return f"unknown: {command[:100]}"
@@ -214,8 +217,8 @@ def _own_memory_mb(pid: int) -> float:
 
 
 def _descriptors(pid: int) -> int:
-    with suppress(OSError):
-        return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+    with suppress(psutil.Error):
+        return int(psutil.Process(pid).num_fds())
     return 0
 
 
@@ -246,7 +249,7 @@ def _shared(folder: Path) -> set[str]:
 
 
 def _is_held(path: str) -> bool:
-    for pid in procfs.pids():
+    for pid in all_pids():
         with suppress(OSError):
             if path in Path(f"/proc/{pid}/maps").read_text():
                 return True

@@ -1,0 +1,71 @@
+"""Processes of this computer, as /proc/<pid>/stat shows them.
+
+A process id is used again by the kernel; with the start time, in clock ticks
+since boot, it names one process for good. psutil says when a process started in
+seconds of the wall clock, which move when that is set: that is no identity, and
+not what records of earlier releases have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+PROC = Path("/proc")
+
+
+class ProcessInfo(NamedTuple):
+    """One process."""
+
+    pid: int
+    name: str
+    state: str
+    """One letter: ``R`` runs, ``D`` waits in the kernel, ``T`` is stopped, ``Z`` is a zombie."""
+    parent: int
+    session: int
+    """Id of its session's leader."""
+    start: int
+    """Clock ticks from boot to its start."""
+
+    @property
+    def lives(self) -> bool:
+        """Whether it is not over: a zombie is."""
+        return self.state not in "ZX"
+
+
+def look(pid: int) -> ProcessInfo | None:
+    """The process with this id now, which may be a zombie; None: there is none."""
+    return read(PROC / str(pid))
+
+
+def read(folder: Path) -> ProcessInfo | None:
+    """The same of a folder of /proc: of a process, or of one of its threads; None: it is gone."""
+    try:
+        head, _, tail = (folder / "stat").read_text().rpartition(")")
+    except OSError:
+        return None
+    fields = tail.split()
+    number, _, name = head.partition(" (")
+    return ProcessInfo(int(number), name, fields[0], int(fields[1]), int(fields[3]), int(fields[19]))
+
+
+def pids() -> list[int]:
+    """Of all processes."""
+    return [int(entry.name) for entry in PROC.iterdir() if entry.name.isdecimal()]
+
+
+def living() -> Iterator[ProcessInfo]:
+    """All processes but zombies."""
+    return (found for pid in pids() if (found := look(pid)) is not None and found.lives)
+
+
+def is_alive(pid: int, start: int) -> bool:
+    """Whether the process that started then still runs (a zombie does not)."""
+    found = look(pid)
+    return found is not None and found.start == start and found.lives
+
+
+def boot_id() -> str:
+    """Of this start of the computer's kernel: start times and process ids of another one mean nothing."""
+    return (PROC / "sys/kernel/random/boot_id").read_text().strip()
