@@ -211,6 +211,28 @@ def test_no_dependency_owns_one_of_our_names() -> None:
     assert not {layer: names for layer, names in foreign.items() if names}
 
 
+NOT_IMPORTED = {
+    "nvidia-ml-py": "for the monitor of GPUs, which is not part of this release",
+    "py-spy": "a program, which `everstep doctor` looks for",
+    "s3fs": "fsspec loads it by the scheme of a URL",
+}
+
+
+def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [name for extra, names in project["optional-dependencies"].items() if extra != "dev" for name in names]
+    declared = {_plain(name) for name in [*project["dependencies"], *extras]}
+    owners = importlib.metadata.packages_distributions()
+    names = {name for path in modules().values() for _, full in imports(path) for name in [full.split(".")[0]]}
+    foreign = names - set(sys.stdlib_module_names) - set(LAYERS)
+    unowned = sorted(name for name in foreign if name != "google" and not owners.get(name))
+    imported = {_plain(owner) for name in foreign for owner in owners.get(name, []) if name != "google"} | {"protobuf"}
+
+    assert unowned == []
+    assert sorted(declared - imported) == sorted(NOT_IMPORTED)
+    assert sorted(imported - declared) == []
+
+
 def test_every_layer_is_packaged() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert tuple(project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]) == LAYERS
