@@ -26,6 +26,7 @@ from agent.reporting import rank_logs
 from agent.reporting.observations import ObservationLog
 from agent.security import ClientSecurity, ServerSecurity
 from agent.server.idempotency import RequestMemory
+from agent.server.job_registry import JobRegistry
 from agent.server.service import AgentService
 from agent.state.disk import StateDisk
 from agent.state.live import FOLDER as LIVE
@@ -149,9 +150,10 @@ async def _run(options: AgentOptions, server: grpc.aio.Server) -> None:
         ),
         exchange=exchange,
     )
-    service = AgentService(host, RequestMemory(_lines(live, options, "requests.jsonl", disk)))
+    jobs = JobRegistry(host, RequestMemory(_lines(live, options, "requests.jsonl", disk)))
+    service = AgentService(jobs)
     adopted = await service.recover()
-    exchange.port.start(service.shelf)
+    exchange.port.start(jobs.port_of)
     host.fork_servers.warm_up()
     agent_pb2_grpc.add_AgentServicer_to_server(service, server)
     checks = health.aio.HealthServicer()  # type: ignore[attr-defined]
@@ -160,18 +162,18 @@ async def _run(options: AgentOptions, server: grpc.aio.Server) -> None:
         await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
     await server.start()
     logger.info("agent serves", listen=options.listen, data=exchange.port.port, pid=os.getpid(), adopted=adopted)
-    host.spawn(_drain(service))
-    host.spawn(_rotate(service, options))
+    host.spawn(_drain(jobs))
+    host.spawn(_rotate(jobs, options))
     await ended.wait()
     logger.info("agent ends; its ranks live on")
     await server.stop(0.2)
     for task in list(host.tasks):
         task.cancel()
-    for runner in service.runners.values():
+    for runner in jobs.runners.values():
         await runner.detach()
     await exchange.close()
     await host.fork_servers.close(end_warm=True)
-    service.memory.close()
+    jobs.memory.close()
     host.log.close()
     disk.close(CLOSE_S)
 
@@ -180,21 +182,21 @@ def _lines(live: Path, options: AgentOptions, name: str, disk: StateDisk) -> Liv
     return LiveLines(live / name, options.state_dir / name, disk)
 
 
-async def _drain(service: AgentService) -> None:
+async def _drain(jobs: JobRegistry) -> None:
     while True:
         await asyncio.sleep(DRAIN_S)
-        for runner in service.runners.values():
+        for runner in jobs.runners.values():
             if runner.record.living():
                 runner.ranks.drain()
 
 
-async def _rotate(service: AgentService, options: AgentOptions) -> None:
+async def _rotate(jobs: JobRegistry, options: AgentOptions) -> None:
     while True:
         await asyncio.sleep(ROTATE_S)
-        for runner in list(service.runners.values()):
+        for runner in list(jobs.runners.values()):
             for suffix in ("out", "err"):
                 with contextlib.suppress(OSError, AgentError):
-                    rotated = await service.host.reads.do(partial(_rotated, runner.folder / "logs", suffix, options))
+                    rotated = await jobs.host.reads.do(partial(_rotated, runner.folder / "logs", suffix, options))
                     for path in rotated:
                         logger.info("rotated a log", path=str(path))
 

@@ -165,11 +165,11 @@ def _serve(pipe: Connection, shm: Path, megabytes: int, count: int) -> None:
     """The peer's agent: its data port, and a bare socket beside it. Answers with its CPU seconds."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     received = PeerBackups(shm)
-    shelf = JobPort(shm, received)
+    job_port = JobPort(shm, received)
     tokens = Tokens()
     token = tokens.issue(JOB)
     port = DataPort("127.0.0.1", tokens)
-    port.start(lambda _: shelf)
+    port.start(lambda _: job_port)
     target = copies.Mapped(shm / "bare", megabytes * 1_000_000)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=copies.receive, args=(listener, target, count), daemon=True).start()

@@ -1,6 +1,6 @@
 """The copies of one job's training state on this machine: who is told of saves, who may write, what is thrown away.
 
-Open between Launch and Stop: the bell tells sender and lower tiers of each
+Open between Launch and Stop: the watch of saves tells sender and lower tiers of each
 save, and backups are taken from others. Everything here may wait for threads
 and disks, so the runner calls it in a thread, one call at a time.
 """
@@ -14,7 +14,7 @@ from typing import Literal
 
 import structlog
 
-from agent.checkpoints.options import LaunchOptions, LowerTiers, Place
+from agent.checkpoints.options import LaunchOptions, Place
 from agent.checkpoints.peers.backups import PeerBackups
 from agent.checkpoints.peers.data_port import JobPort
 from agent.checkpoints.peers.exchange import Exchange
@@ -45,12 +45,12 @@ class JobCheckpoints:
 
     def __init__(self, place: Place, exchange: Exchange, fenced: int) -> None:
         self.place = place
-        self.terms: LaunchOptions | None = None
+        self.opened: LaunchOptions | None = None
         """Of the generation that is open; None: closed."""
         self.received = PeerBackups(place.shm, fenced)
-        self.shelf = JobPort(place.shm, self.received)
-        self.tiers: LowerTiers = JobTiers(place, self._fetch_range)
-        self._patient = TiersWithTimeout(self.tiers, place.saved)
+        self.job_port = JobPort(place.shm, self.received)
+        self.tiers = JobTiers(place, self._fetch_range)
+        self._with_timeout = TiersWithTimeout(self.tiers, place.saved)
         self._connect = partial(exchange.connect, run=place.run)
         self._bell: SaveWatch | None = None
         self._sender: Sender | None = None
@@ -62,30 +62,30 @@ class JobCheckpoints:
 
     # From Launch to Stop.
 
-    def launch(self, terms: LaunchOptions, unforked: set[int]) -> None:
+    def launch(self, launch: LaunchOptions, unforked: set[int]) -> None:
         """Throw away what this generation does not go on from, then open.
 
         Args:
-            terms: Of the launch.
+            launch: What the Launch said.
             unforked: Its ranks that do not run yet: nobody but us writes their files.
         """
         self._shut()
         for rank, path in own_files(self.place.shm).items():
             if rank in unforked:
-                self._discard_own(path, terms.resume_step)
-        self.received.launch(terms.generation, terms.resume_step)
+                self._discard_own(path, launch.resume_step)
+        self.received.launch(launch.generation, launch.resume_step)
         self.place.saved.clear()
         self._stale = True
         self.disk_asked = 0
-        self.open(terms)
+        self.open(launch)
 
-    def open(self, terms: LaunchOptions) -> None:
+    def open(self, launch: LaunchOptions) -> None:
         """Begin, or after a restart of the agent go on, to send and to write."""
-        self.terms = terms
+        self.opened = launch
         make_fifo(self.place.shm)
-        self._patient.open(terms)
-        self._sender = Sender(self.place, terms, self._connect)
-        subscribers = [self._saved, self._patient.on_saved, self._sender.on_saved]
+        self._with_timeout.open(launch)
+        self._sender = Sender(self.place, launch, self._connect)
+        subscribers = [self._saved, self._with_timeout.on_saved, self._sender.on_saved]
         self._bell = SaveWatch(self.place.shm, subscribers, on_held=self.place.saved.held)
         self._sender.start()
         self._bell.start()
@@ -93,7 +93,7 @@ class JobCheckpoints:
     def stop(self, generation: int) -> None:
         """Nothing of a generation or older ones is sent, taken or written any more when this returns."""
         self.received.stop(generation)
-        if self.terms and self.terms.generation <= generation:
+        if self.opened and self.opened.generation <= generation:
             self._shut()
 
     def close(self) -> None:
@@ -103,21 +103,21 @@ class JobCheckpoints:
         self.tiers.close()
 
     def _shut(self) -> None:
-        self.terms = None
+        self.opened = None
         if self._sender:
             self._sender.close()
         if self._bell:
             self._bell.close()
-        self._patient.shut()
+        self._with_timeout.shut()
         self._sender = self._bell = None
 
     # What happens meanwhile.
 
     def align(self, request: pb.AlignRequest) -> None:
         """Back up what all machines back up; returns at once."""
-        terms, sender = self.terms, self._sender
-        if terms and sender and terms.generation == request.generation:
-            for rank in terms.ranks:
+        launch, sender = self.opened, self._sender
+        if launch and sender and launch.generation == request.generation:
+            for rank in launch.ranks:
                 self.place.saved.update(rank, apart=request.apart)
             sender.align(request)
 

@@ -209,13 +209,13 @@ class JobRunner:
             self._log.error("the output of ranks is not kept: the state folder's disk does not answer")
 
     async def _open_checkpoints(self, request: pb.LaunchRequest, unforked: set[int]) -> None:
-        """Before ranks are forked: forget copies that they do not go on from, make the bell, start to send."""
-        if unforked or self.checkpoints.terms is None:
-            terms = LaunchOptions.of(request)
-            self.record.terms, self.record.emptied = terms.to_json(), False
+        """Before ranks are forked: forget copies that they do not go on from, make the FIFO of saves, start to send."""
+        if unforked or self.checkpoints.opened is None:
+            launch = LaunchOptions.of(request)
+            self.record.terms, self.record.emptied = launch.to_json(), False
             self.ranks.save()
             self.mark_memory()
-            await asyncio.to_thread(self.checkpoints.launch, terms, unforked)
+            await asyncio.to_thread(self.checkpoints.launch, launch, unforked)
 
     async def resume_checkpoints(self) -> None:
         """After a restart of the agent go on as the newest launch said, unless that was stopped or memory was lost."""
@@ -224,12 +224,12 @@ class JobRunner:
         if not self.record.terms or self.record.emptied:
             return
         try:
-            terms = LaunchOptions.from_json(self.record.terms)
+            launch = LaunchOptions.from_json(self.record.terms)
         except ValueError as error:
             self._log.error("backups stop until the next launch", reason=str(error))
             return
-        if terms.generation > self.record.fenced:
-            await asyncio.to_thread(self.checkpoints.open, terms)
+        if launch.generation > self.record.fenced:
+            await asyncio.to_thread(self.checkpoints.open, launch)
 
     def disk_path(self) -> str:
         """The folder for disk checkpoints that the newest launch named; empty: none, or nothing is known of it."""

@@ -14,9 +14,10 @@ from agent.checkpoints.tiers import storage_check
 from agent.checkpoints.tiers.listing import root_of, unlisted_disk
 from agent.jobs.job_runner import JobRunner
 from agent.jobs.variables import taken
-from agent.server.job_registry import Context, ServiceParts, check_job
+from agent.server.job_registry import Context, JobRegistry, check_job
 from agent.statuses import status_of
 from agent.v1 import agent_pb2 as pb
+from agent.v1 import agent_pb2_grpc
 from everstep.errors import AgentError, ConfigError, CorruptCheckpoint, EverstepError
 
 MOST_RESTORES = 8
@@ -27,14 +28,18 @@ DISK_PATIENCE_S = 5.0
 logger = structlog.get_logger()
 
 
-class CheckpointsService(ServiceParts):
+class CheckpointsService(agent_pb2_grpc.AgentServicer):
     """Checkpoints, CheckStorage, Restore, Persist, Align and OpenExchange."""
+
+    def __init__(self, jobs: JobRegistry) -> None:
+        self.jobs = jobs
+        self.host = jobs.host
 
     async def Checkpoints(self, request: pb.CheckpointsRequest, context: Context) -> pb.CheckpointsReply:  # noqa: N802
         """The copies that this machine holds, in all tiers; of a job that is not known here too."""
         try:
             check_job(request.job)
-            runner = self.runners.get(request.job)
+            runner = self.jobs.runners.get(request.job)
             copies = (
                 runner.checkpoints if runner else JobCheckpoints(self.host.place(request.job), self.host.exchange, 0)
             )
@@ -67,7 +72,7 @@ class CheckpointsService(ServiceParts):
         """Bring copies into own slots, verified."""
 
         async def carry_out() -> pb.RestoreReply:
-            runner = self.present(request.job)
+            runner = self.jobs.present(request.job)
             check_restore(request)
             async with runner.lock:
                 runner.check_present()
@@ -76,7 +81,7 @@ class CheckpointsService(ServiceParts):
                     raise AgentError(f"rank {min(living)} still lives and writes its slots: stop it first")
                 return pb.RestoreReply(shards=await self._restore(runner, request))
 
-        return await self.command("Restore", request, pb.RestoreReply, context, carry_out)
+        return await self.jobs.command("Restore", request, pb.RestoreReply, context, carry_out)
 
     async def _restore(self, runner: JobRunner, request: pb.RestoreRequest) -> list[pb.ShardRestored]:
         loop, fenced = asyncio.get_running_loop(), runner.record.fenced
@@ -101,22 +106,22 @@ class CheckpointsService(ServiceParts):
 
     async def Persist(self, request: pb.PersistRequest, context: Context) -> pb.PersistReply:  # noqa: N802
         """Write a coming step to disk too."""
-        runner = await self.known(request.job, context)
+        runner = await self.jobs.known(request.job, context)
         runner.checkpoints.persist(request)
         return pb.PersistReply()
 
     async def Align(self, request: pb.AlignRequest, context: Context) -> pb.AlignReply:  # noqa: N802
         """Back up the same steps as the other machines."""
-        (await self.known(request.job, context)).checkpoints.align(request)
+        (await self.jobs.known(request.job, context)).checkpoints.align(request)
         return pb.AlignReply()
 
     async def OpenExchange(self, request: pb.OpenExchangeRequest, context: Context) -> pb.OpenExchangeReply:  # noqa: N802
         """Where other agents send and fetch the job's state, and the token for it."""
         try:
             check_job(request.job)
-            if self.shelf(request.job) is None:
-                self.runner(request.job)
-            if (run := self.runners[request.job].record.run) != request.run:
+            if self.jobs.port_of(request.job) is None:
+                self.jobs.runner(request.job)
+            if (run := self.jobs.runners[request.job].record.run) != request.run:
                 raise AgentError(
                     f"{self.host.machine} has run {run or 'unknown'} of {request.job}, and {request.machine} asks for "
                     f"{request.run or 'an unknown one'}"

@@ -21,7 +21,6 @@ from agent.server.idempotency import Command, RequestMemory
 from agent.state.job_record import FILE as RECORD
 from agent.state.job_record import JobRecord
 from agent.statuses import status_of
-from agent.v1 import agent_pb2_grpc
 from everstep.errors import ConfigError, EverstepError, Fenced, UnknownJob
 from everstep.model.job import JOB_NAME
 from everstep.model.run_id import is_older
@@ -33,8 +32,8 @@ Reply = TypeVar("Reply", bound=Message)
 logger = structlog.get_logger()
 
 
-class ServiceParts(agent_pb2_grpc.AgentServicer):
-    """The jobs of one machine; the rpcs are in the classes that inherit from this one."""
+class JobRegistry:
+    """The jobs of one machine."""
 
     def __init__(self, host: Host, memory: RequestMemory) -> None:
         self.host = host
@@ -43,10 +42,10 @@ class ServiceParts(agent_pb2_grpc.AgentServicer):
         self.started_ns = time.time_ns()
         self._turn = asyncio.Lock()
 
-    def shelf(self, job: str) -> JobPort | None:
+    def port_of(self, job: str) -> JobPort | None:
         """What the data port may give and take for a job; None when it is not known here. Called in any thread."""
         runner = self.runners.get(job)
-        return runner.checkpoints.shelf if runner and not runner.record.released else None
+        return runner.checkpoints.job_port if runner and not runner.record.released else None
 
     async def command(
         self,

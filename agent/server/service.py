@@ -48,15 +48,15 @@ class AgentService(CheckpointsService):
         """Take over what an earlier agent left; returns the number of adopted ranks."""
         last_told = self.host.log.found
         for record in self.host.records.load():
-            self.runners[record.job] = JobRunner(self.host, record)
+            self.jobs.runners[record.job] = JobRunner(self.host, record)
             self.host.records.begin(record)
         servers = await self.host.fork_servers.adopt(lambda server: self.host.spawn(self._answered(server)))
         adopted = len(self._living(servers))
         self.host.log.append(agent_started=pb.AgentStarted(adopted_ranks=adopted, pid=os.getpid()))
         for job, server in servers.items():
-            if job not in self.runners:
+            if job not in self.jobs.runners:
                 self._rebuild(server)
-        for job, runner in self.runners.items():
+        for job, runner in self.jobs.runners.items():
             runner.ranks.retell(last_told)
             if runner.record.released:
                 continue
@@ -83,12 +83,12 @@ class AgentService(CheckpointsService):
         with contextlib.suppress(OSError):
             run = (self.host.shm_dir / server.job / RUN).read_text()
         record = JobRecord(job=server.job, run=run, boot=boot_id(), prepared=True, fenced=server.table["fenced"])
-        runner = self.runners[server.job] = JobRunner(self.host, record)
+        runner = self.jobs.runners[server.job] = JobRunner(self.host, record)
         return runner
 
     async def _answered(self, server: ForkServerClient) -> None:
         """A fork server that was silent when this agent started answers."""
-        runner = self.runners.get(server.job) if server.job else None
+        runner = self.jobs.runners.get(server.job) if server.job else None
         if server.job and runner is None:
             runner = self._rebuild(server)
         if runner is None or runner.record.released or runner.server:
@@ -103,13 +103,13 @@ class AgentService(CheckpointsService):
     def _living(self, servers: dict[str, ForkServerClient]) -> set[int]:
         """Ranks that run, as the fork servers and the records say."""
         found = {row["pid"] for server in servers.values() for row in server.table["ranks"] if not row["exit"]}
-        records = [runner.record for runner in self.runners.values() if not runner.record.released]
+        records = [runner.record for runner in self.jobs.runners.values() if not runner.record.released]
         known = [rank for record in records for rank in record.living()]
         return found | {rank.pid for rank in known if is_alive(rank.pid, rank.start_ticks)}
 
     def _sweep(self) -> None:
         """Give back the shared memory of jobs that are not here any more."""
-        kept = {job for job, runner in self.runners.items() if not runner.record.released}
+        kept = {job for job, runner in self.jobs.runners.items() if not runner.record.released}
         for path in self.host.shm_dir.iterdir():
             if path.name not in {*kept, LIVE}:
                 logger.warning("removing shared memory that no job owns", path=str(path))
@@ -122,11 +122,11 @@ class AgentService(CheckpointsService):
         reply = pb.DescribeReply(
             machine=self.host.machine,
             version=everstep.__version__,
-            started_ns=self.started_ns,
+            started_ns=self.jobs.started_ns,
             pid=os.getpid(),
             room=await self._room(),
         )
-        for job, runner in self.runners.items():
+        for job, runner in self.jobs.runners.items():
             record = runner.record
             if record.released:
                 continue
@@ -154,13 +154,13 @@ class AgentService(CheckpointsService):
 
     async def Prepare(self, request: pb.PrepareRequest, context: Context) -> pb.PrepareReply:  # noqa: N802
         """Start the job's fork server."""
-        runner = self.runners.get(request.job)
+        runner = self.jobs.runners.get(request.job)
         if runner is None or runner.record.released:
-            self.memory.forget(request.job)  # the replies belong to an earlier job of this name
+            self.jobs.memory.forget(request.job)  # the replies belong to an earlier job of this name
 
         async def carry_out() -> pb.PrepareReply:
             await asyncio.to_thread(taken, request.env_from, request.env_file, self.host.machine)
-            runner = self.new_runner(request.job, request.run)
+            runner = self.jobs.new_runner(request.job, request.run)
             async with runner.lock:
                 runner.check_present()
                 record = runner.record
@@ -183,24 +183,24 @@ class AgentService(CheckpointsService):
                     env_found=True,
                 )
 
-        return await self.command("Prepare", request, pb.PrepareReply, context, carry_out)
+        return await self.jobs.command("Prepare", request, pb.PrepareReply, context, carry_out)
 
     async def StartStore(self, request: pb.StartStoreRequest, context: Context) -> pb.StartStoreReply:  # noqa: N802
         """Start the rendezvous store of a generation."""
 
         async def carry_out() -> pb.StartStoreReply:
-            runner = self.runner(request.job)
+            runner = self.jobs.runner(request.job)
             async with runner.lock:
                 store = await runner.start_store(request.generation, begins_run=request.begins_run)
             return pb.StartStoreReply(host=self.host.address, port=store.port, pid=store.pid)
 
-        return await self.command("StartStore", request, pb.StartStoreReply, context, carry_out)
+        return await self.jobs.command("StartStore", request, pb.StartStoreReply, context, carry_out)
 
     async def Launch(self, request: pb.LaunchRequest, context: Context) -> pb.LaunchReply:  # noqa: N802
         """Start this machine's ranks of a generation."""
 
         async def carry_out() -> pb.LaunchReply:
-            runner = self.runner(request.job)
+            runner = self.jobs.runner(request.job)
             values = await asyncio.to_thread(taken, request.env_from, request.env_file, self.host.machine)
             whole = pb.LaunchRequest()
             whole.CopyFrom(request)
@@ -210,13 +210,13 @@ class AgentService(CheckpointsService):
             started = [pb.RankProcess(rank=r.rank, pid=r.pid, forked_ns=r.forked_ns) for r in ranks]
             return pb.LaunchReply(generation=request.generation, resume_step=request.resume_step, ranks=started)
 
-        return await self.command("Launch", request, pb.LaunchReply, context, carry_out)
+        return await self.jobs.command("Launch", request, pb.LaunchReply, context, carry_out)
 
     async def Stop(self, request: pb.StopRequest, context: Context) -> pb.StopReply:  # noqa: N802
         """Kill and fence; return the evidence and the checkpoints."""
 
         async def carry_out() -> pb.StopReply:
-            runner = self.new_runner(request.job, request.run)  # an unknown job gets its fence too
+            runner = self.jobs.new_runner(request.job, request.run)  # an unknown job gets its fence too
             async with runner.lock:
                 unknown = runner.is_unknown()
                 ranks = await runner.stop(request.generation, request.grace_s)
@@ -227,7 +227,7 @@ class AgentService(CheckpointsService):
                 ranks=evidence, checkpoints=checkpoints, unknown=unknown, disk_asked=runner.checkpoints.disk_asked
             )
 
-        reply = await self.command("Stop", request, pb.StopReply, context, carry_out)
+        reply = await self.jobs.command("Stop", request, pb.StopReply, context, carry_out)
         reply.now_ns = time.time_ns()  # not when it was carried out first
         return reply
 
@@ -235,14 +235,14 @@ class AgentService(CheckpointsService):
         """End the job on this machine."""
 
         async def carry_out() -> pb.ReleaseReply:
-            runner = self.runners.get(request.job)
+            runner = self.jobs.runners.get(request.job)
             if runner is None or runner.record.released:
                 return pb.ReleaseReply()
             if request.run and is_older(request.run, runner.record.run):
                 return pb.ReleaseReply()  # what that run had here was thrown away when the newer one came
-            return pb.ReleaseReply(bytes_freed=await self.release(runner))
+            return pb.ReleaseReply(bytes_freed=await self.jobs.release(runner))
 
-        return await self.command("Release", request, pb.ReleaseReply, context, carry_out)
+        return await self.jobs.command("Release", request, pb.ReleaseReply, context, carry_out)
 
     async def Acknowledge(self, request: pb.AcknowledgeRequest, context: Context) -> pb.AcknowledgeReply:  # noqa: N802
         """Forget observations."""
@@ -261,7 +261,7 @@ class AgentService(CheckpointsService):
         interval = min(max(request.interval_s, PROGRESS_FLOOR_S), PROGRESS_CEILING_S)
         sent, sent_at = b"", 0.0
         while True:
-            runner = self.runners.get(request.job)
+            runner = self.jobs.runners.get(request.job)
             reply = pb.ProgressReply()
             if runner:
                 reply.generation = runner.record.generation
@@ -277,7 +277,7 @@ class AgentService(CheckpointsService):
 
     async def Steps(self, request: pb.StepsRequest, context: Context) -> AsyncIterator[pb.StepsReply]:  # noqa: N802
         """Step records of one rank, or of all."""
-        runner = await self.known(request.job, context)
+        runner = await self.jobs.known(request.job, context)
         runner.ranks.drain()
         await self.host.disk.settled(STEPS_PATIENCE_S)
         for rank in runner.ranks.archive.ranks() if request.rank < 0 else [request.rank]:
@@ -286,7 +286,7 @@ class AgentService(CheckpointsService):
 
     async def ReadLog(self, request: pb.ReadLogRequest, context: Context) -> AsyncIterator[pb.LogChunk]:  # noqa: N802
         """Captured output of one rank."""
-        runner = await self.known(request.job, context)
+        runner = await self.jobs.known(request.job, context)
         names = {pb.ReadLogRequest.STDOUT: "out", pb.ReadLogRequest.STDERR: "err"}
         wanted = {
             stream: runner.ranks.log_path(request.rank, suffix)

@@ -32,7 +32,6 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
 
 from controlplane.job_file import checks
 from controlplane.toml_file import read_toml
@@ -176,7 +175,7 @@ class _Draft:
                 self.problems += [self._sizes(detail["ctx"]["error"]) for detail in error.errors()]
         return None
 
-    def _told(self, detail: ErrorDetails) -> str:
+    def _told(self, detail: Mapping[str, Any]) -> str:
         if not detail["loc"]:
             return self._sizes(detail["ctx"]["error"])
         value: Any = self.values
@@ -264,6 +263,6 @@ _EXPECTED = {
 }
 
 
-def _expected(detail: ErrorDetails) -> str:
+def _expected(detail: Mapping[str, Any]) -> str:
     told = _EXPECTED.get(detail["type"])
     return told.format(**detail.get("ctx", {})) if told else detail["msg"]

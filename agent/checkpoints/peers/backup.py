@@ -118,8 +118,8 @@ class BackupFence(Protocol):
 class Transfer:
     """A slot on its way into a backup."""
 
-    def __init__(self, keeper: BackupFence, backup: Backup, offer: Offer, header: SlotHeader) -> None:
-        self._keeper = keeper
+    def __init__(self, fence: BackupFence, backup: Backup, offer: Offer, header: SlotHeader) -> None:
+        self._fence = fence
         self._backup = backup
         self._offer = offer
         self.header = header
@@ -154,7 +154,7 @@ class Transfer:
             return
         backup.give_up()
         if lacks:
-            self._keeper.require(lacks, self._offer.rank)
+            self._fence.require(lacks, self._offer.rank)
         backup.keep(self._offer.keep)
         try:
             backup.receive(self.header, self._offer.slots)
@@ -184,7 +184,7 @@ class Transfer:
         """
         backup = self._backup
         try:
-            with self._keeper.unfenced(self._offer.generation):
+            with self._fence.unfenced(self._offer.generation):
                 assert backup.file
                 backup.file.commit_received(self.header, backup.digest.intdigest())
         finally:

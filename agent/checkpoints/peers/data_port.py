@@ -56,27 +56,27 @@ class DataPort:
 
     def __init__(self, host: str, tokens: Tokens) -> None:
         self._tokens = tokens
-        self._shelf: Callable[[str], JobPort | None] = lambda _: None
+        self._port_of: Callable[[str], JobPort | None] = lambda _: None
         self._lock = threading.Lock()
         self._connections: set[socket.socket] = set()
         name = host.strip("[]")
         family, *_, address = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         listener = socket.create_server((str(address[0]), 0), family=family)
         self.port = int(listener.getsockname()[1])
-        self._door = Handshakes(listener, self._key, self._enter)
+        self._handshakes = Handshakes(listener, self._key, self._enter)
 
-    def start(self, shelf: Callable[[str], JobPort | None]) -> None:
+    def start(self, port_of: Callable[[str], JobPort | None]) -> None:
         """Begin to serve.
 
         Args:
-            shelf: The shelf of a job, None when the job is not known here; called in any thread.
+            port_of: What may be given and taken for a job, None when it is not known here; called in any thread.
         """
-        self._shelf = shelf
-        self._door.open()
+        self._port_of = port_of
+        self._handshakes.open()
 
     def close(self) -> None:
         """Serve no more; connections break."""
-        self._door.close()
+        self._handshakes.close()
         with self._lock:
             open_now = list(self._connections)
         for connection in open_now:
@@ -114,16 +114,16 @@ class DataPort:
             connection.close()
 
     def _converse(self, wire: Wire, job: str, request: Message) -> None:
-        shelf = self._shelf(job)
-        if shelf is None:
+        job_port = self._port_of(job)
+        if job_port is None:
             raise WireError(f"job {job[:40]!r} is not known here")
         while True:
             wire.set_patience(STALL_S)
             match parse(request):
                 case Offer() as offer:
-                    take(wire, offer, shelf.received)
+                    take(wire, offer, job_port.received)
                 case Request() as wanted:
-                    give(wire, wanted, shelf)
+                    give(wire, wanted, job_port)
             wire.set_patience(IDLE_S)
             request = wire.receive()
 
@@ -159,17 +159,17 @@ def _fill(wire: Wire, transfer: Transfer) -> bool:
     return True
 
 
-def give(wire: Wire, wanted: Request, shelf: JobPort) -> None:
+def give(wire: Wire, wanted: Request, job_port: JobPort) -> None:
     """GET, the giver's side: the header, then the payload, which the other side verifies."""
     try:
-        reader = SlotReader(shelf.path(wanted))
+        reader = SlotReader(job_port.path(wanted))
     except (OSError, CorruptCheckpoint) as error:
-        wire.send({"gone": f"{shelf.path(wanted).name} cannot be read: {error}"})
+        wire.send({"gone": f"{job_port.path(wanted).name} cannot be read: {error}"})
         return
     with contextlib.closing(reader):
         header = reader.header(wanted.step)
         if header is None:
-            wire.send({"gone": f"{shelf.path(wanted).name} does not hold step {wanted.step}"})
+            wire.send({"gone": f"{job_port.path(wanted).name} does not hold step {wanted.step}"})
             return
         end = header.payload_bytes if wanted.length < 0 else min(header.payload_bytes, wanted.offset + wanted.length)
         wire.send({"header": as_message(header)})

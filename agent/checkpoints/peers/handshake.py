@@ -1,4 +1,4 @@
-"""The door of the data port: who connects waits here until it has shown that it knows a job's token.
+"""Handshakes of the data port: who connects waits here until it has shown that it knows a job's token.
 
 Anybody who reaches the port can connect, and a connection costs nothing to
 make. So one that has proven nothing gets no thread, little memory and little

@@ -54,7 +54,7 @@ class PeerSender:
     def __init__(
         self,
         place: Place,
-        terms: LaunchOptions,
+        launch: LaunchOptions,
         *,
         machine: str,
         address: str,
@@ -64,15 +64,15 @@ class PeerSender:
     ) -> None:
         self.ranks = ranks
         self._place = place
-        self._terms = terms
+        self._terms = launch
         self._machine = machine
         self._address = address
         self._connect = connect
         self._limiter = limiter
-        self._buffer = memoryview(bytearray(int(terms.options.backup_chunk_mb * 1e6) or DEFAULT_PIECE))
+        self._buffer = memoryview(bytearray(int(launch.options.backup_chunk_mb * 1e6) or DEFAULT_PIECE))
         self._readers: dict[int, SlotReader] = {}
         self._sent = dict.fromkeys(ranks, -1)
-        self._every = max(1, terms.options.backup_every_steps)
+        self._every = max(1, launch.options.backup_every_steps)
         self._stride = 1
         self._pace = StepRate()
         self._sending: dict[int, int] = {}

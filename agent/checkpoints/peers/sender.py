@@ -18,42 +18,42 @@ from everstep.slots.format import SlotHeader
 class Sender:
     """All of a job's ranks on this machine, from ``start`` to ``close``."""
 
-    def __init__(self, place: Place, terms: LaunchOptions, connect: ConnectTo) -> None:
-        options = terms.options
+    def __init__(self, place: Place, launch: LaunchOptions, connect: ConnectTo) -> None:
+        options = launch.options
         peers: dict[tuple[str, str], list[int]] = {}
-        for peer in terms.peers if options.backup else ():
+        for peer in launch.peers if options.backup else ():
             peers.setdefault((peer.machine, peer.address), []).append(peer.rank)
         limiter = Limiter(options.backup_rate_mb_s * 1e6)
-        self._lanes = [
-            PeerSender(place, terms, machine=machine, address=address, ranks=ranks, connect=connect, limiter=limiter)
+        self._senders = [
+            PeerSender(place, launch, machine=machine, address=address, ranks=ranks, connect=connect, limiter=limiter)
             for (machine, address), ranks in peers.items()
         ]
-        self._by_rank: dict[int, PeerSender] = {rank: lane for lane in self._lanes for rank in lane.ranks}
-        self._keeper = OwnSlots(place, [rank for rank in terms.ranks if rank not in self._by_rank])
+        self._by_rank: dict[int, PeerSender] = {rank: sender for sender in self._senders for rank in sender.ranks}
+        self._own_slots = OwnSlots(place, [rank for rank in launch.ranks if rank not in self._by_rank])
 
     def start(self) -> None:
         """Begin."""
-        for lane in self._lanes:
-            lane.start()
+        for sender in self._senders:
+            sender.start()
 
     def on_saved(self, rank: int, header: SlotHeader) -> None:
         """A rank saved something."""
-        if lane := self._by_rank.get(rank):
-            lane.wake()
+        if sender := self._by_rank.get(rank):
+            sender.wake()
         else:
-            self._keeper.on_saved(rank, header)
+            self._own_slots.on_saved(rank, header)
 
     def align(self, request: pb.AlignRequest) -> None:
         """Back up the same steps as all other machines, or again on our own; returns at once."""
-        for rank, lane in self._by_rank.items():
-            lane.align(rank, request)
-        for rank in self._keeper.ranks:
-            self._keeper.align(rank, request)
+        for rank, sender in self._by_rank.items():
+            sender.align(rank, request)
+        for rank in self._own_slots.ranks:
+            self._own_slots.align(rank, request)
 
     def close(self) -> None:
         """End; what is under way is broken off."""
-        self._keeper.close()
-        for lane in self._lanes:
-            lane.end()
-        for lane in self._lanes:
-            lane.join()
+        self._own_slots.close()
+        for sender in self._senders:
+            sender.end()
+        for sender in self._senders:
+            sender.join()

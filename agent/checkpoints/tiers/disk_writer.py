@@ -63,7 +63,7 @@ class DiskWriter:
         place: Of the job.
         say: Told why writing fails at the moment, with numbers; an empty text when it does not.
         on_complete: Called in the writer's thread when a step is whole for all ranks of this machine.
-        keeper: Told what is there, and up to which step that is all.
+        retention: Told what is there, and up to which step that is all.
     """
 
     def __init__(
@@ -71,12 +71,12 @@ class DiskWriter:
         place: Place,
         say: Callable[[str], None],
         on_complete: Callable[[int], None],
-        keeper: DiskRetention,
+        retention: DiskRetention,
     ) -> None:
         self._place = place
         self._say = say
         self._on_complete = on_complete
-        self._keeper = keeper
+        self._retention = retention
         self._changed = threading.Condition(threading.RLock())
         self._terms: LaunchOptions | None = None
         self._root = place.state_dir
@@ -90,19 +90,19 @@ class DiskWriter:
         self._closing = False
         self._thread: threading.Thread | None = None
 
-    def open(self, terms: LaunchOptions, root: Path, done: int) -> None:
+    def open(self, launch: LaunchOptions, root: Path, done: int) -> None:
         """Begin, or go on after a restart of the agent.
 
         Args:
-            terms: Of the generation.
+            launch: Of the generation.
             root: Folder of the checkpoints of all jobs; nothing is written where it does not exist.
             done: The newest step that is there for all ranks of this machine, or was given up; -1: none.
         """
         with self._changed:
-            self._terms, self._root, self._done, self._stride = terms, root, done, 1
+            self._terms, self._root, self._done, self._stride = launch, root, done, 1
             self._asked.clear()
-            self._held = {rank: {} for rank in terms.ranks}
-            for rank in terms.ranks:
+            self._held = {rank: {} for rank in launch.ranks}
+            for rank in launch.ranks:
                 self._look(rank)
                 self._unpin(rank)  # an agent that was killed in the middle left it
             self._wanted()
@@ -124,7 +124,7 @@ class DiskWriter:
             if self._terms is None or step <= self._done:
                 return
             self._asked.add(step)
-            self._keeper.named(step)
+            self._retention.named(step)
             for rank in self._held:
                 self._look(rank)
             self._advance()
@@ -178,7 +178,7 @@ class DiskWriter:
                 return
             ranks = set(self._held)
             self._step = _Step(choice.step, ranks, self._newest(), left=set(ranks))
-            self._keeper.passed(choice.step - 1)
+            self._retention.passed(choice.step - 1)
         begun = self._step
         for rank in sorted(begun.waiting):
             header = self._held[rank].get(begun.number)
@@ -220,7 +220,7 @@ class DiskWriter:
         self._wanted()
         self._gate.end(0)
         self._drop()
-        self._keeper.passed(self._done)
+        self._retention.passed(self._done)
 
     def _drop(self) -> None:
         self._step = None
@@ -252,10 +252,10 @@ class DiskWriter:
                 if self._closing:
                     return
                 assert self._step and self._terms
-                step, terms, root = self._step, self._terms, self._root
+                step, launch, root = self._step, self._terms, self._root
                 rank, header = step.ready.popleft()
                 gate = self._gate = Gate()
-            problem = self._write(rank, header, terms, root, gate)
+            problem = self._write(rank, header, launch, root, gate)
             with self._changed:
                 whole = self._step is step and self._written(step, rank, header, problem)
             if whole:
@@ -264,7 +264,7 @@ class DiskWriter:
                 except Exception as error:  # the next step comes all the same
                     logger.error("a step on disk has no consequences", job=self._place.job, exc_info=error)
 
-    def _write(self, rank: int, header: SlotHeader, terms: LaunchOptions, root: Path, gate: Gate) -> str:
+    def _write(self, rank: int, header: SlotHeader, launch: LaunchOptions, root: Path, gate: Gate) -> str:
         """Write one file; returns why it could not be written, empty: it is there."""
         if not root.is_dir():
             return f"{root} does not exist on {self._place.machine}: make it, or mount it"
@@ -275,8 +275,8 @@ class DiskWriter:
                     step_folder(root, self._place.job, header.completed_steps),
                     job=self._place.job,
                     rank=rank,
-                    topology=terms.topology,
-                    run=terms.run,
+                    topology=launch.topology,
+                    run=launch.run,
                     header=header,
                     read=partial(reader.read_into, header),
                     pace=gate,
@@ -304,7 +304,7 @@ class DiskWriter:
         if not step.left:
             # Before the last rank's file is told of: who hears of that may believe the rest.
             self._done = max(self._done, step.number)
-            self._keeper.wrote(step.number)
+            self._retention.wrote(step.number)
             self._asked.discard(step.number)
             self._wanted()
         self._place.saved.on_disk(rank, step.number, header.saved_ns, time.monotonic() - step.began)

@@ -1,4 +1,4 @@
-"""The tiers below memory of one job on this machine: what ``agent/checkpoints/options.py`` calls ``LowerTiers``."""
+"""The tiers below memory of one job on this machine: disk and remote storage."""
 
 from __future__ import annotations
 
@@ -50,6 +50,8 @@ logger = structlog.get_logger()
 class JobTiers:
     """Disk and remote storage, of one job.
 
+    Every method but ``on_saved`` and ``persist`` may take its time: it is called in a thread, one at a time.
+
     Args:
         place: Where the copies of the job lie.
         fetch: Gets tensors from another agent.
@@ -65,45 +67,48 @@ class JobTiers:
         """Whether it was looked for on disk, which a thread may wait for and nobody else."""
         self._closed = False
         self._problems = _Problems(place.saved)
-        self._keeper = DiskRetention(place)
-        self._disk = DiskWriter(place, lambda text: self._problems.say("disk", text), self._whole, self._keeper)
+        self._retention = DiskRetention(place)
+        self._disk = DiskWriter(place, lambda text: self._problems.say("disk", text), self._whole, self._retention)
         self._remote = RemoteCopier(place, lambda text: self._problems.say("remote", text))
 
-    def open(self, terms: LaunchOptions) -> None:
-        """A generation starts, or goes on after the agent was restarted."""
-        root = root_of(self._place, terms.options.disk_path)
-        if not terms.options.disk_path:
+    def open(self, launch: LaunchOptions) -> None:
+        """A generation starts, or goes on after the agent was restarted: set abandoned steps aside, start to write.
+
+        Generations count from 1 in each run of a job, and what an earlier run left on disk may be of a higher one.
+        """
+        root = root_of(self._place, launch.options.disk_path)
+        if not launch.options.disk_path:
             root.mkdir(parents=True, exist_ok=True, mode=0o700)
         before = self._remembered()
-        again = before is not None and before.terms.generation == terms.generation
-        opened = Opened(terms, before.ns if before and again else time.time_ns())
+        again = before is not None and before.launch.generation == launch.generation
+        opened = Opened(launch, before.ns if before and again else time.time_ns())
         self._opened = opened
-        self._problems.open(terms.ranks)
+        self._problems.open(launch.ranks)
         if not again or not self._remembers:
             self._remembers = False
             self._set_aside(opened, root)
             opened.save(self._place)
             self._remembers = True
-        mine = [one for one in held_on_disk(root, self._place.job, ranks=terms.ranks) if one.valid]
+        mine = [one for one in held_on_disk(root, self._place.job, ranks=launch.ranks) if one.valid]
         if self._closed:
             return  # the job ended while the disk hung: nothing of it comes back into shared memory
         there = self._there(mine, opened)
-        done = max([*there, self._keeper.open(terms, there) or -1])
-        if terms.options.disk:
-            self._mark(root, terms.generation)
-            self._disk.open(terms, root, done)
+        done = max([*there, self._retention.open(launch, there) or -1])
+        if launch.options.disk:
+            self._mark(root, launch.generation)
+            self._disk.open(launch, root, done)
             self._remote.open(opened, root)
 
     def on_saved(self, rank: int, header: SlotHeader) -> None:
-        """A slot of an own file is committed."""
+        """A slot of an own file is committed; called in the thread that watches saves, returns at once."""
         self._disk.on_saved(rank)
 
     def persist(self, request: pb.PersistRequest) -> None:
         """Write a coming step too, and keep the one that all ranks of the job have."""
         opened = self._opened
-        if opened is None or request.generation not in {0, opened.terms.generation}:
+        if opened is None or request.generation not in {0, opened.launch.generation}:
             return  # late: of a generation that was stopped
-        self._keeper.told(request)
+        self._retention.told(request)
         if request.step > 0:
             self._disk.persist(request.step)
 
@@ -118,7 +123,7 @@ class JobTiers:
         not valid, with the reason.
         """
         opened = self._remembered()
-        known = opened.terms.options.disk_path if opened else ""
+        known = opened.launch.options.disk_path if opened else ""
         looks: dict[str, Callable[[], list[pb.HeldCheckpoint]]] = {}
         roots = {f"{root}/{self._place.job}": root for root in roots_of(self._place, request.disk_path, known)}
         configured = {Path(one) for one in (request.disk_path, known) if one}
@@ -147,7 +152,15 @@ class JobTiers:
         return on_remote(RemoteFolder(url, self._place.job), opened, verify=verify)
 
     def restore(self, shard: pb.ShardSource, options: pb.CheckpointOptions, fenced: int) -> int:
-        """Fill the own slot file of ``shard.rank``; returns the bytes moved."""
+        """Fill the own slot file of ``shard.rank`` from disk or remote; returns the bytes moved.
+
+        The slot's generation is that of the copy, and ``fenced`` (the newest that was stopped) at most: that of
+        another run means nothing in this one.
+
+        Raises:
+            CorruptCheckpoint: the copy is bad or gone.
+            AgentUnreachable, CheckpointError, OSError: it cannot be read now, or there is no room.
+        """
         return restore_shard(self._place, shard, options, fenced, self._fetch)
 
     def close(self) -> None:
@@ -165,14 +178,14 @@ class JobTiers:
         return self._opened
 
     def _set_aside(self, opened: Opened, root: Path) -> None:
-        terms = opened.terms
+        launch = opened.launch
         try:
             steps = set_aside(
                 root,
                 self._place.job,
-                terms.resume_step if terms.resume_step > 0 else -1,
-                terms.generation,
-                keep=max(terms.options.disk_keep, 1),
+                launch.resume_step if launch.resume_step > 0 else -1,
+                launch.generation,
+                keep=max(launch.options.disk_keep, 1),
                 abandoned=opened.may_set_aside,
             )
         except (CheckpointError, OSError) as error:  # they are not listed in any case
@@ -183,7 +196,7 @@ class JobTiers:
 
     def _there(self, mine: list[ShardOnDisk], opened: Opened) -> set[int]:
         """Tell what is on disk of this machine's ranks already; returns the steps that all of them have."""
-        steps: dict[int, set[int]] = {rank: set() for rank in opened.terms.ranks}
+        steps: dict[int, set[int]] = {rank: set() for rank in opened.launch.ranks}
         now_ns = time.time_ns()
         for one in sorted(mine, key=lambda one: one.completed_steps):
             if not opened.disowns(one):
@@ -208,20 +221,20 @@ class JobTiers:
         opened = self._opened
         if opened is None:
             return
-        terms = opened.terms
-        root = root_of(self._place, terms.options.disk_path)
-        everybody = range(Topology.parse(terms.topology).world_size) if terms.topology else range(0)
-        mine = whole_steps(root, self._place.job, terms.ranks, run=terms.run)
+        launch = opened.launch
+        root = root_of(self._place, launch.options.disk_path)
+        everybody = range(Topology.parse(launch.topology).world_size) if launch.topology else range(0)
+        mine = whole_steps(root, self._place.job, launch.ranks, run=launch.run)
         common: Sequence[int] = ()
-        if self._shared(root, terms.generation) or set(everybody) == set(terms.ranks):
+        if self._shared(root, launch.generation) or set(everybody) == set(launch.ranks):
             # In a shared folder one machine deletes, which sees itself what all ranks of the job have.
-            if 0 not in terms.ranks:
-                self._keeper.found(terms, mine)
+            if 0 not in launch.ranks:
+                self._retention.found(launch, mine)
                 return
-            common = whole_steps(root, self._place.job, everybody, run=terms.run)
-        old = self._keeper.old(terms, mine, common=common, partly=step_folders(root, self._place.job).keys())
+            common = whole_steps(root, self._place.job, everybody, run=launch.run)
+        old = self._retention.old(launch, mine, common=common, partly=step_folders(root, self._place.job).keys())
         copying = self._remote.copying
-        prune(root, self._place.job, old - {copying}, run=terms.run)
+        prune(root, self._place.job, old - {copying}, run=launch.run)
 
     def _shared(self, root: Path, generation: int) -> bool:
         """Whether another machine writes there too."""

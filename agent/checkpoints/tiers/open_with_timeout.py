@@ -6,8 +6,9 @@ import threading
 
 import structlog
 
-from agent.checkpoints.options import LaunchOptions, LowerTiers
+from agent.checkpoints.options import LaunchOptions
 from agent.checkpoints.saved_state import SavedStates
+from agent.checkpoints.tiers.job_tiers import JobTiers
 from everstep.errors import EverstepError
 from everstep.slots.format import SlotHeader
 
@@ -23,7 +24,7 @@ logger = structlog.get_logger()
 class TiersWithTimeout:
     """Opens tiers in a thread of its own. ``open`` and ``shut`` are called by one thread at a time."""
 
-    def __init__(self, tiers: LowerTiers, saved: SavedStates) -> None:
+    def __init__(self, tiers: JobTiers, saved: SavedStates) -> None:
         self._tiers = tiers
         self._saved = saved
         self._lock = threading.Condition()
@@ -32,10 +33,10 @@ class TiersWithTimeout:
         self._working = self._trying = False
         self._told = ""
 
-    def open(self, terms: LaunchOptions) -> None:
+    def open(self, launch: LaunchOptions) -> None:
         """Open them; what keeps them from it is told as the ranks' ``disk_problem``."""
         with self._lock:
-            self._wanted = terms
+            self._wanted = launch
             waits = self._working and self._trying  # for a disk that hangs already
             if not self._working:
                 threading.Thread(target=self._work, name="open tiers", daemon=True).start()
@@ -43,7 +44,7 @@ class TiersWithTimeout:
             self._lock.notify_all()
             silent = waits or not self._lock.wait_for(lambda: not self._trying, OPEN_S)
         if silent:
-            self._problem(terms, SILENT)
+            self._problem(launch, SILENT)
 
     def on_saved(self, rank: int, header: SlotHeader) -> None:
         """A slot is committed."""
@@ -61,17 +62,17 @@ class TiersWithTimeout:
 
     def _work(self) -> None:
         """Open what is wanted, which may change while the disk hangs; again while that fails."""
-        while terms := self._next():
+        while launch := self._next():
             try:
-                self._tiers.open(terms)
+                self._tiers.open(launch)
             except (EverstepError, OSError) as error:
-                self._problem(terms, str(error))
-                self._wait(terms)
+                self._problem(launch, str(error))
+                self._wait(launch)
             else:
-                if not self._took(terms):
+                if not self._took(launch):
                     self._tiers.shut()
                     continue
-                for rank in terms.ranks:
+                for rank in launch.ranks:
                     if self._saved.of(rank).disk_problem in {SILENT, self._told}:
                         self._saved.update(rank, disk_problem="")
 
@@ -82,23 +83,23 @@ class TiersWithTimeout:
             self._lock.notify_all()
             return found
 
-    def _wait(self, terms: LaunchOptions) -> None:
+    def _wait(self, launch: LaunchOptions) -> None:
         """Until it is time to try again, or something else is wanted."""
         with self._lock:
             self._trying = False
             self._lock.notify_all()
-            self._lock.wait_for(lambda: self._wanted is not terms, AGAIN_S)
+            self._lock.wait_for(lambda: self._wanted is not launch, AGAIN_S)
 
-    def _took(self, terms: LaunchOptions) -> bool:
+    def _took(self, launch: LaunchOptions) -> bool:
         with self._lock:
-            current = self._wanted is terms
+            current = self._wanted is launch
             if current:
-                self._wanted, self._opened = None, terms
+                self._wanted, self._opened = None, launch
             return current
 
-    def _problem(self, terms: LaunchOptions, text: str) -> None:
+    def _problem(self, launch: LaunchOptions, text: str) -> None:
         if text != self._told or text == SILENT:
             logger.error("nothing is written to disk", reason=text)
         self._told = text
-        for rank in terms.ranks:
+        for rank in launch.ranks:
             self._saved.update(rank, disk_problem=text)

@@ -25,18 +25,18 @@ NAME = "tiers.json"
 class Opened:
     """A generation, and when it began here."""
 
-    terms: LaunchOptions
+    launch: LaunchOptions
     ns: int
     """When the agent was told to launch it, nanoseconds of the wall clock."""
 
     def disowns(self, copy: ShardOnDisk | Summary) -> bool:
         """Whether a copy belongs to a future that this generation does not go on from, or to another run of the job."""
         step = copy.completed_steps if isinstance(copy, ShardOnDisk) else copy.step
-        if 0 < step <= self.terms.resume_step:
+        if 0 < step <= self.launch.resume_step:
             return False  # the job went on from there, or from later
         if self._runs_known(copy):
-            return copy.run != self.terms.run or copy.generation < self.terms.generation
-        return copy.generation < self.terms.generation or copy.saved_ns < self.ns
+            return copy.run != self.launch.run or copy.generation < self.launch.generation
+        return copy.generation < self.launch.generation or copy.saved_ns < self.ns
 
     def may_set_aside(self, copy: ShardOnDisk | Summary) -> bool:
         """Whether such a copy in a folder is to be renamed: never what a newer run saved.
@@ -45,16 +45,16 @@ class Opened:
         tell, of ranks that are not this machine's only what an older generation saved is renamed.
         """
         if self._runs_known(copy):
-            return not is_older(self.terms.run, copy.run) and self.disowns(copy)
-        ours = copy.rank in self.terms.ranks or copy.generation < self.terms.generation
+            return not is_older(self.launch.run, copy.run) and self.disowns(copy)
+        ours = copy.rank in self.launch.ranks or copy.generation < self.launch.generation
         return ours and self.disowns(copy)
 
     def _runs_known(self, copy: ShardOnDisk | Summary) -> bool:
-        return bool(self.terms.run and copy.run)
+        return bool(self.launch.run and copy.run)
 
     def save(self, place: Place) -> None:
         """Write it; raises CheckpointError."""
-        text = json.dumps({"ns": self.ns, "terms": self.terms.to_json()})
+        text = json.dumps({"ns": self.ns, "terms": self.launch.to_json()})
         replace_file(_path(place), text.encode())
 
     @classmethod

@@ -77,7 +77,7 @@ class RemoteCopier:
         with self._changed:
             if self._task:
                 self._task.gate.end(0)  # it may be a step that is abandoned now
-            self._task = _Task(opened, root, Gate()) if opened.terms.options.remote_url else None
+            self._task = _Task(opened, root, Gate()) if opened.launch.options.remote_url else None
             if self._task and self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=f"remote {self._place.job}", daemon=True)
                 self._thread.start()
@@ -118,7 +118,7 @@ class RemoteCopier:
                 continue
             except Exception as error:  # whatever a driver raises
                 failures += 1
-                url = task.opened.terms.options.remote_url
+                url = task.opened.launch.options.remote_url
                 logger.warning("a copy to remote storage failed", job=self._place.job, url=url, reason=str(error))
                 again = f"it is tried again in {retry_after(failures):.0f} s"
                 self._say(f"{REMOTE} {url} fails: {error or type(error).__name__}; {again}")
@@ -134,9 +134,9 @@ class _RemoteRound:
     """Everything that is to be done now."""
 
     def __init__(self, task: _Task, place: Place, hold: Callable[[int | None], None]) -> None:
-        terms = task.opened.terms
-        self._task, self._place, self._hold, self._terms = task, place, hold, terms
-        self._folder = RemoteFolder(terms.options.remote_url, place.job)
+        launch = task.opened.launch
+        self._task, self._place, self._hold, self._terms = task, place, hold, launch
+        self._folder = RemoteFolder(launch.options.remote_url, place.job)
 
     def run(self) -> None:
         """Set aside, copy, delete; raises whatever the driver raises."""

@@ -39,7 +39,7 @@ MERGED_BYTES = 1 << 20
 def restore_shard(
     place: Place, shard: pb.ShardSource, options: pb.CheckpointOptions, fenced: int, fetch: FetchRange
 ) -> int:
-    """Fill the own slot file of ``shard.rank``; arguments, result and errors as ``LowerTiers.restore``."""
+    """Fill the own slot file of ``shard.rank``; arguments, result and errors as ``JobTiers.restore``."""
     job, rank, step = shard.job or place.job, shard.rank, shard.completed_steps
 
     def from_another(view: memoryview) -> None:

@@ -47,11 +47,11 @@ class DiskRetention:
         self._kept = Kept()
         self._there: set[int] = set()
 
-    def open(self, terms: LaunchOptions, there: Collection[int]) -> int:
+    def open(self, launch: LaunchOptions, there: Collection[int]) -> int:
         """A generation starts, or goes on after a restart of the agent.
 
         Args:
-            terms: Of the generation.
+            launch: Of the generation.
             there: The steps that all ranks of this machine have on disk.
 
         Returns:
@@ -59,9 +59,9 @@ class DiskRetention:
         """
         with self._lock:
             generation, kept = (self._terms.generation, self._kept) if self._terms else self._load()
-            again = generation == terms.generation
-            self._kept = kept if again else went_back(kept, terms.resume_step)
-            self._terms, self._there = terms, set(there)
+            again = generation == launch.generation
+            self._kept = kept if again else went_back(kept, launch.resume_step)
+            self._terms, self._there = launch, set(there)
             self._save(self._kept)
             self._tell()
             return self._kept.passed
@@ -93,27 +93,27 @@ class DiskRetention:
                 self._kept = now
                 self._tell()
 
-    def found(self, terms: LaunchOptions, mine: Collection[int]) -> None:
+    def found(self, launch: LaunchOptions, mine: Collection[int]) -> None:
         """Somebody else deletes here: take what all ranks of this machine still have on disk."""
         with self._lock:
-            if terms is self._terms:
+            if launch is self._terms:
                 self._there &= set(mine)
                 self._tell()
 
     def old(
-        self, terms: LaunchOptions, mine: Sequence[int], *, common: Sequence[int] = (), partly: Collection[int] = ()
+        self, launch: LaunchOptions, mine: Sequence[int], *, common: Sequence[int] = (), partly: Collection[int] = ()
     ) -> set[int]:
         """The steps on disk that are to be deleted, which are not spoken of any more from now on.
 
         Args:
-            terms: Of the generation for which the disk was looked at; once another one began nothing is deleted.
+            launch: Of the generation for which the disk was looked at; once another one began nothing is deleted.
             mine: The steps that all ranks of this machine have on disk, ascending.
             common: Steps of which this machine sees itself that all ranks of the job have them, ascending.
             partly: Steps of which some files are there.
         """
-        newest = max(terms.options.disk_keep, 1)
+        newest = max(launch.options.disk_keep, 1)
         with self._lock:
-            if terms is not self._terms:
+            if launch is not self._terms:
                 return set()
             if common and common[-1] > self._kept.settled:
                 self._kept = replace(self._kept, settled=common[-1], promised=max(common[-1], self._kept.promised))

@@ -8,29 +8,29 @@ from typing import Any
 
 import pytest
 
-from agent.server.service import AgentService
+from agent.server.job_registry import JobRegistry
 
 OLDER, NEWER = "20261121-100000.000-aaaaaaaa", "20261121-110000.000-bbbbbbbb"
 
 
 async def test_jobs_do_not_wait_while_another_ones_remains_are_thrown_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    service = AgentService(SimpleNamespace(machine="m1"), SimpleNamespace())  # type: ignore[arg-type]
+    jobs = JobRegistry(SimpleNamespace(machine="m1"), SimpleNamespace())  # type: ignore[arg-type]
     ends = asyncio.Event()
 
     async def release(_: Any) -> int:
         await ends.wait()  # a rank that is hard to kill
         return 0
 
-    monkeypatch.setattr(service, "release", release)
-    monkeypatch.setattr(service, "new_runner", lambda *_: None)
+    monkeypatch.setattr(jobs, "release", release)
+    monkeypatch.setattr(jobs, "new_runner", lambda *_: None)
     for job, run in (("remains", OLDER), ("trains", NEWER)):
-        service.runners[job] = SimpleNamespace(record=SimpleNamespace(run=run, released=False))  # type: ignore[assignment]
-    turning = asyncio.create_task(service._turn_to("remains", NEWER))
+        jobs.runners[job] = SimpleNamespace(record=SimpleNamespace(run=run, released=False))  # type: ignore[assignment]
+    turning = asyncio.create_task(jobs._turn_to("remains", NEWER))
     await asyncio.sleep(0)
 
     async with asyncio.timeout(10):
-        await service._turn_to("trains", NEWER)
-        await service._turn_to("starts", NEWER)
+        await jobs._turn_to("trains", NEWER)
+        await jobs._turn_to("starts", NEWER)
 
     assert not turning.done()
     ends.set()

@@ -38,8 +38,8 @@ class Side:
         self.received = PeerBackups(self.shm, fenced)
         self.tokens = Tokens()
         self.port = DataPort(HOST, self.tokens)
-        shelf = JobPort(self.shm, self.received)
-        self.port.start(lambda job: shelf if job == JOB else None)
+        job_port = JobPort(self.shm, self.received)
+        self.port.start(lambda job: job_port if job == JOB else None)
 
     def connect(self, through: Network | None = None, *, patience_s: float = 5.0) -> Wire:
         port = through.port if through else self.port.port

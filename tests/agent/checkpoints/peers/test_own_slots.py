@@ -26,7 +26,7 @@ class Rank:
     def start(self) -> None:
         """The agent starts, or is started again."""
         self.saved = SavedStates()
-        self.keeper = OwnSlots(Place("gpt", "m0", self.shm, self.shm, self.saved), [0])
+        self.own_slots = OwnSlots(Place("gpt", "m0", self.shm, self.shm, self.saved), [0])
 
     def save(self, first: int, last: int) -> None:
         for step in range(first, last + 1):
@@ -34,10 +34,10 @@ class Rank:
             header = self.file.commit(step)
             self.saved.held(0, self.held())
             self.saved.own(0, step, header.saved_ns)
-            self.keeper.on_saved(0, header)
+            self.own_slots.on_saved(0, header)
 
     def align(self, named: int, *, whole: int = 0, settled: int = 0) -> pb.SavedState:
-        self.keeper.align(0, pb.AlignRequest(named=named, whole=whole, settled=settled))
+        self.own_slots.align(0, pb.AlignRequest(named=named, whole=whole, settled=settled))
         return self.saved.of(0)
 
     def held(self) -> list[int]:
@@ -89,11 +89,11 @@ def test_an_agent_that_is_restarted_keeps_what_was_promised(rank: Rank) -> None:
 
 def test_who_passed_a_name_before_it_was_reserved_says_so(rank: Rank) -> None:
     rank.save(1, 5)
-    rank.keeper.align(0, pb.AlignRequest(named=7))
+    rank.own_slots.align(0, pb.AlignRequest(named=7))
     rank.file.forget(7)
     rank.saved.held(0, [5, 8])
     rank.file.begin(b"tree", 64)
     header = rank.file.commit(8)
-    rank.keeper.on_saved(0, header)
+    rank.own_slots.on_saved(0, header)
 
     assert rank.saved.of(0).backup_named < 7

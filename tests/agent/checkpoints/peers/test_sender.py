@@ -36,8 +36,8 @@ class Mine:
         place = Place(JOB, "m1", here.shm, here.shm, self.saved)
         chosen = {"backup": True, "backup_slots": 2, "backup_every_steps": 1} | options
         peers = tuple(pb.BackupPeer(rank=rank, machine="m2", address="nowhere:1") for rank in ranks)
-        terms = LaunchOptions(1, 0, ranks, pb.CheckpointOptions(**chosen), peers)  # type: ignore[arg-type]
-        self.sender = Sender(place, terms, self._connect)
+        launch = LaunchOptions(1, 0, ranks, pb.CheckpointOptions(**chosen), peers)  # type: ignore[arg-type]
+        self.sender = Sender(place, launch, self._connect)
         self.bell = SaveWatch(here.shm, [self.sender.on_saved])
         self.sender.start()
         self.bell.start()
@@ -247,7 +247,7 @@ def test_closing_does_not_wait_for_a_hanging_peer(mine: Mine) -> None:
         hold.wait(30)
         raise AgentUnreachable("at last")
 
-    mine.sender._lanes[0]._connect = hang
+    mine.sender._senders[0]._connect = hang
     mine.save(1)
     assert taken.wait(10)
     began = time.monotonic()

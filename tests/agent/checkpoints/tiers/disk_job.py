@@ -52,11 +52,11 @@ class Machine:
     def start(self) -> None:
         """The agent, anew: it knows what is on disk and what it noted."""
         self.saved = SavedStates()
-        self.keeper = DiskRetention(Place("job", f"m{self.rank}", self.shm, self.shm, self.saved))
+        self.retention = DiskRetention(Place("job", f"m{self.rank}", self.shm, self.shm, self.saved))
         options = pb.CheckpointOptions(disk_every_steps=self.policy.disk_every_steps, disk_keep=self.policy.disk_keep)
         topology = f"{self.world},1,1,1,pp-dp-tp"
-        self.terms = LaunchOptions(1, 0, (self.rank,), options, topology=topology)
-        self.done = max([*self.disk, self.keeper.open(self.terms, self.disk) or -1])
+        self.launch = LaunchOptions(1, 0, (self.rank,), options, topology=topology)
+        self.done = max([*self.disk, self.retention.open(self.launch, self.disk) or -1])
         self.asked: set[int] = set()
         self.writing = self.ready_at = -1
         self.stride = 1
@@ -66,10 +66,10 @@ class Machine:
         """As ``JobTiers.persist`` and ``DiskWriter.persist``."""
         if self.unheard:
             return
-        self.keeper.told(request)
+        self.retention.told(request)
         if request.step > self.done:
             self.asked.add(request.step)
-            self.keeper.named(request.step)
+            self.retention.named(request.step)
 
     def save(self, step: int, now: int) -> None:
         self.saved_at[step] = now
@@ -83,16 +83,16 @@ class Machine:
             step, newest = self.writing, max(self.memory)
             if not self.failing:
                 self.disk.add(step)
-                self.keeper.wrote(step)
+                self.retention.wrote(step)
                 lasted = newest - max(step, self.began_at)
                 self.stride = stride_after(self.policy.disk_every_steps, lasted) if self._every() else 1
             self._end()
             if not self.failing:
-                self.disk -= self.keeper.old(self.terms, sorted(self.disk))
+                self.disk -= self.retention.old(self.launch, sorted(self.disk))
         if self.writing < 0 and (chosen := self._choice(self._every())) is not None:
             self.writing, self.began_at = chosen, max(self.memory)
             self.ready_at = now + self.takes()
-            self.keeper.passed(chosen - 1)
+            self.retention.passed(chosen - 1)
 
     def _every(self) -> int:
         return self.policy.disk_every_steps
@@ -100,7 +100,7 @@ class Machine:
     def _end(self) -> None:
         self.done = max(self.done, self.writing)
         self.asked.discard(self.writing)
-        self.keeper.passed(self.done)
+        self.retention.passed(self.done)
         self.writing = -1
 
     def _choice(self, every: int) -> int | None:

@@ -160,7 +160,7 @@ def test_a_launch_that_is_repeated_sets_nothing_aside(machine_of: Callable[..., 
     machine.launch()
     machine.save(10)
     machine.on_disk(10)
-    machine.tiers.open(machine.terms())
+    machine.tiers.open(machine.launch_options())
     assert machine.steps() == {0: [10], 1: [10]}
 
 
@@ -189,7 +189,7 @@ def test_a_restarted_agent_goes_on(machine_of: Callable[..., Machine]) -> None:
     machine.tiers = machine.made()
     machine.saved.clear()
     assert machine.steps() == {0: [10], 1: [10]}
-    machine.tiers.open(machine.terms())
+    machine.tiers.open(machine.launch_options())
     assert machine.saved.of(1).disk_step == 10
     folder = machine.place.state_dir / "checkpoints" / JOB / "step-000000010"
     written = (folder / "rank-0.json").stat().st_mtime_ns
@@ -216,7 +216,7 @@ def test_the_time_without_an_agent_is_not_taken_for_that_of_a_slow_disk(machine_
 
     machine.tiers = machine.made()
     machine.saved.clear()
-    machine.tiers.open(machine.terms())
+    machine.tiers.open(machine.launch_options())
     machine.on_disk(10)
 
     assert machine.problem() == ""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import cast
 
 import pytest
 
 from agent.checkpoints.options import LaunchOptions
 from agent.checkpoints.saved_state import SavedStates
 from agent.checkpoints.tiers import open_with_timeout
+from agent.checkpoints.tiers.job_tiers import JobTiers
 from agent.checkpoints.tiers.open_with_timeout import TiersWithTimeout
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import CheckpointError
@@ -27,11 +29,11 @@ class Tiers:
         self.failure: Exception | None = None
         self.calls: list[str] = []
 
-    def open(self, terms: LaunchOptions) -> None:
+    def open(self, launch: LaunchOptions) -> None:
         self.hang.wait(30)
         if self.failure:
             raise self.failure
-        self.calls.append(f"open {terms.generation}")
+        self.calls.append(f"open {launch.generation}")
 
     def on_saved(self, rank: int, header: SlotHeader) -> None:
         self.calls.append(f"saved {header.completed_steps}")
@@ -50,7 +52,7 @@ class Tiers:
     def close(self) -> None: ...
 
 
-def terms(generation: int) -> LaunchOptions:
+def launch(generation: int) -> LaunchOptions:
     return LaunchOptions(generation, 0, (0, 1), pb.CheckpointOptions())
 
 
@@ -63,9 +65,9 @@ def until(tiers: Tiers, calls: list[str]) -> None:
 
 def test_in_order() -> None:
     tiers, saved = Tiers(), SavedStates()
-    found = TiersWithTimeout(tiers, saved)
+    found = TiersWithTimeout(cast(JobTiers, tiers), saved)
     found.on_saved(0, HEADER)
-    found.open(terms(1))
+    found.open(launch(1))
     found.on_saved(0, HEADER)
     found.shut()
     found.on_saved(0, HEADER)
@@ -77,8 +79,8 @@ def test_in_order() -> None:
 def test_what_fails_is_told_and_nothing_is_written() -> None:
     tiers, saved = Tiers(), SavedStates()
     tiers.failure = CheckpointError("no such folder")
-    found = TiersWithTimeout(tiers, saved)
-    found.open(terms(1))
+    found = TiersWithTimeout(cast(JobTiers, tiers), saved)
+    found.open(launch(1))
     found.on_saved(0, HEADER)
     found.shut()
     assert tiers.calls == []
@@ -89,8 +91,8 @@ def test_a_disk_that_hangs_is_told_and_opened_late(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(open_with_timeout, "OPEN_S", 0.05)
     tiers, saved = Tiers(), SavedStates()
     tiers.hang.clear()
-    found = TiersWithTimeout(tiers, saved)
-    found.open(terms(1))
+    found = TiersWithTimeout(cast(JobTiers, tiers), saved)
+    found.open(launch(1))
     assert "does not answer" in saved.of(0).disk_problem
     found.on_saved(0, HEADER)
     tiers.hang.set()
@@ -107,8 +109,8 @@ def test_what_was_stopped_while_the_disk_hung_does_not_stay_open(monkeypatch: py
     monkeypatch.setattr(open_with_timeout, "OPEN_S", 0.05)
     tiers = Tiers()
     tiers.hang.clear()
-    found = TiersWithTimeout(tiers, SavedStates())
-    found.open(terms(1))
+    found = TiersWithTimeout(cast(JobTiers, tiers), SavedStates())
+    found.open(launch(1))
     found.shut()
     assert tiers.calls == []
     tiers.hang.set()
@@ -119,10 +121,10 @@ def test_the_newest_launch_counts_when_the_disk_is_back(monkeypatch: pytest.Monk
     monkeypatch.setattr(open_with_timeout, "OPEN_S", 0.05)
     tiers = Tiers()
     tiers.hang.clear()
-    found = TiersWithTimeout(tiers, SavedStates())
-    found.open(terms(1))
+    found = TiersWithTimeout(cast(JobTiers, tiers), SavedStates())
+    found.open(launch(1))
     found.shut()
-    found.open(terms(2))
+    found.open(launch(2))
     tiers.hang.set()
     until(tiers, ["open 1", "shut", "open 2"])
     found.shut()
@@ -133,8 +135,8 @@ def test_what_failed_for_want_of_room_is_opened_once_there_is_some(monkeypatch: 
     monkeypatch.setattr(open_with_timeout, "AGAIN_S", 0.02)
     tiers, saved = Tiers(), SavedStates()
     tiers.failure = CheckpointError("no room")
-    found = TiersWithTimeout(tiers, saved)
-    found.open(terms(1))
+    found = TiersWithTimeout(cast(JobTiers, tiers), saved)
+    found.open(launch(1))
     assert saved.of(0).disk_problem == "no room"
     tiers.failure = None
     until(tiers, ["open 1"])
@@ -147,9 +149,9 @@ def test_what_failed_for_want_of_room_is_opened_once_there_is_some(monkeypatch: 
     assert tiers.calls == ["open 1", "saved 1", "shut"]
 
     tiers.failure = CheckpointError("no room")
-    found.open(terms(2))
+    found.open(launch(2))
     found.shut()
     tiers.failure = None
-    found.open(terms(3))
+    found.open(launch(3))
     assert tiers.calls[3:] == ["open 3"], "what was stopped meanwhile is not tried again"
     found.shut()

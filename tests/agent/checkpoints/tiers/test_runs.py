@@ -76,7 +76,7 @@ def test_a_clock_that_was_set_forward_does_not_cost_a_run_its_own_files(
     shutil.rmtree(machine.place.state_dir / "jobs" / JOB)
     machine.tiers = machine.made()
     monkeypatch.setattr("agent.checkpoints.tiers.job_tiers.time.time_ns", lambda: 1 << 62)
-    machine.tiers.open(machine.terms())
+    machine.tiers.open(machine.launch_options())
     assert machine.steps() == {0: [10], 1: [10]}
 
 

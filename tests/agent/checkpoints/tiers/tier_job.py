@@ -90,7 +90,7 @@ class Machine:
     def fetched(self, address: str, job: str, rank: int, step: int, view: memoryview) -> SlotHeader:
         raise AssertionError("nothing is to be fetched")
 
-    def terms(self, generation: int = 1, resume_step: int = 0) -> LaunchOptions:
+    def launch_options(self, generation: int = 1, resume_step: int = 0) -> LaunchOptions:
         return LaunchOptions(
             generation=generation,
             resume_step=resume_step,
@@ -112,7 +112,7 @@ class Machine:
         for one in self.ranks.values():
             one.file.discard_after(resume_step or -1)
         self.saved.clear()
-        self.tiers.open(self.terms(generation, resume_step))
+        self.tiers.open(self.launch_options(generation, resume_step))
 
     def save(self, *steps: int, ranks: tuple[int, ...] | None = None) -> None:
         for step in steps:

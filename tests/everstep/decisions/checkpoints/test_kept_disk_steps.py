@@ -100,7 +100,7 @@ def test_an_agent_that_was_restarted_keeps_what_it_promised(machine_of: Callable
     machine.tiers.close()
     machine.tiers = machine.made()
     machine.saved.clear()
-    machine.tiers.open(machine.terms())
+    machine.tiers.open(machine.launch_options())
     assert (list(machine.saved.of(0).disk_steps), machine.saved.of(0).disk_kept) == ([10], 10)
     on_disk(machine, 20, 30, 40, 50, 60)
     machine.persist(whole=60, generation=1)
