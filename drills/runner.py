@@ -97,32 +97,32 @@ class Drill:
         given = planned(self.request, spec, plan, cluster)
         given.write()
         cluster.say(f"{name}: {describe(self.request, spec)}")
-        scene = DrillContext(cluster, self.request, spec, machines, given)
-        with small_room(scene):
-            facts = await self._watched(scene)
+        context = DrillContext(cluster, self.request, spec, machines, given)
+        with small_room(context):
+            facts = await self._watched(context)
             facts.marks = given.fired()
-            await self._gather(scene, facts)
+            await self._gather(context, facts)
         facts.leaked += [f"mount {path}" for path in mounts.below(cluster.file.shm) + mounts.below(cluster.home)]
         if facts.outcome == "finished":
             reference = await self.references.of(cluster, spec)
             facts.comparison = compare(reference, facts.records, spec.topology().world_size)
         return judge(self.request, spec, facts)
 
-    async def _watched(self, scene: DrillContext) -> DrillFacts:
+    async def _watched(self, context: DrillContext) -> DrillFacts:
         """Run the job to its end while the fault is injected and copies of ranks are looked for."""
-        facts = DrillFacts(seen=scene.seen)
+        facts = DrillFacts(seen=context.seen)
         watch = CopyWatch(self.cluster.tree())
         watch.start()
         injecting: asyncio.Task[None] | None = None
         try:
-            await self.cluster.control.start_job(_placed(scene.spec, scene.given.plan.parent), scene.machines)
-            if scene.given.outside:
-                injecting = asyncio.create_task(self._inject(scene))
-            ended = await self._to_its_end(scene.spec, facts)
+            await self.cluster.control.start_job(_placed(context.spec, context.given.plan.parent), context.machines)
+            if context.given.outside:
+                injecting = asyncio.create_task(self._inject(context))
+            ended = await self._to_its_end(context.spec, facts)
             if ended is not None:
                 facts.outcome, facts.headline, facts.generations = ended.outcome, ended.headline, ended.generations
-            if injecting is not None and all(scene.fired(fault["id"]) for fault in scene.given.outside):
-                await injecting  # bounded: see scene.BACK_LIMIT_S
+            if injecting is not None and all(context.fired(fault["id"]) for fault in context.given.outside):
+                await injecting  # bounded: see BACK_LIMIT_S
         finally:
             if injecting is not None:
                 injecting.cancel()
@@ -131,11 +131,11 @@ class Drill:
         facts.duplicates, facts.looks, facts.blind_s = len(watch.copies), watch.looks, watch.blind_s
         return facts
 
-    async def _inject(self, scene: DrillContext) -> None:
+    async def _inject(self, context: DrillContext) -> None:
         try:
-            await inject(scene)
+            await inject(context)
         except (EverstepError, OSError) as error:
-            scene.seen.trouble = str(error)
+            context.seen.trouble = str(error)
             self.cluster.say(f"the fault could not be injected as planned: {error}")
 
     async def _to_its_end(self, spec: JobSpec, facts: DrillFacts) -> JobResult | None:
@@ -162,11 +162,11 @@ class Drill:
                 open_one = await control.open_incident(spec.name)
                 await control.tell(open_one.id, "abandon", "the drill is over")
 
-    async def _gather(self, scene: DrillContext, facts: DrillFacts) -> None:
-        cluster, spec = self.cluster, scene.spec
+    async def _gather(self, context: DrillContext, facts: DrillFacts) -> None:
+        cluster, spec = self.cluster, context.spec
         facts.incidents = await gather.incidents(cluster, spec.name)
-        facts.leaked = await gather.left_behind(cluster, spec, scene.machines)
-        facts.records, too_many = await gather.records(cluster, spec, scene.machines, scene.seen.records)
+        facts.leaked = await gather.left_behind(cluster, spec, context.machines)
+        facts.records, too_many = await gather.records(cluster, spec, context.machines, context.seen.records)
         facts.duplicates += too_many
         facts.ettr = await gather.ettr(cluster, spec.name)
         if self.request.base == "kill-postgres":

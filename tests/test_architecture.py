@@ -296,7 +296,7 @@ def test_what_installs_and_builds_is_pinned_too(lock: str, names: list[str]) -> 
 def _plain(requirement: str) -> str:
     for mark in "[<>=;! ":
         requirement = requirement.split(mark, maxsplit=1)[0]
-    return requirement.lower()
+    return requirement.lower().replace("_", "-")
 
 
 def test_ci_runs_the_readmes_command() -> None:

@@ -20,59 +20,61 @@ RECOVERED_LIMIT_S = 60.0
 """It has to, within this long beyond the drill's own seconds (ours)."""
 
 
-async def take_away(scene: DrillContext) -> None:
+async def take_away(context: DrillContext) -> None:
     """Do what the drill's fault is, once the job has come to the step.
 
     Raises:
         ClusterError: the job or the cluster is not as it would have to be.
     """
-    await scene.reach(scene.request.at_step)
-    match scene.request.base:
+    await context.reach(context.request.at_step)
+    match context.request.base:
         case "link-down":
-            with _network(scene).link_down(scene.struck.name):
-                scene.mark("link-down")
-                await asyncio.sleep(scene.request.seconds)
+            with _network(context).link_down(context.target.name):
+                context.mark("link-down")
+                await asyncio.sleep(context.request.seconds)
         case "cut-off":
-            await _cut_off(scene)
+            await _cut_off(context)
         case "kill-postgres":
-            async with _down(scene, [LEDGER]):
-                await scene.strike(exact=False)
-                await asyncio.gather(asyncio.sleep(scene.request.seconds), _steps_again(scene, scene.request.at_step))
+            async with _down(context, [LEDGER]):
+                await context.second_fault(exact=False)
+                await asyncio.gather(
+                    asyncio.sleep(context.request.seconds), _steps_again(context, context.request.at_step)
+                )
         case "kill-workers":
-            async with _down(scene, [name for name in scene.cluster.processes() if name.startswith("worker-")]):
-                await scene.strike(exact=False)
-                await asyncio.sleep(scene.request.seconds)
+            async with _down(context, [name for name in context.cluster.processes() if name.startswith("worker-")]):
+                await context.second_fault(exact=False)
+                await asyncio.sleep(context.request.seconds)
 
 
-def _network(scene: DrillContext) -> Network:
-    assert isinstance(scene.cluster, NetworkCluster)
-    return scene.cluster.network
+def _network(context: DrillContext) -> Network:
+    assert isinstance(context.cluster, NetworkCluster)
+    return context.cluster.network
 
 
-async def _cut_off(scene: DrillContext) -> None:
-    with _network(scene).cut_off(scene.struck.name):
+async def _cut_off(context: DrillContext) -> None:
+    with _network(context).cut_off(context.target.name):
         began_ns = time.time_ns()
-        scene.mark("cut-off")
-        await asyncio.sleep(scene.request.seconds / 2)
+        context.mark("cut-off")
+        await asyncio.sleep(context.request.seconds / 2)
         try:
-            await scene.cluster.control.agents.get(scene.struck.address).describe(timeout_s=1.0)
+            await context.cluster.control.agents.get(context.target.address).describe(timeout_s=1.0)
         except AgentError:
-            await asyncio.sleep(scene.request.seconds / 2)
+            await asyncio.sleep(context.request.seconds / 2)
         else:
-            raise ClusterError(f"{scene.struck.name} was cut off from the control host, and answered it")
-    scene.seen.absorbed = Absorbed(began_ns, await scene.agent_back(scene.struck, 0))
+            raise ClusterError(f"{context.target.name} was cut off from the control host, and answered it")
+    context.seen.absorbed = Absorbed(began_ns, await context.agent_back(context.target, 0))
 
 
 @asynccontextmanager
-async def _down(scene: DrillContext, names: list[str]) -> AsyncIterator[None]:
+async def _down(context: DrillContext, names: list[str]) -> AsyncIterator[None]:
     """Processes of the cluster are killed, and started again after the block, which ends once they run."""
-    home, pids = scene.cluster.file.home, scene.cluster.processes()
+    home, pids = context.cluster.file.home, context.cluster.processes()
     if absent := [name for name in names if name not in pids]:
         raise ClusterError(f"{', '.join(absent)} did not run")
     for name in names:
         plan.hold(home, name)
     began_ns = time.time_ns()
-    scene.mark(scene.request.base, victims=[pids[name] for name in names])
+    context.mark(context.request.base, victims=[pids[name] for name in names])
     try:
         for name in names:
             if process := procfs.identify(pids[name]):
@@ -81,18 +83,18 @@ async def _down(scene: DrillContext, names: list[str]) -> AsyncIterator[None]:
     finally:
         for name in names:
             plan.let_go(home, name)
-    scene.seen.absorbed = Absorbed(began_ns, await scene.processes_back({name: pids[name] for name in names}))
+    context.seen.absorbed = Absorbed(began_ns, await context.processes_back({name: pids[name] for name in names}))
 
 
-async def _steps_again(scene: DrillContext, before: int) -> None:
+async def _steps_again(context: DrillContext, before: int) -> None:
     """Until all ranks have completed steps that none had completed when they were struck.
 
     Raises:
         ClusterError: they do not.
     """
-    wanted, limit_s = before + STEPS_AGAIN, scene.request.seconds + RECOVERED_LIMIT_S
+    wanted, limit_s = before + STEPS_AGAIN, context.request.seconds + RECOVERED_LIMIT_S
     try:
         async with asyncio.timeout(limit_s):
-            await scene.reach(wanted)
+            await context.reach(wanted)
     except TimeoutError:
         raise ClusterError(f"step {wanted} was not completed within {limit_s:.0f} s of the fault") from None

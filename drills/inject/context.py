@@ -17,7 +17,7 @@ from drills.inject.plan import STRIKE, Planned
 from drills.observe import step_records
 from drills.observe.observed import DrillObservations
 from drills.observe.stored_copies import StoredCopies
-from drills.spec.loss import Loss, Promise, best_step, promise_of, strike_of
+from drills.spec.loss import Loss, Promise, best_step, loss_of, promise_of
 from drills.spec.request import DrillRequest
 from everstep import faults
 from everstep.errors import AgentError, ClusterError
@@ -49,7 +49,7 @@ class DrillContext:
 
     def __post_init__(self) -> None:
         self.stored = StoredCopies(self.cluster.file, self.spec)
-        self.struck = self.machines[self.request.struck_machine_index(self.spec)]
+        self.target = self.machines[self.request.target_machine_index(self.spec)]
 
     # Waiting.
 
@@ -202,49 +202,49 @@ class DrillContext:
                 if saved.backup_step >= 0:
                     self.seen.lag = max(self.seen.lag or 0, saved.own_step - saved.backup_step)
 
-    # The blow.
+    # The second fault.
 
-    async def strike(self, *, exact: bool) -> None:
+    async def second_fault(self, *, exact: bool) -> None:
         """Kill what has to be killed, and note what that may cost.
 
         Args:
             exact: the job stands still and all copies are known: what is left decides what it may cost.
         """
-        strike = strike_of(self.request, self.spec)
-        if strike.ranks:
-            self.seen.promise = self._promise(strike, exact=exact)
-            await self._kill_ranks(strike)
+        loss = loss_of(self.request, self.spec)
+        if loss.ranks:
+            self.seen.promise = self._promise(loss, exact=exact)
+            await self._kill_ranks(loss)
         else:
-            await asyncio.to_thread(self._take_power, strike, exact)
+            await asyncio.to_thread(self._take_power, loss, exact)
         self.given.let_go()  # into the next collective, where they notice who is missing
 
-    async def _kill_ranks(self, strike: Loss) -> None:
+    async def _kill_ranks(self, loss: Loss) -> None:
         async with self.cluster.control.feed(self.spec.name, self.machines, LOOK_S) as feed:
             async for picture in feed.pictures():
-                pids = [picture.ranks[rank].pid for rank in strike.ranks if rank in picture.ranks]
-                if len(pids) == len(strike.ranks):
+                pids = [picture.ranks[rank].pid for rank in loss.ranks if rank in picture.ranks]
+                if len(pids) == len(loss.ranks):
                     self.mark(STRIKE)
                     for pid in pids:
                         os.kill(pid, signal.SIGKILL)
                     return
 
-    def _take_power(self, strike: Loss, exact: bool) -> None:
-        names = [self.stored.machine(index) for index in strike.machines]
+    def _take_power(self, loss: Loss, exact: bool) -> None:
+        names = [self.stored.machine(index) for index in loss.machines]
         cluster, job = self.cluster.file, self.spec.name
-        promised = not exact and promise_of(self.spec, strike).steps is not None
-        when = self._backups_caught_up(strike) if promised else lambda: True
+        promised = not exact and promise_of(self.spec, loss).steps is not None
+        when = self._backups_caught_up(loss) if promised else lambda: True
         with power.powered_off(cluster, names, when=when) as killed_ns:
             self.mark(STRIKE, time_ns=killed_ns)
-            self.seen.promise = self._promise(strike, exact=exact)
+            self.seen.promise = self._promise(loss, exact=exact)
             for name in names:
                 records = step_records.rescue(job, power.state_folder(cluster, name), cluster.shm / name)
                 power.empty_memory(cluster, name)
-                if strike.disks:
+                if loss.disks:
                     power.empty_disk(cluster, name)
                     self.seen.emptied.append(name)
                     self.seen.records.join(records)
 
-    def _backups_caught_up(self, strike: Loss) -> Callable[[], bool]:
+    def _backups_caught_up(self, loss: Loss) -> Callable[[], bool]:
         """Whether backups have just caught up with the steps: the placement promises nothing else.
 
         Those that do not catch up are struck all the same, and cost what they cost.
@@ -254,17 +254,17 @@ class DrillContext:
         def caught_up() -> bool:
             nonlocal deadline
             deadline = min(deadline, time.monotonic() + CATCH_UP_S)
-            in_memory = self.stored.left(strike, disks=False)
+            in_memory = self.stored.left(loss, disks=False)
             return best_step(in_memory) >= self.stored.newest() or time.monotonic() > deadline
 
         return caught_up
 
-    def _promise(self, strike: Loss, *, exact: bool) -> Promise:
+    def _promise(self, loss: Loss, *, exact: bool) -> Promise:
         """What a strike may cost at most: by the placement where it promises something, else by what is left."""
-        placed = promise_of(self.spec, strike)
+        placed = promise_of(self.spec, loss)
         if placed.steps is not None and not exact:
             return placed
-        best = best_step(self.stored.left(strike, self.seen.damaged))
+        best = best_step(self.stored.left(loss, self.seen.damaged))
         # A step may have been completed and not saved yet, unless the job stands still.
         lost = max(self.stored.newest() - best, 0) + (not exact)
         if best == 0:

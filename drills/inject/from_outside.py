@@ -25,119 +25,119 @@ REACH_LIMIT_S = 300.0
 """A job has started and come to the step within this long (ours)."""
 
 
-async def inject(scene: DrillContext) -> None:
+async def inject(context: DrillContext) -> None:
     """Do what the drill's fault is, once the job has come to the step.
 
     Raises:
         ClusterError: the job or the cluster is not as it would have to be.
     """
     try:
-        match scene.request.base:
+        match context.request.base:
             case "kill-machine" | "kill-group":
-                await scene.reach(scene.request.at_step)
-                await scene.strike(exact=False)
+                await context.reach(context.request.at_step)
+                await context.second_fault(exact=False)
             case "flip-bit" | "truncate-file":
-                await _damage(scene)
+                await _damage(context)
             case "shm-full":
-                await fill_memory(scene)
+                await fill_memory(context)
             case "disk-full":
-                await fill_disk(scene)
+                await fill_disk(context)
             case base if base in AWAY:
-                await take_away(scene)
+                await take_away(context)
             case "hang-peer":
-                await _hang(scene)
+                await _hang(context)
             case "kill-peer":
-                await _kill_in_transfer(scene)
-            case _ if scene.request.during == "launch":
-                await _kill_in_launch(scene)
+                await _kill_in_transfer(context)
+            case _ if context.request.during == "launch":
+                await _kill_in_launch(context)
             case "kill-forkserver":
-                await _kill_fork_server(scene)
+                await _kill_fork_server(context)
             case _:
-                await scene.reach(scene.request.at_step)
-                await _kill_agent(scene)
-        if scene.request.struck_again:
-            await scene.settled(await scene.held_up())
-            await scene.strike(exact=True)
+                await context.reach(context.request.at_step)
+                await _kill_agent(context)
+        if context.request.struck_again:
+            await context.settled(await context.held_up())
+            await context.second_fault(exact=True)
     finally:
-        scene.given.let_go()
+        context.given.let_go()
 
 
-async def _kill_agent(scene: DrillContext) -> None:
+async def _kill_agent(context: DrillContext) -> None:
     """Kill the agent of the struck machine, and wait until it is back."""
-    before = scene.agent(scene.struck)
-    killed_ns = _kill(scene, before)
-    scene.seen.absorbed = Absorbed(killed_ns, await scene.agent_back(scene.struck, before))
+    before = context.agent(context.target)
+    killed_ns = _kill(context, before)
+    context.seen.absorbed = Absorbed(killed_ns, await context.agent_back(context.target, before))
 
 
-async def _kill_fork_server(scene: DrillContext) -> None:
-    await scene.reach(scene.request.at_step)
-    before = await scene.fork_server(scene.struck)
+async def _kill_fork_server(context: DrillContext) -> None:
+    await context.reach(context.request.at_step)
+    before = await context.fork_server(context.target)
     if not before:
-        raise ClusterError(f"the job has no fork server on {scene.struck.name}")
-    killed_ns = _kill(scene, before)
-    scene.seen.absorbed = Absorbed(killed_ns, await scene.fork_server_back(scene.struck, before))
+        raise ClusterError(f"the job has no fork server on {context.target.name}")
+    killed_ns = _kill(context, before)
+    context.seen.absorbed = Absorbed(killed_ns, await context.fork_server_back(context.target, before))
 
 
-async def _kill_in_launch(scene: DrillContext) -> None:
+async def _kill_in_launch(context: DrillContext) -> None:
     """Kill the agent as soon as its fork server forked the first rank of the next generation."""
-    await scene.reach(1, [scene.struck])
-    fork_server = await scene.fork_server(scene.struck)
+    await context.reach(1, [context.target])
+    fork_server = await context.fork_server(context.target)
     known = set(children(fork_server))
-    while faults.fired(scene.given.plan, scene.given.ranks[0]) is None:  # noqa: ASYNC110 - a rank says so, by a file
+    while faults.fired(context.given.plan, context.given.ranks[0]) is None:  # noqa: ASYNC110 - a rank says so, by a file
         await asyncio.sleep(LOOK_S)
-    before = scene.agent(scene.struck)
+    before = context.agent(context.target)
     if await asyncio.to_thread(await_rank_of, fork_server, known, LAUNCH_LIMIT_S) is None:
-        raise ClusterError(f"no rank was launched on {scene.struck.name} within {LAUNCH_LIMIT_S:.0f} s")
-    killed_ns = _kill(scene, before)
-    scene.seen.absorbed = Absorbed(killed_ns, await scene.agent_back(scene.struck, before))
+        raise ClusterError(f"no rank was launched on {context.target.name} within {LAUNCH_LIMIT_S:.0f} s")
+    killed_ns = _kill(context, before)
+    context.seen.absorbed = Absorbed(killed_ns, await context.agent_back(context.target, before))
 
 
-async def _kill_in_transfer(scene: DrillContext) -> None:
+async def _kill_in_transfer(context: DrillContext) -> None:
     """Kill the agent of the struck machine while a backup is on its way into it."""
-    index, step = scene.machines.index(scene.struck), scene.request.at_step
-    before = scene.agent(scene.struck)
+    index, step = context.machines.index(context.target), context.request.at_step
+    before = context.agent(context.target)
     # Seen in the files: who hears of it from an agent, late, finds nothing on its way any more.
-    await scene.until(lambda: scene.stored.newest() >= step, REACH_LIMIT_S, f"step {step} was not reached")
+    await context.until(lambda: context.stored.newest() >= step, REACH_LIMIT_S, f"step {step} was not reached")
 
     def caught() -> bool:
         deadline = time.monotonic() + TRANSFER_LIMIT_S
         while time.monotonic() < deadline:
-            if scene.stored.receiving(index) is not None:
+            if context.stored.receiving(index) is not None:
                 return True
             time.sleep(0.0005)
         return False
 
     if not await asyncio.to_thread(caught):
-        raise ClusterError(f"no backup was on its way to {scene.struck.name} within {TRANSFER_LIMIT_S:.0f} s")
-    killed_ns = _kill(scene, before)
-    scene.seen.absorbed = Absorbed(killed_ns, await scene.agent_back(scene.struck, before))
+        raise ClusterError(f"no backup was on its way to {context.target.name} within {TRANSFER_LIMIT_S:.0f} s")
+    killed_ns = _kill(context, before)
+    context.seen.absorbed = Absorbed(killed_ns, await context.agent_back(context.target, before))
 
 
-async def _hang(scene: DrillContext) -> None:
+async def _hang(context: DrillContext) -> None:
     """Stop the agent of the struck machine for some seconds while backups flow to it."""
-    await scene.reach(scene.request.at_step)
-    agent = procfs.identify(scene.agent(scene.struck))
+    await context.reach(context.request.at_step)
+    agent = procfs.identify(context.agent(context.target))
     if agent is None:
-        raise ClusterError(f"the agent of {scene.struck.name} is gone")
-    others = [one for one in scene.machines if one is not scene.struck]
+        raise ClusterError(f"the agent of {context.target.name} is gone")
+    others = [one for one in context.machines if one is not context.target]
     stopped_ns = time.time_ns()
     try:
-        scene.mark(scene.request.base, time_ns=stopped_ns)
+        context.mark(context.request.base, time_ns=stopped_ns)
         procfs.send(agent, signal.SIGSTOP)
-        await scene.listen(scene.request.seconds, others)
+        await context.listen(context.request.seconds, others)
     finally:
         procfs.send(agent, signal.SIGCONT)
-    scene.seen.absorbed = Absorbed(stopped_ns, time.time_ns())
+    context.seen.absorbed = Absorbed(stopped_ns, time.time_ns())
 
 
-async def _damage(scene: DrillContext) -> None:
+async def _damage(context: DrillContext) -> None:
     """Damage the newest copy of a rank, then kill what holds the better ones."""
-    request, stored = scene.request, scene.stored
-    step = await scene.held_up()
-    rank = request.struck_ranks(scene.spec)[0]
-    every = scene.spec.checkpoint.disk_every_steps
+    request, stored = context.request, context.stored
+    step = await context.held_up()
+    rank = request.struck_ranks(context.spec)[0]
+    every = context.spec.checkpoint.disk_every_steps
     on_disk = step - step % every if every else 0
-    await scene.settled(step, disk=on_disk)
+    await context.settled(step, disk=on_disk)
     backup = stored.backup(rank)
     if request.base == "truncate-file":
         done = damage.truncate(stored.on_disk(rank, on_disk, "safetensors"), rank, on_disk)
@@ -147,13 +147,13 @@ async def _damage(scene: DrillContext) -> None:
         done = damage.flip_in_slot(backup, rank, max(stored.backup_steps(rank)))
     else:
         done = damage.flip_in_slot(stored.own(rank), rank, step)
-    scene.mark(request.base, path=str(done.path), what=done.what)
-    scene.seen.damaged.append(done)
-    scene.cluster.say(f"{done.path}: {done.what}")
-    await scene.strike(exact=True)
+    context.mark(request.base, path=str(done.path), what=done.what)
+    context.seen.damaged.append(done)
+    context.cluster.say(f"{done.path}: {done.what}")
+    await context.second_fault(exact=True)
 
 
-def _kill(scene: DrillContext, pid: int) -> int:
-    scene.mark(scene.request.fault, victim=pid)
+def _kill(context: DrillContext, pid: int) -> int:
+    context.mark(context.request.fault, victim=pid)
     os.kill(pid, signal.SIGKILL)
     return time.time_ns()

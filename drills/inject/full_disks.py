@@ -25,82 +25,82 @@ SAID_LIMIT_S = 20.0
 
 
 @contextmanager
-def small_room(scene: DrillContext) -> Iterator[None]:
+def small_room(context: DrillContext) -> Iterator[None]:
     """Put a file system of its own under what is going to be full, before the job starts; nothing for other faults."""
-    match scene.request.base:
+    match context.request.base:
         case "shm-full":
             size = AMPLE
-            if scene.request.parks:
-                size = SPARE + REPORTS * GENERATIONS * scene.spec.ranks_per_machine
-            with _small_memory(scene, size):
-                if scene.request.parks:
-                    scene.mark("shm-full", bytes=size)
+            if context.request.parks:
+                size = SPARE + REPORTS * GENERATIONS * context.spec.ranks_per_machine
+            with _small_memory(context, size):
+                if context.request.parks:
+                    context.mark("shm-full", bytes=size)
                 yield
         case "disk-full":
-            with mounts.small(disk_of(scene), AMPLE):
+            with mounts.small(disk_of(context), AMPLE):
                 yield
         case _:
             yield
 
 
 @contextmanager
-def _small_memory(scene: DrillContext, size: int) -> Iterator[None]:
+def _small_memory(context: DrillContext, size: int) -> Iterator[None]:
     """A machine with another shared memory: its agent and fork servers keep files there, and start anew on it."""
-    struck, cluster = scene.struck, scene.cluster.file
+    target, cluster = context.target, context.cluster.file
     with ExitStack() as mounted:
-        with power.powered_off(cluster, [struck.name]):
-            mounted.enter_context(mounts.small(memory_of(scene), size))
+        with power.powered_off(cluster, [target.name]):
+            mounted.enter_context(mounts.small(memory_of(context), size))
         try:
-            readiness.agent_serves(cluster, struck.name, struck.address)
+            readiness.agent_serves(cluster, target.name, target.address)
             yield
         finally:
-            with power.powered_off(cluster, [struck.name]):
+            with power.powered_off(cluster, [target.name]):
                 mounted.close()
-            readiness.agent_serves(cluster, struck.name, struck.address)
+            readiness.agent_serves(cluster, target.name, target.address)
 
 
-def memory_of(scene: DrillContext) -> Path:
+def memory_of(context: DrillContext) -> Path:
     """Shared memory of the struck machine."""
-    return scene.cluster.file.shm / scene.struck.name
+    return context.cluster.file.shm / context.target.name
 
 
-def disk_of(scene: DrillContext) -> Path:
+def disk_of(context: DrillContext) -> Path:
     """Where the struck machine keeps checkpoints on its disk."""
-    return power.state_folder(scene.cluster.file, scene.struck.name) / "checkpoints"
+    return power.state_folder(context.cluster.file, context.target.name) / "checkpoints"
 
 
-async def fill_memory(scene: DrillContext) -> None:
+async def fill_memory(context: DrillContext) -> None:
     """Let the machine's own slots be all that its shared memory has room for; then kill who needs the backups there."""
-    if scene.request.parks:
+    if context.request.parks:
         return  # it was too small from the beginning
-    agent = procfs.identify(scene.agent(scene.struck))
+    agent = procfs.identify(context.agent(context.target))
     if agent is None:
-        raise ClusterError(f"the agent of {scene.struck.name} is gone")
-    ranks = scene.spec.topology().ranks(scene.machines.index(scene.struck))
-    reports = [memory_of(scene) / scene.spec.name / f"report-{rank}-1" for rank in ranks]
-    await scene.until(
+        raise ClusterError(f"the agent of {context.target.name} is gone")
+    ranks = context.spec.topology().ranks(context.machines.index(context.target))
+    reports = [memory_of(context) / context.spec.name / f"report-{rank}-1" for rank in ranks]
+    await context.until(
         lambda: all(path.exists() for path in reports),
         START_LIMIT_S,
-        f"the ranks of {scene.struck.name} were not started",
+        f"the ranks of {context.target.name} were not started",
     )
     procfs.send(agent, signal.SIGSTOP)  # before their first save, so that no backup gets in before
     try:
-        slots = [own_slots(memory_of(scene) / scene.spec.name, rank) for rank in ranks]
-        await scene.until(
-            lambda: all(map(scene.stored.own_steps, ranks)) and all(map(_allocated, slots)),
+        slots = [own_slots(memory_of(context) / context.spec.name, rank) for rank in ranks]
+        await context.until(
+            lambda: all(map(context.stored.own_steps, ranks)) and all(map(_allocated, slots)),
             START_LIMIT_S,
             "nothing was saved, or not all slots were allocated",
         )
         # The next generation's reports still fit, as they do where a machine is only nearly full; a backup does not.
-        mounts.shrink(memory_of(scene), SPARE + REPORTS * len(ranks))
-        scene.mark("shm-full")
+        mounts.shrink(memory_of(context), SPARE + REPORTS * len(ranks))
+        context.mark("shm-full")
     finally:
         procfs.send(agent, signal.SIGCONT)
-    step = await scene.held_up()
-    await scene.listen(SAID_LIMIT_S, enough=lambda: bool(scene.seen.said))
-    every = scene.spec.checkpoint.disk_every_steps
-    await scene.settled(step, backups=False, disk=step - step % every)
-    await scene.strike(exact=True)
+    step = await context.held_up()
+    await context.listen(SAID_LIMIT_S, enough=lambda: bool(context.seen.said))
+    every = context.spec.checkpoint.disk_every_steps
+    await context.settled(step, backups=False, disk=step - step % every)
+    await context.second_fault(exact=True)
 
 
 def _allocated(path: Path) -> bool:
@@ -109,17 +109,17 @@ def _allocated(path: Path) -> bool:
     return found.st_blocks * 512 >= found.st_size
 
 
-async def fill_disk(scene: DrillContext) -> None:
+async def fill_disk(context: DrillContext) -> None:
     """Leave no room for a second checkpoint on the machine's disk; then take the memory that makes disks needed."""
-    ranks = scene.spec.topology().ranks(scene.machines.index(scene.struck))
-    await scene.until(
-        lambda: all(scene.stored.disk_steps(rank) for rank in ranks),
+    ranks = context.spec.topology().ranks(context.machines.index(context.target))
+    await context.until(
+        lambda: all(context.stored.disk_steps(rank) for rank in ranks),
         START_LIMIT_S + SETTLE_LIMIT_S,
-        f"{scene.struck.name} wrote no checkpoint to its disk",
+        f"{context.target.name} wrote no checkpoint to its disk",
     )
-    mounts.shrink(disk_of(scene), SPARE)
-    scene.mark("disk-full")
-    step = await scene.held_up()
-    await scene.listen(SAID_LIMIT_S, enough=lambda: bool(scene.seen.said))
-    await scene.settled(step)
-    await scene.strike(exact=True)
+    mounts.shrink(disk_of(context), SPARE)
+    context.mark("disk-full")
+    step = await context.held_up()
+    await context.listen(SAID_LIMIT_S, enough=lambda: bool(context.seen.said))
+    await context.settled(step)
+    await context.second_fault(exact=True)

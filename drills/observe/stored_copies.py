@@ -79,7 +79,7 @@ class StoredCopies:
                 found.add(int(manifest.parent.name.removeprefix("step-")))
         return found
 
-    def left(self, strike: Loss, damaged: Iterable[Damaged] = (), *, disks: bool = True) -> dict[int, set[int]]:
+    def left(self, loss: Loss, damaged: Iterable[Damaged] = (), *, disks: bool = True) -> dict[int, set[int]]:
         """For each rank the steps of which a sound copy is left after a strike.
 
         Args:
@@ -93,11 +93,11 @@ class StoredCopies:
         for rank in range(self._topology.world_size):
             home, peer, backup = self._topology.machine(rank), self._peers[rank], self.backup(rank)
             steps = set()
-            if home not in strike.machines:
+            if home not in loss.machines:
                 steps |= {step for step in self.own_steps(rank) if (self.own(rank), step) not in bad}
-            if peer is not None and self._topology.machine(peer) not in strike.machines:
+            if peer is not None and self._topology.machine(peer) not in loss.machines:
                 steps |= {step for step in self.backup_steps(rank) if (backup, step) not in bad}
-            if disks and (shared or not strike.disks or home not in strike.machines):
+            if disks and (shared or not loss.disks or home not in loss.machines):
                 files = {step: self.on_disk(rank, step, "safetensors") for step in self.disk_steps(rank)}
                 steps |= {step for step, path in files.items() if (path, step) not in bad}
             found[rank] = steps

@@ -102,7 +102,7 @@ class Episodes:
     async def _fill(self, result: EpisodeResult, scenes: list[DrillContext], watch: CopyWatch) -> None:
         """Look at the job at the gate, and judge."""
         gate, step = result.steps
-        hung = self._behind or any(scene.request.fault == "hang-peer" for scene in scenes)
+        hung = self._behind or any(context.request.fault == "hang-peer" for context in scenes)
         try:
             seen = await self._seen(scenes[0], step, self._rescued(scenes), gate, hung=hung)
             seen.untold = await self._untold(scenes, seen.incidents)
@@ -119,9 +119,9 @@ class Episodes:
     async def _untold(self, scenes: list[DrillContext], incidents: list[IncidentFacts]) -> list[str]:
         """Parts that did not come back; of a fault that came alone also what the judge of drills finds untold."""
         found = [
-            f"{scene.request.fault} of {scene.struck.name}: it did not come back"
-            for scene in scenes
-            if scene.seen.absorbed and scene.seen.absorbed.back_ns is None
+            f"{context.request.fault} of {context.target.name}: it did not come back"
+            for context in scenes
+            if context.seen.absorbed and context.seen.absorbed.back_ns is None
         ]
         if len(scenes) == 1 and scenes[0].given.outside:
             texts = [text for one in incidents for text in await self._texts(one)]
@@ -141,23 +141,23 @@ class Episodes:
     def _rescued(self, scenes: list[DrillContext]) -> Records:
         """What machines had recorded that were emptied since; damaged copies are kept in mind on the way."""
         rescued, self._damaged_before = Records(), list(self._damaged)
-        for scene in scenes:
-            rescued.join(scene.seen.records)
-            self._damaged += [one for one in scene.seen.damaged if one not in self._damaged]
+        for context in scenes:
+            rescued.join(context.seen.records)
+            self._damaged += [one for one in context.seen.damaged if one not in self._damaged]
         return rescued
 
     def _struck(self, scenes: list[DrillContext], gate: int) -> Struck:
-        promises = [scene.seen.promise for scene in scenes if scene.seen.promise]
-        return Struck(tuple(scene.request for scene in scenes), tuple(promises), gate, self._behind)
+        promises = [context.seen.promise for context in scenes if context.seen.promise]
+        return Struck(tuple(context.request for context in scenes), tuple(promises), gate, self._behind)
 
     def _episode(self, index: int) -> Episode:
         return self.job.plan.episodes[index]
 
     def _scene(self, index: int, position: int) -> DrillContext:
         request = self.job.plan.request(index, position)
-        scene = DrillContext(self.cluster, request, self.job.spec, self.job.machines, self.job.given(index, position))
-        scene.seen.damaged = list(self._damaged)
-        return scene
+        context = DrillContext(self.cluster, request, self.job.spec, self.job.machines, self.job.given(index, position))
+        context.seen.damaged = list(self._damaged)
+        return context
 
     def _watch(self) -> CopyWatch:
         watch = CopyWatch(self.cluster.tree())
@@ -168,7 +168,7 @@ class Episodes:
 
     async def _arm(self, index: int, scenes: list[DrillContext]) -> Fault | None:
         """Tell the workers what they meet; returns where a recovery waits until the second fault has struck."""
-        workers: list[Fault] = [fault for scene in scenes for fault in scene.given.workers]
+        workers: list[Fault] = [fault for context in scenes for fault in context.given.workers]
         within = self._episode(index).how == "within" and scenes[1].given.outside
         hold = self._stage_hold(index) if within else None
         await asyncio.to_thread(self.job.arm_workers, [*workers, *([hold] if hold else [])])
@@ -178,9 +178,9 @@ class Episodes:
         """Strike, and wait until what strikes from outside is done; returns what went wrong."""
         trouble = await asyncio.gather(
             *(
-                self._inject(scene, hold if position else None)
-                for position, scene in enumerate(scenes)
-                if scene.given.outside
+                self._inject(context, hold if position else None)
+                for position, context in enumerate(scenes)
+                if context.given.outside
             )
         )
         return [text for text in trouble if text]
@@ -197,31 +197,31 @@ class Episodes:
             "marks": str(folder / "stage.json"),
         }
 
-    async def _inject(self, scene: DrillContext, hold: Fault | None) -> str:
+    async def _inject(self, context: DrillContext, hold: Fault | None) -> str:
         """Inject a fault from outside; returns what went wrong."""
         if hold is None:
-            return await self._injected(scene)
+            return await self._injected(context)
         try:
-            await scene.until(
-                lambda: faults.fired(scene.given.plan, hold) is not None,
+            await context.until(
+                lambda: faults.fired(context.given.plan, hold) is not None,
                 STAGE_LIMIT_S,
                 f"no incident came to {hold['moment']} of stage {hold['in_stage']}",
             )
         except ClusterError as error:
             return str(error)
-        injecting = asyncio.create_task(self._injected(scene))
+        injecting = asyncio.create_task(self._injected(context))
         try:
-            while not injecting.done() and not all(scene.fired(one["id"]) for one in scene.given.outside):  # noqa: ASYNC110 - files say so
+            while not injecting.done() and not all(context.fired(one["id"]) for one in context.given.outside):  # noqa: ASYNC110 - files say so
                 await asyncio.sleep(LOOK_S)
         finally:
             await asyncio.to_thread(Path(hold["until"]).touch)
         return await injecting
 
-    async def _injected(self, scene: DrillContext) -> str:
+    async def _injected(self, context: DrillContext) -> str:
         try:
-            await inject(scene)
+            await inject(context)
         except (EverstepError, OSError) as error:
-            return f"{scene.request.fault}: {error}"
+            return f"{context.request.fault}: {error}"
         return ""
 
     # Waiting.
@@ -259,7 +259,7 @@ class Episodes:
     # Judging.
 
     async def _seen(
-        self, scene: DrillContext, step: int, rescued: Records, gate: int = 0, *, hung: bool = False
+        self, context: DrillContext, step: int, rescued: Records, gate: int = 0, *, hung: bool = False
     ) -> GateLook:
         """What is seen at a gate, of all since the gate before.
 
@@ -267,7 +267,7 @@ class Episodes:
         backups may be behind, and then all machines back up named steps only.
         """
         incidents = await self._closed()
-        seen = await look(scene, step, late=GAP if hung else 0)
+        seen = await look(context, step, late=GAP if hung else 0)
         seen.incidents = incidents
         self._incidents += len(seen.incidents)
         for one in seen.incidents:
@@ -299,9 +299,9 @@ class Episodes:
 
 def _unfired(scenes: Sequence[DrillContext]) -> list[str]:
     return [
-        f"fault {position + 1} ({scene.request.fault}): {name}"
-        for position, scene in enumerate(scenes)
-        for name, mark in scene.given.fired().items()
+        f"fault {position + 1} ({context.request.fault}): {name}"
+        for position, context in enumerate(scenes)
+        for name, mark in context.given.fired().items()
         if mark is None
     ]
 
@@ -310,9 +310,9 @@ def recovered_s(scenes: Sequence[DrillContext], incidents: Sequence[IncidentFact
     """From the first fault to the step after the last incident, seconds; None: there was none, or it is not over."""
     marks = [
         mark
-        for scene in scenes
-        if scene.request.fault not in CONTROL_FAULTS  # they strike within what another one has opened
-        for mark in scene.given.fired().values()
+        for context in scenes
+        if context.request.fault not in CONTROL_FAULTS  # they strike within what another one has opened
+        for mark in context.given.fired().values()
         if mark
     ]
     reports = [one.report for one in incidents if one.report and one.report.recovered]

@@ -12,7 +12,7 @@ from drills.judge.judge import MAX_BLIND_S, MAX_LOST
 from drills.soak.look import ClusterProcess, GateLook, census
 from drills.soak.plan import GAP
 from drills.spec.catalogue import AWAY, CONTROL_FAULTS, LOSSES, MACHINE_FAULTS
-from drills.spec.loss import Promise, strike_of
+from drills.spec.loss import Promise, loss_of
 from drills.spec.request import DrillRequest
 from everstep.model.incident import Symptom
 from everstep.model.job import JobSpec
@@ -177,7 +177,7 @@ def steps_lost_are_few(seen: GateLook, struck: Struck, spec: JobSpec, known: Bas
 
 def nobody_is_left(struck: Struck, spec: JobSpec, *, at_once: bool) -> bool:
     """Whether all machines lost their memory in one incident, so that nobody knows how far the job had come."""
-    lost = [set(strike_of(request, spec).machines) for request in struck.requests]
+    lost = [set(loss_of(request, spec).machines) for request in struck.requests]
     together = [set[int]().union(*lost)] if at_once else lost
     return any(len(machines) == spec.machines for machines in together)
 

@@ -95,40 +95,40 @@ class GateLook:
     """Longest time since then in which nobody looked for copies."""
 
 
-async def look(scene: DrillContext, step: int, *, late: int = 0) -> GateLook:
+async def look(context: DrillContext, step: int, *, late: int = 0) -> GateLook:
     """Look at a job that stands at a gate; incidents, losses and copies are the caller's to add.
 
     Args:
-        scene: Of a fault of the job.
+        context: Of a fault of the job.
         step: At which it stands.
         late: So many steps may be missing on disks and at peers, for a machine was behind.
     """
     seen = GateLook(step)
     try:
-        seen.backed_up = await _settle(scene, step, late)
+        seen.backed_up = await _settle(context, step, late)
     except ClusterError as error:
         seen.unsettled = str(error)
-    seen.newest = await asyncio.to_thread(scene.stored.newest)
-    seen.processes = await asyncio.to_thread(processes, scene.cluster)
-    seen.files = await asyncio.to_thread(files, scene.cluster.file.shm)
+    seen.newest = await asyncio.to_thread(context.stored.newest)
+    seen.processes = await asyncio.to_thread(processes, context.cluster)
+    seen.files = await asyncio.to_thread(files, context.cluster.file.shm)
     seen.unheld = await asyncio.to_thread(unheld)
-    disk = Path(scene.spec.checkpoint.disk_path) / scene.spec.name
+    disk = Path(context.spec.checkpoint.disk_path) / context.spec.name
     seen.disk_folders = len(list(await asyncio.to_thread(lambda: list(disk.glob("step-*")))))
-    mounted = mounts.below(scene.cluster.file.shm) + mounts.below(scene.cluster.home)
+    mounted = mounts.below(context.cluster.file.shm) + mounts.below(context.cluster.home)
     seen.mounts = [str(path) for path in mounted]
     try:
-        seen.report = await job_report(scene.cluster.control, scene.spec.name)
+        seen.report = await job_report(context.cluster.control, context.spec.name)
     except EverstepError as error:
         seen.silent = str(error)
-    seen.history_events = await _history_events(scene.cluster, scene.spec)
+    seen.history_events = await _history_events(context.cluster, context.spec)
     return seen
 
 
-async def _settle(scene: DrillContext, step: int, late: int) -> int:
-    stored, ranks = scene.stored, range(scene.spec.topology().world_size)
-    every = scene.spec.checkpoint.disk_every_steps
-    await scene.settled(step, disk=step - step % every if every and not late else None)
-    await scene.until(
+async def _settle(context: DrillContext, step: int, late: int) -> int:
+    stored, ranks = context.stored, range(context.spec.topology().world_size)
+    every = context.spec.checkpoint.disk_every_steps
+    await context.settled(step, disk=step - step % every if every and not late else None)
+    await context.until(
         lambda: best_step({rank: stored.disk_steps(rank) for rank in ranks}) >= step - every - late,
         SETTLE_LIMIT_S,
         f"no step after {step - every - late} is on all disks",
@@ -136,7 +136,7 @@ async def _settle(scene: DrillContext, step: int, late: int) -> int:
     backed = [rank for rank in ranks if stored.backup(rank)]
     # Not settled otherwise: who is behind sends every other step, but the last one of a job that stands still.
     try:
-        await scene.until(
+        await context.until(
             lambda: all(step in stored.backup_steps(rank) for rank in backed),
             ALIGNED_S if late else SETTLE_LIMIT_S,
             f"step {step} was not backed up",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from drills.spec.catalogue import CONTROL_FAULTS, MACHINE_FAULTS
-from drills.spec.loss import Loss, strike_of
+from drills.spec.loss import Loss, loss_of
 from drills.spec.request import DrillRequest
 from drills.spec.settings import placement_of
 from everstep.model.job import JobSpec
 
-STRUCK = "{struck}"
-"""Stands for the blow in a line."""
+LOSS = "{loss}"
+"""Stands in a line for what is lost."""
 
 
 def describe(request: DrillRequest, spec: JobSpec) -> str:
@@ -17,9 +17,8 @@ def describe(request: DrillRequest, spec: JobSpec) -> str:
     line = f"{_fault(request, spec)} at step {request.at_step}"
     if request.times > 1:
         line += f", {request.times} times"
-    strike = strike_of(request, spec)
-    if blow := _blow(strike):
-        line = line.replace(STRUCK, blow) if STRUCK in line else f"{line}; then {blow}"
+    if lost := _lost_text(loss_of(request, spec)):
+        line = line.replace(LOSS, lost) if LOSS in line else f"{line}; then {lost}"
     if request.fault in CONTROL_FAULTS:
         part = {"kill-worker": "worker", "kill-temporal": "Temporal server"}[request.fault]
         where = f"stage {request.in_stage}" if request.in_stage else f"event {request.at_event} of the incident"
@@ -41,8 +40,8 @@ def _fault(request: DrillRequest, spec: JobSpec) -> str:
         "kill-during-save": f"SIGKILL to {ranks} in the middle of a save",
         "kill-agent": f"SIGKILL to the agent of {machine}",
         "kill-forkserver": f"SIGKILL to the fork server of {machine}",
-        "kill-machine": STRUCK,
-        "kill-group": f"{request.kind} group {request.index}: {STRUCK}",
+        "kill-machine": LOSS,
+        "kill-group": f"{request.kind} group {request.index}: {LOSS}",
         "flip-bit": f"a bit of the state of {ranks} flips in its {copy.get(request.where, 'memory')}",
         "truncate-file": f"the newest file on disk of {ranks} is cut short",
         "shm-full": f"shared memory of {machine} has room for {'nothing' if request.parks else 'its own ranks only'}",
@@ -56,12 +55,12 @@ def _fault(request: DrillRequest, spec: JobSpec) -> str:
     }.get(request.base, request.base)
 
 
-def _blow(strike: Loss) -> str:
-    if strike.machines:
-        names = " and ".join(f"m{index}" for index in strike.machines)
-        return f"everything of {names} is killed and {'comes back empty' if strike.disks else 'loses its memory'}"
-    if strike.ranks:
-        return f"SIGKILL to {' and '.join(f'rank {rank}' for rank in strike.ranks)}"
+def _lost_text(loss: Loss) -> str:
+    if loss.machines:
+        names = " and ".join(f"m{index}" for index in loss.machines)
+        return f"everything of {names} is killed and {'comes back empty' if loss.disks else 'loses its memory'}"
+    if loss.ranks:
+        return f"SIGKILL to {' and '.join(f'rank {rank}' for rank in loss.ranks)}"
     return ""
 
 

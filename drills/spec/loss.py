@@ -39,10 +39,10 @@ class Promise:
     """No step is left that every rank can restore."""
 
 
-def strike_of(request: DrillRequest, spec: JobSpec) -> Loss:
+def loss_of(request: DrillRequest, spec: JobSpec) -> Loss:
     """What a drill kills in the end; nothing where the fault itself is all."""
     topology, peers = spec.topology(), placement_of(spec).peers
-    rank, machine = request.struck_ranks(spec)[0], request.struck_machine_index(spec)
+    rank, machine = request.struck_ranks(spec)[0], request.target_machine_index(spec)
 
     def with_peer(owner: int) -> set[int]:
         peer = peers[owner]
@@ -88,10 +88,10 @@ def owners(peers: Iterable[int | None], topology: Topology, machine: int) -> lis
     return [rank for rank, peer in enumerate(peers) if peer is not None and topology.machine(peer) == machine]
 
 
-def promise_of(spec: JobSpec, strike: Loss) -> Promise:
+def promise_of(spec: JobSpec, loss: Loss) -> Promise:
     """What the placement of the backups promises for the loss of the struck machines."""
     topology, placement = spec.topology(), placement_of(spec)
-    lost = set(strike.machines)
+    lost = set(loss.machines)
     if survives(topology, placement, lost):
         return Promise(SURVIVED, placement.reason if lost else "every rank's own memory is left")
     return Promise(None, f"owner and peer are lost together: what the disks hold counts ({placement.reason})")

@@ -201,9 +201,9 @@ class DrillRequest(BaseModel):
 
     def struck_machine(self, spec: JobSpec) -> str:
         """The machine that the fault strikes."""
-        return self.machine or f"m{self.struck_machine_index(spec)}"
+        return self.machine or f"m{self.target_machine_index(spec)}"
 
-    def struck_machine_index(self, spec: JobSpec) -> int:
+    def target_machine_index(self, spec: JobSpec) -> int:
         """Its place among the job's machines; of an agent that receives backups: that of the struck rank's peer."""
         topology = spec.topology()
         if self.machine:

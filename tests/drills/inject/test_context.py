@@ -12,7 +12,7 @@ from drills.inject.context import DrillContext
 
 
 def of(*looks: dict[str, int]) -> Any:
-    """A scene whose cluster's processes are these, look by look; the last ones stay."""
+    """A context whose cluster's processes are these, look by look; the last ones stay."""
     rest = list(looks)
     return SimpleNamespace(cluster=SimpleNamespace(processes=lambda: rest.pop(0) if len(rest) > 1 else rest[0]))
 

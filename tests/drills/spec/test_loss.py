@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from drills.spec.describe import describe
-from drills.spec.loss import Loss, best_step, promise_of, strike_of
+from drills.spec.loss import Loss, best_step, loss_of, promise_of
 from drills.spec.request import DrillRequest
 
 
@@ -66,7 +66,7 @@ def test_what_is_struck_what_it_may_cost_and_how_it_is_told(
 ) -> None:
     request = DrillRequest(**options)
     spec = request.spec("job", {}, disk=Path("/disk"))
-    assert strike_of(request, spec) == strike
+    assert loss_of(request, spec) == strike
     assert promise_of(spec, strike).steps == promised
     assert said in describe(request, spec)
 
@@ -74,7 +74,7 @@ def test_what_is_struck_what_it_may_cost_and_how_it_is_told(
 def test_with_one_kind_of_parallelism_a_group_is_everything() -> None:
     request = DrillRequest(fault="kill-group", kind="dp", machines=2, ranks_per_machine=1, tp=1, pp=1)
     spec = request.spec("job", {})
-    assert strike_of(request, spec) == Loss((0, 1))
+    assert loss_of(request, spec) == Loss((0, 1))
     assert promise_of(spec, Loss((0, 1))).steps is None
     assert promise_of(spec, Loss((1,))).steps == 1
 
