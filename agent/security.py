@@ -156,9 +156,9 @@ class TokenCheck(Interceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler:
         """Check one call."""
-        given = dict(handler_call_details.invocation_metadata or ()).get("authorization", "")
-        given_bytes = given.encode() if isinstance(given, str) else given
-        if hmac.compare_digest(given_bytes, self._expected):
+        sent = dict(handler_call_details.invocation_metadata or ()).get("authorization", "")
+        sent_bytes = sent.encode() if isinstance(sent, str) else sent
+        if hmac.compare_digest(sent_bytes, self._expected):
             return await continuation(handler_call_details)
         return self._refusal
 

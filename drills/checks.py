@@ -96,9 +96,9 @@ def _check_choices(request: DrillRequest) -> None:
         raise ConfigError(f"--seconds {request.seconds:g}: an agent may hang for {HANG_LIMIT_S:g} s at most")
 
 
-def _one_of(option: str, given: str, choices: Sequence[str]) -> None:
-    if given not in choices:
-        raise ConfigError(f"{option} {given or 'is missing'}: use one of {', '.join(choices)}")
+def _one_of(option: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{option} {value or 'is missing'}: use one of {', '.join(choices)}")
 
 
 def _check_steps(request: DrillRequest) -> None:

@@ -94,13 +94,13 @@ class Drill:
         spec = self.request.spec(name, env, disk=cluster.home / "disk")
         (cluster.home / "disk").mkdir(exist_ok=True)  # as a mount would be there
         machines = cluster.machines[: spec.machines]
-        given = planned(self.request, spec, plan, cluster)
-        given.write()
+        plan_of_faults = planned(self.request, spec, plan, cluster)
+        plan_of_faults.write()
         cluster.say(f"{name}: {describe(self.request, spec)}")
-        context = DrillContext(cluster, self.request, spec, machines, given)
+        context = DrillContext(cluster, self.request, spec, machines, plan_of_faults)
         with small_room(context):
             facts = await self._watched(context)
-            facts.marks = given.fired()
+            facts.marks = plan_of_faults.fired()
             await self._gather(context, facts)
         facts.leaked += [f"mount {path}" for path in mounts.below(cluster.file.shm) + mounts.below(cluster.home)]
         if facts.outcome == "finished":
@@ -115,13 +115,13 @@ class Drill:
         watch.start()
         injecting: asyncio.Task[None] | None = None
         try:
-            await self.cluster.control.start_job(_placed(context.spec, context.given.plan.parent), context.machines)
-            if context.given.outside:
+            await self.cluster.control.start_job(_placed(context.spec, context.planned.plan.parent), context.machines)
+            if context.planned.outside:
                 injecting = asyncio.create_task(self._inject(context))
             ended = await self._to_its_end(context.spec, facts)
             if ended is not None:
                 facts.outcome, facts.headline, facts.generations = ended.outcome, ended.headline, ended.generations
-            if injecting is not None and all(context.fired(fault["id"]) for fault in context.given.outside):
+            if injecting is not None and all(context.fired(fault["id"]) for fault in context.planned.outside):
                 await injecting  # bounded: see BACK_LIMIT_S
         finally:
             if injecting is not None:
@@ -213,7 +213,7 @@ async def run_drills(
         for _ in range(repeat):
             result = await drill.run()
             shown = keep and not cluster.prefix  # another network's addresses lead a browser elsewhere
-            result.links = [link for one in result.incidents if shown and (link := cluster.control.link(one))]
+            result.links = [link for incident in result.incidents if shown and (link := cluster.control.link(incident))]
             result.cluster, result.prefix = (str(cluster.home), cluster.prefix) if keep else ("", "")
             results.append(result)
             each(result)
@@ -227,10 +227,10 @@ async def run_drills(
 
 def cluster_for(request: DrillRequest, machines: int, *, keep: bool = False, say: Say = silent) -> DrillCluster:
     """The cluster that a fault needs, not up yet."""
-    given: dict[str, Any] = {"machines": machines, "standbys": request.standbys, "keep": keep, "say": say}
+    options: dict[str, Any] = {"machines": machines, "standbys": request.standbys, "keep": keep, "say": say}
     if request.needs_network:
-        return NetworkCluster(with_postgres=request.base == "kill-postgres", **given)
-    return DrillCluster(**given)
+        return NetworkCluster(with_postgres=request.base == "kill-postgres", **options)
+    return DrillCluster(**options)
 
 
 async def _ended(cluster: DrillCluster, spec: JobSpec) -> JobResult | None:
@@ -249,7 +249,7 @@ async def _ended(cluster: DrillCluster, spec: JobSpec) -> JobResult | None:
 def _placed(spec: JobSpec, folder: Path) -> JobSpec:
     """The job with ``{run}`` in its arguments replaced by a folder that no other run has."""
     folder.mkdir(parents=True, exist_ok=True)
-    return spec.model_copy(update={"args": [one.replace("{run}", str(folder)) for one in spec.args]})
+    return spec.model_copy(update={"args": [argument.replace("{run}", str(folder)) for argument in spec.args]})
 
 
 def without_fault(spec: JobSpec) -> JobSpec:

@@ -138,7 +138,7 @@ async def history(cluster: DrillCluster, workflow_id: str) -> list[tuple[str, in
 
 async def signature(cluster: DrillCluster, run: DrillResult) -> tuple[str, str]:
     """What must be the same whoever dies: the decision and the outcome, without times and places."""
-    found = [one.report for one in await incidents(cluster, run.job) if one.report]
+    found = [incident.report for incident in await incidents(cluster, run.job) if incident.report]
     decision = " / ".join(_decision(report) for report in found)
     lost = "steps lost within the limit" if run.steps_lost in (0, 1) else f"{run.steps_lost} steps lost"
     losses = {True: "losses equal", False: "losses differ", None: "no losses"}[run.losses_match]

@@ -28,7 +28,7 @@ def in_memory(
     """
     own, backups = own_files(place.shm), backup_files(place.shm)
     found = _look(own, pb.HeldCheckpoint.OWN, place, verify=verify_own)
-    if not verify_own and sum(one.bytes for one in found) <= own_bytes:
+    if not verify_own and sum(copy.bytes for copy in found) <= own_bytes:
         found = _look(own, pb.HeldCheckpoint.OWN, place, verify=True)
     return [*found, *_look(backups, pb.HeldCheckpoint.BACKUP, place, verify=verify_backups)]
 

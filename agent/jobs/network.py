@@ -22,7 +22,8 @@ def interface_of(host: str) -> str:
     import psutil
 
     for name, addresses in psutil.net_if_addrs().items():
-        own = [one.address.partition("%")[0] for one in addresses if one.family in {socket.AF_INET, socket.AF_INET6}]
+        of_internet = [address for address in addresses if address.family in {socket.AF_INET, socket.AF_INET6}]
+        own = [address.address.partition("%")[0] for address in of_internet]
         if not wanted.isdisjoint(map(ipaddress.ip_address, own)):
             return name
     return ""

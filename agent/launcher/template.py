@@ -196,7 +196,7 @@ def _show(command: list[str]) -> None:
 
 
 def _joined(command: list[str]) -> bytes:
-    return b"".join(os.fsencode(one) + b"\0" for one in command)
+    return b"".join(os.fsencode(part) + b"\0" for part in command)
 
 
 def _receive(connection: socket.socket, descriptors: list[int]) -> dict[str, Any]:

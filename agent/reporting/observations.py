@@ -138,7 +138,7 @@ class ObservationLog:
                     # An agent of an earlier release forgot with a job's what was of no job.
                     gone = (job,) if row.get("exact") else (job, OF_NO_JOB)
                     self._entries = [
-                        e for e in self._entries if e.sequence > up_to or not any(_is_of(e, one) for one in gone)
+                        e for e in self._entries if e.sequence > up_to or not any(_is_of(e, job) for job in gone)
                     ]
                 else:
                     entry = json_format.ParseDict(row, pb.Observation(), ignore_unknown_fields=True)

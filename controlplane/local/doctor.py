@@ -178,9 +178,9 @@ def _inventory(path: Path) -> Finding:
         finally:
             await agents.close()
 
-    troubled = [one for one in asyncio.run(answers()) if one.problem]
+    troubled = [reply for reply in asyncio.run(answers()) if reply.problem]
     text = f"{path}: {len(found.machines) - len(troubled)} of {len(found.machines)} machines answer"
-    said = [f"{one.machine.name}: {one.problem}" for one in troubled[:NAMED]]
+    said = [f"{trouble.machine.name}: {trouble.problem}" for trouble in troubled[:NAMED]]
     more = [f"and {len(troubled) - NAMED} more"] if len(troubled) > NAMED else []
     remedy = "start their agents, or see whether address, name, certificates and token are theirs"
     status: Status = "missing" if troubled else "ok"

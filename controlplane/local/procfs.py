@@ -99,7 +99,7 @@ def _is_of(pid: int, machine: str, folders: list[bytes]) -> bool:
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:  # gone meanwhile
         return False
-    here = any(one == folder or one.startswith(folder + b"/") for one in arguments for folder in folders)
+    here = any(argument == folder or argument.startswith(folder + b"/") for argument in arguments for folder in folders)
     return here or f"{environment.MACHINE}={machine}".encode() in variables
 
 

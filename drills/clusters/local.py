@@ -147,9 +147,9 @@ class DrillCluster:
             await asyncio.to_thread(local.down, self.name, progress=self.say)
         finally:
             self._restore()
-        self.leaked = [f"process {one.pid} after the cluster was down" for one in seen if procfs.alive(one)]
+        self.leaked = [f"process {process.pid} after the cluster was down" for process in seen if procfs.alive(process)]
         if hasattr(self, "file"):
-            left = procfs.of_cluster(self.file.id) - {one.pid for one in seen}
+            left = procfs.of_cluster(self.file.id) - {process.pid for process in seen}
             self.leaked += [f"process {pid} after the cluster was down" for pid in sorted(left)]
             left_mounted = mounts.below(self.folder) + mounts.below(self.file.shm)
             self.leaked += [f"mount {path} after the cluster was down" for path in left_mounted]

@@ -35,14 +35,14 @@ class NetworkCluster(DrillCluster):
 
     Args:
         with_postgres: The ledger is a PostgreSQL server of the cluster's own.
-        given: As for :class:`DrillCluster`.
+        options: As for :class:`DrillCluster`.
 
     Raises:
         NoCluster: on entry: it does not come up.
     """
 
-    def __init__(self, *, with_postgres: bool = False, **given: Any) -> None:
-        super().__init__(**given)
+    def __init__(self, *, with_postgres: bool = False, **options: Any) -> None:
+        super().__init__(**options)
         names = [f"m{index}" for index in range(self._machines + self._standbys)]
         self.addresses = {name: ports.machine_host(FIRST_ADDRESS, index) for index, name in enumerate(names)}
         self.network = Network(self.addresses, CONTROL_ADDRESS)

@@ -44,7 +44,7 @@ class DrillContext:
     spec: JobSpec
     machines: list[Machine]
     """Of the job."""
-    given: Planned
+    planned: Planned
     seen: DrillObservations = field(default_factory=DrillObservations)
 
     def __post_init__(self) -> None:
@@ -74,7 +74,7 @@ class DrillContext:
 
     async def held_up(self) -> int:
         """Wait until all ranks wait for us; returns the steps that they have completed."""
-        holds = self.given.holds
+        holds = self.planned.holds
         while not all(self.fired(hold["id"]) for hold in holds):  # noqa: ASYNC110 - other processes say so, by files
             await asyncio.sleep(LOOK_S)
         return int(holds[0]["at_step"])
@@ -124,11 +124,11 @@ class DrillContext:
 
     def fired(self, name: str) -> dict[str, object] | None:
         """When something was done, or None."""
-        return faults.fired(self.given.plan, {"id": name})
+        return faults.fired(self.planned.plan, {"id": name})
 
     def mark(self, name: str, **details: object) -> None:
         """Note that something was done, now unless ``time_ns`` says when."""
-        faults.claim(self.given.plan, {"id": name}, **details)
+        faults.claim(self.planned.plan, {"id": name}, **details)
 
     # Agents.
 
@@ -216,7 +216,7 @@ class DrillContext:
             await self._kill_ranks(loss)
         else:
             await asyncio.to_thread(self._take_power, loss, exact)
-        self.given.let_go()  # into the next collective, where they notice who is missing
+        self.planned.let_go()  # into the next collective, where they notice who is missing
 
     async def _kill_ranks(self, loss: Loss) -> None:
         async with self.cluster.control.feed(self.spec.name, self.machines, LOOK_S) as feed:
@@ -273,4 +273,4 @@ class DrillContext:
 
 
 def _fork_server(described: pb.DescribeReply, job: str) -> int:
-    return next((one.fork_server_pid for one in described.jobs if one.job == job), 0)
+    return next((here.fork_server_pid for here in described.jobs if here.job == job), 0)

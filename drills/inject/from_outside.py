@@ -59,7 +59,7 @@ async def inject(context: DrillContext) -> None:
             await context.settled(await context.held_up())
             await context.second_fault(exact=True)
     finally:
-        context.given.let_go()
+        context.planned.let_go()
 
 
 async def _kill_agent(context: DrillContext) -> None:
@@ -83,7 +83,7 @@ async def _kill_in_launch(context: DrillContext) -> None:
     await context.reach(1, [context.target])
     fork_server = await context.fork_server(context.target)
     known = set(children(fork_server))
-    while faults.fired(context.given.plan, context.given.ranks[0]) is None:  # noqa: ASYNC110 - a rank says so, by a file
+    while faults.fired(context.planned.plan, context.planned.ranks[0]) is None:  # noqa: ASYNC110 - a rank says so, by a file
         await asyncio.sleep(LOOK_S)
     before = context.agent(context.target)
     if await asyncio.to_thread(await_rank_of, fork_server, known, LAUNCH_LIMIT_S) is None:
@@ -119,7 +119,7 @@ async def _hang(context: DrillContext) -> None:
     agent = procfs.identify(context.agent(context.target))
     if agent is None:
         raise ClusterError(f"the agent of {context.target.name} is gone")
-    others = [one for one in context.machines if one is not context.target]
+    others = [machine for machine in context.machines if machine is not context.target]
     stopped_ns = time.time_ns()
     try:
         context.mark(context.request.base, time_ns=stopped_ns)

@@ -70,7 +70,7 @@ def _with_losses(records: Records) -> dict[int, list[ReportedStep]]:
     return {
         rank: found
         for rank, found in records.of.items()
-        if any(math.isfinite(struct.unpack("<d", one.bits)[0]) for one in found)
+        if any(math.isfinite(struct.unpack("<d", record.bits)[0]) for record in found)
     }
 
 
@@ -82,7 +82,8 @@ def _of_rank(rank: int, expected: dict[int, list[ReportedStep]], found: dict[int
         told.append(f"rank {rank} has no report of step {_some(missing)}")
     if extra := sorted(seen - right.keys()):
         told.append(f"rank {rank} reported step {_some(extra)}, which the run without a fault has not")
-    wrong = {one.step for one in found.get(rank, []) if one.step in right and one.bits != right[one.step]}
+    common = [record for record in found.get(rank, []) if record.step in right]
+    wrong = {record.step for record in common if record.bits != right[record.step]}
     if wrong:
         told.append(f"rank {rank} has another loss at step {_some(sorted(wrong))}")
     return told

@@ -135,7 +135,7 @@ async def moved(cluster: DrillCluster, incident: str) -> list[CopyToRestore]:
 
 def restored_from(moved: Sequence[CopyToRestore], world_size: int, step: int) -> dict[str, int]:
     """How many ranks went on at a step from which tier; what was not moved lay in their own memory."""
-    tiers = {one.rank: one.tier for one in moved if one.completed_steps == step}
+    tiers = {copy.rank: copy.tier for copy in moved if copy.completed_steps == step}
     counts = Counter(str(tiers.get(rank, Tier.OWN)) for rank in range(world_size))
     return {str(tier): counts[tier] for tier in Tier if counts[tier]}
 
@@ -172,7 +172,7 @@ async def ledger_lacks(cluster: DrillCluster, job: str, incidents: Sequence[Inci
         return ["anything: it cannot be opened"]
     while True:
         jobs = await asyncio.to_thread(ledger.jobs)
-        lacking = [] if any(one.name == job and one.ended_ns for one in jobs) else ["the end of the job"]
+        lacking = [] if any(record.name == job and record.ended_ns for record in jobs) else ["the end of the job"]
         for incident in incidents:
             found = await asyncio.to_thread(ledger.incident, incident.id)
             if found is None or not found.closed_ns:

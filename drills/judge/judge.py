@@ -37,13 +37,13 @@ FOUND = ("checksum", "damaged", "truncated", "cut short", "bytes")
 
 def judge(request: DrillRequest, spec: JobSpec, facts: DrillFacts) -> DrillResult:
     """What came of a drill."""
-    reports = [one.report for one in facts.incidents if one.report]
+    reports = [incident.report for incident in facts.incidents if incident.report]
     comparison = facts.comparison or Comparison(not_compared=["anything: the job did not finish"])
     result = DrillResult(
         fault=request.fault,
         job=spec.name,
         fired=bool(facts.marks) and all(facts.marks.values()),
-        incidents=[one.id for one in facts.incidents],
+        incidents=[incident.id for incident in facts.incidents],
         evicted=sorted({machine for report in reports for machine in report.evicted}),
         stages=[(stage.name, stage.seconds) for report in reports for stage in report.timings],
         steps_redone=facts.records.redone(),
@@ -59,7 +59,7 @@ def judge(request: DrillRequest, spec: JobSpec, facts: DrillFacts) -> DrillResul
         headline=facts.headline,
         restored_from=facts.restored_from,
         emptied=facts.seen.emptied,
-        damaged=[f"rank {one.rank}, step {one.step}: {one.path}: {one.what}" for one in facts.seen.damaged],
+        damaged=[f"rank {copy.rank}, step {copy.step}: {copy.path}: {copy.what}" for copy in facts.seen.damaged],
         said=sorted(facts.seen.said),
         lag=facts.seen.lag,
         pace=_pace(request, facts),
@@ -186,7 +186,7 @@ def _not_recovered(
         found.append(f"the job did not finish: {facts.headline or 'not in time'}")
     if len(facts.incidents) != request.times:
         found.append(f"{request.times} faults opened {len(facts.incidents)} incidents")
-    found += [f"{one.id} is still open" for one in facts.incidents if one.report is None]
+    found += [f"{incident.id} is still open" for incident in facts.incidents if incident.report is None]
     found += [f"not recovered: {report.headline}" for report in reports if not report.recovered]
     found += _steps(facts, result, reports)
     # The first launch, one for each fault, and one more where a launch itself is what the fault breaks.
@@ -205,7 +205,7 @@ def _not_recovered(
 def _ledger(facts: DrillFacts, reports: list[IncidentReport]) -> list[str]:
     """No recovery waits for the ledger, and the ledger has all of it in the end."""
     away = facts.seen.absorbed
-    stepped = [one.confirmation.stepped_ns for one in reports if one.confirmation]
+    stepped = [report.confirmation.stepped_ns for report in reports if report.confirmation]
     found = []
     if away is None or away.back_ns is None or not stepped or stepped[-1] > away.back_ns:
         found.append("the job did not step again before the ledger was back")
@@ -233,10 +233,10 @@ def copies_told(request: DrillRequest, facts: DrillFacts, result: DrillResult) -
     """Whether what happened to copies was told: damage, machines that came back empty, full file systems."""
     promise = facts.seen.promise
     found = [promise.reason] if promise and promise.begins_again else []
-    for one in facts.seen.damaged:
-        named = [text for text in facts.texts if f"rank {one.rank} " in text and any(word in text for word in FOUND)]
+    for copy in facts.seen.damaged:
+        named = [text for text in facts.texts if f"rank {copy.rank} " in text and any(word in text for word in FOUND)]
         if not named:
-            found.append(f"the incident does not name the damaged copy of rank {one.rank}")
+            found.append(f"the incident does not name the damaged copy of rank {copy.rank}")
     if facts.incidents:
         found += [
             f"the incident does not say that {name} came back empty"
@@ -265,21 +265,21 @@ def together(results: list[DrillResult]) -> dict[str, Any]:
     """Several runs as one answer: the keys of a run (times are medians, counts the worst), ``runs`` and ``summary``."""
     told = summary(results)
     first = results[0].model_dump()
-    lost = [one.steps_lost for one in results if one.steps_lost is not None]
-    matches = [one.losses_match for one in results]
+    lost = [result.steps_lost for result in results if result.steps_lost is not None]
+    matches = [result.losses_match for result in results]
     return first | {
-        "ok": all(one.ok for one in results),
-        "fired": all(one.fired for one in results),
+        "ok": all(result.ok for result in results),
+        "fired": all(result.fired for result in results),
         "detected_s": told["detected_s"] and told["detected_s"]["median"],
         "recovered_s": told["recovered_s"] and told["recovered_s"]["median"],
         "steps_lost": max(lost, default=None),
         "losses_match": False if False in matches else None if None in matches else True,
-        "incidents": [name for one in results for name in one.incidents],
-        "leaked": [name for one in results for name in one.leaked],
-        "problems": [f"{one.job}: {problem}" for one in results for problem in one.problems],
-        "duplicates": sum(one.duplicates for one in results),
+        "incidents": [name for result in results for name in result.incidents],
+        "leaked": [name for result in results for name in result.leaked],
+        "problems": [f"{result.job}: {problem}" for result in results for problem in result.problems],
+        "duplicates": sum(result.duplicates for result in results),
         "summary": told,
-        "runs": [one.model_dump() for one in results],
+        "runs": [result.model_dump() for result in results],
     }
 
 

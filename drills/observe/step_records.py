@@ -66,7 +66,7 @@ class Records:
 
     def between(self, begin: int, end: int) -> Records:
         """Those of steps from ``begin`` to before ``end``, and no word of the last state."""
-        some = {rank: [one for one in found if begin <= one.step < end] for rank, found in self.of.items()}
+        some = {rank: [record for record in found if begin <= record.step < end] for rank, found in self.of.items()}
         return Records({rank: found for rank, found in some.items() if found}, unknown=list(self.unknown))
 
     def redone(self) -> int | None:
@@ -107,7 +107,7 @@ async def collect(
     for machine in machines:
         try:
             request = pb.StepsRequest(job=job, rank=-1, from_step=from_step)
-            found.add([one async for one in agents.get(machine.address).steps(request)])
+            found.add([reply async for reply in agents.get(machine.address).steps(request)])
         except AgentError as error:
             found.unknown.append(f"{machine.name} did not tell its step records: {error}")
     return found

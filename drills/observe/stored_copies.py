@@ -33,7 +33,7 @@ class Damaged:
 
 def steps_in(path: Path) -> set[int]:
     """The steps that a checkpoint file in shared memory holds, by its headers."""
-    return {one.completed_steps for one in held(path, verify=False) if one.valid}
+    return {slot.completed_steps for slot in held(path, verify=False) if slot.valid}
 
 
 class StoredCopies:
@@ -88,7 +88,7 @@ class StoredCopies:
             disks: Those on disks too.
         """
         shared = bool(self._spec.checkpoint.disk_path)
-        bad = {(one.path, one.step) for one in damaged}
+        bad = {(copy.path, copy.step) for copy in damaged}
         found = {}
         for rank in range(self._topology.world_size):
             home, peer, backup = self._topology.machine(rank), self._peers[rank], self.backup(rank)

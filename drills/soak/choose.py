@@ -51,21 +51,21 @@ def chosen(
         except ValidationError as error:
             raise ConfigError(error.errors()[0]["msg"].removeprefix("Value error, ")) from error
     return taken, _unused(
-        folder or everstep_home() / "soaks" / f"{taken.seed}-{taken.faults}", given=folder is not None
+        folder or everstep_home() / "soaks" / f"{taken.seed}-{taken.faults}", chosen=folder is not None
     )
 
 
-def _sizes(given: Mapping[str, int]) -> Sizes:
-    if given["machines"] < 2:
+def _sizes(values: Mapping[str, int]) -> Sizes:
+    if values["machines"] < 2:
         raise ConfigError("--machines 1: a soak needs two machines at least: one has no backups, and no second place")
-    return Sizes(**given)
+    return Sizes(**values)
 
 
-def _unused(folder: Path, *, given: bool) -> Path:
+def _unused(folder: Path, *, chosen: bool) -> Path:
     """A folder without a soak: what is there is not gone on with by mistake."""
     if not (folder / PLAN).exists():
         return folder
-    if given:
+    if chosen:
         raise ConfigError(f"{folder} is that of a soak: go on with --resume {folder}, or name another folder")
     number = 2
     while (other := folder.with_name(f"{folder.name}-{number}")).exists():

@@ -149,14 +149,14 @@ def draw(seed: int, faults: int, sizes: Sizes | None = None, only: Sequence[str]
 
 def _deck(rng: Random, only: Sequence[str]) -> Iterator[tuple[How, tuple[str, ...]]]:
     """All meetings in random order, again and again; a fault that meets few others comes alone the more often."""
-    known = [one for one in meetings() if not only or set(one[1]) <= set(only)]
+    known = [meeting for meeting in meetings() if not only or set(meeting[1]) <= set(only)]
     if not known:
         raise ConfigError(
             f"{', '.join(only)}: it strikes within the recovery from another fault: name one with --only too"
         )
     meets = Counter(kind for how, kinds in known if how != "alone" for kind in set(kinds))
     while known:
-        cards = [one for one in known for _ in range(_times(*one, meets))]
+        cards = [kind for kind in known for _ in range(_times(*kind, meets))]
         rng.shuffle(cards)
         yield from cards
 
@@ -193,7 +193,7 @@ def _stages(first: str, second: str) -> Sequence[str]:
 
 
 def _fault(rng: Random, topology: Topology, name: str, *, alone: bool) -> DrillRequest:
-    kind = next(one for one in CATALOGUE if one.name == name)
+    kind = next(kind for kind in CATALOGUE if kind.name == name)
     options: Options = {"fault": name}
     for option in kind.draws:
         drawn = DRAWS[option](rng, topology)

@@ -112,8 +112,8 @@ class Episodes:
         seen.copies, seen.blind_s = len(watch.copies), watch.blind_s
         result.violations = self._judged(seen, self._struck(scenes, gate))
         self._behind = seen.backed_up < step
-        result.incidents = [one.id for one in seen.incidents]
-        result.steps_lost = sum(one.report.lost_steps or 0 for one in seen.incidents if one.report)
+        result.incidents = [incident.id for incident in seen.incidents]
+        result.steps_lost = sum(incident.report.lost_steps or 0 for incident in seen.incidents if incident.report)
         result.recovered_s = recovered_s(scenes, seen.incidents)
 
     async def _untold(self, scenes: list[DrillContext], incidents: list[IncidentFacts]) -> list[str]:
@@ -123,10 +123,10 @@ class Episodes:
             for context in scenes
             if context.seen.absorbed and context.seen.absorbed.back_ns is None
         ]
-        if len(scenes) == 1 and scenes[0].given.outside:
-            texts = [text for one in incidents for text in await self._texts(one)]
+        if len(scenes) == 1 and scenes[0].planned.outside:
+            texts = [text for incident in incidents for text in await self._texts(incident)]
             seen, request = scenes[0].seen, scenes[0].request
-            new = [one for one in seen.damaged if one not in self._damaged_before]
+            new = [copy for copy in seen.damaged if copy not in self._damaged_before]
             facts = DrillFacts(seen=replace(seen, damaged=new), incidents=incidents, texts=texts)
             found += copies_told(request, facts, DrillResult(fault=request.fault))
         return found
@@ -143,7 +143,7 @@ class Episodes:
         rescued, self._damaged_before = Records(), list(self._damaged)
         for context in scenes:
             rescued.join(context.seen.records)
-            self._damaged += [one for one in context.seen.damaged if one not in self._damaged]
+            self._damaged += [copy for copy in context.seen.damaged if copy not in self._damaged]
         return rescued
 
     def _struck(self, scenes: list[DrillContext], gate: int) -> Struck:
@@ -155,7 +155,8 @@ class Episodes:
 
     def _scene(self, index: int, position: int) -> DrillContext:
         request = self.job.plan.request(index, position)
-        context = DrillContext(self.cluster, request, self.job.spec, self.job.machines, self.job.given(index, position))
+        planned = self.job.planned(index, position)
+        context = DrillContext(self.cluster, request, self.job.spec, self.job.machines, planned)
         context.seen.damaged = list(self._damaged)
         return context
 
@@ -168,8 +169,8 @@ class Episodes:
 
     async def _arm(self, index: int, scenes: list[DrillContext]) -> Fault | None:
         """Tell the workers what they meet; returns where a recovery waits until the second fault has struck."""
-        workers: list[Fault] = [fault for context in scenes for fault in context.given.workers]
-        within = self._episode(index).how == "within" and scenes[1].given.outside
+        workers: list[Fault] = [fault for context in scenes for fault in context.planned.workers]
+        within = self._episode(index).how == "within" and scenes[1].planned.outside
         hold = self._stage_hold(index) if within else None
         await asyncio.to_thread(self.job.arm_workers, [*workers, *([hold] if hold else [])])
         return hold
@@ -180,7 +181,7 @@ class Episodes:
             *(
                 self._inject(context, hold if position else None)
                 for position, context in enumerate(scenes)
-                if context.given.outside
+                if context.planned.outside
             )
         )
         return [text for text in trouble if text]
@@ -203,7 +204,7 @@ class Episodes:
             return await self._injected(context)
         try:
             await context.until(
-                lambda: faults.fired(context.given.plan, hold) is not None,
+                lambda: faults.fired(context.planned.plan, hold) is not None,
                 STAGE_LIMIT_S,
                 f"no incident came to {hold['moment']} of stage {hold['in_stage']}",
             )
@@ -211,7 +212,7 @@ class Episodes:
             return str(error)
         injecting = asyncio.create_task(self._injected(context))
         try:
-            while not injecting.done() and not all(context.fired(one["id"]) for one in context.given.outside):  # noqa: ASYNC110 - files say so
+            while not injecting.done() and not all(context.fired(fault["id"]) for fault in context.planned.outside):  # noqa: ASYNC110 - files say so
                 await asyncio.sleep(LOOK_S)
         finally:
             await asyncio.to_thread(Path(hold["until"]).touch)
@@ -270,11 +271,11 @@ class Episodes:
         seen = await look(context, step, late=GAP if hung else 0)
         seen.incidents = incidents
         self._incidents += len(seen.incidents)
-        for one in seen.incidents:
-            seen.failed_tasks += await failed_tasks(self.cluster, one.id)
+        for incident in seen.incidents:
+            seen.failed_tasks += await failed_tasks(self.cluster, incident.id)
         agents, name = self.cluster.control.agents, self.job.spec.name
         found = await step_records.collect(agents, name, self.job.machines, rescued, from_step=gate)
-        newest = max((one.generation for records in found.of.values() for one in records), default=0)
+        newest = max((record.generation for records in found.of.values() for record in records), default=0)
         seen.generation = self._generation = max(newest, self._generation)
         world_size = self.job.spec.topology().world_size
         since = found.between(gate, step)
@@ -287,7 +288,7 @@ class Episodes:
         deadline = time.monotonic() + CLOSED_LIMIT_S
         while True:
             found = await gather.incidents(self.cluster, self.job.spec.name, self._incidents + 1)
-            if all(one.report for one in found) or time.monotonic() > deadline:
+            if all(incident.report for incident in found) or time.monotonic() > deadline:
                 return found
             await asyncio.sleep(LOOK_S)
 
@@ -301,7 +302,7 @@ def _unfired(scenes: Sequence[DrillContext]) -> list[str]:
     return [
         f"fault {position + 1} ({context.request.fault}): {name}"
         for position, context in enumerate(scenes)
-        for name, mark in context.given.fired().items()
+        for name, mark in context.planned.fired().items()
         if mark is None
     ]
 
@@ -312,9 +313,9 @@ def recovered_s(scenes: Sequence[DrillContext], incidents: Sequence[IncidentFact
         mark
         for context in scenes
         if context.request.fault not in CONTROL_FAULTS  # they strike within what another one has opened
-        for mark in context.given.fired().values()
+        for mark in context.planned.fired().values()
         if mark
     ]
-    reports = [one.report for one in incidents if one.report and one.report.recovered]
+    reports = [incident.report for incident in incidents if incident.report and incident.report.recovered]
     stepped = [report.confirmation.stepped_ns for report in reports if report.confirmation]
     return round((max(stepped) - min(int(mark["time_ns"]) for mark in marks)) / 1e9, 3) if marks and stepped else None

@@ -132,11 +132,11 @@ def incidents_are_few_and_closed(seen: GateLook, struck: Struck, spec: JobSpec, 
     """One incident for each fault that hurts ranks, or fewer, and all of them over and recovered."""
     most = sum(opens(request) for request in struck.requests)
     found = [f"{len(seen.incidents)} incidents of {most} faults"] if len(seen.incidents) > most else []
-    for one in seen.incidents:
-        if one.report is None:
-            found.append(f"{one.id} is still open")
-        elif not one.report.recovered:
-            found.append(f"{one.id}: {one.report.headline}")
+    for incident in seen.incidents:
+        if incident.report is None:
+            found.append(f"{incident.id} is still open")
+        elif not incident.report.recovered:
+            found.append(f"{incident.id}: {incident.report.headline}")
     return found
 
 
@@ -145,9 +145,9 @@ def crashes_are_noticed_as_crashes(seen: GateLook, struck: Struck, spec: JobSpec
     if any(request.base in STAND_STILL for request in struck.requests):
         return []
     return [
-        f"{one.id}: a stall was seen and nothing stood still"
-        for one in seen.incidents
-        for failure in (one.report.failures if one.report else [])
+        f"{incident.id}: a stall was seen and nothing stood still"
+        for incident in seen.incidents
+        for failure in (incident.report.failures if incident.report else [])
         if failure.symptom is Symptom.STALL
     ]
 
@@ -155,21 +155,22 @@ def crashes_are_noticed_as_crashes(seen: GateLook, struck: Struck, spec: JobSpec
 def steps_lost_are_few(seen: GateLook, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
     """No more is done again than the copies that were left allow."""
     found = []
-    for one in seen.incidents:
-        if one.report is None:
+    for incident in seen.incidents:
+        if incident.report is None:
             continue  # it is still open, and called so
-        lost = one.report.lost_steps
+        lost = incident.report.lost_steps
         if lost is None:
             if not nobody_is_left(struck, spec, at_once=len(seen.incidents) == 1):
-                found.append(f"{one.id}: nobody knows how many steps were lost")
+                found.append(f"{incident.id}: nobody knows how many steps were lost")
         elif lost > (most := may_cost(struck)):
-            found.append(f"{one.id}: {lost} steps lost, {most} would have done")
-        if one.report.resume_step < struck.gate:
-            found.append(f"{one.id}: back to step {one.report.resume_step}, before the gate at step {struck.gate}")
-    told = sum(one.report.lost_steps or 0 for one in seen.incidents if one.report)
+            found.append(f"{incident.id}: {lost} steps lost, {most} would have done")
+        if incident.report.resume_step < struck.gate:
+            back = incident.report.resume_step
+            found.append(f"{incident.id}: back to step {back}, before the gate at step {struck.gate}")
+    told = sum(incident.report.lost_steps or 0 for incident in seen.incidents if incident.report)
     # The step under way may have been reported and not completed: one more for each failure.
-    failures = sum(max(len(one.report.failures), 1) for one in seen.incidents if one.report)
-    known_all = all(one.report and one.report.lost_steps is not None for one in seen.incidents)
+    failures = sum(max(len(incident.report.failures), 1) for incident in seen.incidents if incident.report)
+    known_all = all(incident.report and incident.report.lost_steps is not None for incident in seen.incidents)
     if known_all and (seen.redone is None or not told <= seen.redone <= told + failures):
         found.append(f"the incidents say {told} steps lost, the step records show {seen.redone} done again")
     return found
@@ -195,21 +196,21 @@ def histories_are_short(seen: GateLook, struck: Struck, spec: JobSpec, known: Ba
 def memory_is_flat(seen: GateLook, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
     """No process that outlives the ranks grows on and on."""
     found = []
-    for one in _lasting(seen):
-        looks, before = known.memory_mb.get((one.pid, one.name), (0, 0.0))
-        most = max(before * GROWTH, before + GROWTH_MB.get(one.name, GROWTH_MB_OTHER))
-        if looks > WARM_UP and one.memory_mb > most:
-            found.append(f"{one.name} (pid {one.pid}) grew from {before:.0f} to {one.memory_mb:.0f} MB")
+    for process in _lasting(seen):
+        looks, before = known.memory_mb.get((process.pid, process.name), (0, 0.0))
+        most = max(before * GROWTH, before + GROWTH_MB.get(process.name, GROWTH_MB_OTHER))
+        if looks > WARM_UP and process.memory_mb > most:
+            found.append(f"{process.name} (pid {process.pid}) grew from {before:.0f} to {process.memory_mb:.0f} MB")
     return found
 
 
 def descriptors_are_flat(seen: GateLook, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
     """No process that outlives the ranks holds more and more files and sockets."""
     found = []
-    for one in _lasting(seen):
-        before = known.descriptors.get((one.pid, one.name))
-        if before is not None and one.descriptors > before + MORE_DESCRIPTORS:
-            found.append(f"{one.name} (pid {one.pid}) holds {one.descriptors} descriptors, {before} before")
+    for process in _lasting(seen):
+        before = known.descriptors.get((process.pid, process.name))
+        if before is not None and process.descriptors > before + MORE_DESCRIPTORS:
+            found.append(f"{process.name} (pid {process.pid}) holds {process.descriptors} descriptors, {before} before")
     return found
 
 
@@ -265,15 +266,15 @@ def learn(seen: GateLook, known: Baseline) -> None:
     """Take what was seen for the gates to come."""
     if known.unheld is None:
         known.unheld = seen.unheld
-    for one in _lasting(seen):
-        looks, before = known.memory_mb.get((one.pid, one.name), (0, 0.0))
-        known.memory_mb[one.pid, one.name] = (looks + 1, one.memory_mb if looks < WARM_UP else before)
+    for process in _lasting(seen):
+        looks, before = known.memory_mb.get((process.pid, process.name), (0, 0.0))
+        known.memory_mb[process.pid, process.name] = (looks + 1, process.memory_mb if looks < WARM_UP else before)
         if looks < WARM_UP:
-            known.descriptors[one.pid, one.name] = one.descriptors
+            known.descriptors[process.pid, process.name] = process.descriptors
 
 
 def _lasting(seen: GateLook) -> list[ClusterProcess]:
-    return [one for one in seen.processes if one.name not in ("rank", "store", "of the ledger", "gone")]
+    return [process for process in seen.processes if process.name not in ("rank", "store", "of the ledger", "gone")]
 
 
 def opens(request: DrillRequest) -> int:
@@ -288,7 +289,7 @@ def may_cost(struck: Struck) -> int:
     if struck.behind:
         return GAP
     promised = [promise.steps for promise in struck.promises]
-    known = [one for one in promised if one is not None]
+    known = [promise for promise in promised if promise is not None]
     if len(known) < len(promised) or (len(struck.requests) > 1 and not _independent(struck)):
         return GAP
     return max([MAX_LOST, *known])
@@ -297,6 +298,6 @@ def may_cost(struck: Struck) -> int:
 def _independent(struck: Struck) -> bool:
     """Whether of two faults one takes no copies, and none that the other one needs: owner and peer may be struck, or
     the agent that was to back up what is lost."""
-    takes = [one for one in struck.requests if one.base in LOSSES and one.fault not in CONTROL_FAULTS]
-    holds_up = [one for one in struck.requests if one.fault in (*MACHINE_FAULTS, *AWAY, "hang-peer")]
+    takes = [request for request in struck.requests if request.base in LOSSES and request.fault not in CONTROL_FAULTS]
+    holds_up = [request for request in struck.requests if request.fault in (*MACHINE_FAULTS, *AWAY, "hang-peer")]
     return not takes or len(takes) + len(holds_up) == 1

@@ -105,7 +105,7 @@ class SoakJob:
         """The gate before an episode."""
         return SoakGate(self.place(index), self.plan.gate(index), self.spec.topology().world_size)
 
-    def given(self, index: int, position: int) -> Planned:
+    def planned(self, index: int, position: int) -> Planned:
         """What an injector needs for one fault, as the cluster is now."""
         request = self.plan.request(index, position)
         marks = self.place(index) / f"fault-{position}.json"
@@ -121,7 +121,7 @@ class SoakJob:
         """Ranks that die within a recovery are those that it has launched."""
         if position == 0 or self.plan.episodes[index].how != "within":
             return ranks
-        first = self.given(index, 0)
+        first = self.planned(index, 0)
         opens = [*first.ranks, *first.outside][-1]
         mark = first.plan.with_name(f"{first.plan.name}.{opens['id']}")
         return [{**fault, "after": str(mark)} for fault in ranks]
@@ -133,8 +133,8 @@ class SoakJob:
             entries += self.gate(index).holds()
             for position, fault in enumerate(episode.faults):
                 if fault.fault not in CONTROL_FAULTS:
-                    made = self.given(index, position)
-                    entries += [{**one, "marks": str(made.plan)} for one in (*made.ranks, *made.holds)]
+                    made = self.planned(index, position)
+                    entries += [{**fault, "marks": str(made.plan)} for fault in (*made.ranks, *made.holds)]
         entries += self.gate(len(self.plan.episodes)).holds()
         for index in range(len(self.plan.episodes) + 1):
             self.place(index).mkdir(parents=True, exist_ok=True)

@@ -186,12 +186,12 @@ def processes(cluster: DrillCluster) -> list[ClusterProcess]:
     tree = cluster.tree()
     named[tree.root] = "supervisor"
     found = []
-    for one in tree.processes():
-        if not is_alive(one.pid, one.start):
+    for process in tree.processes():
+        if not is_alive(process.pid, process.start):
             continue
-        server = named.get(one.parent) == LEDGER  # it forks a process for each connection
-        name = "of the ledger" if server else named.get(one.pid) or _kind(one.pid, one.name)
-        found.append(ClusterProcess(one.pid, name, _own_memory_mb(one.pid), _descriptors(one.pid)))
+        server = named.get(process.parent) == LEDGER  # it forks a process for each connection
+        name = "of the ledger" if server else named.get(process.pid) or _kind(process.pid, process.name)
+        found.append(ClusterProcess(process.pid, name, _own_memory_mb(process.pid), _descriptors(process.pid)))
     return found
 
 
@@ -263,6 +263,6 @@ def _is_held(path: str) -> bool:
 def census(found: list[ClusterProcess]) -> Mapping[str, list[ClusterProcess]]:
     """The same by name."""
     by_name: dict[str, list[ClusterProcess]] = {}
-    for one in found:
-        by_name.setdefault(one.name, []).append(one)
+    for process in found:
+        by_name.setdefault(process.name, []).append(process)
     return by_name

@@ -104,7 +104,7 @@ class SoakPlan(BaseModel):
     @property
     def faults(self) -> int:
         """Number of faults."""
-        return sum(len(one.faults) for one in self.episodes)
+        return sum(len(episode.faults) for episode in self.episodes)
 
     @property
     def steps(self) -> int:
@@ -118,7 +118,7 @@ class SoakPlan(BaseModel):
     def request(self, index: int, position: int) -> DrillRequest:
         """A fault of an episode with all that an injector needs: the job's sizes and the step."""
         episode = self.episodes[index]
-        given: dict[str, Any] = {
+        fields: dict[str, Any] = {
             **self.sizes.model_dump(),
             "at_step": self.gate(index) + LEAD,
             "steps": self.steps,
@@ -126,22 +126,22 @@ class SoakPlan(BaseModel):
         }
         fault = episode.faults[position]
         if fault.fault in CONTROL_FAULTS:
-            given["during"] = episode.faults[0].fault
-            given |= {name: getattr(episode.faults[0], name) for name in ("ranks", "machine", "kind", "index")}
-        return DrillRequest.model_validate(fault.model_dump(exclude_unset=True) | given)
+            fields["during"] = episode.faults[0].fault
+            fields |= {name: getattr(episode.faults[0], name) for name in ("ranks", "machine", "kind", "index")}
+        return DrillRequest.model_validate(fault.model_dump(exclude_unset=True) | fields)
 
     def parts(self) -> list[tuple[Setting, SoakPlan]]:
         """The episodes by setting, in the order in which they come: each part has a cluster of its own."""
-        by_setting = {one.setting: one for one in self.episodes}
+        by_setting = {episode.setting: episode for episode in self.episodes}
         return [
-            (setting, self.only({one.number for one in self.episodes if one.setting == setting}))
+            (setting, self.only({episode.number for episode in self.episodes if episode.setting == setting}))
             for setting in get_args(Setting)
             if setting in by_setting
         ]
 
     def only(self, numbers: Collection[int]) -> SoakPlan:
         """The same with some of the episodes."""
-        return self.model_copy(update={"episodes": [one for one in self.episodes if one.number in numbers]})
+        return self.model_copy(update={"episodes": [episode for episode in self.episodes if episode.number in numbers]})
 
     def check(self) -> None:
         """Refuse what makes no sense in a plan that was written by hand.
@@ -149,7 +149,7 @@ class SoakPlan(BaseModel):
         Raises:
             ConfigError: a fault, or an option of one, does not exist, or two episodes have one number.
         """
-        numbers = [one.number for one in self.episodes]
+        numbers = [episode.number for episode in self.episodes]
         if again := {number for number in numbers if numbers.count(number) > 1}:
             raise ConfigError(f"the plan has episode {min(again)} twice")
         for index, episode in enumerate(self.episodes):

@@ -63,22 +63,22 @@ class SoakResult(BaseModel):
     @property
     def ok(self) -> bool:
         """Nothing was violated."""
-        return not self.violations and not any(one.violations for one in self.episodes)
+        return not self.violations and not any(episode.violations for episode in self.episodes)
 
     @property
     def tried(self) -> Counter[str]:
         """Kind → faults of it that were tried."""
-        return Counter(kind for one in self.episodes for kind in one.kinds)
+        return Counter(kind for episode in self.episodes for kind in episode.kinds)
 
     @property
     def survived(self) -> Counter[str]:
         """Kind → faults of it in episodes that fired whole and violated nothing."""
-        return Counter(kind for one in self.episodes if one.survived for kind in one.kinds)
+        return Counter(kind for episode in self.episodes if episode.survived for kind in episode.kinds)
 
     @property
     def times(self) -> list[float]:
         """Recoveries, seconds, sorted."""
-        return sorted(one.recovered_s for one in self.episodes if one.recovered_s is not None)
+        return sorted(episode.recovered_s for episode in self.episodes if episode.recovered_s is not None)
 
     def summary(self) -> dict[str, object]:
         """The figures of the whole."""
@@ -87,12 +87,12 @@ class SoakResult(BaseModel):
             "faults_tried": self.tried.total(),
             "faults_survived": self.survived.total(),
             "episodes_run": len(self.episodes),
-            "meetings": len({one.meeting for one in self.episodes if one.survived}),
-            "not_fired": sum(len(one.not_fired) for one in self.episodes),
+            "meetings": len({episode.meeting for episode in self.episodes if episode.survived}),
+            "not_fired": sum(len(episode.not_fired) for episode in self.episodes),
             "recovered_s_median": round(statistics.median(times), 3) if times else None,
             "recovered_s_max": round(times[-1], 3) if times else None,
-            "steps_lost": sum(one.steps_lost for one in self.episodes),
-            "violated": len(self.violations) + sum(len(one.violations) for one in self.episodes),
+            "steps_lost": sum(episode.steps_lost for episode in self.episodes),
+            "violated": len(self.violations) + sum(len(episode.violations) for episode in self.episodes),
         }
 
 
@@ -114,10 +114,10 @@ class Journal:
         episodes = {row["number"]: EpisodeResult.model_validate(row) for row in rows if "setting" not in row}
         return list(episodes.values()), parts  # of one that was run again the later word counts
 
-    def add(self, one: EpisodeResult | PartResult) -> None:
+    def add(self, part: EpisodeResult | PartResult) -> None:
         """Note that an episode, or all episodes of a setting, are over."""
         with self.path.open("a") as file:
-            file.write(one.model_dump_json() + "\n")
+            file.write(part.model_dump_json() + "\n")
 
 
 def undisturbed(episode: Episode) -> EpisodeResult:

@@ -102,13 +102,15 @@ class Soak:
             await left.end(self.say)
         done, ends = self.journal.read()
         result = SoakResult(seed=self.plan.seed, planned=self.plan.faults, left_out=left_out())
-        result.violations = [text for one in ends for text in one.violations]
-        rest = self.rest(done, {one.setting for one in ends})
-        result.episodes = [one for one in done if one.number not in {episode.number for episode in rest.episodes}]
+        result.violations = [text for end in ends for text in end.violations]
+        rest = self.rest(done, {end.setting for end in ends})
+        to_come = {episode.number for episode in rest.episodes}
+        result.episodes = [episode for episode in done if episode.number not in to_come]
         self._deadline = math.inf if self.minutes is None else time.monotonic() + self.minutes * 60
         for setting, part in rest.parts():
             if said := missing(setting):
-                result.left_out |= {kind: said for one in part.episodes for kind in one.kinds if needs(kind, setting)}
+                kinds = {kind for episode in part.episodes for kind in episode.kinds}
+                result.left_out |= {kind: said for kind in kinds if needs(kind, setting)}
             elif setting == "network" and len(self.plan.parts()) > 1:
                 await self._elsewhere(part, result)
             elif result.ok and not result.stopped:
@@ -119,16 +121,16 @@ class Soak:
 
     def rest(self, done: Sequence[EpisodeResult], ended: Collection[Setting]) -> SoakPlan:
         """The episodes that are not done. Of a part whose end was not looked at the last one is run again."""
-        numbers = {one.number for one in self.plan.episodes} - {one.number for one in done}
-        if all(not one.violations for one in done):
+        numbers = {episode.number for episode in self.plan.episodes} - {episode.number for episode in done}
+        if all(not episode.violations for episode in done):
             numbers |= {part.episodes[-1].number for setting, part in self.plan.parts() if setting not in ended}
         return self.plan.only(numbers)
 
     async def _part(self, setting: Setting, plan: SoakPlan, result: SoakResult) -> None:
         """The episodes of one setting, on a cluster of their own."""
-        given: dict[str, Any] = {"machines": self.plan.sizes.machines, "standbys": 0, "say": self.say}
-        given["workers"] = self.plan.workers
-        cluster = NetworkCluster(with_postgres=True, **given) if setting == "network" else DrillCluster(**given)
+        options: dict[str, Any] = {"machines": self.plan.sizes.machines, "standbys": 0, "say": self.say}
+        options["workers"] = self.plan.workers
+        cluster = NetworkCluster(with_postgres=True, **options) if setting == "network" else DrillCluster(**options)
         cluster.placed = self.left.note
         before = len(result.violations)
         async with cluster:
@@ -144,7 +146,7 @@ class Soak:
         """Episodes within one long job."""
         if "temporal" not in cluster.processes():
             result.left_out["kill-temporal"] = f"the server at {cluster.file.temporal_address} is not ours to kill"
-            others = {one.number for one in plan.episodes if "kill-temporal" not in one.kinds}
+            others = {episode.number for episode in plan.episodes if "kill-temporal" not in episode.kinds}
             if not others:
                 return
             plan = plan.only(others)
@@ -211,10 +213,10 @@ class Soak:
             result.stopped = f"{self.minutes:g} minutes are over"
         return result.ok and not result.stopped
 
-    def _note(self, one: EpisodeResult, result: SoakResult) -> None:
-        result.episodes.append(one)
-        self.journal.add(one)
-        self.each(one, result)
+    def _note(self, episode: EpisodeResult, result: SoakResult) -> None:
+        result.episodes.append(episode)
+        self.journal.add(episode)
+        self.each(episode, result)
 
     async def _ended(self, cluster: DrillCluster, job: SoakJob, reference: Reference) -> list[str]:
         """What does not hold once the job has come to its end."""
@@ -274,7 +276,7 @@ async def soak_and_reduce(
     result = await soak.run()
     if not soak.violated or not soak.ran or not tries:
         return result
-    if any(one.setting == "network" for one in plan.episodes if one.number == soak.ran[-1]):
+    if any(episode.setting == "network" for episode in plan.episodes if episode.number == soak.ran[-1]):
         say("no shorter plan is looked for: this process cannot enter another network")
         return result
 

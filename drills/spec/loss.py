@@ -62,7 +62,7 @@ def loss_of(request: DrillRequest, spec: JobSpec) -> Loss:
         case "flip-bit" | "truncate-file":
             machines = with_peer(rank)
         case "disk-full":
-            machines = {one for owner in topology.ranks(machine) for one in with_peer(owner)}
+            machines = {holder for owner in topology.ranks(machine) for holder in with_peer(owner)}
         case "shm-full" if not request.parks:
             machines = {topology.machine(owners(peers, topology, machine)[0])}
         case "kill-peer" if request.then == "kill-rank":
@@ -103,5 +103,5 @@ def best_step(stored: Mapping[int, AbstractSet[int]]) -> int:
     Args:
         stored: For each rank the steps of which a copy is left.
     """
-    steps = [set(one) for one in stored.values()]
+    steps = [set(copy) for copy in stored.values()]
     return max(set.intersection(*steps), default=0) if steps else 0

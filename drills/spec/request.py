@@ -120,7 +120,7 @@ class DrillRequest(BaseModel):
         Raises:
             ConfigError: an option makes no sense, or does not fit the job.
         """
-        given: dict[str, Any] = {
+        values: dict[str, Any] = {
             "machines": self.machines,
             "ranks_per_machine": self.ranks_per_machine,
             "tp": self.tp,
@@ -128,16 +128,16 @@ class DrillRequest(BaseModel):
         }
         if self.config is None:
             defaults = DEFAULTS | ({"tp": None, "pp": None} if self.mesh else {})
-            given = {key: defaults[key] if value is None else value for key, value in given.items()}
-        given |= {"mesh": self.mesh or None, "groups": self.groups or None}
+            values = {key: defaults[key] if value is None else value for key, value in values.items()}
+        values |= {"mesh": self.mesh or None, "groups": self.groups or None}
         if self.script:
-            given |= {"script": str(Path(self.script[0]).resolve()), "args": self.script[1:]}
+            values |= {"script": str(Path(self.script[0]).resolve()), "args": self.script[1:]}
         elif self.config is None:
-            given |= {
+            values |= {
                 "script": str(example("gpt.py")),
                 "args": ["--steps", str(self.total_steps), *LIGHT, *self._layers(), *self._pace()],
             }
-        spec = load_job(self.config, given)
+        spec = load_job(self.config, values)
         if self.steps is not None and "--steps" not in spec.args:  # a script of the user's: handed on
             spec = spec.model_copy(update={"args": [*spec.args, "--steps", str(self.steps)]})
         chosen = set(spec.policy.model_fields_set)

@@ -79,7 +79,7 @@ class PeerBackups:
         transfer = Transfer(self, backup, offer, header)
         held = backup.headers()
         transfer.held = header in held
-        newest = max((one.completed_steps for one in held), default=-1)
+        newest = max((copy.completed_steps for copy in held), default=-1)
         if newest > header.completed_steps and not transfer.held:
             raise BackupRefused(f"step {newest} of rank {offer.rank} is held already", newest)
         return transfer
@@ -113,7 +113,7 @@ class PeerBackups:
         """Let nothing of a generation or older ones count any more; what came in part is forgotten."""
         with self._lock:
             self._fenced = max(self._fenced, generation)
-            backups = [one for one in self._backups.values() if one.generation <= generation]
+            backups = [backup for backup in self._backups.values() if backup.generation <= generation]
             for backup in backups:
                 if backup.user:
                     backup.user.cut()
@@ -171,7 +171,7 @@ class PeerBackups:
             Whether there may be some left.
         """
         with self._lock:
-            newest = max((one.generation for one in self._backups.values()), default=0)
+            newest = max((backup.generation for backup in self._backups.values()), default=0)
         if newest < self._launched:
             return True
         left = False

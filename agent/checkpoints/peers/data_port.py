@@ -96,8 +96,8 @@ class DataPort:
             logger.warning("the data port has too many connections", peer=peer, most=MOST_CONNECTIONS)
             connection.close()
             return
-        given = (connection, peer, wire, job, request)
-        threading.Thread(target=self._serve, args=given, name=f"data from {peer}", daemon=True).start()
+        arguments = (connection, peer, wire, job, request)
+        threading.Thread(target=self._serve, args=arguments, name=f"data from {peer}", daemon=True).start()
 
     def _serve(self, connection: socket.socket, peer: str, wire: Wire, job: str, request: Message) -> None:
         yield_the_core()

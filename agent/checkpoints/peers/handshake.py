@@ -111,9 +111,9 @@ class Handshakes:
                         self._hear(key.data)
                 self._turn_away_late()
         finally:
-            for one in list(self._waiting.values()):
-                self._forget(one)
-                one.connection.close()
+            for waiting in list(self._waiting.values()):
+                self._forget(waiting)
+                waiting.connection.close()
 
     def _patience(self) -> float | None:
         oldest = next(iter(self._waiting.values()), None)
@@ -149,44 +149,48 @@ class Handshakes:
             most = max(self._of.values(), key=len)
             self._turn_away(next(iter(most.values())), "too many have shown no token")
 
-    def _hear(self, one: Waiting) -> None:
+    def _hear(self, waiting: Waiting) -> None:
         try:
-            one.greeting.take(one.connection.recv(one.greeting.missing(), socket.MSG_DONTWAIT))
-            if one.greeting.missing():
+            waiting.greeting.take(waiting.connection.recv(waiting.greeting.missing(), socket.MSG_DONTWAIT))
+            if waiting.greeting.missing():
                 return
-            job, key = one.greeting.job, self._key_of(one.greeting.job, one.greeting.nonce, one.greeting.client_nonce)
-            wire, message = one.greeting.proven(one.connection, key)
+            greeting = waiting.greeting
+            job, key = greeting.job, self._key_of(greeting.job, greeting.nonce, greeting.client_nonce)
+            wire, message = greeting.proven(waiting.connection, key)
         except BlockingIOError:
             return
         except WireError as error:
-            self._turn_away(one, str(error))
+            self._turn_away(waiting, str(error))
         except OSError:
-            self._forget(one)
-            one.connection.close()
+            self._forget(waiting)
+            waiting.connection.close()
         else:
-            self._forget(one)
-            self._enter(one.connection, one.address, wire, job, message)
+            self._forget(waiting)
+            self._enter(waiting.connection, waiting.address, wire, job, message)
 
     def _turn_away_late(self) -> None:
         now = time.monotonic()
         while (oldest := next(iter(self._waiting.values()), None)) and oldest.until <= now:
             self._turn_away(oldest, f"it has shown no token within {GREET_S:g} s")
 
-    def _turn_away(self, one: Waiting | None, reason: str) -> None:
-        if one is None:
+    def _turn_away(self, waiting: Waiting | None, reason: str) -> None:
+        if waiting is None:
             return
-        self._forget(one)
-        one.connection.close()
+        self._forget(waiting)
+        waiting.connection.close()
         self._turned_away += 1
         if time.monotonic() - self._told >= TELL_S:
             logger.warning(
-                "a connection to the data port is refused", peer=one.address, reason=reason, refused=self._turned_away
+                "a connection to the data port is refused",
+                peer=waiting.address,
+                reason=reason,
+                refused=self._turned_away,
             )
             self._told, self._turned_away = time.monotonic(), 0
 
-    def _forget(self, one: Waiting) -> None:
-        self._selector.unregister(one.connection)
-        del self._waiting[one.connection]
-        del self._of[one.address][one.connection]
-        if not self._of[one.address]:
-            del self._of[one.address]
+    def _forget(self, waiting: Waiting) -> None:
+        self._selector.unregister(waiting.connection)
+        del self._waiting[waiting.connection]
+        del self._of[waiting.address][waiting.connection]
+        if not self._of[waiting.address]:
+            del self._of[waiting.address]

@@ -64,7 +64,7 @@ class PeerSender:
     ) -> None:
         self.ranks = ranks
         self._place = place
-        self._terms = launch
+        self._launch = launch
         self._machine = machine
         self._address = address
         self._connect = connect
@@ -178,7 +178,7 @@ class PeerSender:
                 self._place.saved.change(rank, partial(lost, named=named[rank]))
                 self.spare(rank)
         steps = {rank: list(slots) for rank, slots in held.items() if self._state(rank).backup_named == FREE}
-        now_ns, resumed = time.monotonic_ns(), self._terms.resume_step
+        now_ns, resumed = time.monotonic_ns(), self._launch.resume_step
         self._pace.look(now_ns, _newest(held))
         stride = 1 if self._pace.stands_still(now_ns, STILL_S, STILL_STEPS) else self._stride
         step = choose_step(steps, self._sent, every=self._every, stride=stride, resumed=resumed)
@@ -220,9 +220,9 @@ class PeerSender:
         offer = Offer(
             machine=self._place.machine,
             rank=rank,
-            generation=self._terms.generation,
-            resume_step=self._terms.resume_step,
-            slots=max(2, self._terms.options.backup_slots),
+            generation=self._launch.generation,
+            resume_step=self._launch.resume_step,
+            slots=max(2, self._launch.options.backup_slots),
             keep=self._state(rank).backup_whole,
             header=Header(**as_message(header)),
         )

@@ -78,7 +78,7 @@ class DiskWriter:
         self._on_complete = on_complete
         self._retention = retention
         self._changed = threading.Condition(threading.RLock())
-        self._terms: LaunchOptions | None = None
+        self._launch: LaunchOptions | None = None
         self._root = place.state_dir
         self._readers: dict[int, SlotReader] = {}
         self._held: dict[int, dict[int, SlotHeader]] = {}
@@ -99,7 +99,7 @@ class DiskWriter:
             done: The newest step that is there for all ranks of this machine, or was given up; -1: none.
         """
         with self._changed:
-            self._terms, self._root, self._done, self._stride = launch, root, done, 1
+            self._launch, self._root, self._done, self._stride = launch, root, done, 1
             self._asked.clear()
             self._held = {rank: {} for rank in launch.ranks}
             for rank in launch.ranks:
@@ -114,14 +114,14 @@ class DiskWriter:
     def on_saved(self, rank: int) -> None:
         """A rank of this machine committed a slot."""
         with self._changed:
-            if self._terms is not None and rank in self._held:
+            if self._launch is not None and rank in self._held:
                 self._look(rank)
                 self._advance()
 
     def persist(self, step: int) -> None:
         """Write a step that comes, or that all ranks hold now, whether or not it is due."""
         with self._changed:
-            if self._terms is None or step <= self._done:
+            if self._launch is None or step <= self._done:
                 return
             self._asked.add(step)
             self._retention.named(step)
@@ -132,7 +132,7 @@ class DiskWriter:
     def shut(self) -> None:
         """Give up what is on its way. When this returns nothing on disk changes any more, but what is old may go."""
         with self._changed:
-            self._terms, gate = None, self._gate
+            self._launch, gate = None, self._gate
             self._drop()
             self._asked.clear()
         if not gate.end(SHUT_PATIENCE_S):
@@ -155,21 +155,21 @@ class DiskWriter:
 
     def _look(self, rank: int) -> None:
         """Read which steps a rank holds now."""
-        assert self._terms
+        assert self._launch
         try:
             if rank not in self._readers:
                 self._readers[rank] = SlotReader(own_slots(self._place.shm, rank))
             headers = self._readers[rank].headers()
         except (OSError, CorruptCheckpoint):  # none yet, or being replaced; Stop names what is damaged
             headers = []
-        self._held[rank] = {one.completed_steps: one for one in headers if not self._terms.abandons(one)}
+        self._held[rank] = {header.completed_steps: header for header in headers if not self._launch.abandons(header)}
 
     def _advance(self) -> None:
         """Begin a step when none is on its way, and pin what has been reached of it."""
-        assert self._terms
+        assert self._launch
         self._make_way()
         if self._step is None:
-            choice = self._choose(self._terms.options.disk_every_steps)
+            choice = self._choose(self._launch.options.disk_every_steps)
             for step, reason in choice.gone.items():
                 self._asked.discard(step)
                 self._say(reason)
@@ -251,8 +251,8 @@ class DiskWriter:
                     self._changed.wait()
                 if self._closing:
                     return
-                assert self._step and self._terms
-                step, launch, root = self._step, self._terms, self._root
+                assert self._step and self._launch
+                step, launch, root = self._step, self._launch, self._root
                 rank, header = step.ready.popleft()
                 gate = self._gate = Gate()
             problem = self._write(rank, header, launch, root, gate)
@@ -310,10 +310,10 @@ class DiskWriter:
         self._place.saved.on_disk(rank, step.number, header.saved_ns, time.monotonic() - step.began)
         if step.left:
             return False
-        assert self._terms
+        assert self._launch
         seconds = time.monotonic() - step.began
         lasted = self._newest() - max(step.number, step.newest)
-        self._say(self._keep_up(self._terms.options.disk_every_steps, step, lasted, seconds))
+        self._say(self._keep_up(self._launch.options.disk_every_steps, step, lasted, seconds))
         logger.info("a step is on disk", job=self._place.job, step=step.number, seconds=round(seconds, 2))
         self._drop()
         self._advance()

@@ -89,7 +89,7 @@ class JobTiers:
             self._set_aside(opened, root)
             opened.save(self._place)
             self._remembers = True
-        mine = [one for one in held_on_disk(root, self._place.job, ranks=launch.ranks) if one.valid]
+        mine = [shard for shard in held_on_disk(root, self._place.job, ranks=launch.ranks) if shard.valid]
         if self._closed:
             return  # the job ended while the disk hung: nothing of it comes back into shared memory
         there = self._there(mine, opened)
@@ -126,7 +126,7 @@ class JobTiers:
         known = opened.launch.options.disk_path if opened else ""
         looks: dict[str, Callable[[], list[pb.HeldCheckpoint]]] = {}
         roots = {f"{root}/{self._place.job}": root for root in roots_of(self._place, request.disk_path, known)}
-        configured = {Path(one) for one in (request.disk_path, known) if one}
+        configured = {Path(path) for path in (request.disk_path, known) if path}
         for at, root in roots.items():
             looks[at] = partial(self._on_disk, root, opened, must_exist=root in configured, verify=request.verify)
         remote = f"{request.remote_url} of {self._place.job}"
@@ -198,10 +198,11 @@ class JobTiers:
         """Tell what is on disk of this machine's ranks already; returns the steps that all of them have."""
         steps: dict[int, set[int]] = {rank: set() for rank in opened.launch.ranks}
         now_ns = time.time_ns()
-        for one in sorted(mine, key=lambda one: one.completed_steps):
-            if not opened.disowns(one):
-                steps[one.rank].add(one.completed_steps)
-                self._place.saved.on_disk(one.rank, one.completed_steps, one.saved_ns, (now_ns - one.saved_ns) / 1e9)
+        for shard in sorted(mine, key=lambda shard: shard.completed_steps):
+            if not opened.disowns(shard):
+                steps[shard.rank].add(shard.completed_steps)
+                age_s = (now_ns - shard.saved_ns) / 1e9
+                self._place.saved.on_disk(shard.rank, shard.completed_steps, shard.saved_ns, age_s)
         return set.intersection(*steps.values()) if steps else set()
 
     def _mark(self, root: Path, generation: int) -> None:

@@ -30,7 +30,7 @@ def root_of(place: Place, configured: str) -> Path:
 
 def roots_of(place: Place, *configured: str) -> list[Path]:
     """Folders in which there may be some: those that are or were configured, then the agent's own."""
-    return list(dict.fromkeys(root_of(place, one) for one in [*filter(None, configured), ""]))
+    return list(dict.fromkeys(root_of(place, path) for path in [*filter(None, configured), ""]))
 
 
 def on_disk(roots: Iterable[Path], job: str, opened: Opened | None, *, verify: bool) -> list[pb.HeldCheckpoint]:
@@ -39,11 +39,11 @@ def on_disk(roots: Iterable[Path], job: str, opened: Opened | None, *, verify: b
     Copies that the open generation does not go on from are left out: they are
     about to be set aside, or could not be.
     """
-    found = [one for root in roots for one in held_on_disk(root, job, verify=verify)]
+    found = [shard for root in roots for shard in held_on_disk(root, job, verify=verify)]
     return [
-        _told(one, pb.HeldCheckpoint.DISK, str(one.folder / data_name(one.rank)))
-        for one in found
-        if not (opened and one.valid and opened.disowns(one))
+        _told(shard, pb.HeldCheckpoint.DISK, str(shard.folder / data_name(shard.rank)))
+        for shard in found
+        if not (opened and shard.valid and opened.disowns(shard))
     ]
 
 
@@ -143,18 +143,18 @@ def _fault(folder: RemoteFolder, manifest: Summary, step: int, sizes: Mapping[st
     return f"{place}: {fault}" if fault else ""
 
 
-def _told(one: ShardOnDisk, tier: pb.HeldCheckpoint.Tier.ValueType, place: str) -> pb.HeldCheckpoint:
+def _told(shard: ShardOnDisk, tier: pb.HeldCheckpoint.Tier.ValueType, place: str) -> pb.HeldCheckpoint:
     return pb.HeldCheckpoint(
-        rank=one.rank,
-        completed_steps=one.completed_steps,
-        bytes=one.bytes,
-        valid=one.valid,
-        reason=one.reason,
+        rank=shard.rank,
+        completed_steps=shard.completed_steps,
+        bytes=shard.bytes,
+        valid=shard.valid,
+        reason=shard.reason,
         tier=tier,
-        generation=one.generation,
-        saved_ns=one.saved_ns,
-        digest=one.digest,
+        generation=shard.generation,
+        saved_ns=shard.saved_ns,
+        digest=shard.digest,
         place=place,
-        run=one.run,
-        topology=one.topology,
+        run=shard.run,
+        topology=shard.topology,
     )

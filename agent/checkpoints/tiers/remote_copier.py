@@ -135,7 +135,7 @@ class _RemoteRound:
 
     def __init__(self, task: _Task, place: Place, hold: Callable[[int | None], None]) -> None:
         launch = task.opened.launch
-        self._task, self._place, self._hold, self._terms = task, place, hold, launch
+        self._task, self._place, self._hold, self._launch = task, place, hold, launch
         self._folder = RemoteFolder(launch.options.remote_url, place.job)
 
     def run(self) -> None:
@@ -149,7 +149,7 @@ class _RemoteRound:
             if not whole:
                 return
             # Who is behind takes the roundest, so that machines which are behind by different amounts meet.
-            step = max(whole, key=lambda one: (roundness(one), one))
+            step = max(whole, key=lambda step: (roundness(step), step))
             self._hold(step)
             try:
                 self._copy(step)
@@ -159,19 +159,19 @@ class _RemoteRound:
             self._delete_old()
 
     def _ours_in(self, ranks: dict[int, set[str]]) -> bool:
-        return all({"json", "safetensors"} <= ranks.get(rank, set()) for rank in self._terms.ranks)
+        return all({"json", "safetensors"} <= ranks.get(rank, set()) for rank in self._launch.ranks)
 
     def _whole_on_disk(self) -> list[int]:
         found: dict[int, set[int]] = {}
-        for one in held_on_disk(self._task.root, self._place.job, ranks=self._terms.ranks):
-            if one.valid and not self._task.opened.disowns(one):
-                found.setdefault(one.completed_steps, set()).add(one.rank)
-        return [step for step, ranks in found.items() if ranks == set(self._terms.ranks)]
+        for shard in held_on_disk(self._task.root, self._place.job, ranks=self._launch.ranks):
+            if shard.valid and not self._task.opened.disowns(shard):
+                found.setdefault(shard.completed_steps, set()).add(shard.rank)
+        return [step for step, ranks in found.items() if ranks == set(self._launch.ranks)]
 
     def _copy(self, step: int) -> None:
         source, gate = step_folder(self._task.root, self._place.job, step), self._task.gate
         gate(1)
-        for rank in self._terms.ranks:
+        for rank in self._launch.ranks:
             manifest = f"{step_name(step)}/{manifest_name(rank)}"
             before = self._folder.read([manifest]).get(manifest)
             if before == (source / manifest_name(rank)).read_bytes():
@@ -184,11 +184,11 @@ class _RemoteRound:
 
     def _set_aside(self) -> None:
         """Rename the manifests of our ranks' states that this generation does not go on from."""
-        after = self._terms.resume_step if self._terms.resume_step > 0 else -1
+        after = self._launch.resume_step if self._launch.resume_step > 0 else -1
         names = [
             f"{step_name(step)}/{manifest_name(rank)}"
             for step, ranks in steps_in(self._folder.sizes()).items()
-            for rank in self._terms.ranks
+            for rank in self._launch.ranks
             if step > after and "json" in ranks.get(rank, set())
         ]
         for name, text in self._folder.read(names).items():
@@ -197,14 +197,14 @@ class _RemoteRound:
             except CheckpointError:
                 disowned = True  # good for nothing
             if disowned:
-                self._folder.move(name, f"{name}{ABANDONED}{self._terms.generation}")
+                self._folder.move(name, f"{name}{ABANDONED}{self._launch.generation}")
 
     def _delete_old(self) -> None:
         """Keep the last steps that are whole for all ranks, and as many that were set aside."""
-        if 0 not in self._terms.ranks or not self._terms.topology:
+        if 0 not in self._launch.ranks or not self._launch.topology:
             return
-        everybody = set(range(Topology.parse(self._terms.topology).world_size))
-        steps, keep = steps_in(self._folder.sizes()), max(self._terms.options.remote_keep, 1)
+        everybody = set(range(Topology.parse(self._launch.topology).world_size))
+        steps, keep = steps_in(self._folder.sizes()), max(self._launch.options.remote_keep, 1)
         whole = [
             step
             for step, ranks in steps.items()
@@ -217,5 +217,5 @@ class _RemoteRound:
             self._folder.remove(step_name(step))
 
     def _tell(self, step: int) -> None:
-        for rank in self._terms.ranks:
+        for rank in self._launch.ranks:
             self._place.saved.update(rank, remote_step=step)

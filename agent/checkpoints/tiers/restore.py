@@ -150,7 +150,7 @@ class _Pieces:
 
 def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
-    for begin, end in sorted(one for one in ranges if one[0] < one[1]):
+    for begin, end in sorted(part for part in ranges if part[0] < part[1]):
         if found and begin - found[-1][1] <= MERGED_BYTES:
             found[-1] = (found[-1][0], max(end, found[-1][1]))
         else:

@@ -43,7 +43,7 @@ class DiskRetention:
     def __init__(self, place: Place) -> None:
         self._place = place
         self._lock = threading.Lock()
-        self._terms: LaunchOptions | None = None
+        self._launch: LaunchOptions | None = None
         self._kept = Kept()
         self._there: set[int] = set()
 
@@ -58,10 +58,10 @@ class DiskRetention:
             The newest step that it was done with before the restart; 0: none.
         """
         with self._lock:
-            generation, kept = (self._terms.generation, self._kept) if self._terms else self._load()
+            generation, kept = (self._launch.generation, self._kept) if self._launch else self._load()
             again = generation == launch.generation
             self._kept = kept if again else went_back(kept, launch.resume_step)
-            self._terms, self._there = launch, set(there)
+            self._launch, self._there = launch, set(there)
             self._save(self._kept)
             self._tell()
             return self._kept.passed
@@ -96,7 +96,7 @@ class DiskRetention:
     def found(self, launch: LaunchOptions, mine: Collection[int]) -> None:
         """Somebody else deletes here: take what all ranks of this machine still have on disk."""
         with self._lock:
-            if launch is self._terms:
+            if launch is self._launch:
                 self._there &= set(mine)
                 self._tell()
 
@@ -113,7 +113,7 @@ class DiskRetention:
         """
         newest = max(launch.options.disk_keep, 1)
         with self._lock:
-            if launch is not self._terms:
+            if launch is not self._launch:
                 return set()
             if common and common[-1] > self._kept.settled:
                 self._kept = replace(self._kept, settled=common[-1], promised=max(common[-1], self._kept.promised))
@@ -136,7 +136,7 @@ class DiskRetention:
         self._tell()
 
     def _tell(self) -> None:
-        for rank in self._terms.ranks if self._terms else ():
+        for rank in self._launch.ranks if self._launch else ():
             self._place.saved.update(
                 rank,
                 disk_steps=sorted(self._there),
@@ -147,9 +147,9 @@ class DiskRetention:
 
     def _save(self, kept: Kept) -> bool:
         """Write it down; whether that worked."""
-        if self._terms is None:
+        if self._launch is None:
             return False
-        fields = {"generation": self._terms.generation, **{name: getattr(kept, name) for name in NOTED}}
+        fields = {"generation": self._launch.generation, **{name: getattr(kept, name) for name in NOTED}}
         try:
             private.replace(private.make_folder(self._place.shm) / NAME, json.dumps(fields))
         except (OSError, ConfigError) as error:

@@ -63,7 +63,7 @@ async def problems(looks: Sequence[Callable[[], str]]) -> list[str]:
         threading.Thread(target=look, args=(work, found), name="look at storage", daemon=True).start()
     if futures:
         await asyncio.wait(futures, timeout=PATIENCE_S)
-    return [said for one in futures if one.done() and (said := one.result())]
+    return [said for future in futures if future.done() and (said := future.result())]
 
 
 def disk_problem(root: Path, job: str) -> str:
