@@ -16,7 +16,7 @@ from drills.observe.observed import Absorbed
 from drills.observe.processes import await_rank_of, children
 from drills.spec.catalogue import AWAY
 from everstep import faults
-from everstep.errors import ClusterError
+from everstep.errors import CannotInject, ClusterError
 
 LAUNCH_LIMIT_S = 60.0
 TRANSFER_LIMIT_S = 60.0
@@ -30,6 +30,7 @@ async def inject(context: DrillContext) -> None:
 
     Raises:
         ClusterError: the job or the cluster is not as it would have to be.
+        CannotInject: it is a fault of another kind.
     """
     try:
         match context.request.base:
@@ -52,9 +53,11 @@ async def inject(context: DrillContext) -> None:
                 await _kill_in_launch(context)
             case "kill-forkserver":
                 await _kill_fork_server(context)
-            case _:
+            case "kill-agent":
                 await context.reach(context.request.at_step)
                 await _kill_agent(context)
+            case other:
+                raise CannotInject(f"{other}: nothing here injects it")
         if context.request.struck_again:
             await context.settled(await context.held_up())
             await context.second_fault(exact=True)

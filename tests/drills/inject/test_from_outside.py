@@ -1,0 +1,18 @@
+"""What is injected from outside."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from drills.inject.from_outside import inject
+from everstep.errors import CannotInject
+
+
+async def test_a_fault_that_nothing_injects_is_refused_and_no_agent_is_killed_for_it() -> None:
+    context: Any = SimpleNamespace(request=SimpleNamespace(base="xid", during=""))
+
+    with pytest.raises(CannotInject, match="xid: nothing here injects it"):
+        await inject(context)
