@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import time
+from collections.abc import Awaitable, Callable
 
 from controlplane.local import procfs
 from drills.inject import damage
@@ -15,6 +16,7 @@ from drills.inject.full_disks import fill_disk, fill_memory
 from drills.observe.observed import Absorbed
 from drills.observe.processes import await_rank_of, children
 from drills.spec.catalogue import AWAY
+from drills.spec.request import DrillRequest
 from everstep import faults
 from everstep.errors import CannotInject, ClusterError
 
@@ -33,31 +35,7 @@ async def inject(context: DrillContext) -> None:
         CannotInject: it is a fault of another kind.
     """
     try:
-        match context.request.base:
-            case "kill-machine" | "kill-group":
-                await context.reach(context.request.at_step)
-                await context.second_fault(exact=False)
-            case "flip-bit" | "truncate-file":
-                await _damage(context)
-            case "shm-full":
-                await fill_memory(context)
-            case "disk-full":
-                await fill_disk(context)
-            case base if base in AWAY:
-                await take_away(context)
-            case "hang-peer":
-                await _hang(context)
-            case "kill-peer":
-                await _kill_in_transfer(context)
-            case _ if context.request.during == "launch":
-                await _kill_in_launch(context)
-            case "kill-forkserver":
-                await _kill_fork_server(context)
-            case "kill-agent":
-                await context.reach(context.request.at_step)
-                await _kill_agent(context)
-            case other:
-                raise CannotInject(f"{other}: nothing here injects it")
+        await _action(context.request)(context)
         if context.request.struck_again:
             await context.settled(await context.held_up())
             await context.second_fault(exact=True)
@@ -65,8 +43,45 @@ async def inject(context: DrillContext) -> None:
         context.planned.let_go()
 
 
+Action = Callable[[DrillContext], Awaitable[None]]
+
+
+def _action(request: DrillRequest) -> Action:
+    """What is done for a drill's fault.
+
+    Raises:
+        CannotInject: it is a fault of another kind.
+    """
+    if request.base in AWAY:
+        return take_away
+    if request.during == "launch":
+        return _kill_in_launch
+    actions: dict[str, Action] = {
+        "kill-machine": _lose,
+        "kill-group": _lose,
+        "flip-bit": _damage,
+        "truncate-file": _damage,
+        "shm-full": fill_memory,
+        "disk-full": fill_disk,
+        "hang-peer": _hang,
+        "kill-peer": _kill_in_transfer,
+        "kill-forkserver": _kill_fork_server,
+        "kill-agent": _kill_agent,
+    }
+    if request.base not in actions:
+        raise CannotInject(f"{request.base}: nothing here injects it")
+    return actions[request.base]
+
+
+async def _lose(context: DrillContext) -> None:
+    """Lose machines with all that they had."""
+    await context.reach(context.request.at_step)
+    await context.second_fault(exact=False)
+
+
 async def _kill_agent(context: DrillContext) -> None:
     """Kill the agent of the struck machine, and wait until it is back."""
+    await context.reach(context.request.at_step)
     before = context.agent(context.target)
     killed_ns = _kill(context, before)
     context.seen.absorbed = Absorbed(killed_ns, await context.agent_back(context.target, before))
