@@ -212,3 +212,9 @@ async def until(condition: Callable[[], bool], what: str, timeout_s: float = 20.
     while not condition():
         assert time.monotonic() < deadline, f"waited {timeout_s:g} s in vain: {what}"
         await asyncio.sleep(0.02)
+
+
+async def prepared(agent: RunningAgent, script: str, *, ranks: int = 2, args: tuple[str, ...] = ()) -> Job:
+    job = Job(agent, script, ranks=ranks, args=args)
+    await job.prepare()
+    return job

@@ -6,11 +6,16 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from everstep import environment
+from everstep.faults import RankFaults
+from everstep.slots.file import SlotFile
 from everstep.step_reports import ReportFile
+from everstep.training.checkpoint import Checkpoint
+from tests.everstep.training.overlapped import Pause
 
 StartRank = Callable[..., ReportFile]
 
@@ -62,3 +67,22 @@ def outside(monkeypatch: pytest.MonkeyPatch) -> None:
         "LOCAL_WORLD_SIZE",
     ):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def make(shm: Path) -> Iterator[Callable[..., Checkpoint]]:
+    """Make a checkpoint that overlaps; closed at the end."""
+    made = []
+
+    def make(things: Any, pause: Pause | None = None, **options: Any) -> Checkpoint:
+        checkpoint = Checkpoint(
+            things, SlotFile(shm / "c"), **{"overlap": True, "faults": cast(RankFaults, pause), **options}
+        )
+        made.append((checkpoint, pause))
+        return checkpoint
+
+    yield make
+    for checkpoint, pause in made:
+        if pause is not None:
+            pause.go.set()
+        checkpoint.close()

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import torch
@@ -23,116 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-import everstep
-from everstep import environment
 from everstep.errors import CheckpointError
 from everstep.faults import RankFaults
 from everstep.slots.file import SlotFile
 from everstep.slots.reader import held
-from everstep.training.checkpoint import Checkpoint, Stateful
-from everstep.training.codec import decode
-
-
-class Pause:
-    """Stops the copying thread when a part of a save is copied, until it may go on."""
-
-    def __init__(self) -> None:
-        self.reached, self.go = threading.Event(), threading.Event()
-
-    def meet(self, point: str, step: int) -> None:
-        assert point == "save"
-        self.reached.set()
-        assert self.go.wait(30)
-
-
-def steps_in(path: Path) -> list[int]:
-    return sorted(slot.completed_steps for slot in held(path) if slot.valid)
-
-
-def saved(path: Path, step: int) -> Any:
-    payload = SlotFile(path).load(step)
-    return decode(payload.structure, payload.tensors, {})
-
-
-class Training:
-    """A model with and without optimizers, buffers, large and small tensors."""
-
-    def __init__(self) -> None:
-        torch.manual_seed(1)
-        self.entry = nn.Linear(64, 512)
-        self.last = nn.Linear(512, 64, bias=False)
-        self.model = nn.Sequential(self.entry, nn.BatchNorm1d(512), self.last)
-        self.turned = nn.Parameter(torch.randn(200, 100).T)
-        self.free = nn.Linear(8, 8)
-        self.first = torch.optim.AdamW([*self.entry.parameters(), self.turned], fused=True)
-        self.second = torch.optim.SGD(self.last.parameters(), momentum=0.9, lr=0.01)
-        self.things: dict[str, Stateful] = {
-            "model": self.model,
-            "free": self.free,
-            "first": self.first,
-            "second": self.second,
-        }
-
-    def backward(self, *, accumulate: bool = False) -> None:
-        if not accumulate:
-            self.first.zero_grad()
-            self.model.zero_grad()
-        (self.model(torch.randn(4, 64)).square().mean() + self.turned.square().mean()).backward()
-
-    def gradients(self) -> list[tuple[str, torch.Tensor]]:
-        """The parameters by the names that their gradients have in a save."""
-        named = [(f"model.{name}", parameter) for name, parameter in self.model.named_parameters()]
-        return [*named, ("first.0.2", self.turned)]
-
-    def snapshot(self) -> Any:
-        """All that is to be saved, as it is now."""
-        return clone({name: thing.state_dict() for name, thing in self.things.items()})
-
-
-def clone(tree: Any) -> Any:
-    if isinstance(tree, torch.Tensor):
-        return tree.detach().clone()
-    if isinstance(tree, dict):
-        return {key: clone(value) for key, value in tree.items()}
-    return [clone(item) for item in tree] if isinstance(tree, list) else tree
-
-
-def same(left: Any, right: Any) -> bool:
-    if isinstance(left, torch.Tensor):
-        return left.dtype == right.dtype and left.shape == right.shape and raw(left) == raw(right)
-    if isinstance(left, dict):
-        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
-    if isinstance(left, list | tuple):
-        return len(left) == len(right) and all(same(a, b) for a, b in zip(left, right, strict=True))
-    return bool(left == right)
-
-
-def raw(tensor: torch.Tensor) -> bytes:
-    """The bits, so that NaN equals itself."""
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-
-
-def without_ours(tree: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in tree.items() if not name.startswith("everstep.")}
-
-
-@pytest.fixture
-def make(shm: Path) -> Iterator[Callable[..., Checkpoint]]:
-    """Make a checkpoint that overlaps; closed at the end."""
-    made = []
-
-    def make(things: Any, pause: Pause | None = None, **options: Any) -> Checkpoint:
-        checkpoint = Checkpoint(
-            things, SlotFile(shm / "c"), **{"overlap": True, "faults": cast(RankFaults, pause), **options}
-        )
-        made.append((checkpoint, pause))
-        return checkpoint
-
-    yield make
-    for checkpoint, pause in made:
-        if pause is not None:
-            pause.go.set()
-        checkpoint.close()
+from everstep.training.checkpoint import Checkpoint
+from tests.everstep.training.overlapped import Pause, Training, clone, same, saved, steps_in, without_ours
 
 
 def test_training_goes_on_and_the_step_waits(make: Callable[..., Checkpoint], shm: Path) -> None:
@@ -359,123 +250,6 @@ def test_without_overlap_a_save_is_committed_when_it_returns(make: Callable[...,
         checkpoint.save(step)
         assert step in steps_in(shm / "c")
     assert "everstep saves" not in {thread.name for thread in threading.enumerate()}
-
-
-def test_close_ends_the_thread_unhooks_and_keeps_nothing_alive(make: Callable[..., Checkpoint], shm: Path) -> None:
-    from torch.optim import optimizer
-
-    before = len(optimizer._global_optimizer_pre_hooks)
-    training = Training()
-    checkpoint = make(training.things)
-    checkpoint.save(1)
-    checkpoint.close()
-    assert len(optimizer._global_optimizer_pre_hooks) == before
-    assert "everstep saves" not in {thread.name for thread in threading.enumerate()}
-    assert steps_in(shm / "c") == [1]
-    assert str(shm / "c") not in Path("/proc/self/maps").read_text()
-
-
-def test_growing_state_moves_to_the_new_file(make: Callable[..., Checkpoint], shm: Path) -> None:
-    training = Training()  # no optimizer state before the first step
-    checkpoint = make(training.things)
-    for step in range(4):
-        checkpoint.save(step)
-        training.backward()
-        training.first.step()
-        if step > 1:
-            training.second.step()
-    checkpoint.save(4)
-    expected = training.snapshot()
-    checkpoint.wait()
-    assert steps_in(shm / "c") == [2, 3, 4]
-    assert same(without_ours(saved(shm / "c", 4)), expected)
-
-
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_child_neither_waits_nor_saves(make: Callable[..., Checkpoint], shm: Path) -> None:
-    training, pause = Training(), Pause()
-    checkpoint = make(training.things, pause)
-    checkpoint.save(1)
-    assert pause.reached.wait(30)
-    pid = os.fork()
-    if pid == 0:  # a data loader's worker, say
-        training.second.step()
-        checkpoint.drain()
-        os._exit(0)
-    assert os.waitpid(pid, 0)[1] == 0
-    pause.go.set()
-    checkpoint.wait()
-    assert steps_in(shm / "c") == [1]
-
-
-LEAVING = """
-import torch
-import everstep
-run = everstep.join()
-model = torch.nn.Linear(2000, 1000)
-optimizer = torch.optim.AdamW(model.parameters())
-for step in run.steps(6, run.checkpoint(model=model, optimizer=optimizer)):
-    if step == 3:
-        raise IndexError("in user code")
-    model(torch.ones(1, 2000)).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-"""
-
-
-def test_an_exception_ends_the_process_and_the_last_complete_step_is_kept(start_rank: Any, shm: Path) -> None:
-    start_rank(slots=3)
-    done = subprocess.run([sys.executable, "-c", LEAVING], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 1 and "IndexError: in user code" in done.stderr
-    assert steps_in(shm / "checkpoint-0") == [1, 2, 3]
-
-
-def test_a_kill_in_the_middle_of_the_copy_costs_no_step_before(start_rank: Any, shm: Path) -> None:
-    start_rank(slots=3)
-    plan = shm / "plan.json"
-    plan.write_text(json.dumps([{"id": "f", "fault": "kill-during-save", "rank": 0, "at_step": 2, "point": "save"}]))
-    done = subprocess.run(
-        [sys.executable, "-c", LEAVING],
-        env={**os.environ, environment.FAULTS: str(plan)},
-        capture_output=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == -signal.SIGKILL
-    slots = held(shm / "checkpoint-0")
-    assert sorted(slot.completed_steps for slot in slots if slot.valid) == [1, 2]
-    assert "a save into it was cut short" in {slot.reason for slot in slots}
-
-
-@pytest.mark.parametrize("way", ["raise", "exit", "break", "end"])
-def test_however_a_loop_ends_the_last_complete_step_is_kept(start_rank: Any, shm: Path, way: str) -> None:
-    start_rank(slots=3)
-    run, training = everstep.join(), Training()
-    with contextlib.suppress(IndexError, SystemExit):
-        for step in run.steps(3 if way == "end" else 6, run.checkpoint(**training.things)):
-            if step == 3 and way == "raise":
-                raise IndexError
-            if step == 3 and way == "exit":
-                raise SystemExit(3)
-            if step == 3:
-                break
-            training.backward()
-            training.first.step()
-    assert steps_in(shm / "checkpoint-0") == [1, 2, 3]
-    run.finish()
-
-
-def test_two_slots_and_the_switch_turn_the_overlap_off(start_rank: Any, shm: Path, monkeypatch: Any) -> None:
-    for slots, switch, expected in ((2, "1", True), (3, "0", True), (3, "1", False)):
-        monkeypatch.setenv(environment.CHECKPOINT_OVERLAP, switch)
-        start_rank(slots=slots)
-        (shm / "checkpoint-0").unlink(missing_ok=True)
-        training = Training()
-        checkpoint = everstep.join().checkpoint(**training.things)
-        checkpoint.save(1)
-        in_this_thread = "everstep saves" not in {thread.name for thread in threading.enumerate()}
-        assert in_this_thread == expected
-        checkpoint.close()
 
 
 @pytest.mark.parametrize("overlap", [True, False])
