@@ -83,17 +83,17 @@ def unproductive(started_ns: int, launches: Iterable[Launch], outages: Iterable[
         launches: All generations.
         outages: All incidents.
     """
-    found = list(launches)
+    generations = list(launches)
 
     def stepped_after(begin_ns: int, *ends_ns: int | None) -> int | None:
-        """When a generation that was launched since had stepped, or one of the given ends, whichever is first."""
-        steps = [one.stepped_ns for one in found if one.launched_ns >= begin_ns]
-        return min((one for one in (*steps, *ends_ns) if one and one >= begin_ns), default=None)
+        """When a generation that was launched since had stepped, or one of ``ends_ns``, whichever is first."""
+        steps_ns = [launch.stepped_ns for launch in generations if launch.launched_ns >= begin_ns]
+        return min((time_ns for time_ns in (*steps_ns, *ends_ns) if time_ns and time_ns >= begin_ns), default=None)
 
-    first = min((one.stepped_ns for one in found if one.stepped_ns), default=None)
+    first = min((launch.stepped_ns for launch in generations if launch.stepped_ns), default=None)
     return [
         Interval(started_ns, first, "launch", "start"),
-        *(Interval(one.launched_ns, stepped_after(one.launched_ns), "launch", "a launch") for one in found),
+        *(Interval(g.launched_ns, stepped_after(g.launched_ns), "launch", "a launch") for g in generations),
         *(Interval(o.start_ns, stepped_after(o.start_ns, o.closed_ns), "recovery", o.cause) for o in outages),
     ]
 

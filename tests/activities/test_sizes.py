@@ -100,7 +100,7 @@ def all_ranks_found_their_slots_damaged(machines: int) -> Call:
     def call() -> None:
         one = case(machines)
         one.resume_step, one.lineage = 100, [(3, 100)]
-        one.heard(one.heard(found))
+        one.merge_evidence(one.merge_evidence(found))
 
     return call
 
@@ -120,7 +120,7 @@ def all_ranks_raised_and_it_is_decided(machines: int) -> Call:
 
 def all_machines_came_back_empty(machines: int) -> Call:
     one = case(machines)
-    found = one.heard(Evidence(generation=3, emptied=[machine.name for machine in machines_of(machines)]))
+    found = one.merge_evidence(Evidence(generation=3, emptied=[machine.name for machine in machines_of(machines)]))
     return lambda: one.headline(found)
 
 

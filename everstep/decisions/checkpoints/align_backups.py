@@ -92,10 +92,10 @@ class AlignRule:
     every: int = 1
     """``backup_every_steps``."""
     _pace: StepRate = field(default_factory=StepRate)
-    _named: int = 0
+    _target_step: int = 0
     """What was named last, whether anybody adopted it or not."""
     _lead_s: float = LEAD_S
-    _whole: int = 0
+    _complete_step: int = 0
     _behind: dict[int, int] = field(default_factory=dict)
     """Rank that is behind → since when."""
     _failing: dict[int, int] = field(default_factory=dict)
@@ -109,78 +109,78 @@ class AlignRule:
             now_ns: Time now.
             apart: So many steps ranks drift apart (``DriftRule``); 0: their slots have one in common.
         """
-        newest = max((one.own_step for one in ranks), default=-1)
+        newest = max((rank.own_step for rank in ranks), default=-1)
         self._pace.look(now_ns, newest)
-        if len(ranks) < self.world_size or any(one.own_step < 0 for one in ranks):
+        if len(ranks) < self.world_size or any(rank.own_step < 0 for rank in ranks):
             return None
         behind, given_up = self._is_behind(ranks, now_ns) or apart > 0, self._given_up(ranks, now_ns)
-        adopted = max(one.named for one in ranks)
-        before, self._whole = self._whole, self._conclude(ranks, adopted, given_up)
-        if self._whole > before:
+        adopted = max(rank.named for rank in ranks)
+        before, self._complete_step = self._complete_step, self._conclude(ranks, adopted, given_up)
+        if self._complete_step > before:
             self._lead_s = max(EASE * self._lead_s, LEAD_S)
-        calm = all(one.calm >= CALM for one in ranks if one.named != FREE and one.rank not in given_up)
-        still = not self._whole and self._pace.stands_still(now_ns, STILL_S, STILL_STEPS)
+        on_time = all(rank.calm >= CALM for rank in ranks if rank.named != FREE and rank.rank not in given_up)
+        still = not self._complete_step and self._pace.stands_still(now_ns, STILL_S, STILL_STEPS)
         if still and (adopted == FREE or adopted > newest):  # nor is another step named, which would not come either
-            found = Aligned(0, max(adopted - 1, 0), FREE, apart)
-        elif adopted > self._whole and not _missed(ranks, adopted):
-            found = Aligned(self._whole, adopted - 1, adopted, apart)
-        elif behind or (adopted and not calm):
-            if (named := self._next(ranks, newest, adopted)) is None:
+            told = Aligned(0, max(adopted - 1, 0), FREE, apart)
+        elif adopted > self._complete_step and not _missed(ranks, adopted):
+            told = Aligned(self._complete_step, adopted - 1, adopted, apart)
+        elif behind or (adopted and not on_time):
+            if (target_step := self._next(ranks, newest, adopted)) is None:
                 return None
-            found = Aligned(self._whole, adopted, named, apart)
+            told = Aligned(self._complete_step, adopted, target_step, apart)
         else:
-            found = Aligned(0, adopted, FREE, apart)
-        return None if all(_knows(one, found) for one in ranks) else found
+            told = Aligned(0, adopted, FREE, apart)
+        return None if all(_knows(rank, told) for rank in ranks) else told
 
     def _conclude(self, ranks: Sequence[Backed], adopted: int, given_up: set[int]) -> int:
         """The newest whole step."""
-        if adopted and all(_has(one, adopted, given_up) for one in ranks):
+        if adopted and all(_has(rank, adopted, given_up) for rank in ranks):
             return adopted
-        whole = max(self._whole, *(one.whole for one in ranks))
+        complete_step = max(self._complete_step, *(rank.whole for rank in ranks))
         # Who backs up on its own promises nothing, and who did so until it adopted a later name has promised nothing.
-        kept = all(one.named != FREE and (one.whole or whole >= one.named) for one in ranks)
-        return whole if kept else 0
+        kept = all(rank.named != FREE and (rank.whole or complete_step >= rank.named) for rank in ranks)
+        return complete_step if kept else 0
 
     def _next(self, ranks: Sequence[Backed], newest: int, adopted: int) -> int | None:
         """A coming step, the same until ranks have passed it; None: nobody knows yet how fast they are."""
         step_s = self._pace.step_s()
         if step_s is None:
             return None
-        late = _missed(ranks, self._named)
+        late = _missed(ranks, self._target_step)
         if late:
             self._lead_s = min(2 * self._lead_s, MOST_LEAD_S)
-        if self._named <= adopted or late:
-            self._named = newest + steps_ahead(self._lead_s, step_s)
-        return self._named
+        if self._target_step <= adopted or late:
+            self._target_step = newest + steps_ahead(self._lead_s, step_s)
+        return self._target_step
 
     def _is_behind(self, ranks: Sequence[Backed], now_ns: int) -> bool:
         """Whether backups of some rank on its own do not fail, but take longer than steps."""
-        for one in ranks:
-            if one.failing or one.named != FREE or self._late(one) < 2:
-                self._behind.pop(one.rank, None)
+        for rank in ranks:
+            if rank.failing or rank.named != FREE or self._late(rank) < 2:
+                self._behind.pop(rank.rank, None)
             else:
-                self._behind.setdefault(one.rank, now_ns)
+                self._behind.setdefault(rank.rank, now_ns)
         return any(now_ns - since_ns >= BEHIND_S * 1e9 for since_ns in self._behind.values())
 
-    def _late(self, one: Backed) -> int:
+    def _late(self, rank: Backed) -> int:
         """Steps that were due and are not at the peer; there is none before the first."""
-        return one.own_step // self.every - max(one.backup_step, 0) // self.every
+        return rank.own_step // self.every - max(rank.backup_step, 0) // self.every
 
     def _given_up(self, ranks: Sequence[Backed], now_ns: int) -> set[int]:
-        self._failing = {one.rank: self._failing.get(one.rank, now_ns) for one in ranks if one.failing}
-        return {rank for rank, since_ns in self._failing.items() if now_ns - since_ns >= GIVEN_UP_S * 1e9}
+        self._failing = {rank.rank: self._failing.get(rank.rank, now_ns) for rank in ranks if rank.failing}
+        return {number for number, since_ns in self._failing.items() if now_ns - since_ns >= GIVEN_UP_S * 1e9}
 
 
-def _has(one: Backed, step: int, given_up: set[int]) -> bool:
+def _has(rank: Backed, step: int, given_up: set[int]) -> bool:
     """Whether a rank adopted a step and keeps it, here and at its peer."""
-    there = one.own_step >= step if one.rank in given_up else one.backup_step == step
-    return one.named == step and there
+    there = rank.own_step >= step if rank.rank in given_up else rank.backup_step == step
+    return rank.named == step and there
 
 
 def _missed(ranks: Sequence[Backed], step: int) -> bool:
     """Whether some rank has passed a step that it had not adopted, and will not."""
-    return any(one.own_step >= step > one.named for one in ranks)
+    return any(rank.own_step >= step > rank.named for rank in ranks)
 
 
-def _knows(one: Backed, aligned: Aligned) -> bool:
-    return one.named == aligned.named and one.whole >= aligned.whole and one.apart == aligned.apart
+def _knows(rank: Backed, aligned: Aligned) -> bool:
+    return rank.named == aligned.named and rank.whole >= aligned.whole and rank.apart == aligned.apart

@@ -38,14 +38,14 @@ def lack_of_room(spec: JobSpec, machines: Sequence[Machine], rooms: Mapping[str,
         if machine.name in rooms:
             together["this host" if machine.host.startswith("127.") else f"machine {machine.name}"].append(machine.name)
     backup_slots = policy.backup_slots if policy.backup and spec.machines > 1 else 0
-    found = []
+    refusals = []
     for where, names in together.items():
         ranks = spec.ranks_per_machine * len(names)
         need = footprint(round(policy.state_mb_per_rank * 1e6), ranks, policy.slots, backup_slots)
         shm_free = min(rooms[name].shm_free for name in names)
         memory = min(rooms[name].memory_available for name in names)
         shown = where if len(names) == 1 else f"{where}, which stands for {len(names)} machines"
-        found.append(refusal(need, shm_free, memory, shown))
-    lacking = [text for text in found if text]
+        refusals.append(refusal(need, shm_free, memory, shown))
+    lacking = [text for text in refusals if text]
     more = f"; and {len(lacking) - SHOWN} machines more" if len(lacking) > SHOWN else ""
     return "; ".join(lacking[:SHOWN]) + more

@@ -88,9 +88,9 @@ def choose_restore(
             reason += _cost(step, copies, chosen, world_size)
         move = _to_move(chosen, assignment)
         check = tuple(
-            copy_of(one) for _, one in sorted(chosen.items()) if not one.verified and _in_place(one, assignment)
+            copy_of(copy) for _, copy in sorted(chosen.items()) if not copy.verified and _in_place(copy, assignment)
         )
-        largest = max(one.bytes for one in chosen.values())
+        largest = max(copy.bytes for copy in chosen.values())
         return Restore(step, reason + note, move, check, largest)
     if not everything:
         return _nothing(held_before)
@@ -110,34 +110,34 @@ def nearest(held: Iterable[StateCopy], assignment: Assignment[str]) -> dict[int,
     """
     found: dict[int, dict[str, dict[int, StateCopy]]] = defaultdict(lambda: defaultdict(dict))
     world_size = assignment.topology.world_size
-    for one in held:
-        usable = one.valid and one.tier.known
-        if not usable or not 0 <= one.rank < world_size or one.completed_steps < 1:
+    for copy in held:
+        usable = copy.valid and copy.tier.known
+        if not usable or not 0 <= copy.rank < world_size or copy.completed_steps < 1:
             continue
-        ranks = found[one.completed_steps][one.run]
-        before = ranks.get(one.rank)
-        if before is None or _preference(one, assignment) < _preference(before, assignment):
-            ranks[one.rank] = one
+        ranks = found[copy.completed_steps][copy.run]
+        before = ranks.get(copy.rank)
+        if before is None or _preference(copy, assignment) < _preference(before, assignment):
+            ranks[copy.rank] = copy
     return {step: max(runs.items(), key=lambda run: (len(run[1]), run[0]))[1] for step, runs in found.items()}
 
 
-def _order(one: StateCopy) -> tuple[int, int, str, str, str]:
-    return one.rank, one.completed_steps, one.tier, one.machine, one.reason
+def _order(copy: StateCopy) -> tuple[int, int, str, str, str]:
+    return copy.rank, copy.completed_steps, copy.tier, copy.machine, copy.reason
 
 
-def _preference(one: StateCopy, assignment: Assignment[str]) -> tuple[int, bool, int, str]:
-    here = one.machine == assignment.home(one.rank)
-    tier = TIERS[one.tier]
-    depth = 0 if one.tier == Tier.OWN and here else 1 if one.tier in MEMORY else tier
-    return depth, not here, tier, one.machine
+def _preference(copy: StateCopy, assignment: Assignment[str]) -> tuple[int, bool, int, str]:
+    here = copy.machine == assignment.home(copy.rank)
+    tier = TIERS[copy.tier]
+    depth = 0 if copy.tier == Tier.OWN and here else 1 if copy.tier in MEMORY else tier
+    return depth, not here, tier, copy.machine
 
 
 def _to_move(chosen: Mapping[int, StateCopy], assignment: Assignment[str]) -> tuple[CopyToRestore, ...]:
-    return tuple(copy_of(one) for _, one in sorted(chosen.items()) if not _in_place(one, assignment))
+    return tuple(copy_of(copy) for _, copy in sorted(chosen.items()) if not _in_place(copy, assignment))
 
 
-def _in_place(one: StateCopy, assignment: Assignment[str]) -> bool:
-    return one.tier == Tier.OWN and one.machine == assignment.home(one.rank)
+def _in_place(copy: StateCopy, assignment: Assignment[str]) -> bool:
+    return copy.tier == Tier.OWN and copy.machine == assignment.home(copy.rank)
 
 
 def copy_of(held: StateCopy) -> CopyToRestore:
@@ -154,9 +154,9 @@ def copy_of(held: StateCopy) -> CopyToRestore:
 def _sources(chosen: Mapping[int, StateCopy], assignment: Assignment[str]) -> str:
     """``4 from their own memory, 4 from backups (m0, m3)``."""
     by_tier: dict[str, list[StateCopy]] = defaultdict(list)
-    for rank, one in sorted(chosen.items()):
-        at_home = one.machine == assignment.home(rank)
-        by_tier[Tier.OWN if one.tier == Tier.OWN and at_home else f"{one.tier} "].append(one)
+    for rank, copy in sorted(chosen.items()):
+        at_home = copy.machine == assignment.home(rank)
+        by_tier[Tier.OWN if copy.tier == Tier.OWN and at_home else f"{copy.tier} "].append(copy)
     names = {
         Tier.OWN: "their own memory",
         f"{Tier.OWN} ": "memory elsewhere",
@@ -167,7 +167,7 @@ def _sources(chosen: Mapping[int, StateCopy], assignment: Assignment[str]) -> st
     parts = []
     for kind, name in names.items():
         if copies := by_tier.get(kind):
-            where = dict.fromkeys(one.machine for one in copies)
+            where = dict.fromkeys(copy.machine for copy in copies)
             shown = "" if kind in {Tier.OWN, f"{Tier.REMOTE} "} else f" ({listed(sorted(where))})"
             count = f"all {len(copies)}" if len(copies) == len(chosen) > 1 else str(len(copies))
             parts.append(f"{count} from {name}{shown}")
@@ -178,10 +178,10 @@ def _cost(
     step: int, copies: Mapping[int, Mapping[int, StateCopy]], chosen: Mapping[int, StateCopy], world_size: int
 ) -> str:
     """What a tier below memory costs against the newest copy of any rank, and why memory does not do."""
-    if all(one.tier in MEMORY for one in chosen.values()):
+    if all(copy.tier in MEMORY for copy in chosen.values()):
         return ""
     newest = max(copies)
-    in_memory = {s: {rank for rank, one in ranks.items() if one.tier in MEMORY} for s, ranks in copies.items()}
+    in_memory = {s: {rank for rank, copy in ranks.items() if copy.tier in MEMORY} for s, ranks in copies.items()}
     gone = sorted(set(range(world_size)) - set().union(*in_memory.values()))
     if len(gone) == world_size:
         why = "no rank's memory is left"
@@ -207,11 +207,11 @@ def _not_there(at: int, copies: Mapping[int, Mapping[int, StateCopy]], common: S
 
 def _of_other_runs(at: int, everything: Sequence[StateCopy], copies: Mapping[int, Mapping[int, StateCopy]]) -> str:
     """Names ranks that have a step, but of another run of the job's name than the rest."""
-    there = {one.rank: one for one in everything if one.valid and one.completed_steps == at}
-    others = [one for rank, one in sorted(there.items()) if rank not in copies.get(at, {})]
+    there = {copy.rank: copy for copy in everything if copy.valid and copy.completed_steps == at}
+    others = [copy for rank, copy in sorted(there.items()) if rank not in copies.get(at, {})]
     if not others:
         return ""
-    where = listed([f"rank {one.rank} on {one.machine}" for one in others])
+    where = listed([f"rank {copy.rank} on {copy.machine}" for copy in others])
     return f"; an earlier run of that name left it to {where}, which does not go with the others"
 
 
@@ -222,10 +222,10 @@ def _nothing(held_before: bool) -> Restore:
 
 
 def _damaged(everything: Sequence[StateCopy]) -> str:
-    damaged = [one for one in everything if not one.valid and one.reason != NEVER_USED and not one.unlisted]
-    told = [f"; rank {one.rank} on {one.machine}{_in(one)}: {one.reason}" for one in damaged[:3]]
-    return "".join([*told, *(f"; {one.reason}" for one in everything if one.unlisted)][:4])
+    damaged = [copy for copy in everything if not copy.valid and copy.reason != NEVER_USED and not copy.unlisted]
+    texts = [f"; rank {copy.rank} on {copy.machine}{_in(copy)}: {copy.reason}" for copy in damaged[:3]]
+    return "".join([*texts, *(f"; {copy.reason}" for copy in everything if copy.unlisted)][:4])
 
 
-def _in(one: StateCopy) -> str:
-    return "" if one.tier == Tier.OWN else f" ({one.tier})"
+def _in(copy: StateCopy) -> str:
+    return "" if copy.tier == Tier.OWN else f" ({copy.tier})"

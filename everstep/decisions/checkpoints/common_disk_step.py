@@ -48,7 +48,7 @@ class Agreed:
 
 def newest_of_all(ranks: Collection[StepsOnDisk]) -> int:
     """The newest step that all of some ranks have on disk; 0: there is none."""
-    return max(frozenset.intersection(*(one.steps for one in set(ranks))), default=0) if ranks else 0
+    return max(frozenset.intersection(*(disk.steps for disk in set(ranks))), default=0) if ranks else 0
 
 
 def agree(ranks: Sequence[StepsOnDisk], world_size: int) -> Agreed:
@@ -61,11 +61,11 @@ def agree(ranks: Sequence[StepsOnDisk], world_size: int) -> Agreed:
     if len(ranks) < world_size:
         return Agreed()
     machines = set(ranks)
-    held = frozenset.union(*(one.steps for one in machines))
-    gone = {step for step in held if any(step not in one.steps and step <= one.passed for one in machines)}
-    kept = max(one.kept for one in machines)
-    settled = max(one.settled for one in machines)
-    if all(one.kept == kept and kept in one.steps for one in machines):
+    held = frozenset.union(*(disk.steps for disk in machines))
+    gone = {step for step in held if any(step not in disk.steps and step <= disk.passed for disk in machines)}
+    kept = max(disk.kept for disk in machines)
+    settled = max(disk.settled for disk in machines)
+    if all(disk.kept == kept and kept in disk.steps for disk in machines):
         settled = max(settled, kept)
     if kept <= settled or kept in gone:
         kept = newest_of_all(machines)

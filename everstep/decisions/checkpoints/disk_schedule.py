@@ -52,7 +52,7 @@ class PersistRule:
 
     policy: CheckpointPolicy
     _pace: StepRate = field(default_factory=StepRate)
-    _whole: int | None = None
+    _complete_step: int | None = None
     """The newest step that all ranks have; None: not known yet."""
     _saved_ns: int | None = None
     """When that one was saved, or the job began; None: not known yet."""
@@ -64,24 +64,24 @@ class PersistRule:
         """The rule of the next generation."""
         return PersistRule(self.policy, _saved_ns=self._saved_ns, _asked_ns=self._asked_ns, _asked=self._asked)
 
-    def observe(self, ranks: Sequence[DiskProgress], whole: int, now_ns: int) -> int | None:
+    def observe(self, ranks: Sequence[DiskProgress], complete_step: int, now_ns: int) -> int | None:
         """The step to ask all machines for, or None. Call it often.
 
         Args:
             ranks: All of one generation, as their machines showed them last.
-            whole: The newest step that all of them have on disk; 0: there is none.
+            complete_step: The newest step that all of them have on disk; 0: there is none.
             now_ns: Time now, on a clock that is never set.
         """
-        newest = max((one.completed_steps for one in ranks), default=-1)
+        newest = max((rank.completed_steps for rank in ranks), default=-1)
         self._pace.look(now_ns, newest)
-        every_ns = round(self._every_min(newest, whole) * 60e9)
+        every_ns = round(self._every_min(newest, complete_step) * 60e9)
         if not ranks or not every_ns or newest < 1:
             return None
-        self._look(ranks, whole, now_ns)
-        wanted = max(one.wanted for one in ranks)
+        self._look(ranks, complete_step, now_ns)
+        wanted = max(rank.wanted for rank in ranks)
         if wanted > newest:
             # Say it again while some machine does not know; to the others it is nothing new.
-            return None if all(one.wanted == wanted for one in ranks) else wanted
+            return None if all(rank.wanted == wanted for rank in ranks) else wanted
         step_s = self._pace.step_s()
         if wanted >= 0 or step_s is None or now_ns < self._due_ns(every_ns):
             return None
@@ -90,23 +90,23 @@ class PersistRule:
         every = 0 if self.policy.disk_every_min else self.policy.disk_every_steps
         return coming_step(newest, step_s, every=every)
 
-    def _every_min(self, newest: int, whole: int) -> float:
+    def _every_min(self, newest: int, complete_step: int) -> float:
         """How old the newest step on all disks may get, minutes; 0: nothing is asked for."""
         every = self.policy.disk_every_steps
         if not self.policy.disk or self.policy.disk_every_min:
             return self.policy.disk_every_min if self.policy.disk else 0.0
-        return MISSED_MIN if every and newest - whole >= 2 * every else 0.0
+        return MISSED_MIN if every and newest - complete_step >= 2 * every else 0.0
 
-    def _look(self, ranks: Sequence[DiskProgress], whole: int, now_ns: int) -> None:
+    def _look(self, ranks: Sequence[DiskProgress], complete_step: int, now_ns: int) -> None:
         """Notice that a later step got onto all disks."""
-        later = whole > self._whole if self._whole is not None else self._saved_ns is None
+        later = complete_step > self._complete_step if self._complete_step is not None else self._saved_ns is None
         if later:
             # A rank that has later steps too speaks of those: the oldest says most.
-            age_s = max(one.disk_age_s if whole else one.lived_s for one in ranks)
+            age_s = max(rank.disk_age_s if complete_step else rank.lived_s for rank in ranks)
             self._saved_ns = now_ns - round(max(age_s, 0.0) * 1e9)
             self._asked = 0
-        if later or self._whole is None:
-            self._whole = whole
+        if later or self._complete_step is None:
+            self._complete_step = complete_step
 
     def _due_ns(self, every_ns: int) -> int:
         assert self._saved_ns is not None

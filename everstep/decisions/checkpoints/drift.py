@@ -57,14 +57,15 @@ class DriftRule:
 
     def observe(self, ranks: Iterable[Standing], now_ns: int) -> int:
         """How many steps ranks were seen apart lately; 0: no more than their slots allow. Call it often."""
-        known = [one for one in ranks if one.own_step >= 0]
-        newest = max((one.own_step for one in known), default=-1)
+        known = [rank for rank in ranks if rank.own_step >= 0]
+        newest = max((rank.own_step for rank in known), default=-1)
         if newest > max(self._newest[-1:], default=-1):
             self._times.append(now_ns)
             self._newest.append(newest)
         old = max(bisect_right(self._times, now_ns - int(RECALL_S * 1e9)) - 1, 0)
         del self._times[:old], self._newest[:old]
-        apart = max((self._before(one.heard_ns) - max(one.own_step, one.completed_steps) for one in known), default=0)
+        distances = (self._before(rank.heard_ns) - max(rank.own_step, rank.completed_steps) for rank in known)
+        apart = max(distances, default=0)
         if apart > self.slots - HELD_BACK:
             self._seen.append((now_ns, apart))
         while self._seen and self._seen[0][0] < now_ns - RECALL_S * 1e9:

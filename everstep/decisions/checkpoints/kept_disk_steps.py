@@ -17,7 +17,7 @@ OPEN_STEPS = 2
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What this machine was told, and has promised; steps are 0 where there are none."""
+    """What watchers told this machine, and what it has promised to keep; a step of 0: there is none."""
 
     settled: int = 0
     """Every rank keeps it: what is older may go."""
@@ -32,7 +32,7 @@ class Kept:
 
 
 def told(kept: Kept, held: Collection[int], *, keep: int, settled: int, gone: Collection[int]) -> Kept:
-    """What is kept after a word of a watcher.
+    """What is kept after the message of a watcher.
 
     Args:
         kept: Until now.
@@ -41,11 +41,11 @@ def told(kept: Kept, held: Collection[int], *, keep: int, settled: int, gone: Co
         settled: Likewise.
         gone: Likewise.
     """
-    now = max(kept.settled, settled) if settled in held else kept.settled
+    newest = max(kept.settled, settled) if settled in held else kept.settled
     promised = kept.promised
-    if promised <= now or promised in gone or promised not in held:
-        promised = keep if keep in held and keep > now else now
-    return replace(kept, settled=now, promised=promised, gone=(kept.gone | frozenset(gone)) & frozenset(held))
+    if promised <= newest or promised in gone or promised not in held:
+        promised = keep if keep in held and keep > newest else newest
+    return replace(kept, settled=newest, promised=promised, gone=(kept.gone | frozenset(gone)) & frozenset(held))
 
 
 def told_by_an_older_worker(kept: Kept, held: Collection[int], whole: int) -> Kept:
@@ -72,5 +72,5 @@ def steps_to_keep(held: Collection[int], kept: Kept, *, newest: int) -> set[int]
         newest: How many of the newest stay, ``disk_keep``.
     """
     still_open = [step for step in held if step > kept.settled and step not in kept.gone]
-    by_hope = sorted(still_open, key=lambda step: (step == kept.named, roundness(step), step))
-    return {kept.settled, kept.promised, *sorted(held)[-newest:], *by_hope[-OPEN_STEPS:]}
+    likeliest_last = sorted(still_open, key=lambda step: (step == kept.named, roundness(step), step))
+    return {kept.settled, kept.promised, *sorted(held)[-newest:], *likeliest_last[-OPEN_STEPS:]}

@@ -94,21 +94,21 @@ def usable(
         runs: Which run it is.
         verified: Copies whose contents were compared since they were told of.
     """
-    whole = {one.key for one in verified}
-    reasons = {one.key: one.reason for one in bad}
+    verified_keys = {copy.key for copy in verified}
+    reasons = {copy.key: copy.reason for copy in bad}
     ours: dict[tuple[str, int, int, bool], bool] = {}
-    """By what the copies of a generation's step have in common: it is the same for thousands of ranks."""
+    """Cache of ``is_ours``, by what all copies of a generation's step have in common."""
     found = []
-    for one in held:
-        common = (one.run, one.generation, one.completed_steps, one.tier in MEMORY)
+    for copy in held:
+        common = (copy.run, copy.generation, copy.completed_steps, copy.tier in MEMORY)
         if common not in ours:
-            ours[common] = is_ours(one, lineage, runs)
+            ours[common] = is_ours(copy, lineage, runs)
         if ours[common]:
-            key = one.key
+            key = copy.key
             reason = reasons.get(key, reasons.get((*key[:-1], 0))) if reasons else None
-            mine = {"run": runs.own} if runs.own and one.run != runs.own else {}
+            mine = {"run": runs.own} if runs.own and copy.run != runs.own else {}
             failed = {} if reason is None else {"valid": False, "reason": reason}
-            compared = {"verified": True} if key in whole else {}
+            compared = {"verified": True} if key in verified_keys else {}
             changed = mine | failed | compared
-            found.append(one.model_copy(update=changed) if changed else one)
+            found.append(copy.model_copy(update=changed) if changed else copy)
     return found

@@ -3,10 +3,10 @@
 All machines must back up the same steps, or no step is complete everywhere, and
 they do not talk about it. Who keeps up sends every step. Who is behind doubles
 the distance until it keeps up, so that its steps are a part of what every
-faster machine sends; and where it has a choice all the same, it takes the
-*roundest* step, the one with the most trailing zero bits, where others who are
-behind by a different amount end up too. Where the job stands still, e.g. in a hang, the
-distance is one again: its last step is what a lost machine would be missed for.
+faster machine sends. Where it still has a choice, it takes the *roundest* step,
+the one with the most trailing zero bits: others that are behind by a different
+amount choose that one too. Where the job stands still, e.g. in a hang, the
+distance is one again: its last step is the one that has to be backed up.
 """
 
 from __future__ import annotations

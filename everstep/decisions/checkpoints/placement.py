@@ -129,15 +129,15 @@ def _best(topology: Topology, spans: Spans) -> list[int]:
             matched = _matching(allowed, strict)
             # What avoids everything, as far as it goes, is kept when more is tolerated.
             strict = strict if tolerated else matched
-            whole = [machine for machine in matched if machine is not None]
-            found += [_costed(spans, whole)] if len(whole) == machines else []
+            complete = [machine for machine in matched if machine is not None]
+            found += [_costed(spans, complete)] if len(complete) == machines else []
         if found and tolerated <= {DOMAIN} and not found[-1][0][0]:
             break  # no parallel group is hit
     else:
         if machines <= FEW:
             every = permutations(range(machines))
             found += [_costed(spans, [*to]) for to in every if not any(map(eq, to, range(machines)))]
-    return min(found, key=lambda one: one[0])[1]
+    return min(found, key=lambda costed: costed[0])[1]
 
 
 def _subsets(spans: Spans) -> Iterator[frozenset[str]]:
@@ -292,13 +292,13 @@ def _reason(topology: Topology, spans: Spans, hit: Hit, lost: Sequence[str], tar
     if common:
         near = all(abs(to - machine) in {1, topology.machines - 1} for machine, to in enumerate(target))
         where = "the neighbouring machine" if near else "another machine"
-        said = f"all {topology.machines} machines are in one {common} group: backups go to {where}; losing both {COSTS}"
+        text = f"all {topology.machines} machines are in one {common} group: backups go to {where}; losing both {COSTS}"
     elif shared:
         counts = [(sum(hit[kind].values()), topology.world_size // topology.size(kind), kind) for kind in shared]
         which = [f"{'any' if n == all_ else n} of the {all_} {kind} groups" for n, all_, kind in counts]
-        said = f"losing all machines of {' or '.join(which)} takes owner and peer together and {COSTS}"
+        text = f"losing all machines of {' or '.join(which)} takes owner and peer together and {COSTS}"
     else:
-        said = "every backup lies outside its rank's parallel groups: the machines of any one group may be lost"
+        text = "every backup lies outside its rank's parallel groups: the machines of any one group may be lost"
     if lost:
-        return f"{said}; losing failure domain {' or '.join(lost[:4])} takes owner and peer together and {COSTS}"
-    return f"{said}, and so may any one failure domain" if DOMAIN in spans and not shared else said
+        return f"{text}; losing failure domain {' or '.join(lost[:4])} takes owner and peer together and {COSTS}"
+    return f"{text}, and so may any one failure domain" if DOMAIN in spans and not shared else text

@@ -26,12 +26,12 @@ def look_further(restore: Restore, evidence: Evidence, policy: CheckpointPolicy)
 
 def merged(evidence: Evidence, found: Evidence) -> Evidence:
     """The evidence with the copies that were found besides; what was looked at once, now or then, is known."""
-    told = [one for one in evidence.held if not one.unlisted]
-    known = {one.key for one in told}
-    new = [one for one in found.held if one.key not in known]
+    held = [copy for copy in evidence.held if not copy.unlisted]
+    known = {copy.key for copy in held}
+    new = [copy for copy in found.held if copy.key not in known]
     return evidence.model_copy(
         update={
-            "held": [*told, *new],
+            "held": [*held, *new],
             "disk_shared": evidence.disk_shared or found.disk_shared,
             "held_cut": evidence.held_cut or found.held_cut,
             "unlisted": _still_unlisted(evidence, found.unlisted),
@@ -53,13 +53,13 @@ def _still_unlisted(evidence: Evidence, now: Sequence[Unlisted]) -> list[Unliste
     The job stands still, so that what was seen once is still there. The agent of a machine that came back empty did
     not know where to look.
     """
-    before = {machine for one in evidence.unlisted if one.tier is Tier.DISK for machine in one.machines}
+    before = {machine for place in evidence.unlisted if place.tier is Tier.DISK for machine in place.machines}
     if not evidence.searched:
         before |= set(evidence.emptied)
-    remote = not evidence.searched or any(one.tier is Tier.REMOTE for one in evidence.unlisted)
+    remote = not evidence.searched or any(place.tier is Tier.REMOTE for place in evidence.unlisted)
     found = []
-    for one in now:
-        machines = [machine for machine in one.machines if machine in before]
-        if machines or (one.tier is Tier.REMOTE and remote):
-            found.append(one.model_copy(update={"machines": machines}))
+    for place in now:
+        machines = [machine for machine in place.machines if machine in before]
+        if machines or (place.tier is Tier.REMOTE and remote):
+            found.append(place.model_copy(update={"machines": machines}))
     return found

@@ -59,10 +59,12 @@ def judge_folder(
                 "the folder must be on a file system that all machines share"
             )
     for name, which in (("run", 0), ("sizes", 1)):
-        said = {one[which]: rank for rank, one in sorted((saved_by or {}).items(), reverse=True) if one[which]}
-        if len(said) > 1:
-            (one, first), (other, second) = sorted(said.items(), key=lambda item: item[1])[:2]
-            return f"{path} is no checkpoint of one job: rank {first} is of {name} {one}, rank {second} of {other}"
+        ranks_by_value = {
+            job[which]: rank for rank, job in sorted((saved_by or {}).items(), reverse=True) if job[which]
+        }
+        if len(ranks_by_value) > 1:
+            (value, first), (other, second) = sorted(ranks_by_value.items(), key=lambda item: item[1])[:2]
+            return f"{path} is no checkpoint of one job: rank {first} is of {name} {value}, rank {second} of {other}"
     sizes = next((topology for _, topology in (saved_by or {}).values() if topology), "")
     count = Topology.parse(sizes).world_size if sizes else max(everything) + 1
     lacking = [rank for rank in range(count) if rank not in everything]

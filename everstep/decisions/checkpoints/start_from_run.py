@@ -17,7 +17,7 @@ from everstep.model.topology import Topology
 def choose_start(
     held: Iterable[StateCopy],
     assignment: Assignment[str],
-    earlier: EarlierRun,
+    earlier_run: EarlierRun,
     *,
     at: int | None = None,
     bad: Iterable[StateCopy] = (),
@@ -30,7 +30,7 @@ def choose_start(
     Args:
         held: What the machines told of.
         assignment: Which machines, by name, are going to run its ranks.
-        earlier: The last run of the name.
+        earlier_run: The last run of the name.
         at: The step to start from; None: the latest.
         bad: Copies that could not be used, with reasons.
 
@@ -38,13 +38,13 @@ def choose_start(
         CheckpointError: not every rank can restore step ``at``; says which steps exist.
     """
     files = usable(left_by_earlier_run(held, assignment.topology, at), [], bad)
-    older = [one for one in files if one.run != earlier.run]
-    if earlier.run:
-        theirs = Runs(earlier.run, tuple(earlier.origin_runs))
-        chosen = _chosen(usable(files, earlier.lineage, runs=theirs), older, assignment, at)
+    older = [file for file in files if file.run != earlier_run.run]
+    if earlier_run.run:
+        theirs = Runs(earlier_run.run, tuple(earlier_run.origin_runs))
+        chosen = _chosen(usable(files, earlier_run.lineage, runs=theirs), older, assignment, at)
     else:
         chosen = choose_restore(files, assignment, at=at)
-    saved_by = {copy_of(one): one.run for one in files}
+    saved_by = {copy_of(file): file.run for file in files}
     return chosen, sorted({saved_by[copy] for copy in chosen.copies} - {""})
 
 
@@ -74,9 +74,9 @@ def left_by_earlier_run(held: Iterable[StateCopy], topology: Topology, at: int |
     Raises:
         CheckpointError: the step was saved with other parallel sizes.
     """
-    found = [one for one in held if one.tier not in MEMORY]
-    theirs = {one.topology for one in found if one.completed_steps == at and one.valid and one.topology}
-    fits = [one for one in found if one.topology in {"", str(topology)}]
+    files = [copy for copy in held if copy.tier not in MEMORY]
+    theirs = {copy.topology for copy in files if copy.completed_steps == at and copy.valid and copy.topology}
+    fits = [copy for copy in files if copy.topology in {"", str(topology)}]
     if theirs and str(topology) not in theirs:
         raise CheckpointError(
             f"step {at} was saved with the sizes {max(theirs)}, and the job has {topology} now (machines, ranks on "

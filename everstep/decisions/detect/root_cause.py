@@ -56,9 +56,9 @@ def said_of_a_peer(end: RankExit) -> str:
     return _peer_in(f"{end.exception}\n{end.log_tail[-TAIL:]}")
 
 
-def _peer_in(said: str) -> str:
-    failed = NETWORK_FAILED.search(said)
-    return next((phrase for phrase in PEER_WENT_AWAY if phrase in said), failed.group().strip() if failed else "")
+def _peer_in(text: str) -> str:
+    failed = NETWORK_FAILED.search(text)
+    return next((phrase for phrase in PEER_WENT_AWAY if phrase in text), failed.group().strip() if failed else "")
 
 
 def _raised(end: RankExit) -> str:
@@ -129,8 +129,8 @@ def headline_of_loss(lost: Mapping[str, Sequence[int]], end: RankExit | None) ->
     """
     ranks = sorted(rank for ranks in lost.values() for rank in ranks)
     noun = "rank" if len(ranks) == 1 else "ranks"
-    said = f"{listed(sorted(lost))} came back empty and lost {noun} {listed(ranks)}"
-    return said if end is None or is_victim(end) else f"{said}; {headline_of(end)}"
+    text = f"{listed(sorted(lost))} came back empty and lost {noun} {listed(ranks)}"
+    return text if end is None or is_victim(end) else f"{text}; {headline_of(end)}"
 
 
 def failure_of(end: RankExit, *, generation: int, step: int, now_ns: int) -> Failure:

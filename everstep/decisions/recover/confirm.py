@@ -18,7 +18,7 @@ from everstep.model.recovery_policy import RecoveryPolicy
 from everstep.text import listed
 
 _ORDER = {"": 0, "calls": 1, "steps": 2}
-"""From the least that says something of a step to the most; what another release knows is kept."""
+"""How a script shows its steps, from the least certain to the most; a kind of another release is kept."""
 
 
 def has_stepped(
@@ -87,16 +87,16 @@ def stepped_again(ranks: Iterable[RankState], showing: Showing) -> set[int]:
     """The ranks that did again what their script was seen to do; one that never showed anything has to live only."""
     silent = set(showing.silent)
     return {
-        one.rank
-        for one in ranks
-        if (one.alive and one.rank in silent)
+        state.rank
+        for state in ranks
+        if (state.alive and state.rank in silent)
         or has_stepped(
-            attached=one.attached,
-            finished=one.over,
-            entered=one.entered_ns > 0,
-            first_step=one.first_step_ns > 0,
-            optimizer_steps=one.optimizer_steps,
-            reports=one.reports,
+            attached=state.attached,
+            finished=state.over,
+            entered=state.entered_ns > 0,
+            first_step=state.first_step_ns > 0,
+            optimizer_steps=state.optimizer_steps,
+            reports=state.reports,
             kind=showing.kind,
         )
     }
@@ -162,9 +162,9 @@ def judge_confirmation(
     """
     stepped = stepped_again(ranks, showing)
     since_ns = min((seen_ns for rank, seen_ns in (left_ns or {}).items() if rank not in stepped), default=now_ns)
-    in_loop = any(one.alive and one.entered_ns and not one.over for one in ranks)
+    in_loop = any(state.alive and state.entered_ns and not state.over for state in ranks)
     waited = now_ns - since_ns > follow_s(policy, others_in_loop=in_loop) * 1e9
-    if failed := _why_failed([one for one in ranks if one.rank not in stepped], ranks, emptied, waited=waited):
+    if failed := _why_failed([state for state in ranks if state.rank not in stepped], ranks, emptied, waited=waited):
         return Confirmation(generation=generation, ok=False, reason=failed, emptied=list(emptied))
     if len(ranks) < world_size:
         return None
@@ -174,12 +174,12 @@ def judge_confirmation(
             generation=generation,
             ok=True,
             reason=f"{every} completed a step",
-            stepped_ns=max((one.first_step_ns for one in ranks), default=0) or now_ns,
-            completed_steps=max((one.completed_steps for one in ranks), default=-1),
+            stepped_ns=max((state.first_step_ns for state in ranks), default=0) or now_ns,
+            completed_steps=max((state.completed_steps for state in ranks), default=-1),
             parts=parts_of(ranks),
             showing=_shown_by(ranks, showing),
         )
-    if not any(one.alive for one in ranks):
+    if not any(state.alive for state in ranks):
         # A script that was nearly done: it had no step left, and the end of the job follows at once.
         return Confirmation(
             generation=generation,
@@ -188,8 +188,8 @@ def judge_confirmation(
             stepped_ns=now_ns,
             showing=_shown_by(ranks, showing),
         )
-    # Who joined is going to show steps; of others nobody knows.
-    expected = patient or showing.kind != "" or any(one.attached or not one.alive for one in ranks)
+    # A rank that joined is going to show steps. Of others it is not known.
+    expected = patient or showing.kind != "" or any(state.attached or not state.alive for state in ranks)
     lived_s = (now_ns - whole_ns) / 1e9 if whole_ns else 0.0
     if not expected and lived_s > policy.confirm_alive_s:
         return _unconfirmed(generation, f"{every} live for {lived_s:.0f} s; no step was shown", now_ns)
@@ -209,10 +209,10 @@ def _why_failed(
     """
     if emptied:
         return f"{listed(emptied)} came back empty before the first step"
-    if ended := sorted(one.rank for one in waiting if not one.alive and one.code != 0):
+    if ended := sorted(state.rank for state in waiting if not state.alive and state.code != 0):
         return f"rank {listed(ended)} ended before the first step"
-    left = sorted(one.rank for one in waiting if not one.alive)
-    if left and waited and any(one.alive for one in ranks):
+    left = sorted(state.rank for state in waiting if not state.alive)
+    if left and waited and any(state.alive for state in ranks):
         return f"rank {listed(left)} left with code 0 before the first step"
     return ""
 
@@ -237,11 +237,11 @@ def judge_timeout(
         now_ns: Time now.
     """
     shown = stepped_again(ranks, showing)
-    waiting = [one for one in ranks if one.rank not in shown]
+    waiting = [state for state in ranks if state.rank not in shown]
     silent = sorted(set(range(world_size)) - shown)
     within = f"within {bound_s:.0f} s"
-    # Who is in the loop has a step to do. Who joined and is not, may serve others that step.
-    due = any(one.entered_ns > 0 for one in waiting) or (not shown and any(one.attached for one in waiting))
+    # A rank in the loop has a step to do. One that joined and is not in it may serve others that step.
+    due = any(state.entered_ns > 0 for state in waiting) or (not shown and any(state.attached for state in waiting))
     if showing.kind or due or len(ranks) < world_size:
         return Confirmation(
             generation=generation,
@@ -249,8 +249,8 @@ def judge_timeout(
             timed_out=True,
             reason=f"rank {listed(silent)} completed no step {within}",
         )
-    found = _unconfirmed(generation, f"rank {listed(silent)} showed no step {within}", now_ns)
-    return found.model_copy(update={"showing": _shown_by(ranks, showing)})
+    unconfirmed = _unconfirmed(generation, f"rank {listed(silent)} showed no step {within}", now_ns)
+    return unconfirmed.model_copy(update={"showing": _shown_by(ranks, showing)})
 
 
 def _unconfirmed(generation: int, reason: str, now_ns: int) -> Confirmation:
@@ -258,7 +258,7 @@ def _unconfirmed(generation: int, reason: str, now_ns: int) -> Confirmation:
 
 
 def _shown_by(ranks: Iterable[RankState], known: Showing) -> Showing:
-    return showing_of(((one.rank, one.entered_ns > 0, one.shown) for one in ranks), known)
+    return showing_of(((state.rank, state.entered_ns > 0, state.shown) for state in ranks), known)
 
 
 def parts_of(ranks: Sequence[RankState]) -> dict[str, float]:

@@ -73,7 +73,7 @@ class Known:
 
 def doubt_of(step: int, known: Known) -> Doubt | None:
     """What may be newer than a step from which the job would go on; None: the step is certain."""
-    return _Looking(known).beyond(max(step, 0))
+    return _NewerSteps(known).beyond(max(step, 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,9 @@ def next_look(step: int, doubt: Doubt | None, asked: int, policy: RecoveryPolicy
 
 
 @dataclass(slots=True)
-class _Looking:
+class _NewerSteps:
+    """Searches for steps that are newer than the one that a job would go on from."""
+
     known: Known
     _copies: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
     """Rank → steps of which there is a copy that may be good."""
@@ -127,57 +129,60 @@ class _Looking:
     """Of each rank the newest step that it may have saved; None: nobody knows."""
 
     def __post_init__(self) -> None:
-        stuck = {_key(one) for one in self.known.unreached}
+        stuck = {_key(copy) for copy in self.known.unreached}
         ranks = range(self.known.assignment.topology.world_size)
-        for one in self.known.held:
-            if one.rank not in ranks:
+        for copy in self.known.held:
+            if copy.rank not in ranks:
                 continue  # of a run of the name that had more of them
-            if one.valid or _key(one) in stuck:
-                self._copies[one.rank].add(one.completed_steps)
-            if not one.valid and _key(one) in stuck:
-                self._stuck.append(one)
-            if one.tier is Tier.OWN and one.machine == self.known.assignment.home(one.rank):
-                self._own[one.rank].append(one)
-        completed = {one.rank: one.completed_steps for one in self.known.evidence.exits}
-        saves = any(one.tier in MEMORY for one in self.known.held)
+            if copy.valid or _key(copy) in stuck:
+                self._copies[copy.rank].add(copy.completed_steps)
+            if not copy.valid and _key(copy) in stuck:
+                self._stuck.append(copy)
+            if copy.tier is Tier.OWN and copy.machine == self.known.assignment.home(copy.rank):
+                self._own[copy.rank].append(copy)
+        completed = {end.rank: end.completed_steps for end in self.known.evidence.exits}
+        saves = any(copy.tier in MEMORY for copy in self.known.held)
         self._bounds = [self._bound(rank, completed.get(rank, -1), saves) for rank in ranks]
 
     def beyond(self, step: int) -> Doubt | None:
         disks, remote = self._unknown_disks(), self._unknown_remote()
         ranks = range(self.known.assignment.topology.world_size)
-        dark = {rank for rank in ranks if remote or self.known.assignment.home(rank) in disks}
-        # Of what was told, not all is kept: what a rank has beyond the step is not known either.
-        cut = set(ranks) if self.known.evidence.held_cut and dark else set()
-        found = self._newest(step, dark | cut)
-        if found is None:
+        unseen = {rank for rank in ranks if remote or self.known.assignment.home(rank) in disks}
+        # The evidence was cut: it does not say either what a rank has beyond the step.
+        cut = set(ranks) if self.known.evidence.held_cut and unseen else set()
+        newer = self._newest(step, unseen | cut)
+        if newer is None:
             return None
-        newest = None if found < 0 else found
-        stuck = [one for one in self._stuck if one.completed_steps > step]
+        newest = None if newer < 0 else newer
+        stuck = [copy for copy in self._stuck if copy.completed_steps > step]
         places = [*_disks_text(disks), *([f"remote storage ({remote})"] if remote else []), *_stuck_text(stuck)]
         to_ask = NOT_ASKED in {remote, *disks.values()}
         return Doubt(newest, tuple(places), to_ask, bool(disks or remote))
 
-    def _newest(self, step: int, dark: set[int]) -> int | None:
+    def _newest(self, step: int, unseen: set[int]) -> int | None:
         """The newest later step of which every rank may have a copy; None: there is none, -1: any.
 
         Args:
             step: That is known.
-            dark: Ranks that may have copies where nobody could look.
+            unseen: Ranks that may have copies where nobody could look.
         """
         ranks = range(self.known.assignment.topology.world_size)
-        bounds = [bound for rank in dark if (bound := self._bounds[rank]) is not None]
+        bounds = [bound for rank in unseen if (bound := self._bounds[rank]) is not None]
         most = min(bounds) if bounds else None
-        candidates = {one for steps in self._copies.values() for one in steps if one > step}
-        if len(dark) == len(ranks):
+        candidates = {candidate for steps in self._copies.values() for candidate in steps if candidate > step}
+        if len(unseen) == len(ranks):
             due = self._newest_due(most)
             if due is None:
                 return -1
             candidates.add(due)
         possible = [
-            one
-            for one in candidates
-            if one > step
-            and all(one in self._copies[rank] or (rank in dark and self._may_hold(rank, one)) for rank in ranks)
+            candidate
+            for candidate in candidates
+            if candidate > step
+            and all(
+                candidate in self._copies[rank] or (rank in unseen and self._may_hold(rank, candidate))
+                for rank in ranks
+            )
         ]
         return max(possible, default=None)
 
@@ -190,9 +195,9 @@ class _Looking:
         if self.known.assignment.home(rank) in self.known.evidence.emptied:
             return None
         own = self._own[rank]
-        damaged = any(one.completed_steps < 0 and one.reason not in {NEVER_USED, CUT_SHORT} for one in own)
+        damaged = any(copy.completed_steps < 0 and copy.reason not in {NEVER_USED, CUT_SHORT} for copy in own)
         if own and not damaged and not self.known.evidence.held_cut:
-            return max(self.known.resume_step, *(one.completed_steps for one in own))
+            return max(self.known.resume_step, *(copy.completed_steps for copy in own))
         if completed < 0 and saves:
             return None  # nothing is left that would say how far this rank had come
         return max(completed, self.known.resume_step)
@@ -218,17 +223,22 @@ class _Looking:
         if policy.disk and policy.disk_every_min > 0:
             if bound is None and asked is None:
                 return None
-            limits.append(min(one for one in (bound, asked) if one is not None))
+            limits.append(min(limit for limit in (bound, asked) if limit is not None))
         return max(limits)
 
     def _unknown_disks(self) -> dict[str, str]:
         """Machine → why it is not known what lies on its disk."""
         evidence = self.known.evidence
-        found = {machine: one.reason for one in evidence.unlisted if one.tier is Tier.DISK for machine in one.machines}
+        unknown = {
+            machine: place.reason
+            for place in evidence.unlisted
+            if place.tier is Tier.DISK
+            for machine in place.machines
+        }
         if self.known.policy.disk_path and not evidence.searched:
             # The agent of a machine that came back empty does not know where to look.
-            found |= dict.fromkeys(evidence.emptied, NOT_ASKED)
-        return {machine: reason for machine, reason in found.items() if machine in self.known.assignment.machines}
+            unknown |= dict.fromkeys(evidence.emptied, NOT_ASKED)
+        return {machine: reason for machine, reason in unknown.items() if machine in self.known.assignment.machines}
 
     def _unknown_remote(self) -> str:
         """Why it is not known what lies on remote storage; empty: it is, or there is none."""
@@ -237,11 +247,11 @@ class _Looking:
             return ""
         if not evidence.searched:
             return NOT_ASKED
-        return next((one.reason for one in evidence.unlisted if one.tier is Tier.REMOTE), "")
+        return next((place.reason for place in evidence.unlisted if place.tier is Tier.REMOTE), "")
 
 
-def _key(one: StateCopy) -> tuple[int, int, str, str, int]:
-    return one.rank, one.completed_steps, one.tier, one.machine, one.saved_ns
+def _key(copy: StateCopy) -> tuple[int, int, str, str, int]:
+    return copy.rank, copy.completed_steps, copy.tier, copy.machine, copy.saved_ns
 
 
 def _disks_text(disks: Mapping[str, str]) -> list[str]:
@@ -253,6 +263,6 @@ def _disks_text(disks: Mapping[str, str]) -> list[str]:
 
 def _stuck_text(stuck: Iterable[StateCopy]) -> list[str]:
     return [
-        f"the {one.tier} of rank {one.rank} on {one.machine} could not be brought ({one.reason})"
-        for one in sorted(stuck, key=lambda one: (-one.completed_steps, one.rank))
+        f"the {copy.tier} of rank {copy.rank} on {copy.machine} could not be brought ({copy.reason})"
+        for copy in sorted(stuck, key=lambda copy: (-copy.completed_steps, copy.rank))
     ]

@@ -58,9 +58,9 @@ def plan_restart(
         certain: Nothing newer is looked for, as by incidents that began before there was a doubt.
     """
     policy, restore = state.spec.policy, state.choose(evidence)
-    # Of a machine that is silent as a whole an operator is told anyway.
-    told = not (certain or evidence.unreachable or evidence.problem)
-    doubt = state.doubt(evidence, restore) if told else None
+    # The rules park the job for a silent machine anyway.
+    look_for_newer = not (certain or evidence.unreachable or evidence.problem)
+    doubt = state.doubt(evidence, restore) if look_for_newer else None
     look = next_look(restore.step, doubt, state.asked, policy, accepted=state.accepts(restore))
     if look.action == "ask":
         ask = Verdict(Action.ASK, look.reason, delay_s=look.delay_s)

@@ -89,7 +89,7 @@ def broken_from_the_start(facts: RestartFacts, policy: RecoveryPolicy) -> str | 
     """
     raised = [end.exception for end in facts.evidence.exits if end.exception and not end.stopped_by_us]
     ranks = {end.rank for end in facts.evidence.exits if end.exception and not end.stopped_by_us}
-    same = len(set(raised)) == 1 or all(one.split(":")[0].endswith(UNFIT) for one in raised)
+    same = len(set(raised)) == 1 or all(exception.split(":")[0].endswith(UNFIT) for exception in raised)
     failure = facts.failure
     stepped = failure.shown > 0 if failure.step < 0 else failure.step > max(facts.resume_step, 0)
     if raised and same and len(ranks) == facts.world_size and not stepped:
@@ -110,16 +110,18 @@ def place_of(failure: Failure) -> str:
     return BEFORE_ANY_STEP if failure.shown == 0 else ""
 
 
-def is_same_fault(one: Failure, other: Failure) -> bool:
+def is_same_fault(failure: Failure, other: Failure) -> bool:
     """Whether two failures are one and the same fault: of the same cause, at the same place."""
-    return one.cause == other.cause and place_of(one) == place_of(other) != ""
+    return failure.cause == other.cause and place_of(failure) == place_of(other) != ""
 
 
 def same_step_again(facts: RestartFacts, policy: RecoveryPolicy) -> str | None:
     """The job fails at one place again and again."""
     failure = facts.failure
     same = [
-        one for one in facts.history if is_same_fault(one, failure) or (failure.step >= 0 and one.step == failure.step)
+        earlier
+        for earlier in facts.history
+        if is_same_fault(earlier, failure) or (failure.step >= 0 and earlier.step == failure.step)
     ]
     count = 1 + len(same)
     if count >= policy.max_failures_at_step:
@@ -239,9 +241,10 @@ def steady(failures: Sequence[Failure], failure: Failure, policy: RecoveryPolicy
     if place_of(failure) == BEFORE_ANY_STEP:
         return []
     return [
-        one
-        for position, one in enumerate(failures)
-        if is_same_fault(one, failure) and not any(_went_beyond(later, one) for later in failures[position + 1 :])
+        earlier
+        for position, earlier in enumerate(failures)
+        if is_same_fault(earlier, failure)
+        and not any(_went_beyond(later, earlier) for later in failures[position + 1 :])
     ]
 
 

@@ -38,7 +38,7 @@ CORRUPT = "CorruptCheckpoint"
 
 @dataclass(slots=True)
 class RecoveryState:
-    """Grows with what the machines tell; asks nobody and knows no clock."""
+    """Mutable facts of one incident; no I/O, no clock."""
 
     spec: JobSpec
     machines: Sequence[Machine]
@@ -69,8 +69,9 @@ class RecoveryState:
     lost_from: int = -1
     """The farthest that the job had come in any generation of this incident."""
     lost_steps: int | None = None
-    """That are computed anew; None: nobody knows."""
+    """That are computed anew; None: not known."""
     nobody_knows: bool = False
+    """Every machine that knew how far the job had come has lost it."""
     accepted_from: int | None = None
     """An operator lets the job go on from this step or a later one, whatever newer may exist; None: nobody did."""
     accepted: str = ""
@@ -90,13 +91,13 @@ class RecoveryState:
     _chosen: tuple[Evidence, tuple[object, ...], Restore] | None = None
     """The last choice, with what it rests on."""
 
-    def heard(self, evidence: Evidence) -> Evidence:
-        """Take what a stop told; returns it with all machines that lost what they had."""
+    def merge_evidence(self, evidence: Evidence) -> Evidence:
+        """Take the evidence of a stop; returns it with all machines that lost what they had."""
         self.emptied |= set(evidence.emptied)
         if self.lineage and self.lineage[-1] == (evidence.generation, self.resume_step):
-            found = found_damaged(evidence, self.resume_step)
+            damaged = found_damaged(evidence, self.resume_step)
             known = set(self.bad)
-            self.bad += [one for one in found if one not in known]
+            self.bad += [copy for copy in damaged if copy not in known]
         return evidence.model_copy(update={"emptied": sorted(self.emptied)})
 
     def failed(self, failure: Failure) -> None:
@@ -131,13 +132,13 @@ class RecoveryState:
     def failure(self, evidence: Evidence, *, now_ns: int, first: bool) -> Failure:
         """What failed; ``first``: the fault that opened the incident, not a reattempt."""
         end = first_failure(evidence.exits)
-        ranks = ((one.rank, one.completed_steps >= 0, one.shown_steps) for one in evidence.exits)
+        ranks = ((end.rank, end.completed_steps >= 0, end.shown_steps) for end in evidence.exits)
         self.showing = showing_of(ranks, self.showing)
-        completed = max((one.completed_steps for one in evidence.exits), default=-1)
+        completed = max((end.completed_steps for end in evidence.exits), default=-1)
         lost = self.lost_machines()
         if completed < 0 and lost:
-            # No rank says how far it had come; what was saved was completed.
-            completed = max((one.completed_steps for one in self.usable(evidence) if one.valid), default=-1)
+            # No rank says how far it had come. What was saved was completed.
+            completed = max((copy.completed_steps for copy in self.usable(evidence) if copy.valid), default=-1)
             self.nobody_knows |= not remembering(evidence, lost)
         self.farthest = step = max(completed, self.resume_step)
         if lost:
@@ -150,8 +151,8 @@ class RecoveryState:
                 # The culprit's own step is what comes again when the fault is in the step; its peers may be one ahead.
                 step = max(end.completed_steps, self.resume_step)
             return failure_of(end, generation=self.generation, step=step, now_ns=now_ns)
-        # What a lost machine's ranks had shown nobody knows.
-        shown = -1 if lost else max((one.shown_steps for one in evidence.exits), default=-1)
+        # How many steps the ranks of a lost machine had shown is not known.
+        shown = -1 if lost else max((end.shown_steps for end in evidence.exits), default=-1)
         return Failure(generation=self.generation, step=step, symptom=symptom, cause=cause, time_ns=now_ns, shown=shown)
 
     def usable(self, evidence: Evidence) -> list[StateCopy]:
@@ -160,7 +161,7 @@ class RecoveryState:
 
     def choose(self, evidence: Evidence) -> Restore:
         """Where the job would go on, and with which copies."""
-        # A workflow asks several times for the same, and of thousands of machines each answer takes its time.
+        # A workflow asks for the same choice several times, and with thousands of machines each one takes long.
         known = (list(self.lineage), list(self.bad), list(self.verified))
         if self._chosen is None or self._chosen[0] is not evidence or self._chosen[1] != known:
             self._chosen = evidence, known, self._choose(evidence)
@@ -196,8 +197,8 @@ class RecoveryState:
         """Whether an operator did so, for this step or an older one."""
         return self.accepted_from is not None and max(restore.step, 0) >= self.accepted_from
 
-    def brought(self, restored: Restored) -> bool:
-        """Take what came of bringing copies; returns whether another choice has to be made.
+    def record_restored(self, restored: Restored) -> bool:
+        """Take the result of bringing copies; returns whether another choice has to be made.
 
         Each copy that failed is left out from then on: with fewer of them in
         every round, there is an end to it.
@@ -209,16 +210,16 @@ class RecoveryState:
         return bool(failed)
 
     def begin_again(self) -> None:
-        """An operator says so: a fresh budget, and what could not be reached may be reached now."""
+        """An operator resumed: reset the counts, and try again what could not be reached."""
         self.history, self.attempts, self.asked, self.hold = [], 0, 0, ""
         self.bad.clear()
         self.unreached.clear()
         self.verified.clear()
 
     def try_unreached_again(self) -> None:
-        """Some time has passed: copies that are there may be brought now."""
-        stuck = {copy_of(one) for one in self.unreached}
-        self.bad = [one for one in self.bad if copy_of(one) not in stuck]
+        """Some time has passed: copies that could not be brought may be reachable now."""
+        stuck = {copy_of(copy) for copy in self.unreached}
+        self.bad = [copy for copy in self.bad if copy_of(copy) not in stuck]
         self.unreached.clear()
 
     def launch(self, restore: Restore) -> None:
@@ -247,8 +248,8 @@ def remembering(evidence: Evidence, lost: Sequence[str]) -> set[str]:
         evidence: Of the stop of the generation.
         lost: Machines that came back empty.
     """
-    of_ranks = {one.machine for one in evidence.exits}
-    in_memory = {one.machine for one in evidence.held if one.valid and one.tier in (Tier.OWN, Tier.BACKUP)}
+    of_ranks = {end.machine for end in evidence.exits}
+    in_memory = {copy.machine for copy in evidence.held if copy.valid and copy.tier in (Tier.OWN, Tier.BACKUP)}
     return (of_ranks | in_memory) - set(lost)
 
 
@@ -259,14 +260,16 @@ def found_damaged(evidence: Evidence, resume_step: int) -> list[StateCopy]:
         evidence: Of the stop of the generation that restored.
         resume_step: Where it began.
     """
-    said = {
+    exceptions = {
         (end.rank, end.machine): end.exception
         for end in evidence.exits
         if not end.stopped_by_us and end.exception.split(":")[0].endswith(CORRUPT)
     }
     return [
-        one.model_copy(update={"valid": False, "reason": f"its rank found it damaged: {said[one.rank, one.machine]}"})
-        for one in evidence.held
-        if one.valid and one.tier is Tier.OWN and one.completed_steps == resume_step > 0
-        if (one.rank, one.machine) in said
+        copy.model_copy(
+            update={"valid": False, "reason": f"its rank found it damaged: {exceptions[copy.rank, copy.machine]}"}
+        )
+        for copy in evidence.held
+        if copy.valid and copy.tier is Tier.OWN and copy.completed_steps == resume_step > 0
+        if (copy.rank, copy.machine) in exceptions
     ]

@@ -35,7 +35,7 @@ async def restore(incident: Incident, plan: RestartPlan) -> Evidence | None:
     text = web_ui.restored_text(restored)
     timeline.leave(began, Stage.RESTORE, text)
     timeline.note(Stage.RESTORE, text)
-    choose_again = state.brought(restored)
+    choose_again = state.record_restored(restored)
     if restored.unreachable:
         # Such a machine may come back empty, and the backups that it had are gone then.
         state.attempts += 1

@@ -35,7 +35,7 @@ async def _stop(incident: Incident) -> Evidence:
     except ActivityError as error:
         # Not knowing is no reason to go on: the job is parked, and asked again when an operator says so.
         evidence = Evidence(generation=state.generation, problem=str(error.cause or error)[:300])
-    evidence = state.heard(evidence)
+    evidence = state.merge_evidence(evidence)
     timeline.leave(began, Stage.STOP, web_ui.stopped_text(evidence, state.headline(evidence)))
     return evidence
 

@@ -51,7 +51,7 @@ def m2_empty(**more: Any) -> Evidence:
 
 def test_a_machine_that_came_back_empty_is_the_cause_and_not_who_saw_it_go() -> None:
     one = case()
-    evidence = one.heard(m2_empty())
+    evidence = one.merge_evidence(m2_empty())
 
     failure = one.failure(evidence, now_ns=9, first=True)
 
@@ -61,7 +61,7 @@ def test_a_machine_that_came_back_empty_is_the_cause_and_not_who_saw_it_go() -> 
 
 def test_its_ranks_are_restored_from_their_backups_and_the_steps_since_are_lost() -> None:
     one = case()
-    evidence = one.heard(m2_empty())
+    evidence = one.merge_evidence(m2_empty())
     one.failure(evidence, now_ns=9, first=True)
 
     restore = one.choose(evidence)
@@ -78,17 +78,17 @@ def test_its_ranks_are_restored_from_their_backups_and_the_steps_since_are_lost(
 
 def test_an_agent_says_once_that_it_knows_nothing_and_it_is_remembered_until_the_next_launch() -> None:
     one = case()
-    one.heard(m2_empty())
+    one.merge_evidence(m2_empty())
 
-    again = one.heard(m2_empty().model_copy(update={"emptied": []}))
+    again = one.merge_evidence(m2_empty().model_copy(update={"emptied": []}))
     assert again.emptied == ["m2"]
     one.launch(Restore(20, ""))
-    assert one.heard(Evidence(generation=2)).emptied == []
+    assert one.merge_evidence(Evidence(generation=2)).emptied == []
 
 
 def test_a_machine_that_the_job_was_never_launched_on_lost_nothing() -> None:
     one = case(Symptom.LAUNCH_FAILED)
-    evidence = one.heard(Evidence(generation=1, emptied=["m2"]))
+    evidence = one.merge_evidence(Evidence(generation=1, emptied=["m2"]))
 
     failure = one.failure(evidence, now_ns=9, first=True)
 
@@ -99,7 +99,7 @@ def test_a_machine_that_the_job_was_never_launched_on_lost_nothing() -> None:
 def test_when_all_machines_are_lost_nobody_knows_how_many_steps_that_cost() -> None:
     one = case()
     copies = held(120, tier=Tier.DISK)
-    evidence = one.heard(Evidence(generation=1, held=copies, emptied=["m0", "m1", "m2"]))
+    evidence = one.merge_evidence(Evidence(generation=1, held=copies, emptied=["m0", "m1", "m2"]))
 
     failure = one.failure(evidence, now_ns=9, first=True)
     one.launch(one.choose(evidence))
@@ -111,10 +111,10 @@ def test_when_all_machines_are_lost_nobody_knows_how_many_steps_that_cost() -> N
 
 def test_a_machine_lost_before_the_first_step_of_a_restart_costs_what_the_others_know() -> None:
     one = case()
-    one.failure(one.heard(Evidence(generation=1, exits=stopped(21), held=held(20))), now_ns=1, first=True)
+    one.failure(one.merge_evidence(Evidence(generation=1, exits=stopped(21), held=held(20))), now_ns=1, first=True)
     one.launch(Restore(20, ""))
     copies = [*held(20, range(4)), *backups(20, range(4, 6), "m1")]
-    evidence = one.heard(Evidence(generation=2, exits=stopped(-1, range(4)), held=copies, emptied=["m2"]))
+    evidence = one.merge_evidence(Evidence(generation=2, exits=stopped(-1, range(4)), held=copies, emptied=["m2"]))
 
     failure = one.failure(evidence, now_ns=2, first=False)
     one.launch(one.choose(evidence))
@@ -125,9 +125,9 @@ def test_a_machine_lost_before_the_first_step_of_a_restart_costs_what_the_others
 
 def test_steps_are_counted_from_the_farthest_the_job_had_come_in_any_attempt() -> None:
     one = case()
-    one.failure(one.heard(Evidence(generation=1, exits=stopped(25))), now_ns=1, first=True)
+    one.failure(one.merge_evidence(Evidence(generation=1, exits=stopped(25))), now_ns=1, first=True)
     one.launch(Restore(20, ""))
-    one.failure(one.heard(Evidence(generation=2, exits=stopped(22))), now_ns=2, first=False)
+    one.failure(one.merge_evidence(Evidence(generation=2, exits=stopped(22))), now_ns=2, first=False)
     one.launch(Restore(21, ""))
 
     assert one.lost_steps == 4
@@ -135,7 +135,7 @@ def test_steps_are_counted_from_the_farthest_the_job_had_come_in_any_attempt() -
 
 def test_a_copy_that_failed_is_left_out_and_the_next_one_is_taken() -> None:
     one = case()
-    evidence = one.heard(m2_empty())
+    evidence = one.merge_evidence(m2_empty())
     on_disk = [
         StateCopy(rank=4, machine="m2", completed_steps=20, generation=1, tier=Tier.DISK),
         *[copy.model_copy(update={"completed_steps": 19}) for copy in evidence.held],
@@ -143,14 +143,14 @@ def test_a_copy_that_failed_is_left_out_and_the_next_one_is_taken() -> None:
     evidence = evidence.model_copy(update={"held": [*evidence.held, *on_disk]})
     bad = StateCopy(rank=4, machine="m1", completed_steps=20, tier=Tier.BACKUP, valid=False, reason="checksum")
 
-    assert one.brought(Restored(failed=[bad]))
+    assert one.record_restored(Restored(failed=[bad]))
     second = one.choose(evidence)
     assert (second.step, second.copies[0].tier) == (20, Tier.DISK)
     assert "checksum" in second.reason
-    assert one.brought(Restored(unreached=[bad.model_copy(update={"machine": "m2", "tier": Tier.DISK})]))
+    assert one.record_restored(Restored(unreached=[bad.model_copy(update={"machine": "m2", "tier": Tier.DISK})]))
     assert one.choose(evidence).step == 19
     assert [copy.tier for copy in one.unreached] == [Tier.DISK]
-    assert not one.brought(Restored())
+    assert not one.record_restored(Restored())
 
     one.begin_again()
     assert one.choose(evidence).step == 20
@@ -188,13 +188,13 @@ def test_a_slot_that_its_own_rank_found_damaged_is_named_and_left_out() -> None:
     exits = [raised(1, CORRUPT), *stopped(-1, range(2, 6))]
     copies = [*held(20), *held(19), *backups(20, range(1, 2), "m2")]
 
-    restore = one.choose(one.heard(Evidence(generation=2, exits=exits, held=copies)))
+    restore = one.choose(one.merge_evidence(Evidence(generation=2, exits=exits, held=copies)))
 
     assert restore.step == 20
     assert [(copy.rank, copy.tier) for copy in restore.copies] == [(1, Tier.BACKUP)]
     assert "rank 1 on m0: its rank found it damaged" in restore.reason
 
-    again = one.choose(one.heard(Evidence(generation=2, exits=exits, held=[*held(20), *held(19)])))
+    again = one.choose(one.merge_evidence(Evidence(generation=2, exits=exits, held=[*held(20), *held(19)])))
     assert again.step == 19, "no other copy of that step: the one before it"
 
 
@@ -211,7 +211,7 @@ def test_only_the_slot_that_a_rank_restored_from_is_left_out(
     ends: list[RankExit], resume_step: int, lineage: list[tuple[int, int]]
 ) -> None:
     one = case(generation=2, resume_step=resume_step, lineage=lineage)
-    evidence = one.heard(
+    evidence = one.merge_evidence(
         Evidence(generation=2, exits=ends, held=[one.model_copy(update={"generation": 2}) for one in held(20)])
     )
 
@@ -221,14 +221,14 @@ def test_only_the_slot_that_a_rank_restored_from_is_left_out(
 
 def test_what_was_verified_once_is_not_read_again_before_the_next_launch() -> None:
     one = case()
-    evidence = one.heard(
+    evidence = one.merge_evidence(
         Evidence(generation=1, exits=stopped(20), held=[*held(20, verified=False), *held(19, verified=False)])
     )
     first = one.choose(evidence)
     assert [copy.rank for copy in first.unverified] == [0, 1, 2, 3, 4, 5]
 
     failed = [StateCopy(**first.unverified[5].model_dump(), valid=False, reason="its contents do not match")]
-    assert one.brought(Restored(verified=list(first.unverified[:5]), failed=failed))
+    assert one.record_restored(Restored(verified=list(first.unverified[:5]), failed=failed))
 
     second = one.choose(evidence)
     assert (second.step, len(second.unverified)) == (19, 6), "another step: other slots"
