@@ -26,7 +26,7 @@ from everstep.training.digest import digest_of
 from everstep.training.gradients import WHAT_TO_DO, Gradients
 from everstep.training.layout import SlotLayout, view_of
 from everstep.training.memory_check import check_room
-from everstep.training.restore_copy import Arena
+from everstep.training.restore_copy import RestoreCopy
 from everstep.training.rng import RandomState
 from everstep.training.save_signal import SaveSignal
 from everstep.training.saver import Saver
@@ -72,7 +72,7 @@ class Checkpoint:
         file: SlotFile | None,
         *,
         overlap: bool = False,
-        bell: SaveSignal | None = None,
+        save_signal: SaveSignal | None = None,
         faults: RankFaults | None = None,
         cuda: Cuda | None = None,
     ) -> None:
@@ -92,7 +92,7 @@ class Checkpoint:
         self._random = RandomState(cuda)
         if file is not None:
             midway = None if faults is None else lambda completed_steps: faults.meet("save", completed_steps - 1)
-            self._saver = Saver(file, overlap=overlap, bell=bell, midway=midway, cuda=cuda)
+            self._saver = Saver(file, overlap=overlap, save_signal=save_signal, midway=midway, cuda=cuda)
             self._gradients = Gradients(self._things, self._saver.give_up)
 
     @property
@@ -116,7 +116,7 @@ class Checkpoint:
         """
         if self._saver is None or self._gradients is None:
             return
-        self._tell_of_new_parameters()
+        self._warn_of_new_parameters()
         tree = {name: thing.state_dict() for name, thing in self._things.items()}
         gradients = self._gradients.state_dict(completed_steps, tree)
         tree |= {_RNG: self._random.state_dict(), _STEP: completed_steps}
@@ -144,7 +144,7 @@ class Checkpoint:
             self._saver.settle()
 
     def drain(self) -> None:
-        """Like ``wait`` for a script that is leaving: not forever, and whatever became of the save."""
+        """Like ``wait`` for a script that is leaving: for a limited time, and without raising the error of the save."""
         if self._saver is not None:
             self._saver.drain()
 
@@ -159,17 +159,18 @@ class Checkpoint:
             return
         file = self._file
         payload = file.load(completed_steps, verify=False)
-        arena = Arena(payload.tensors, lambda ends: file.verify(completed_steps, ends))
+        restore_copy = RestoreCopy(payload.tensors, lambda ends: file.verify(completed_steps, ends))
         try:
-            tree = decode(payload.structure, payload.tensors, self._meshes(), place=self._placing(payload, arena))
+            place = self._placing(payload, restore_copy)
+            tree = decode(payload.structure, payload.tensors, self._meshes(), place=place)
         except Exception as error:
             file.verify(completed_steps)  # damage explains more than what it leads to
             if isinstance(error, EverstepError):
                 raise
             raise CorruptCheckpoint(f"{file.path}: the state's structure cannot be read: {error}") from error
-        arena.start()
+        restore_copy.start()
         self._saver.pin(payload.tensors, {tensor.device for tensor in self._tensors()})
-        arena.finish()
+        restore_copy.finish()
         self._take_over(tree, completed_steps, str(file.path))
         file.discard_after(completed_steps)
 
@@ -230,7 +231,7 @@ class Checkpoint:
         if self._saver is not None:
             self._saver.close()
 
-    def _placing(self, payload: Payload, arena: Arena) -> Callable[[TensorSpec], torch.Tensor | None]:
+    def _placing(self, payload: Payload, restore_copy: RestoreCopy) -> Callable[[TensorSpec], torch.Tensor | None]:
         """Where the tensors of a slot go.
 
         Modules copy what they are given into their parameters and buffers, unless they load in a way of their own:
@@ -252,24 +253,24 @@ class Checkpoint:
         def place(spec: TensorSpec) -> torch.Tensor | None:
             target = targets.get(spec.name)
             if target is None:
-                return arena.tensor(spec) if spec.device == "cpu" else None
+                return restore_copy.tensor(spec) if spec.device == "cpu" else None
             local: torch.Tensor = getattr(target, "_local_tensor", target)
             alike = str(local.dtype) == f"torch.{spec.dtype}" and tuple(local.shape) == spec.shape
             # The table is not verified yet: what it says of the bytes must not reach beyond the tensor.
             if alike and local.nbytes == spec.nbytes and local.is_cpu and local.is_contiguous():
-                arena.fill(spec, local.data_ptr())
+                restore_copy.fill(spec, local.data_ptr())
                 return local
             return view_of(payload.tensors, spec)
 
         return place
 
-    def _take_over(self, tree: Any, completed_steps: int, whence: str) -> None:
-        """Give everybody their state."""
-        rng, inside, gradients = tree.pop(_RNG, None), tree.pop(_STEP, None), tree.pop(_GRADIENTS, {})
-        if inside != completed_steps:
+    def _take_over(self, tree: Any, completed_steps: int, origin: str) -> None:
+        """Load the state into the script's objects."""
+        rng, saved_step, gradients = tree.pop(_RNG, None), tree.pop(_STEP, None), tree.pop(_GRADIENTS, {})
+        if saved_step != completed_steps:
             raise CorruptCheckpoint(
-                f"{whence}: what is labelled as the state after step {completed_steps} says it is the one "
-                f"after step {inside}. Start from another step, or from the beginning"
+                f"{origin}: what is labelled as the state after step {completed_steps} says it is the one "
+                f"after step {saved_step}. Start from another step, or from the beginning"
             )
         if tree.keys() != self._things.keys():
             raise CheckpointError(
@@ -298,7 +299,7 @@ class Checkpoint:
             if isinstance(thing, torch.optim.Optimizer)
         }
 
-    def _tell_of_new_parameters(self) -> None:
+    def _warn_of_new_parameters(self) -> None:
         """Warn once of an optimizer that is no longer what a restart will find when it restores: before any body."""
         if self._groups is None:
             return

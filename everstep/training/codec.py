@@ -22,7 +22,7 @@ from torch import Tensor
 
 from everstep.errors import CheckpointError, CorruptCheckpoint
 from everstep.slots.tensor_table import TensorSpec, split
-from everstep.training.layout import Found, SlotLayout, dtype_of, view_of
+from everstep.training.layout import SlotLayout, StateTensors, dtype_of, view_of
 
 _LEAVES = {str, int, float, bool, type(None), bytes}
 _CONTAINERS = (dict, list, tuple, deque, set, frozenset)
@@ -67,17 +67,17 @@ def encode(tree: Mapping[str, Any], known: SlotLayout | None = None) -> Encoded:
     Raises:
         CheckpointError: something else is in the tree.
     """
-    buffer, found = io.BytesIO(), Found()
-    _Pickler(buffer, found, _paths(tree)).dump(tree)
-    layout = known if known is not None and known.fits(found) else SlotLayout(found)
-    return Encoded(found.tensors, layout, layout.table + buffer.getvalue())
+    buffer, state = io.BytesIO(), StateTensors()
+    _Pickler(buffer, state, _paths(tree)).dump(tree)
+    layout = known if known is not None and known.fits(state) else SlotLayout(state)
+    return Encoded(state.tensors, layout, layout.table + buffer.getvalue())
 
 
 def decode(
     structure: bytes,
     tensors: memoryview,
     meshes: Mapping[Any, Any],
-    whole: Callable[[int, Any], Tensor] | None = None,
+    make_dtensor: Callable[[int, Any], Tensor] | None = None,
     place: Callable[[TensorSpec], Tensor | None] | None = None,
 ) -> Any:
     """Put a tree of state dicts together again.
@@ -87,7 +87,7 @@ def decode(
         tensors: The tensors' bytes. CPU tensors of the result are views of
             them: clone what is kept.
         meshes: Device meshes of this process by ``dtensors.mesh_key``, for DTensors.
-        whole: Makes a DTensor, given its number and its ``dtensors.Description``. None: of its local shard.
+        make_dtensor: Makes a DTensor, given its number and its ``dtensors.Description``. None: of its local shard.
         place: Gives the tensor to take for a saved one; None: a view of ``tensors``, or a copy on its device.
 
     Raises:
@@ -107,8 +107,8 @@ def decode(
             case ("array", index):
                 return view_of(tensors, specs[index]).clone().numpy()
             case ("dtensor", index, description):
-                if whole is not None:
-                    return whole(index, description)
+                if make_dtensor is not None:
+                    return make_dtensor(index, description)
                 from everstep.training.dtensors import rebuild
 
                 return rebuild(tensor(index), description, meshes)
@@ -125,9 +125,9 @@ def decode(
 class _Pickler(pickle.Pickler):
     """Replaces tensors by references and refuses what ``_Unpickler`` would not read."""
 
-    def __init__(self, buffer: io.BytesIO, found: Found, paths: Mapping[int, str]) -> None:
+    def __init__(self, buffer: io.BytesIO, state: StateTensors, paths: Mapping[int, str]) -> None:
         super().__init__(buffer, protocol=5)
-        self._found = found
+        self._state = state
         self._paths = paths
 
     def persistent_id(self, obj: Any) -> int | tuple[Any, ...] | None:
@@ -160,9 +160,9 @@ class _Pickler(pickle.Pickler):
     def _add(self, obj: Any, tensor: Tensor) -> int:
         if tensor.is_conj() or tensor.is_neg():  # a lazily conjugated tensor's memory is not its value
             tensor = tensor.resolve_conj().resolve_neg()
-        tensors = self._found.tensors
+        tensors = self._state.tensors
         tensors.append(tensor)
-        self._found.names.append(self._paths.get(id(obj), "tensor"))
+        self._state.names.append(self._paths.get(id(obj), "tensor"))
         return len(tensors) - 1
 
     def _dtensor(self, tensor: Tensor) -> tuple[Any, ...] | None:
@@ -177,7 +177,7 @@ class _Pickler(pickle.Pickler):
 
         description = describe(tensor)
         index = self._add(tensor, tensor._local_tensor)
-        self._found.wholes[index] = tensor, description
+        self._state.dtensors[index] = tensor, description
         return ("dtensor", index, description)
 
 

@@ -21,7 +21,7 @@ class CopyPlan:
     """Kept from save to save while the tensors stay alike and those that are copied later stay where they are.
 
     Args:
-        things: What the state is the state of.
+        things: The objects given to ``Run.checkpoint``.
         encoded: The state.
         overlap: Whether what only optimizers change may be copied later.
         parts: Into how many batches the larger part of each device's tensors is cut.
@@ -32,8 +32,8 @@ class CopyPlan:
         later, self._watched = classify(things, tensors, specs) if overlap else ([False] * len(tensors), [])
         self._probed = probes(tensors, specs, later)
         self._layout = encoded.layout
-        self._later = [index for index, one in enumerate(later) if one]
-        self._now = [index for index, one in enumerate(later) if not one]
+        self._later = [index for index, is_later in enumerate(later) if is_later]
+        self._now = [index for index, is_later in enumerate(later) if not is_later]
         self._where = self._places(encoded)
         self._mapping = 0
         self._parts = parts
@@ -76,7 +76,7 @@ def _batches(encoded: Encoded, chosen: Iterable[int], parts: int, large: int) ->
         tensor, spec = encoded.tensors[index], encoded.layout.specs[index]
         if spec.nbytes:
             by_device.setdefault(_device(tensor), []).append((tensor, spec))
-    found: Pieces = []
+    batches: Pieces = []
     # The host's memory comes last: orders to devices are given at once.
     for device, pairs in sorted(by_device.items(), key=lambda item: item[0] == HOST):
         total, done = sum(spec.nbytes for _, spec in pairs), 0
@@ -84,7 +84,9 @@ def _batches(encoded: Encoded, chosen: Iterable[int], parts: int, large: int) ->
         for tensor, spec in pairs:
             cut[done * parts // total].append((tensor, spec))
             done += spec.nbytes
-        found += [
-            (device, Batch([one for one, _ in part], [spec for _, spec in part], large=large)) for part in cut if part
+        batches += [
+            (device, Batch([tensor for tensor, _ in part], [spec for _, spec in part], large=large))
+            for part in cut
+            if part
         ]
-    return found
+    return batches

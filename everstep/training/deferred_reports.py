@@ -33,7 +33,7 @@ def plain(name: str, value: Any) -> Any:
         return value
     if (placements := getattr(value, "placements", None)) is not None and hasattr(value, "_local_tensor"):
         mesh = value.device_mesh
-        if not all(one.is_replicate() or mesh.size(axis) == 1 for axis, one in enumerate(placements)):
+        if not all(placement.is_replicate() or mesh.size(axis) == 1 for axis, placement in enumerate(placements)):
             return _spread(name, value)
         value = value._local_tensor
     elements = getattr(value, "numel", None) or getattr(value, "size", None)

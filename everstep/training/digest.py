@@ -34,8 +34,8 @@ def _pieces(value: Any) -> Iterator[bytes | memoryview]:
             yield from _pieces(value[key])
     elif isinstance(value, list | tuple):
         yield f"{type(value).__name__} {len(value)} ".encode()
-        for one in value:
-            yield from _pieces(one)
+        for item in value:
+            yield from _pieces(item)
     elif isinstance(value, DTensor):
         yield from _pieces(value.to_local())
     elif isinstance(value, Tensor):

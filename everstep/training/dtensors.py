@@ -84,7 +84,10 @@ def chunk_of(tensor: DTensor) -> dict[str, Any]:
         return {}
     _, offsets = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
     chunk: dict[str, Any] = {"global_shape": list(tensor.shape), "offsets": list(offsets)}
-    if any(isinstance(one, Replicate) and at for one, at in zip(placements, coordinate, strict=True)):
+    if any(
+        isinstance(placement, Replicate) and position
+        for placement, position in zip(placements, coordinate, strict=True)
+    ):
         chunk["replica"] = True
     ranks = mesh_key(mesh)[1]
     if len(ranks) < dist.get_world_size():
@@ -106,17 +109,17 @@ def matching(
         CheckpointError: there is not just one, or the tensor cannot be placed there as it was.
     """
     (names, _, sizes), texts, _, _ = description
-    found = {
+    fitting = {
         key: mesh
         for key, mesh in meshes.items()
         if key[0] == names and (names is not None or len(key[2]) == len(sizes))
     }
-    if len(found) != 1:
+    if len(fitting) != 1:
         raise CheckpointError(
             f"{name} was saved on a mesh with the dimensions {', '.join(names or ('without names',))}: "
-            f"the given models and optimizers use {len(found) or 'no'} such meshes, and one is needed"
+            f"the given models and optimizers use {len(fitting) or 'no'} such meshes, and one is needed"
         )
-    (mesh,) = found.values()
+    (mesh,) = fitting.values()
     placements = [_placement(text) for text in texts]
     for axis, placement in enumerate(placements):
         if not isinstance(placement, _StridedShard):
@@ -137,7 +140,7 @@ def on_mesh(shape: Sequence[int], dtype: torch.dtype, mesh: DeviceMesh, placemen
         CheckpointError: this rank's shard of it would not be in one piece.
     """
     local_shape, _ = compute_local_shape_and_global_offset(torch.Size(shape), mesh, placements)
-    whole = DTensor.from_local(
+    dtensor = DTensor.from_local(
         torch.zeros(local_shape, dtype=dtype, device=mesh.device_type),
         mesh,
         placements,
@@ -146,12 +149,12 @@ def on_mesh(shape: Sequence[int], dtype: torch.dtype, mesh: DeviceMesh, placemen
         stride=torch.empty(shape, device="meta").stride(),
     )
     coordinate = mesh.get_coordinate()
-    if coordinate is None or not _in_one_piece(whole, coordinate):
+    if coordinate is None or not _in_one_piece(dtensor, coordinate):
         raise CheckpointError(
             f"a tensor of {list(shape)} cannot be split over the mesh {mesh.mesh_dim_names} of sizes "
             f"{list(mesh.mesh.shape)} in one piece for each rank: use sizes that divide it"
         )
-    return whole
+    return dtensor
 
 
 def _in_one_piece(tensor: DTensor, coordinate: Sequence[int]) -> bool:

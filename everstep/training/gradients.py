@@ -47,7 +47,7 @@ class Gradients:
     """The gradients of the given models and optimizers, from body to body.
 
     Args:
-        things: What the state is the state of, by name.
+        things: The objects given to ``Run.checkpoint``, by name.
         give_up: Called with a number of completed steps: no state after so many or more may be restored.
     """
 
@@ -83,18 +83,18 @@ class Gradients:
         Raises:
             CheckpointError: gradients are pending that cannot be saved.
         """
-        found = [(name, parameter, parameter.grad) for name, parameter in self._parameters()]
-        there = [(name, parameter, grad) for name, parameter, grad in found if grad is not None]
+        parameters = [(name, parameter, parameter.grad) for name, parameter in self._parameters()]
+        present = [(name, parameter, grad) for name, parameter, grad in parameters if grad is not None]
         if self._left:
             # No step need have used what was left out, but a backward pass may have added to it.
-            for _, parameter, grad in found:
+            for _, parameter, grad in parameters:
                 self._judge(parameter, grad is None or not _is_used(grad))
         skipped = self._step_was_skipped(tree) and not self._accumulates
-        pending = [one for one in there if self._keep_all or not (skipped or _is_used(one[2]))]
+        pending = [entry for entry in present if self._keep_all or not (skipped or _is_used(entry[2]))]
         self._refuse_unsaved(pending)
         self._accumulates |= bool(pending)
         saved = {id(parameter) for _, parameter, _ in pending}
-        left = [(parameter, grad) for _, parameter, grad in there if id(parameter) not in saved]
+        left = [(parameter, grad) for _, parameter, grad in present if id(parameter) not in saved]
         self._leave_out(left, completed_steps)
         state: dict[str, Any] = {"all": True} if self._keep_all else {}
         if pending:
@@ -102,7 +102,7 @@ class Gradients:
             if strides := {name: turned for name, _, grad in pending if (turned := _turned(grad))}:
                 state["strides"] = strides
         if left:
-            state["left_out"] = bytes(id(parameter) in self._left for _, parameter, _ in found)
+            state["left_out"] = bytes(id(parameter) in self._left for _, parameter, _ in parameters)
         return state
 
     def load_state_dict(self, state: Mapping[str, Any], completed_steps: int) -> None:
@@ -127,7 +127,7 @@ class Gradients:
             raise CheckpointError(
                 f"the checkpoint holds a gradient of {next(iter(tensors))}, which the script does not have"
             )
-        self._left = {id(one) for _, one in self._parameters() if hasattr(one.grad, LEFT)}
+        self._left = {id(parameter) for _, parameter in self._parameters() if hasattr(parameter.grad, LEFT)}
         self._accumulates, self._keep_all = bool(state.get("tensors")), bool(state.get("all"))
         self._resumed_from = completed_steps
 
@@ -176,9 +176,9 @@ class Gradients:
         if since is None:
             self._left.discard(id(parameter))
         elif used:
-            self._surprise(since)
+            self._used_again(since)
 
-    def _surprise(self, since: int) -> None:
+    def _used_again(self, since: int) -> None:
         """Gradients that were left out are used again."""
         if since == PLACEHOLDER:
             raise CheckpointError(

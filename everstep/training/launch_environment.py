@@ -13,7 +13,7 @@ from everstep.model.topology import SHORT_ORDER, Axis, Topology
 
 
 class JoinSizes(NamedTuple):
-    """What a script says of its mesh; None: nothing."""
+    """The mesh as the script gives it to ``join``; None: not given."""
 
     tp: int | None = None
     pp: int | None = None
@@ -35,34 +35,34 @@ class JoinSizes(NamedTuple):
         return Topology(machines, ranks_per_machine, tuple(self.mesh.items()))
 
 
-def topology_of_job(said: JoinSizes) -> Topology:
+def topology_of_job(sizes: JoinSizes) -> Topology:
     """The job's topology, from everstep's environment or else torchrun's.
 
     Args:
-        said: By the script.
+        sizes: From the script.
 
     Raises:
         TopologyError: the sizes that the script names do not multiply, or are not those of the job.
         ConfigError: an environment variable of torchrun or everstep makes no sense.
     """
-    told = os.environ.get(environment.TOPOLOGY)
-    if not told:
+    text = os.environ.get(environment.TOPOLOGY)
+    if not text:
         world = from_environment("WORLD_SIZE", 1)
         local = from_environment("LOCAL_WORLD_SIZE", world)
         if local < 1 or world % local:
             local = 1  # machines of unequal size: which ranks share one is not known
-        return said.topology(world // local, local)
+        return sizes.topology(world // local, local)
     try:
-        job = Topology.parse(told)
+        job = Topology.parse(text)
     except TopologyError as error:
         raise ConfigError(f"{environment.TOPOLOGY}: {error}") from None
-    if said == JoinSizes():
+    if sizes == JoinSizes():
         return job
-    if job.is_short and said.mesh is None:  # what the script leaves out is the job's
+    if job.is_short and sizes.mesh is None:  # what the script leaves out is the job's
         order: tuple[Axis, ...] = job.axes  # type: ignore[assignment]
-        tp, pp = job.tp if said.tp is None else said.tp, job.pp if said.pp is None else said.pp
-        said = JoinSizes(tp, pp, said.order or order)
-    script = said.topology(job.machines, job.ranks_per_machine)
+        tp, pp = job.tp if sizes.tp is None else sizes.tp, job.pp if sizes.pp is None else sizes.pp
+        sizes = JoinSizes(tp, pp, sizes.order or order)
+    script = sizes.topology(job.machines, job.ranks_per_machine)
     if script.mesh != job.mesh:
         raise TopologyError(
             f"the script joins with {script.text}, but the job was started with {job.text}: start the job with the "
@@ -73,15 +73,17 @@ def topology_of_job(said: JoinSizes) -> Topology:
 
 def origin_of(agreed: int) -> Path | None:
     """The folder of the checkpoint of other sizes that the job starts from; None when it is further already."""
-    given = os.environ.get(environment.RESHARD_FROM)
-    if not given:
+    folder = os.environ.get(environment.RESHARD_FROM)
+    if not folder:
         return None
     from everstep.shards.folders import step_of
 
-    step = step_of(Path(given))
+    step = step_of(Path(folder))
     if step is None:
-        raise ConfigError(f"{environment.RESHARD_FROM} is {given!r}; it must be a folder of one step, …/step-000000120")
-    return Path(given) if agreed <= 0 or agreed == step else None
+        raise ConfigError(
+            f"{environment.RESHARD_FROM} is {folder!r}; it must be a folder of one step, …/step-000000120"
+        )
+    return Path(folder) if agreed <= 0 or agreed == step else None
 
 
 def from_environment(name: str, default: int) -> int:

@@ -14,13 +14,13 @@ from everstep.slots.tensor_table import TensorSpec, pack_table
 
 
 @dataclass(slots=True)
-class Found:
+class StateTensors:
     """The tensors of a tree by their number."""
 
     tensors: list[Tensor] = field(default_factory=list)
     """What is saved: the local shards of DTensors."""
     names: list[str] = field(default_factory=list)
-    wholes: dict[int, tuple[Any, Any]] = field(default_factory=dict)
+    dtensors: dict[int, tuple[Any, Any]] = field(default_factory=dict)
     """The DTensors among them, each with all of it but its shard in plain values."""
 
 
@@ -31,14 +31,14 @@ class SlotLayout:
         CheckpointError: a tensor has no plain data.
     """
 
-    def __init__(self, found: Found) -> None:
+    def __init__(self, state: StateTensors) -> None:
         self.specs: list[TensorSpec] = []
-        self._names = found.names
-        self._kinds = [(tensor.dtype, tensor.shape, tensor.device) for tensor in found.tensors]
-        self._descriptions = _descriptions(found)
+        self._names = state.names
+        self._kinds = [(tensor.dtype, tensor.shape, tensor.device) for tensor in state.tensors]
+        self._descriptions = _descriptions(state)
         end = 0
         taken: set[str] = set()
-        for index, (tensor, name) in enumerate(zip(found.tensors, found.names, strict=True)):
+        for index, (tensor, name) in enumerate(zip(state.tensors, state.names, strict=True)):
             dense = tensor.layout is torch.strided and not hasattr(type(tensor), "__tensor_flatten__")
             if not dense or tensor.is_quantized or tensor.is_meta:
                 raise CheckpointError(
@@ -48,19 +48,19 @@ class SlotLayout:
             nbytes = tensor.numel() * tensor.element_size()
             dtype = str(tensor.dtype).removeprefix("torch.")
             spec = TensorSpec(_unique(name, taken), dtype, tuple(tensor.shape), end, nbytes, tensor.device.type)
-            self.specs.append(spec._replace(**_chunk(found.wholes[index][0])) if index in found.wholes else spec)
+            self.specs.append(spec._replace(**_chunk(state.dtensors[index][0])) if index in state.dtensors else spec)
             end += aligned(nbytes)
         self.total_bytes = end
         self.table = pack_table(self.specs)
 
-    def fits(self, found: Found) -> bool:
+    def fits(self, state: StateTensors) -> bool:
         """Whether tensors of a later save go to the same places under the same names."""
         return (
-            self._names == found.names
-            and self._descriptions == _descriptions(found)
+            self._names == state.names
+            and self._descriptions == _descriptions(state)
             and all(
                 tensor.dtype is dtype and tensor.shape == shape and tensor.device == device
-                for tensor, (dtype, shape, device) in zip(found.tensors, self._kinds, strict=True)
+                for tensor, (dtype, shape, device) in zip(state.tensors, self._kinds, strict=True)
             )
         )
 
@@ -85,30 +85,30 @@ def dtype_of(name: str) -> torch.dtype:
     Raises:
         CorruptCheckpoint: it is none.
     """
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype):
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
         raise CorruptCheckpoint(f"a checkpoint names {name!r:.60} as the type of a tensor")
-    return found
+    return dtype
 
 
-def _descriptions(found: Found) -> dict[int, Any]:
-    return {index: description for index, (_, description) in found.wholes.items()}
+def _descriptions(state: StateTensors) -> dict[int, Any]:
+    return {index: description for index, (_, description) in state.dtensors.items()}
 
 
 def _unique(name: str, taken: set[str]) -> str:
     """A name that no tensor before has."""
-    found, count = name, 1
-    while found in taken:
+    unique, count = name, 1
+    while unique in taken:
         count += 1
-        found = f"{name}.{count}"
-    taken.add(found)
-    return found
+        unique = f"{name}.{count}"
+    taken.add(unique)
+    return unique
 
 
-def _chunk(whole: Any) -> dict[str, Any]:
+def _chunk(dtensor: Any) -> dict[str, Any]:
     """Fields of the table that say which chunk of a DTensor is saved."""
-    if whole is None:
+    if dtensor is None:
         return {}
     from everstep.training.dtensors import chunk_of
 
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in chunk_of(whole).items()}
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in chunk_of(dtensor).items()}

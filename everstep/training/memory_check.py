@@ -27,7 +27,7 @@ def check_room(things: Iterable[Any], file: SlotFile, *, ranks: int, backup_slot
     """Refuse to begin when the slots of all ranks of this machine will not fit.
 
     Args:
-        things: What the state is the state of.
+        things: The objects given to ``Run.checkpoint``.
         file: This rank's slots.
         ranks: Ranks on this machine; each is taken to need what this one does.
         backup_slots: Slots of each backup that is held for another machine's rank; 0: none are held.
@@ -52,7 +52,9 @@ def estimated_bytes(things: Iterable[Any]) -> int:
         if isinstance(thing, torch.nn.Module):
             total += sum(_size(tensor) for tensor in (*thing.parameters(), *thing.buffers()))
         elif isinstance(thing, torch.optim.Optimizer):
-            total += sum(_state(thing, group, one) for group in thing.param_groups for one in group["params"])
+            total += sum(
+                _state(thing, group, parameter) for group in thing.param_groups for parameter in group["params"]
+            )
     return total
 
 

@@ -42,7 +42,7 @@ def classify(
     """Which tensors change in ``optimizer.step`` only.
 
     Args:
-        things: What the state is the state of: models, optimizers, others.
+        things: The objects given to ``Run.checkpoint``: models, optimizers, others.
         tensors: The tensors of the encoded state.
         specs: What the table says of them.
 
@@ -65,7 +65,7 @@ def classify(
         memory in allowed and bool(spec.nbytes) and tensor.device.type in {"cpu", "cuda"}
         for memory, tensor, spec in zip(memories, tensors, specs, strict=True)
     ]
-    names = {memory: spec.name for memory, spec, one in zip(memories, specs, later, strict=True) if one}
+    names = {memory: spec.name for memory, spec, is_later in zip(memories, specs, later, strict=True) if is_later}
     return later, [(names[memory], tensor) for memory, tensor in stepped if memory in names]
 
 
@@ -91,7 +91,10 @@ class Witness:
         for (name, tensor), version in zip(self._watched, self._versions, strict=True):
             if tensor._version != version:
                 return name
-        return next((one.name for one, was in self._probed if ctypes.string_at(one.address, PROBE_BYTES) != was), "")
+        for probe, before in self._probed:
+            if ctypes.string_at(probe.address, PROBE_BYTES) != before:
+                return probe.name
+        return ""
 
     def missed(self, address: int) -> str:
         """Name of a tensor whose copy is not what it was when the copy began; empty: none is known.
@@ -99,9 +102,9 @@ class Witness:
         Args:
             address: Of the copied tensors.
         """
-        for one, was in self._probed:
-            if one.offset is not None and ctypes.string_at(address + one.offset, PROBE_BYTES) != was:
-                return one.name
+        for probe, before in self._probed:
+            if probe.offset is not None and ctypes.string_at(address + probe.offset, PROBE_BYTES) != before:
+                return probe.name
         return ""
 
 
@@ -109,8 +112,8 @@ def probes(tensors: Sequence[Tensor], specs: Sequence[TensorSpec], later: Sequen
     """Where to look for changes: in the middle of up to ``PROBES`` tensors in the memory of the host."""
     fit = [
         (tensor, spec)
-        for tensor, spec, one in zip(tensors, specs, later, strict=True)
-        if one and tensor.is_cpu and spec.nbytes >= PROBE_BYTES and _dense(tensor)
+        for tensor, spec, is_later in zip(tensors, specs, later, strict=True)
+        if is_later and tensor.is_cpu and spec.nbytes >= PROBE_BYTES and _dense(tensor)
     ]
     found = []
     for tensor, spec in fit[:: -(-len(fit) // PROBES) or 1]:

@@ -59,7 +59,7 @@ def read_resharded(
     source = old.source(topology, rank)
     reader = _Reader(old, source, meshes)
     tree = reader.tree()
-    reader.fill_wholes()
+    reader.fill_dtensors()
     if isinstance(tree, dict) and RNG in tree and old.must_reseed(topology, rank, source):
         tree[RNG] = reseeded(tree[RNG], rank)
     return old.step, tree
@@ -83,16 +83,16 @@ class OldCheckpoint:
         if step is None or not folder.is_dir():
             raise CheckpointError(f"{folder} is no folder of a checkpoint: its name is that of a step, step-000000120")
         self.step = step
-        found = sorted(folder.glob("rank-*.json"))
-        if not found:
+        manifests = sorted(folder.glob("rank-*.json"))
+        if not manifests:
             raise CheckpointError(f"{folder} holds no checkpoint: there is no rank-<r>.json")
-        first = read_manifest(folder, int(found[0].stem.removeprefix("rank-")))
+        first = read_manifest(folder, int(manifests[0].stem.removeprefix("rank-")))
         if not first.topology:
             raise CheckpointError(f"{folder} was saved by a job of unknown sizes, it can be read with the same only")
         self.topology = Topology.parse(first.topology)
         """Sizes of the job that saved it."""
         held = [held_in(folder, step, rank) for rank in range(self.topology.world_size)]
-        if bad := [one for one in held if not one.valid]:
+        if bad := [copy for copy in held if not copy.valid]:
             raise CheckpointError(
                 f"{folder} is not whole, rank {bad[0].rank} of {self.topology.world_size} is missing or damaged: "
                 f"{bad[0].reason}. Bring the files of all ranks into one folder"
@@ -104,8 +104,8 @@ class OldCheckpoint:
                     f"{folder} mixes files of {first.job} ({first.topology}) and {manifest.job} ({manifest.topology})"
                 )
         known = {data_name(manifest.rank) for manifest in self.manifests}
-        if strangers := sorted({path.name for path in folder.glob("*.safetensors")} - known):
-            raise CheckpointError(f"{folder} holds {strangers[0]}, which is not of this checkpoint: remove it")
+        if foreign := sorted({path.name for path in folder.glob("*.safetensors")} - known):
+            raise CheckpointError(f"{folder} holds {foreign[0]}, which is not of this checkpoint: remove it")
 
     def source(self, topology: Topology, rank: int) -> int:
         """The old rank whose tree and plain tensors a rank takes over.
@@ -134,7 +134,8 @@ class OldCheckpoint:
         else:
             existed, group = rank < self.topology.world_size, range(self.topology.world_size)
         states = {
-            tuple(part.xxh3 for part in self.manifests[one].tensors if part.name.startswith(f"{RNG}.")) for one in group
+            tuple(part.xxh3 for part in self.manifests[old_rank].tensors if part.name.startswith(f"{RNG}."))
+            for old_rank in group
         }
         return not existed and len(states) > 1
 
@@ -163,7 +164,7 @@ class _Reader:
         self._old = old
         self._manifest: Manifest = old.manifests[source]
         self._meshes = meshes
-        self._wholes: dict[str, DTensor] = {}
+        self._dtensors: dict[str, DTensor] = {}
         """What torch has to read, by name in the files."""
 
     def tree(self) -> Any:
@@ -182,9 +183,11 @@ class _Reader:
                     if part.global_shape is None:
                         view = memory[part.offset : part.offset + part.nbytes]
                         read_piece(read, part, view, f"the tensor {part.name}")
-            return decode(
-                bytes(structure), memory, self._meshes, lambda number, told: self._whole(parts[names[number]], told)
-            )
+
+            def make_dtensor(number: int, description: Description) -> Tensor:
+                return self._dtensor(parts[names[number]], description)
+
+            return decode(bytes(structure), memory, self._meshes, make_dtensor)
         except CorruptCheckpoint as error:
             raise CorruptCheckpoint(f"{folder / data_name(manifest.rank)}: {error}") from error
         except EverstepError:
@@ -194,9 +197,9 @@ class _Reader:
                 f"{folder / data_name(manifest.rank)}: the state's structure cannot be read: {error}"
             ) from error
 
-    def fill_wholes(self) -> None:
+    def fill_dtensors(self) -> None:
         """Let torch read the shards of the DTensors, after all that it reads was verified."""
-        if not self._wholes:
+        if not self._dtensors:
             return
         from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
         from torch.distributed.checkpoint.state_dict_loader import load
@@ -204,10 +207,10 @@ class _Reader:
         self._verify()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # that it reads without the other ranks is on purpose
-            load(dict(self._wholes), storage_reader=HuggingFaceStorageReader(str(self._old.folder)), no_dist=True)
+            load(dict(self._dtensors), storage_reader=HuggingFaceStorageReader(str(self._old.folder)), no_dist=True)
 
-    def _whole(self, part: Part, description: Description) -> Tensor:
-        """A DTensor on this rank's mesh; its shard is empty until ``fill_wholes``."""
+    def _dtensor(self, part: Part, description: Description) -> Tensor:
+        """A DTensor on this rank's mesh; its shard is empty until ``fill_dtensors``."""
         if part.global_shape is None:
             raise CheckpointError(
                 f"{part.name} was saved as partial sums or in several pieces: it can be read with the same sizes only"
@@ -217,7 +220,7 @@ class _Reader:
         stored = dtype if part.stored != "U8" else torch.uint8
         shape = (*part.global_shape, part.width) if part.width > 1 else part.global_shape
         raw = on_mesh(shape, stored, mesh, placements)
-        self._wholes[whole_key(part)] = raw
+        self._dtensors[whole_key(part)] = raw
         if stored == dtype:
             return raw
         local = raw._local_tensor.view(dtype)
@@ -239,9 +242,9 @@ class _Reader:
 
         missing = {}
         boxes = {}
-        for key, whole in self._wholes.items():
-            boxes[key] = compute_local_shape_and_global_offset(whole.shape, whole.device_mesh, whole.placements)
-            missing[key] = whole._local_tensor.numel()
+        for key, dtensor in self._dtensors.items():
+            boxes[key] = compute_local_shape_and_global_offset(dtensor.shape, dtensor.device_mesh, dtensor.placements)
+            missing[key] = dtensor._local_tensor.numel()
         for manifest in self._old.manifests:
             needed = []
             for part in manifest.tensors:
@@ -254,7 +257,7 @@ class _Reader:
                 continue
             path = self._old.folder / data_name(manifest.rank)
             with open_shard(self._old.folder, manifest.rank) as read:
-                pieces: list[tuple[Part | Piece, str]] = [(one, f"the tensor {one.name}") for one in needed]
+                pieces: list[tuple[Part | Piece, str]] = [(part, f"the tensor {part.name}") for part in needed]
                 for piece, what in [(manifest.head, "the header"), *pieces]:
                     if reason := verify_piece(piece, read):
                         raise CorruptCheckpoint(f"{path}, {what}: {reason}")
@@ -262,9 +265,9 @@ class _Reader:
             raise CheckpointError(f"{self._old.folder} does not hold all of the tensor {holes[0]}")
 
 
-def _common(one: tuple[Sequence[int], Sequence[int]], other: tuple[Sequence[int], Sequence[int]]) -> int:
+def _common(box: tuple[Sequence[int], Sequence[int]], other_box: tuple[Sequence[int], Sequence[int]]) -> int:
     """Number of elements that two boxes, each a shape and where it begins, have in common."""
     count = 1
-    for size, begin, other_size, other_begin in zip(*one, *other, strict=True):
+    for size, begin, other_size, other_begin in zip(*box, *other_box, strict=True):
         count *= max(0, min(begin + size, other_begin + other_size) - max(begin, other_begin))
     return count

@@ -33,7 +33,7 @@ Verify = Callable[[Iterable[int]], None]
 one before. What is behind the last one is hashed too."""
 
 
-class Arena:
+class RestoreCopy:
     """Private memory that takes a copy of parts of a slot at the same offsets; what is not asked for costs none.
 
     Args:

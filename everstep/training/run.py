@@ -85,7 +85,7 @@ class Run:
         return self._reports is not None
 
     def mesh_shape(self) -> tuple[int, ...]:
-        """JoinSizes of the mesh in the topology's order, as ``init_device_mesh`` takes them."""
+        """Sizes of the mesh in the topology's order, as ``init_device_mesh`` takes them."""
         return self.topology.mesh_shape()
 
     def device_mesh(self, device_type: str) -> DeviceMesh:
@@ -116,10 +116,9 @@ class Run:
         )
         # With two slots a rank that is a step ahead would have given up the step that the others are still saving.
         overlap = from_environment(environment.CHECKPOINT_OVERLAP, 1) != 0 and file.slots > 2
-        bell = os.environ.get(environment.CHECKPOINT_BELL)
-        return Checkpoint(
-            things, file, overlap=overlap, bell=SaveSignal(Path(bell) if bell else None), faults=self._faults
-        )
+        fifo = os.environ.get(environment.CHECKPOINT_BELL)
+        save_signal = SaveSignal(Path(fifo) if fifo else None)
+        return Checkpoint(things, file, overlap=overlap, save_signal=save_signal, faults=self._faults)
 
     def steps(
         self,
@@ -275,7 +274,7 @@ class Run:
             self._reports.report(*self._held.pop(0).values())
 
     def _install_fault_hook(self) -> None:
-        """Meet the faults of a drill where it hurts: between backward and the optimizer's step."""
+        """Let the faults of a drill happen between backward and the optimizer's step."""
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
         def meet(*_: Any) -> None:

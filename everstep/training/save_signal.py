@@ -1,4 +1,4 @@
-"""Tells the agent of a committed save: one byte into a FIFO, without waiting and without caring."""
+"""Tells the agent of a committed save: one byte into a FIFO; never blocks, errors are ignored."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import time
 from pathlib import Path
 
 REOPEN_S = 1.0
-"""A bell that could not be rung is tried again so much later (ours)."""
+"""A FIFO that could not be opened or written is opened again so much later (ours)."""
 
 
 class SaveSignal:
-    """The rank's end of the bell.
+    """The rank's end of the FIFO.
 
-    The agent polls as well: a ring that is lost costs it a fraction of a second.
+    The agent polls as well: a byte that is lost costs it a fraction of a second.
 
     Args:
         path: The FIFO; None: there is none.
@@ -26,13 +26,13 @@ class SaveSignal:
         self._not_before = 0.0
 
     def ring(self) -> None:
-        """Write a byte; whatever goes wrong is nobody's business."""
+        """Write one wake-up byte; never blocks, errors are ignored."""
         if self._path is None or not self._opened():
             return
         try:
             os.write(self._descriptor, b"\x01")
         except BlockingIOError:
-            pass  # the agent has rings enough to wake up
+            pass  # the FIFO is full: the agent has bytes enough to wake up
         except OSError:  # its reader is gone
             self.close()
             self._not_before = time.monotonic() + REOPEN_S

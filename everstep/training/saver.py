@@ -3,10 +3,10 @@
 One save after the other::
 
     script thread   | save n: small copies | forward, backward | wait | optimizer.step | save n + 1 …
-    copying thread  |                      | large copies ------------| checksum, commit, bell
+    copying thread  |                      | large copies ------------| checksum, commit, signal
 
-Memory of a new file is had slot by slot: the first save waits for that of its
-own, that of the others is made ready by the copying thread when it has nothing
+The memory of a new file is allocated slot by slot: the first save waits for its
+own slot, the others are made ready by the copying thread when it has nothing
 else to do.
 
 A save is committed only if nothing that it copied was changed meanwhile by
@@ -77,7 +77,7 @@ class Saver:
         file: Where to.
         overlap: Copy what may be copied while training goes on. Else ``save``
             returns when all is committed.
-        bell: Rung after each commit.
+        save_signal: Tells the agent of each commit.
         midway: Called when about half of a save is copied, with the number of completed steps; for drills.
         cuda: CUDA; None: torch's.
     """
@@ -87,14 +87,14 @@ class Saver:
         file: SlotFile,
         *,
         overlap: bool = False,
-        bell: SaveSignal | None = None,
+        save_signal: SaveSignal | None = None,
         midway: Callable[[int], None] | None = None,
         cuda: Cuda | None = None,
     ) -> None:
         self._file = file
         self._cuda: Cuda = cuda or TorchCuda()
         self._overlap = overlap
-        self._bell = bell or SaveSignal(None)
+        self._save_signal = save_signal or SaveSignal(None)
         self._midway = midway
         self._trusting = overlap
         """Whether tensors are copied while training goes on; ends with the first surprise."""
@@ -119,7 +119,7 @@ class Saver:
         """Save a state; returns when training may go on.
 
         Args:
-            things: What the state is the state of.
+            things: The objects given to ``Run.checkpoint``, by name.
             encoded: The state.
             completed_steps: Its label.
 
@@ -186,7 +186,7 @@ class Saver:
             self._file.discard_after(completed_steps - 1)
 
     def drain(self) -> None:
-        """Wait for the last save, but not forever, and whatever became of it: the script is leaving already."""
+        """Wait for the last save, at most ``DRAIN_S``, without raising its error: the script is leaving already."""
         save = self._save
         if save is not None and os.getpid() == self._process:
             save.ended.wait(DRAIN_S)
@@ -207,7 +207,7 @@ class Saver:
         self._copiers.clear()
         self._plans.clear()
         self._file.close()
-        self._bell.close()
+        self._save_signal.close()
 
     # The script's thread.
 
@@ -309,7 +309,7 @@ class Saver:
             if save.torn or save.given_up:
                 self._file.forget(save.completed_steps)
                 return
-        self._bell.ring()
+        self._save_signal.ring()
 
     def _copy(self, pieces: Pieces, address: int, midway: int | None) -> None:
         for index, (device, batch) in enumerate(pieces):
@@ -318,7 +318,7 @@ class Saver:
                 self._midway(midway)
 
     def _make_ready(self, address: int, size: int) -> None:
-        """See to it that the large copies of a save find its slot as they need it."""
+        """Make the pages of a slot present, and pin them, before its large copies."""
         self._file.make_present()
         if self._pinned is not None:
             self._pinned.pin(address, size)

@@ -12,7 +12,7 @@ import torch
 from everstep.errors import CorruptCheckpoint
 from everstep.slots.tensor_table import TensorSpec
 from everstep.training import restore_copy as module
-from everstep.training.restore_copy import Arena
+from everstep.training.restore_copy import RestoreCopy
 
 
 def spec(offset: int, nbytes: int) -> TensorSpec:
@@ -32,13 +32,13 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_was_asked_for_is_there_and_nothing_else() -> None:
     source = bytearray(index % 251 for index in range(100_000))
-    arena = Arena(memoryview(source), consume)
-    tensors = [arena.tensor(spec(*place)) for place in ((5, 3000), (50_000, 1), (70_000, 30_000), (7, 0))]
+    copy = RestoreCopy(memoryview(source), consume)
+    tensors = [copy.tensor(spec(*place)) for place in ((5, 3000), (50_000, 1), (70_000, 30_000), (7, 0))]
     elsewhere = ctypes.create_string_buffer(2500)
-    arena.fill(spec(20_000, 2500), ctypes.addressof(elsewhere))
+    copy.fill(spec(20_000, 2500), ctypes.addressof(elsewhere))
     assert not any(one.any() for one in tensors) and not any(elsewhere.raw)
-    arena.start()
-    arena.finish()
+    copy.start()
+    copy.finish()
     assert [bytes(one.tolist()) for one in tensors] == [
         *(source[5:3005], source[50_000:50_001], source[70_000:100_000], b"")
     ]
@@ -54,14 +54,14 @@ def test_it_is_not_finished_before_it_is_verified() -> None:
         assert go.wait(30)
         raise CorruptCheckpoint("bits were flipped")
 
-    arena = Arena(memoryview(bytearray(5000)), verify)
-    arena.tensor(spec(0, 5000))
-    arena.start()
+    copy = RestoreCopy(memoryview(bytearray(5000)), verify)
+    copy.tensor(spec(0, 5000))
+    copy.start()
     errors: list[BaseException] = []
 
     def finish() -> None:
         try:
-            arena.finish()
+            copy.finish()
         except CorruptCheckpoint as error:
             errors.append(error)
 
@@ -75,9 +75,9 @@ def test_it_is_not_finished_before_it_is_verified() -> None:
 
 
 def test_a_slot_without_tensors() -> None:
-    arena = Arena(memoryview(bytearray()), consume)
-    arena.start()
-    arena.finish()
+    copy = RestoreCopy(memoryview(bytearray()), consume)
+    copy.start()
+    copy.finish()
 
 
 def test_each_piece_is_there_before_it_may_be_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,10 +95,10 @@ def test_each_piece_is_there_before_it_may_be_hashed(monkeypatch: pytest.MonkeyP
             if end == 50_000:
                 go.set()
 
-    arena = Arena(memoryview(source), verify)
-    made.append(arena.tensor(spec(0, 100_000)))
-    arena.start()
-    arena.finish()
+    copy = RestoreCopy(memoryview(source), verify)
+    made.append(copy.tensor(spec(0, 100_000)))
+    copy.start()
+    copy.finish()
     assert ends[:50] == list(range(1000, 51_000, 1000))
     assert bytes(made[0].tolist()) == source
 
@@ -109,11 +109,11 @@ def test_an_error_of_the_helping_thread_is_not_lost(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(module, "populate", broken)
     monkeypatch.setattr(module, "WORTH", 1)
-    arena = Arena(memoryview(bytearray(5000)), consume)
-    arena.tensor(spec(0, 5000))
-    arena.start()
+    copy = RestoreCopy(memoryview(bytearray(5000)), consume)
+    copy.tensor(spec(0, 5000))
+    copy.start()
     with pytest.raises(MemoryError, match="no pages"):
-        arena.finish()
+        copy.finish()
 
 
 def test_pages_are_asked_for_where_they_lie_together() -> None:
