@@ -7,7 +7,7 @@ import os
 
 
 def yield_the_core() -> None:
-    """Make the calling thread wait its turn when it wakes, rather than push aside whoever runs on its core.
+    """When the calling thread wakes, it does not preempt the thread that runs on its core.
 
     Called in threads that copy and send. They get the same share of the processor as before; but a step that hands
     them work goes on instead of losing some milliseconds to them at once, where no core is to spare (SCHED_BATCH,

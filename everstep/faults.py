@@ -61,10 +61,10 @@ def claim(plan: Path, fault: Fault, **details: Any) -> bool:
 def fired(plan: Path, fault: Fault) -> dict[str, Any] | None:
     """``{"time_ns": …, "pid": …}`` of a fault that fired, else None."""
     try:
-        found: dict[str, Any] = json.loads(_mark(plan, fault).read_text())
+        fault_record: dict[str, Any] = json.loads(_mark(plan, fault).read_text())
     except FileNotFoundError:
         return None
-    return found
+    return fault_record
 
 
 def _mark(plan: Path, fault: Fault, name: str | None = None) -> Path:
@@ -86,13 +86,13 @@ class RankFaults:
         loaded = load_plan()
         if loaded is None:
             return None
-        found = cls(*loaded, rank)
-        return found if found._mine else None
+        faults = cls(*loaded, rank)
+        return faults if faults._mine else None
 
     def meet(self, point: str, step: int) -> None:
         """Act out every fault that is due at a point (``begin``, ``step`` or ``save``) of a step."""
-        for fault in [one for one in self._mine if _is_due(one, point, step)]:
-            self._mine.remove(fault)  # whoever fires it: nobody meets it twice
+        for fault in [planned for planned in self._mine if _is_due(planned, point, step)]:
+            self._mine.remove(fault)  # a rank meets each fault once, whichever rank fires it
             if fired(self._plan, fault) is None:
                 self._await_others(fault)
                 if claim(self._plan, fault):
@@ -104,7 +104,7 @@ class RankFaults:
     def _await_others(self, fault: Fault) -> None:
         """Faults that name each other in ``together`` act at once, when the last of their ranks has come."""
         together = fault.get("together", ())
-        here = [_mark(self._plan, fault, f"{one}.here") for one in together]
+        here = [_mark(self._plan, fault, f"{fault_id}.here") for fault_id in together]
         if not here:
             return
         _mark(self._plan, fault, f"{fault['id']}.here").touch()
@@ -141,7 +141,7 @@ def exception_named(name: str) -> type[Exception]:
     """A built-in exception class by name, e.g. ``ValueError``."""
     import builtins
 
-    found = getattr(builtins, name, None)
-    if not (isinstance(found, type) and issubclass(found, Exception)):
+    kind = getattr(builtins, name, None)
+    if not (isinstance(kind, type) and issubclass(kind, Exception)):
         raise ValueError(f"{name!r} is not a built-in exception; try ValueError, IndexError or RuntimeError")
-    return found
+    return kind

@@ -14,10 +14,10 @@ MY_CGROUP = Path("/proc/self/cgroup")
 def free(path: Path) -> int:
     """Free bytes of the file system of a folder; 0 when there is none."""
     try:
-        found = os.statvfs(path)
+        space = os.statvfs(path)
     except OSError:
         return 0
-    return found.f_bavail * found.f_frsize
+    return space.f_bavail * space.f_frsize
 
 
 def memory_available() -> int:
@@ -26,8 +26,8 @@ def memory_available() -> int:
     Shared memory counts against the cgroup of who touches it first; beyond the limit the kernel kills.
     """
     rows = (line.split() for line in MEMINFO.read_text().splitlines())
-    found = {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows if len(row) > 1}
-    return min([found.get("MemAvailable", 0), *_left_in_cgroups()])
+    meminfo = {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows if len(row) > 1}
+    return min([meminfo.get("MemAvailable", 0), *_left_in_cgroups()])
 
 
 def _left_in_cgroups() -> list[int]:

@@ -34,9 +34,9 @@ def make_folder(path: Path) -> Path:
     path = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow a link that somebody planted
     for parent in reversed(path.parents):
         _check_parent(parent, _made(parent), path)
-    found = _made(path)
-    _check_own(path, found)
-    if found.st_mode & OTHERS:
+    status = _made(path)
+    _check_own(path, status)
+    if status.st_mode & OTHERS:
         _close_to_others(path)
     return path
 
@@ -59,14 +59,14 @@ def check_tree(folder: Path, spared: Container[str] = ()) -> None:
                 continue
             path = Path(entry.path)
             with suppress(FileNotFoundError):  # a rank that lives renames and removes
-                found = entry.stat(follow_symlinks=False)
-                if stat.S_ISDIR(found.st_mode):
-                    _check_own(path, found)
-                    if found.st_mode & OTHERS:
+                status = entry.stat(follow_symlinks=False)
+                if stat.S_ISDIR(status.st_mode):
+                    _check_own(path, status)
+                    if status.st_mode & OTHERS:
                         _close_to_others(path)
                     check_tree(path)
-                elif stat.S_ISLNK(found.st_mode) or found.st_uid != os.geteuid():
-                    what = "is a link" if stat.S_ISLNK(found.st_mode) else f"belongs to user {_name(found.st_uid)}"
+                elif stat.S_ISLNK(status.st_mode) or status.st_uid != os.geteuid():
+                    what = "is a link" if stat.S_ISLNK(status.st_mode) else f"belongs to user {_name(status.st_uid)}"
                     raise ConfigError(
                         f"{path} {what}, and somebody else may have put it there: "
                         f"look at what it is, and remove it, or name another folder than {folder}"
@@ -109,41 +109,41 @@ def _made(path: Path) -> os.stat_result:
         return path.lstat()
 
 
-def _check_own(path: Path, found: os.stat_result) -> None:
-    if stat.S_ISLNK(found.st_mode):
+def _check_own(path: Path, status: os.stat_result) -> None:
+    if stat.S_ISLNK(status.st_mode):
         raise ConfigError(
             f"{path} is a link: whoever made it decides where we write. Remove it, or name the folder itself"
         )
-    if not stat.S_ISDIR(found.st_mode):
+    if not stat.S_ISDIR(status.st_mode):
         raise ConfigError(f"{path} is no folder: remove it, or name another one")
-    if found.st_uid != os.geteuid():
+    if status.st_uid != os.geteuid():
         raise ConfigError(
-            f"{path} belongs to user {_name(found.st_uid)}, and we are {_name(os.geteuid())}: "
+            f"{path} belongs to user {_name(status.st_uid)}, and we are {_name(os.geteuid())}: "
             "its owner could read and change everything in it. Have it removed, or name another folder"
         )
-    if found.st_mode & OTHERS_WRITE:
+    if status.st_mode & OTHERS_WRITE:
         raise ConfigError(
-            f"{path} is writable for other users (mode {stat.S_IMODE(found.st_mode):04o}), who may have put something "
+            f"{path} is writable for other users (mode {stat.S_IMODE(status.st_mode):04o}), who may have put something "
             f"into it: remove it, or see that all in it is yours and 'chmod 700 {path}'"
         )
 
 
-def _check_parent(parent: Path, found: os.stat_result, path: Path) -> None:
+def _check_parent(parent: Path, status: os.stat_result, path: Path) -> None:
     """Whoever may rename in a parent may put another folder in a private one's place."""
-    if found.st_uid not in _trusted():
+    if status.st_uid not in _trusted():
         raise ConfigError(
-            f"{parent}, above {path}, belongs to user {_name(found.st_uid)}, who could put other files there: "
+            f"{parent}, above {path}, belongs to user {_name(status.st_uid)}, who could put other files there: "
             "name a folder below one of yours, or of root's"
         )
-    if stat.S_ISLNK(found.st_mode):
+    if stat.S_ISLNK(status.st_mode):
         real = Path(os.path.realpath(parent))
         for above in (*reversed(real.parents), real):
             _check_parent(above, above.lstat(), path)
         return
-    own_group = found.st_gid in {0, os.getegid()} and not found.st_mode & stat.S_IWOTH
-    if found.st_mode & OTHERS_WRITE and not found.st_mode & stat.S_ISVTX and not own_group:
+    own_group = status.st_gid in {0, os.getegid()} and not status.st_mode & stat.S_IWOTH
+    if status.st_mode & OTHERS_WRITE and not status.st_mode & stat.S_ISVTX and not own_group:
         raise ConfigError(
-            f"{parent}, above {path}, is writable for other users (mode {stat.S_IMODE(found.st_mode):04o}), who could "
+            f"{parent}, above {path}, is writable for other users (mode {stat.S_IMODE(status.st_mode):04o}), who could "
             f"put other files there: 'chmod go-w {parent}', or name a folder elsewhere"
         )
 
@@ -151,9 +151,9 @@ def _check_parent(parent: Path, found: os.stat_result, path: Path) -> None:
 def _close_to_others(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        found = os.fstat(descriptor)
-        _check_own(path, found)
-        os.fchmod(descriptor, stat.S_IMODE(found.st_mode) & ~OTHERS)
+        status = os.fstat(descriptor)
+        _check_own(path, status)
+        os.fchmod(descriptor, stat.S_IMODE(status.st_mode) & ~OTHERS)
     finally:
         os.close(descriptor)
 

@@ -27,8 +27,8 @@ def masked(text: str) -> str:
 
 def is_secret(name: str, value: str, patterns: Sequence[str] = PATTERNS) -> bool:
     """Whether a variable looks like a secret by its name; switches are none."""
-    named = any(fnmatchcase(name.upper(), pattern.upper()) for pattern in patterns)
-    return named and value.lower() not in SWITCHES
+    matches = any(fnmatchcase(name.upper(), pattern.upper()) for pattern in patterns)
+    return matches and value.lower() not in SWITCHES
 
 
 def redacted(env: Mapping[str, str], patterns: Sequence[str] = PATTERNS) -> dict[str, str]:

@@ -23,9 +23,9 @@ def listed(values: Collection[object], most: int = LISTED, *, noun: str = "", se
 
 def first_of(first: Iterable[object], count: int, *, noun: str = "", separator: str = ", ") -> str:
     """The same, where only the first of ``count`` are at hand."""
-    named = [str(one) for one in first]
-    more = count - len(named)
-    return separator.join(named) + (f" and {more} more{f' {noun}' if noun else ''}" if more > 0 else "")
+    texts = [str(value) for value in first]
+    more = count - len(texts)
+    return separator.join(texts) + (f" and {more} more{f' {noun}' if noun else ''}" if more > 0 else "")
 
 
 def size_text(size: float) -> str:

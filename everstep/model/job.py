@@ -69,11 +69,11 @@ class JobSpec(BaseModel):
 
     @field_validator("env_from")
     @classmethod
-    def _env_from(cls, value: list[str], given: ValidationInfo) -> list[str]:
+    def _env_from(cls, value: list[str], info: ValidationInfo) -> list[str]:
         for name in value:
             if not VARIABLE.fullmatch(name) or name.startswith("EVERSTEP_"):
                 raise ValueError(f"{name!r} is not a variable that a job can have: name it as in HF_TOKEN")
-            if name in given.data.get("env", {}):
+            if name in info.data.get("env", {}):
                 raise ValueError(f"{name} is in env as well: leave it out there, where its value can be read by others")
         return value
 

@@ -62,7 +62,7 @@ class IncidentSummary(Model):
 
     def closed(self, report: IncidentReport) -> IncidentSummary:
         """The line about it once it is over."""
-        told = {
+        changes = {
             "headline": report.headline,
             "resolution": report.resolution,
             "recovered": report.recovered,
@@ -72,14 +72,14 @@ class IncidentSummary(Model):
             "seconds": report.seconds,
             "stage": "",
         }
-        return self.model_copy(update=told)
+        return self.model_copy(update=changes)
 
 
 class EarlierRun(Model):
     """Which copies the last run of a job's name took for its own."""
 
     run: str = ""
-    """Its id; empty: nobody knows."""
+    """Its id; empty: not known."""
     origin_runs: list[str] = Field(default_factory=list)
     lineage: list[tuple[int, int]] = Field(default_factory=list)
 

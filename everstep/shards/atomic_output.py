@@ -124,8 +124,8 @@ class Output:
             return CheckpointError(f"{self.path} cannot be written: {error.strerror or error}")
         free = "an unknown size"
         with contextlib.suppress(OSError):
-            found = os.statvfs(self.path.parent)
-            free = size_text(found.f_bavail * found.f_frsize)
+            space = os.statvfs(self.path.parent)
+            free = size_text(space.f_bavail * space.f_frsize)
         return CheckpointError(
             f"no room for {self.path.name} of {size_text(self.size)} in {self.path.parent}: {free} is free. "
             "Free space, keep fewer checkpoints (disk_keep) or give another folder (disk_path)"
@@ -158,6 +158,6 @@ def _make_folder(folder: Path) -> None:
     while not folder.is_dir():
         missing.append(folder)
         folder = folder.parent
-    for one in reversed(missing):
-        one.mkdir(exist_ok=True)
-        sync_folder(one.parent)
+    for new_folder in reversed(missing):
+        new_folder.mkdir(exist_ok=True)
+        sync_folder(new_folder.parent)

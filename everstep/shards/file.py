@@ -249,11 +249,11 @@ class _Payload:
 
     def structure(self) -> bytes:
         """The structure, ahead of everything else and not verified yet."""
-        found, done = bytearray(self._header.structure_bytes), 0
-        with memoryview(found) as view:
-            while done < len(found):
+        structure, done = bytearray(self._header.structure_bytes), 0
+        with memoryview(structure) as view:
+            while done < len(structure):
                 done += self._some(self.structure_at + done, view[done:])
-        return bytes(found)
+        return bytes(structure)
 
     def until(self, end: int) -> Iterator[memoryview]:
         """The next pieces, up to byte ``end`` of the payload; each is valid until the next one."""

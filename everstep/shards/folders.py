@@ -70,18 +70,18 @@ def step_of(folder: Path) -> int | None:
 def step_folders(root: Path, job: str) -> dict[int, Path]:
     """The folders of a job by step, ascending; none when nothing was ever written."""
     with contextlib.suppress(OSError):
-        found = {step: path for path in (root / job).iterdir() if (step := step_of(path)) is not None}
-        return dict(sorted(found.items()))
+        folders = {step: path for path in (root / job).iterdir() if (step := step_of(path)) is not None}
+        return dict(sorted(folders.items()))
     return {}
 
 
 def manifests(folder: Path) -> dict[int, Manifest]:
     """The manifests in a ``step-…`` folder by rank; damaged ones are left out."""
-    found = {}
+    by_rank = {}
     for rank in _ranks(folder):
         with contextlib.suppress(CheckpointError):
-            found[rank] = read_manifest(folder, rank)
-    return found
+            by_rank[rank] = read_manifest(folder, rank)
+    return by_rank
 
 
 def held_on_disk(
@@ -215,8 +215,8 @@ def set_aside(
     return renamed
 
 
-def _counts(one: ShardOnDisk, run: str) -> bool:
-    return one.valid and (not run or one.run in {"", run})
+def _counts(shard: ShardOnDisk, run: str) -> bool:
+    return shard.valid and (not run or shard.run in {"", run})
 
 
 def _is_newer(folder: Path, step: int, run: str) -> bool:

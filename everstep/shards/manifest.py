@@ -155,10 +155,10 @@ class Manifest(Summary):
         Raises:
             CorruptCheckpoint: tensors overlap or lie outside, or the file has not so many bytes of it.
         """
-        found = gaps(self.tensors, self.slot_header().payload_bytes - self.structure.nbytes)
-        if (size := sum(size for _, size in found)) != self.padding.nbytes:
+        unused = gaps(self.tensors, self.slot_header().payload_bytes - self.structure.nbytes)
+        if (size := sum(size for _, size in unused)) != self.padding.nbytes:
             raise CorruptCheckpoint(f"{size} bytes lie between the tensors, the file has {self.padding.nbytes}")
-        return found
+        return unused
 
     def to_json(self) -> str:
         """The text of ``rank-<r>.json``."""
@@ -215,8 +215,8 @@ def digest_of(parts: Sequence[Part]) -> str:
     shared = [part for part in parts if part.nbytes >= SHARED_BYTES]
     if not shared:
         return ""
-    told = [[part.name, part.dtype, list(part.shape), part.offset, part.nbytes, part.xxh3] for part in shared]
-    return xxhash.xxh3_64_hexdigest(json.dumps(told, separators=(",", ":")).encode())
+    rows = [[part.name, part.dtype, list(part.shape), part.offset, part.nbytes, part.xxh3] for part in shared]
+    return xxhash.xxh3_64_hexdigest(json.dumps(rows, separators=(",", ":")).encode())
 
 
 def gaps(tensors: Sequence[TensorEntry], end: int) -> list[tuple[int, int]]:
@@ -225,18 +225,18 @@ def gaps(tensors: Sequence[TensorEntry], end: int) -> list[tuple[int, int]]:
     Raises:
         CorruptCheckpoint: tensors overlap or lie outside.
     """
-    found, done = [], 0
+    unused, done = [], 0
     for tensor in tensors:
         if tensor.offset < done:
             raise CorruptCheckpoint(f"the tensor {tensor.name} overlaps the one before it")
         if tensor.offset > done:
-            found.append((done, tensor.offset - done))
+            unused.append((done, tensor.offset - done))
         done = tensor.offset + tensor.nbytes
     if done > end:
         raise CorruptCheckpoint(f"the tensors end at byte {done} of {end}")
     if end > done:
-        found.append((done, end - done))
-    return found
+        unused.append((done, end - done))
+    return unused
 
 
 def _text(folder: Path, rank: int) -> bytes:
@@ -265,9 +265,9 @@ def _parse(kind: type[_Summary], text: bytes, whence: str, rank: int | None) -> 
             raise CorruptCheckpoint(
                 f"{whence} has version {fields.get('version')}, this everstep reads version {VERSION}"
             )
-        found = kind.model_validate(fields)
+        manifest = kind.model_validate(fields)
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptCheckpoint(f"{whence} is no manifest: {str(error).splitlines()[0]}") from error
-    if rank is not None and found.rank != rank:
-        raise CorruptCheckpoint(f"{whence} is that of rank {found.rank}")
-    return found
+    if rank is not None and manifest.rank != rank:
+        raise CorruptCheckpoint(f"{whence} is that of rank {manifest.rank}")
+    return manifest

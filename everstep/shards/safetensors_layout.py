@@ -72,10 +72,10 @@ def table_of(structure: bytes) -> tuple[TensorEntry, ...]:
     """
     specs, _ = split(structure)
     try:
-        found = [TensorEntry.model_validate(spec._asdict()) for spec in specs]
+        entries = [TensorEntry.model_validate(spec._asdict()) for spec in specs]
     except ValueError as error:
         raise CorruptCheckpoint(f"the table of tensors of a state makes no sense: {error}") from error
-    return tuple(sorted(found, key=lambda entry: (entry.offset, entry.nbytes)))
+    return tuple(sorted(entries, key=lambda entry: (entry.offset, entry.nbytes)))
 
 
 def layout_of(entries: Iterable[TensorEntry], header: SlotHeader, *, job: str, rank: int, topology: str) -> FileLayout:
@@ -118,7 +118,7 @@ def layout_of(entries: Iterable[TensorEntry], header: SlotHeader, *, job: str, r
     ours.append((f"everstep.structure.rank-{rank}", structure.at, structure.nbytes))
     pieces += [(key, "U8", [size], begin, [0]) for key, begin, size in ours]
     ends = [part.at + part.nbytes for part in parts] + [begin + size for _, begin, size in ours]
-    told = {
+    tensors = {
         key: {"dtype": stored, "shape": shape, "data_offsets": [begin, end]}
         for (key, stored, shape, begin, _), end in zip(pieces, ends, strict=True)
     }
@@ -136,7 +136,7 @@ def layout_of(entries: Iterable[TensorEntry], header: SlotHeader, *, job: str, r
         "DCP_SHARDING_INFO": json.dumps(offsets, separators=(",", ":")),
         "everstep": json.dumps(about),
     }
-    head = _head({"__metadata__": metadata, **told})
+    head = _head({"__metadata__": metadata, **tensors})
     return FileLayout(
         head,
         tuple(part.model_copy(update={"at": len(head) + part.at}) for part in parts),

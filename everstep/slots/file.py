@@ -89,18 +89,18 @@ class SlotFile(SlotMapping):
         Raises:
             CheckpointError: the file system has no room; the committed slots are untouched.
         """
-        at = self._claim(tensor_bytes, len(structure), whole=True)
+        at = self._claim(tensor_bytes, len(structure), allocate=True)
         start = at + PAGE + aligned(tensor_bytes)
         self._mapped()[start : start + len(structure)] = structure
         return self._base + at + PAGE
 
-    def _claim(self, tensor_bytes: int, structure_bytes: int, *, whole: bool) -> int:
+    def _claim(self, tensor_bytes: int, structure_bytes: int, *, allocate: bool) -> int:
         """Take the least needed slot and clear its header; returns where it is in the file."""
         need = aligned(tensor_bytes) + structure_bytes
         if self._map is None or need > self.capacity:
             self._grow(need)
         index = self._least_needed()
-        if whole:
+        if allocate:
             self._extend(index, PAGE + self.capacity)  # raises while the slot is as it was
         at = self._slot_at(index)
         self._clear(index, SLOT.pack(EMPTY, self.generation, SAVING, tensor_bytes, structure_bytes, 0, 0))
@@ -161,7 +161,7 @@ class SlotFile(SlotMapping):
         Raises:
             CheckpointError: the file system has no room; the committed slots are untouched.
         """
-        at = self._claim(header.tensor_bytes, header.structure_bytes, whole=whole) + PAGE
+        at = self._claim(header.tensor_bytes, header.structure_bytes, allocate=whole) + PAGE
         return memoryview(self._mapped())[at : at + header.payload_bytes]
 
     def commit_received(self, header: SlotHeader, checksum: int) -> None:

@@ -141,22 +141,22 @@ class SlotMapping:
 
     def _open(self) -> None:
         with open(self.path, "r+b", buffering=0, opener=private.open_file) as file:
-            found = os.fstat(file.fileno())
+            status = os.fstat(file.fileno())
             slots, capacity, reason = file_header(file.read(PAGE))
             if reason:
                 self._damage.append(reason)  # a load says so; the next save replaces the file
                 return
-            whole = PAGE + slots * (PAGE + capacity)
-            full = found.st_blocks * 512 >= whole
-            if found.st_size < whole:
+            expected = PAGE + slots * (PAGE + capacity)
+            full = status.st_blocks * 512 >= expected
+            if status.st_size < expected:
                 # Zeros for what is missing: the slots that are whole stay usable, and no access ends in SIGBUS.
-                self._damage.append(f"the file ends at byte {found.st_size} of {whole}")
-                os.posix_fallocate(file.fileno(), 0, whole)
+                self._damage.append(f"the file ends at byte {status.st_size} of {expected}")
+                os.posix_fallocate(file.fileno(), 0, expected)
                 full = True
             self.slots, self.capacity = slots, capacity
             if not full:
                 self._allocate_headers(file.fileno())
-            self._adopt(mmap.mmap(file.fileno(), whole), os.dup(file.fileno()))
+            self._adopt(mmap.mmap(file.fileno(), expected), os.dup(file.fileno()))
         self._steps = [EMPTY] * slots
         for index in range(slots):
             at = self._slot_at(index)
@@ -186,7 +186,7 @@ class SlotMapping:
             CheckpointError: the file system has no room.
         """
         if self._allocated[index] >= stop and not present:
-            return  # and waits for nobody: the copying thread may be busy with another slot
+            return  # without waiting for the lock: the copying thread may be busy with another slot
         with self._memory:
             stop = min(stop, PAGE + self.capacity)
             done, at = self._allocated[index], self._slot_at(index)
@@ -264,5 +264,5 @@ def _room(path: Path, descriptor: int, size: int) -> Iterator[None]:
 
 def _free(descriptor: int) -> float:
     """Free bytes of a file's file system; one without a limit of its own has room."""
-    found = os.fstatvfs(descriptor)
-    return found.f_bavail * found.f_frsize if found.f_blocks else math.inf
+    status = os.fstatvfs(descriptor)
+    return status.f_bavail * status.f_frsize if status.f_blocks else math.inf

@@ -52,12 +52,12 @@ class SlotReader:
     def headers(self) -> list[SlotHeader]:
         """The committed slots whose header holds, oldest step first."""
         self._follow()
-        found = [self._header(index) for index in range(self._slots)]
-        return sorted((one for one in found if one), key=lambda one: one.completed_steps)
+        headers = [self._header(index) for index in range(self._slots)]
+        return sorted((header for header in headers if header), key=lambda header: header.completed_steps)
 
     def header(self, completed_steps: int) -> SlotHeader | None:
         """The header of one step, or None when it is not held (any more)."""
-        return next((one for one in self.headers() if one.completed_steps == completed_steps), None)
+        return next((header for header in self.headers() if header.completed_steps == completed_steps), None)
 
     def read_into(self, header: SlotHeader, offset: int, buffer: memoryview) -> int:
         """Read payload bytes from ``offset``; returns how many, 0 when the slot holds another step now."""
@@ -128,8 +128,8 @@ class SlotReader:
         if len(page) < SLOT.size + 8:
             return None
         steps, generation, phase, tensor_bytes, structure_bytes, checksum, saved_ns = SLOT.unpack_from(page)
-        whole = U64.unpack_from(page, SLOT.size)[0] == xxhash.xxh3_64_intdigest(page[: SLOT.size])
-        if steps < 0 or phase != SAVED or not whole:
+        intact = U64.unpack_from(page, SLOT.size)[0] == xxhash.xxh3_64_intdigest(page[: SLOT.size])
+        if steps < 0 or phase != SAVED or not intact:
             return None
         return SlotHeader(steps, generation, tensor_bytes, structure_bytes, checksum, saved_ns)
 
@@ -171,8 +171,8 @@ def _held_slot(descriptor: int, at: int, capacity: int, size: int, verify: bool)
         page = os.pread(descriptor, PAGE, at)
         if len(page) < PAGE:
             return SlotInfo(EMPTY, 0, 0, False, f"the file ends at byte {size}, before this slot's header")
-        found = inspect_slot(page, min(capacity, max(0, size - at - PAGE)), chunks if verify else None)
-        if found.valid or os.pread(descriptor, PAGE, at) == page:
+        slot = inspect_slot(page, min(capacity, max(0, size - at - PAGE)), chunks if verify else None)
+        if slot.valid or os.pread(descriptor, PAGE, at) == page:
             break
         # A living rank saved into it meanwhile: what was read is no damage.
-    return found
+    return slot

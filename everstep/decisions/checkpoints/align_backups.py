@@ -142,7 +142,7 @@ class AlignRule:
         return complete_step if kept else 0
 
     def _next(self, ranks: Sequence[Backed], newest: int, adopted: int) -> int | None:
-        """A coming step, the same until ranks have passed it; None: nobody knows yet how fast they are."""
+        """A coming step, the same until ranks have passed it; None: it is not known yet how fast they are."""
         step_s = self._pace.step_s()
         if step_s is None:
             return None

@@ -27,7 +27,7 @@ class StepsOnDisk:
     steps: frozenset[int]
     """That are there for all ranks of the machine."""
     passed: int = 0
-    """Every step up to this one is among them or never will be; 0: nobody knows."""
+    """Every step up to this one is among them or never will be; 0: not known."""
     kept: int = 0
     """The one that it keeps until it hears that it is settled or gone; 0: none."""
     settled: int = 0

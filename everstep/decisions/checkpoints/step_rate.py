@@ -25,7 +25,7 @@ class StepRate:
     """The step before it, or the mean of those that came with it."""
 
     def look(self, now_ns: int, newest: int) -> None:
-        """So many steps are completed by whoever is furthest; negative: nobody knows yet."""
+        """Note how many steps the furthest rank has completed; negative: not known yet."""
         if newest < 0:
             return
         last = self._looks[-1][1] if self._looks else -1

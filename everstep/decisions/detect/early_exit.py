@@ -31,14 +31,14 @@ def judge(facts: JobFacts) -> Anomaly | None:
 def follow_s(policy: RecoveryPolicy, *, others_in_loop: bool | None) -> float:
     """Seconds in which the others have to follow a rank that left with code 0.
 
-    Of those without a loop of ours nobody knows whether they hang or have
+    Of those without a loop of ours it is not known whether they hang or have
     something left to do: they have as long as a stall.
     """
     return policy.exit_grace_s if others_in_loop else max(policy.exit_grace_s, policy.stall_floor_s)
 
 
 def _others_in_loop(facts: JobFacts) -> bool | None:
-    """Whether a rank that lives is within ``run.steps``; False: all of them left it; None: nobody knows."""
+    """Whether a rank that lives is within ``run.steps``; False: all of them left it; None: not known."""
     living = [rank for rank in facts.ranks if rank.alive and rank.rank not in facts.exits]
     if any(rank.in_loop for rank in living):
         return True

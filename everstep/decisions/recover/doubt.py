@@ -9,7 +9,7 @@ rank that could be looked at, or was never due in those that could not.
 What bounds a step, where nobody could look:
 
 * Nothing is copied that was not saved. A rank's own slots hold the newest save,
-  whatever else is lost; where they are lost with their machine, nobody knows.
+  whatever else is lost; where they are lost with their machine, it is not known.
 * Files on disk are of steps that are due by their number, or that machines were
   asked for; remote storage has only what was on disk. Until this generation
   began there may be any.
@@ -41,7 +41,7 @@ class Doubt:
     """A newer step may exist."""
 
     newest: int | None
-    """The newest that may; None: nobody can say which."""
+    """The newest that may; None: it is not known which."""
     places: tuple[str, ...]
     """What could not be asked or brought, each with the reason."""
     to_ask: bool
@@ -126,7 +126,7 @@ class _NewerSteps:
     _stuck: list[StateCopy] = field(default_factory=list)
     """Copies that could not be brought."""
     _bounds: list[int | None] = field(default_factory=list)
-    """Of each rank the newest step that it may have saved; None: nobody knows."""
+    """Of each rank the newest step that it may have saved; None: not known."""
 
     def __post_init__(self) -> None:
         stuck = {_key(copy) for copy in self.known.unreached}

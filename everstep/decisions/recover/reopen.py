@@ -30,7 +30,7 @@ def reopen_wait_s(closed: int) -> float:
 def newest_generation(generation: int, left: Left) -> int:
     """The newest generation that may have been launched, given the newest that the job knew of.
 
-    Of an incident whose history is gone nobody knows what it launched: numbers
+    Of an incident whose history is gone it is not known what it launched: numbers
     are left out, since a fenced one must not be used again.
     """
     if not left.known:

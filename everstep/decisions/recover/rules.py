@@ -40,7 +40,7 @@ class Action(StrEnum):
     """What is done next about a stopped job."""
 
     ASK = "ask"
-    """Ask where copies may lie that nobody told of, and decide again."""
+    """Ask all places where further copies may lie, and decide again."""
     REATTEMPT = "reattempt"
     PARK = "park"
 
@@ -98,7 +98,7 @@ def broken_from_the_start(facts: RestartFacts, policy: RecoveryPolicy) -> str | 
 
 
 def place_of(failure: Failure) -> str:
-    """Where a job failed, in words; empty: nobody knows.
+    """Where a job failed, in words; empty: not known.
 
     A script that does not number its steps is at the place that its process had
     come to since it was started.
