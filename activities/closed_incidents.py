@@ -2,8 +2,8 @@
 
 An agent fences the generations that it was told to stop, so the number of a
 generation must never be used twice, and what a generation saved counts only where
-the job knows where it began. A closed workflow tells nobody any more; Temporal
-keeps what it did.
+the job knows where it began. A closed workflow cannot be asked any more; its
+history is kept by Temporal.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class IncidentActivities:
     """The activities that read workflows."""
 
     @activity.defn(name=messages.CLOSED)
-    async def read_closed(self, given: ClosedInput) -> Left:
+    async def read_closed(self, closed: ClosedInput) -> Left:
         """Read what an incident had done when it was closed."""
         async with heartbeating():
-            return await read_closed(activity.client(), given.incident)
+            return await read_closed(activity.client(), closed.incident)
 
 
 async def read_closed(client: Client, incident: str) -> Left:
@@ -97,12 +97,12 @@ class Reader:
             self._stops.add(event.event_id)
             self._learn(launched=None)
         elif scheduled.activity_type.name == messages.LAUNCH:
-            given = await self._read(scheduled.input.payloads, LaunchInput)
-            begun = FROM_NOTHING if given.reshard_from else given.resume_step
+            launch = await self._read(scheduled.input.payloads, LaunchInput)
+            begun = FROM_NOTHING if launch.reshard_from else launch.resume_step
             self._launch = event.event_id
             self._learn(
-                launches=[*self.left.launches, (given.generation, begun)],
-                resume_step=given.resume_step,
+                launches=[*self.left.launches, (launch.generation, begun)],
+                resume_step=launch.resume_step,
                 launched=None,
                 emptied=[],
             )
@@ -135,8 +135,8 @@ class Reader:
         self.left = self.left.model_copy(update=changes)
 
     async def _read(self, payloads: Sequence[Payload], kind: type[T]) -> T:
-        found: list[T] = await self._converter.decode(payloads, [kind])
-        return found[0]
+        values: list[T] = await self._converter.decode(payloads, [kind])
+        return values[0]
 
 
 def _by(identity: str, reason: str) -> str:

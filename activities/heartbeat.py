@@ -22,15 +22,15 @@ async def heartbeating() -> AsyncIterator[Say]:
 
     The value says what is waited for, in each further heartbeat.
     """
-    said: list[str] = []
+    details: list[str] = []
 
     async def beat() -> None:
         while True:
-            activity.heartbeat(*said)
+            activity.heartbeat(*details)
             await asyncio.sleep(HEARTBEAT_S)
 
     def say(text: str) -> None:
-        said[:] = [text] if text else []
+        details[:] = [text] if text else []
 
     task = asyncio.create_task(beat())
     try:

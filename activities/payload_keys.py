@@ -115,8 +115,10 @@ async def encrypted(keys: Keys | None, payloads: Sequence[Payload]) -> list[Payl
     if keys is None:
         return list(payloads)
     return [
-        await asyncio.to_thread(keys.encrypted, one) if len(one.data) >= IN_THREAD_FROM else keys.encrypted(one)
-        for one in payloads
+        await asyncio.to_thread(keys.encrypted, payload)
+        if len(payload.data) >= IN_THREAD_FROM
+        else keys.encrypted(payload)
+        for payload in payloads
     ]
 
 
@@ -127,13 +129,13 @@ async def decrypted(keys: Keys | None, payloads: Sequence[Payload]) -> list[Payl
         ConfigError: one is encrypted, and its key is not here.
     """
     found = []
-    for one in payloads:
-        if one.metadata.get("encoding") != ENCODING:
-            found.append(one)
+    for payload in payloads:
+        if payload.metadata.get("encoding") != ENCODING:
+            found.append(payload)
         elif keys is None:
-            raise ConfigError(f"{_needs(one)}: name the file that has it in {KEY_FILE}")
-        elif len(one.data) >= IN_THREAD_FROM:
-            found.append(await asyncio.to_thread(keys.decrypted, one))
+            raise ConfigError(f"{_needs(payload)}: name the file that has it in {KEY_FILE}")
+        elif len(payload.data) >= IN_THREAD_FROM:
+            found.append(await asyncio.to_thread(keys.decrypted, payload))
         else:
-            found.append(keys.decrypted(one))
+            found.append(keys.decrypted(payload))
     return found

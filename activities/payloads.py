@@ -42,7 +42,8 @@ class Codec(PayloadCodec):
     async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
         """Squeeze what is large, encrypt all if there is a key."""
         squeezed = [
-            await asyncio.to_thread(_squeezed, one) if len(one.data) >= SQUEEZED_FROM else one for one in payloads
+            await asyncio.to_thread(_squeezed, payload) if len(payload.data) >= SQUEEZED_FROM else payload
+            for payload in payloads
         ]
         return await encrypted(self._keys, squeezed)
 
@@ -53,8 +54,8 @@ class Codec(PayloadCodec):
             ConfigError: something is encrypted, and its key is not here.
         """
         return [
-            await asyncio.to_thread(_plain, one) if one.metadata.get("encoding") == ENCODING else one
-            for one in await decrypted(self._keys, payloads)
+            await asyncio.to_thread(_plain, payload) if payload.metadata.get("encoding") == ENCODING else payload
+            for payload in await decrypted(self._keys, payloads)
         ]
 
 
@@ -77,8 +78,8 @@ DATA_CONVERTER = dataclasses.replace(pydantic_data_converter, payload_codec=Code
 
 def key_file() -> Path | None:
     """The key file that the user configured."""
-    named = os.environ.get(KEY_FILE)
-    return Path(named) if named else None
+    path = os.environ.get(KEY_FILE)
+    return Path(path) if path else None
 
 
 def data_converter() -> DataConverter:

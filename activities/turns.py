@@ -1,4 +1,4 @@
-"""Much work in one event loop, so that the others there get their turns."""
+"""Splits much work in one event loop into parts, so that other tasks run in between."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ S = TypeVar("S")
 AT_ONCE = 32
 """Calls that are begun in one go: each takes a tenth of a millisecond or more (ours)."""
 SHARE = 0.2
-"""Of its time, that who judges again and again may take from the others in the loop (ours)."""
+"""Part of the loop's time that work done at every change may take (ours)."""
 
 QUICK_S = 0.001
-"""What takes no longer is done at once, however often (ours)."""
+"""Work that takes no longer is never followed by a rest (ours)."""
 
 
 async def in_turns(items: Iterable[S], at_once: int = AT_ONCE) -> AsyncIterator[S]:
@@ -30,8 +30,8 @@ async def gathered(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """What ``asyncio.gather`` gives, begun in turns; cancelled, all of it is cancelled."""
     tasks: list[asyncio.Task[T]] = []
     try:
-        async for one in in_turns(work):
-            tasks.append(asyncio.create_task(one))
+        async for coroutine in in_turns(work):
+            tasks.append(asyncio.create_task(coroutine))
         return await asyncio.gather(*tasks)
     except asyncio.CancelledError:
         for task in tasks:

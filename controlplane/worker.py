@@ -25,7 +25,7 @@ from activities.ledger import Ledger
 from activities.ledger.activities import RecordActivities
 from activities.ledger.machine_events import EventWriter
 from activities.payloads import data_converter
-from activities.watching.leftovers import Cleanup
+from activities.watching.leftovers import LeftoverCleaner
 from activities.watching.watcher import Watcher
 from agent.client import AgentPool
 from controlplane.search_attributes import register
@@ -136,7 +136,7 @@ async def run_worker(*, ledger_url: str, task_queue: str, plugins: Sequence[Plug
     async with worker, asyncio.TaskGroup() as group:
         watching = group.create_task(watcher.run())
         writing = group.create_task(events.run())
-        clearing = group.create_task(Cleanup(client, agents, task_queue).run())
+        clearing = group.create_task(LeftoverCleaner(client, agents, task_queue).run())
         await stopped.wait()
         watching.cancel()
         writing.cancel()

@@ -10,7 +10,7 @@ from temporalio import activity
 from activities import messages
 from activities.agents.call_all import on_all
 from activities.agents.evidence import fitted, held_of, unlisted_of
-from activities.agents.restore import Restoring
+from activities.agents.restore import CopyRestorer
 from activities.heartbeat import heartbeating
 from activities.messages import FindInput, FolderFound, FolderInput, RestoreInput, RoomInput
 from agent.client import AgentClient, AgentPool
@@ -34,81 +34,83 @@ class CheckpointActivities:
         self._agents = agents
 
     @activity.defn(name=messages.FIND)
-    async def find(self, given: FindInput) -> Evidence:
+    async def find(self, search: FindInput) -> Evidence:
         """What copies the machines hold, on disks and remote storage too."""
-        policy, answer_s = given.spec.checkpoint, given.spec.policy.storage_answer_s
+        policy, answer_s = search.spec.checkpoint, search.spec.policy.storage_answer_s
         request = pb.CheckpointsRequest(
-            job=given.spec.name, disk_path=policy.disk_path, remote_url=policy.remote_url, patience_s=answer_s
+            job=search.spec.name, disk_path=policy.disk_path, remote_url=policy.remote_url, patience_s=answer_s
         )
 
-        async def one(machine: Machine, client: AgentClient) -> pb.CheckpointsReply:
+        async def list_copies(machine: Machine, client: AgentClient) -> pb.CheckpointsReply:
             return await client.checkpoints(request, timeout_s=answer_s + MARGIN_S)
 
         async with heartbeating() as say:
-            done, silent = await on_all(self._agents, given.machines, one, say=say, patience_s=given.patience_s)
-            return await asyncio.to_thread(_found, given, done, silent)
+            done, silent = await on_all(
+                self._agents, search.machines, list_copies, say=say, patience_s=search.patience_s
+            )
+            return await asyncio.to_thread(_evidence_of, search, done, silent)
 
     @activity.defn(name=messages.FOLDER)
-    async def folder(self, given: FolderInput) -> FolderFound:
+    async def folder(self, look: FolderInput) -> FolderFound:
         """Whether a job can start from the folder of one checkpoint, and at which step."""
-        parts = folder_of(given.path)
+        parts = folder_of(look.path)
         if parts is None:
             example = "/disk/job/step-000000120"
-            return FolderFound(problem=f"{given.path} is no checkpoint: give an absolute path such as {example}")
+            return FolderFound(problem=f"{look.path} is no checkpoint: give an absolute path such as {example}")
         request = pb.CheckpointsRequest(job=parts.job, disk_path=parts.root)
 
         saved_by: dict[int, tuple[str, str]] = {}
 
-        async def one(machine: Machine, client: AgentClient) -> dict[int, str]:
+        async def list_ranks(machine: Machine, client: AgentClient) -> dict[int, str]:
             reply = await client.checkpoints(request, timeout_s=LISTING_S)
-            there = [
+            in_folder = [
                 copy
                 for copy in reply.checkpoints
                 if copy.tier == pb.HeldCheckpoint.DISK
                 and copy.completed_steps == parts.step
                 and copy.place.startswith(f"{parts.root}/")
             ]
-            saved_by.update((copy.rank, (copy.run, copy.topology)) for copy in there if copy.valid)
-            return {copy.rank: "" if copy.valid else copy.reason for copy in there}
+            saved_by.update((copy.rank, (copy.run, copy.topology)) for copy in in_folder if copy.valid)
+            return {copy.rank: "" if copy.valid else copy.reason for copy in in_folder}
 
         async with heartbeating() as say:
-            seen, silent = await on_all(self._agents, given.machines, one, say=say, patience_s=given.patience_s)
+            seen, silent = await on_all(self._agents, look.machines, list_ranks, say=say, patience_s=look.patience_s)
         if silent:
             return FolderFound(problem=f"{listed(silent)} does not answer: bring its agent back")
-        ranks = len({rank for found in seen.values() for rank in found})
-        return FolderFound(problem=judge_folder(given.path, seen, saved_by), step=parts.step, ranks=ranks)
+        ranks = len({rank for ranks_seen in seen.values() for rank in ranks_seen})
+        return FolderFound(problem=judge_folder(look.path, seen, saved_by), step=parts.step, ranks=ranks)
 
     @activity.defn(name=messages.ROOM)
-    async def room(self, given: RoomInput) -> str:
+    async def room(self, check: RoomInput) -> str:
         """Why the job's checkpoints do not fit, with numbers; empty when they do."""
 
-        async def one(machine: Machine, client: AgentClient) -> pb.DescribeReply:
+        async def describe(machine: Machine, client: AgentClient) -> pb.DescribeReply:
             return await client.describe()
 
         async with heartbeating() as say:
-            done, _ = await on_all(self._agents, given.machines, one, say=say, patience_s=given.patience_s)
+            done, _ = await on_all(self._agents, check.machines, describe, say=say, patience_s=check.patience_s)
         rooms = {
             machine: Room(shm_free=reply.room.shm_free, memory_available=reply.room.memory_available)
             for machine, reply in done.items()
             if reply.HasField("room")
         }
-        return lack_of_room(given.spec, given.machines, rooms)
+        return lack_of_room(check.spec, check.machines, rooms)
 
     @activity.defn(name=messages.RESTORE)
-    async def restore(self, given: RestoreInput) -> Restored:
+    async def restore(self, restore: RestoreInput) -> Restored:
         """Bring copies into the own slots of the machines whose ranks need them."""
         async with heartbeating() as say:
-            return await Restoring(self._agents, given, say).run()
+            return await CopyRestorer(self._agents, restore, say).run()
 
 
-def _found(given: FindInput, done: Mapping[str, pb.CheckpointsReply], silent: Iterable[str]) -> Evidence:
-    told = {machine: reply.checkpoints for machine, reply in done.items()}
-    held, shared = held_of(told, given.spec.assignment([machine.name for machine in given.machines]).homes())
+def _evidence_of(search: FindInput, done: Mapping[str, pb.CheckpointsReply], silent: Iterable[str]) -> Evidence:
+    checkpoints = {machine: reply.checkpoints for machine, reply in done.items()}
+    held, shared = held_of(checkpoints, search.spec.assignment([machine.name for machine in search.machines]).homes())
     found = Evidence(
         generation=0,
         held=held,
         unreachable=sorted(silent),
         disk_shared=shared,
-        unlisted=unlisted_of(told, silent, remote_asked=bool(given.spec.checkpoint.remote_url)),
+        unlisted=unlisted_of(checkpoints, silent, remote_asked=bool(search.spec.checkpoint.remote_url)),
     )
-    return fitted(found, at=given.at)
+    return fitted(found, at=search.at)

@@ -25,24 +25,24 @@ FIRST_RETRY_S, LAST_RETRY_S = 0.1, 1.0
 """Between two calls of a silent agent, at first and at most, seconds (ours)."""
 
 
-async def confirm_steps(agents: AgentPool, given: ConfirmInput) -> Confirmation:
+async def confirm_steps(agents: AgentPool, launch: ConfirmInput) -> Confirmation:
     """Follow every machine's progress and judge it at each change.
 
     A silent agent is asked again until the time is up: its ranks may well be
     stepping.
     """
-    world_size = given.spec.topology().world_size
-    policy = given.spec.policy
-    generation = given.launched.generation
-    showing = _showing(given)
+    world_size = launch.spec.topology().world_size
+    policy = launch.spec.policy
+    generation = launch.launched.generation
+    showing = _showing(launch)
     shown: dict[int, RankState] = {}
-    whole_ns = 0
+    all_shown_ns = 0
     left_ns: dict[int, int] = {}
     emptied: set[str] = set()
     changed = asyncio.Event()
 
     async def follow(machine: Machine) -> None:
-        request = pb.ProgressRequest(job=given.spec.name, interval_s=INTERVAL_S)
+        request = pb.ProgressRequest(job=launch.spec.name, interval_s=INTERVAL_S)
         backoff = Backoff(FIRST_RETRY_S, LAST_RETRY_S)
         while True:
             try:
@@ -63,16 +63,16 @@ async def confirm_steps(agents: AgentPool, given: ConfirmInput) -> Confirmation:
 
     followers: list[asyncio.Task[None]] = []
     pace = ShareOfTime()
-    bound_s = (given.timeout_s or policy.confirm_timeout_s) + given.restore_s
+    bound_s = (launch.timeout_s or policy.confirm_timeout_s) + launch.restore_s
     deadline_ns = now_ns() + int(bound_s * 1e9)
     try:
-        async for machine in in_turns(given.machines):
+        async for machine in in_turns(launch.machines):
             followers.append(asyncio.create_task(follow(machine)))
         while now_ns() < deadline_ns:
             changed.clear()
             pace.begin()
-            if len(shown) == world_size and not whole_ns:
-                whole_ns = now_ns()
+            if len(shown) == world_size and not all_shown_ns:
+                all_shown_ns = now_ns()
             verdict = judge_confirmation(
                 generation,
                 list(shown.values()),
@@ -81,9 +81,9 @@ async def confirm_steps(agents: AgentPool, given: ConfirmInput) -> Confirmation:
                 now_ns=now_ns(),
                 policy=policy,
                 emptied=sorted(emptied),
-                whole_ns=whole_ns,
+                whole_ns=all_shown_ns,
                 left_ns=left_ns,
-                patient=given.patient,
+                patient=launch.patient,
             )
             pace.end()
             if verdict is not None:
@@ -103,11 +103,11 @@ async def confirm_steps(agents: AgentPool, given: ConfirmInput) -> Confirmation:
     )
 
 
-def _showing(given: ConfirmInput) -> Showing:
+def _showing(launch: ConfirmInput) -> Showing:
     """How the script showed its steps before; one that goes on from a step had a loop to save it in."""
-    if given.launched.resume_step >= 0 and not given.showing.kind:
+    if launch.launched.resume_step >= 0 and not launch.showing.kind:
         return Showing(kind="steps")
-    return given.showing
+    return launch.showing
 
 
 def states_of(ranks: Iterable[pb.RankProgress], generation: int) -> list[RankState]:

@@ -18,7 +18,7 @@ TIERS = {
     pb.HeldCheckpoint.DISK: Tier.DISK,
     pb.HeldCheckpoint.REMOTE: Tier.REMOTE,
 }
-TO_WIRE = {tier: told for told, tier in TIERS.items()}
+TO_WIRE = {tier: wire for wire, tier in TIERS.items()}
 
 
 def seen_of(observation: pb.Observation, heard_ns: int, *, shift_ns: int = 0) -> ObservedExit:
@@ -43,7 +43,7 @@ def seen_of(observation: pb.Observation, heard_ns: int, *, shift_ns: int = 0) ->
 
 
 def code_of(end: pb.Exit) -> int | None:
-    """Exit code, or None when the rank ended otherwise or nobody knows."""
+    """Exit code, or None when the rank ended otherwise or it is not known."""
     return end.value if end.kind == pb.Exit.CODE else None
 
 
@@ -113,13 +113,13 @@ def checkpoint_options(spec: JobSpec, *, reshard_from: str = "") -> pb.Checkpoin
 
 def backup_peers(assignment: Assignment[Machine], placement: Placement, machine: int) -> list[pb.BackupPeer]:
     """To where one machine, by its index, sends the backups of its ranks."""
-    found = []
+    peers = []
     for rank in assignment.topology.ranks(machine):
         peer = placement.peers[rank]
         if peer is not None:
             to = assignment.home(peer)
-            found.append(pb.BackupPeer(rank=rank, machine=to.name, address=to.address))
-    return found
+            peers.append(pb.BackupPeer(rank=rank, machine=to.name, address=to.address))
+    return peers
 
 
 def import_environment(spec: JobSpec) -> dict[str, str]:

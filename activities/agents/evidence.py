@@ -1,9 +1,9 @@
-"""What the machines answered, as the decisions take it, and no larger than a history can hold.
+"""The machines' answers as evidence for the decisions, no larger than a history can hold.
 
-A payload of Temporal may have 2 MB, squeezed (``activities/payloads.py``). Ten
+A payload of Temporal may have 2 MB, compressed (``activities/payloads.py``). Ten
 thousand ranks that hold several copies in several tiers, each with the end of
 its output, are more than that: what the decision does not need is left out
-here, and how much that is, said.
+here, and the evidence says how much.
 """
 
 from __future__ import annotations
@@ -61,41 +61,43 @@ def evidence_of(
             emptied=sorted(machine for machine, reply in replies.items() if reply.unknown),
             disk_shared=shared,
             unlisted=unlisted_of({machine: reply.checkpoints for machine, reply in replies.items()}),
-            disk_asked=max((one.disk_asked for one in replies.values() if one.HasField("disk_asked")), default=None),
+            disk_asked=max(
+                (reply.disk_asked for reply in replies.values() if reply.HasField("disk_asked")), default=None
+            ),
         )
     )
 
 
 def unlisted_of(
-    told: Mapping[str, Iterable[pb.HeldCheckpoint]], silent: Iterable[str] = (), *, remote_asked: bool = False
+    listings: Mapping[str, Iterable[pb.HeldCheckpoint]], silent: Iterable[str] = (), *, remote_asked: bool = False
 ) -> list[Unlisted]:
     """The places that could not be looked at, by reason.
 
     Remote storage is one place: it is unknown where no machine listed it.
 
     Args:
-        told: What machines answered that were asked for all copies.
+        listings: What machines answered that were asked for all copies.
         silent: Machines that did not answer.
         remote_asked: They were asked for what is on remote storage too.
     """
     disks: dict[str, list[str]] = defaultdict(list)
     remote: list[str] = []
-    for machine, checkpoints in sorted(told.items()):
-        why = {TIERS.get(one.tier): one.reason[:LINE] for one in checkpoints if _is_unlisted(one)}
+    for machine, checkpoints in sorted(listings.items()):
+        why = {TIERS.get(copy.tier): copy.reason[:LINE] for copy in checkpoints if _is_unlisted(copy)}
         if Tier.DISK in why:
             disks[why[Tier.DISK]].append(machine)
         if Tier.REMOTE in why:
             remote.append(why[Tier.REMOTE])
     for machine in sorted(silent):
         disks["no agent answers"].append(machine)
-    found = [Unlisted(tier=Tier.DISK, machines=machines, reason=reason) for reason, machines in disks.items()]
-    if remote_asked and len(remote) == len(told):
-        found.append(Unlisted(tier=Tier.REMOTE, reason=remote[0] if remote else "no agent answers"))
-    return found
+    unlisted = [Unlisted(tier=Tier.DISK, machines=machines, reason=reason) for reason, machines in disks.items()]
+    if remote_asked and len(remote) == len(listings):
+        unlisted.append(Unlisted(tier=Tier.REMOTE, reason=remote[0] if remote else "no agent answers"))
+    return unlisted
 
 
-def _is_unlisted(one: pb.HeldCheckpoint) -> bool:
-    return not one.valid and one.completed_steps < 0 and TIERS.get(one.tier) in ON_FILES
+def _is_unlisted(copy: pb.HeldCheckpoint) -> bool:
+    return not copy.valid and copy.completed_steps < 0 and TIERS.get(copy.tier) in ON_FILES
 
 
 def exit_of(machine: str, rank: pb.RankEvidence) -> RankExit:
@@ -116,7 +118,7 @@ def exit_of(machine: str, rank: pb.RankEvidence) -> RankExit:
 
 
 def held_of(
-    told: Mapping[str, Iterable[pb.HeldCheckpoint]], homes: Mapping[int, str] | None = None
+    listings: Mapping[str, Iterable[pb.HeldCheckpoint]], homes: Mapping[int, str] | None = None
 ) -> tuple[list[StateCopy], bool]:
     """The copies, and whether several machines told of the same files on disk.
 
@@ -127,27 +129,27 @@ def held_of(
     held: list[StateCopy] = []
     files: dict[tuple[object, ...], StateCopy] = {}
     seen_by: dict[tuple[object, ...], set[str]] = defaultdict(set)
-    for machine, checkpoints in sorted(told.items()):
-        for one in checkpoints:
+    for machine, checkpoints in sorted(listings.items()):
+        for listed in checkpoints:
             copy = StateCopy(
-                rank=one.rank,
+                rank=listed.rank,
                 machine=machine,
-                completed_steps=one.completed_steps,
-                bytes=one.bytes,
-                valid=one.valid and one.tier in TIERS,
-                reason=one.reason[:LINE] if one.tier in TIERS else NEWER,
-                tier=TIERS.get(one.tier) or Tier(f"tier {one.tier}"),
-                generation=one.generation,
-                saved_ns=one.saved_ns,
-                digest=one.digest,
-                run=one.run,
-                topology=one.topology,
-                verified=not one.unverified,
+                completed_steps=listed.completed_steps,
+                bytes=listed.bytes,
+                valid=listed.valid and listed.tier in TIERS,
+                reason=listed.reason[:LINE] if listed.tier in TIERS else NEWER,
+                tier=TIERS.get(listed.tier) or Tier(f"tier {listed.tier}"),
+                generation=listed.generation,
+                saved_ns=listed.saved_ns,
+                digest=listed.digest,
+                run=listed.run,
+                topology=listed.topology,
+                verified=not listed.unverified,
             )
-            if copy.tier not in ON_FILES or not one.place:
+            if copy.tier not in ON_FILES or not listed.place:
                 held.append(copy)
                 continue
-            file = (copy.tier, one.place, copy.rank, copy.completed_steps, copy.valid, copy.digest, copy.saved_ns)
+            file = (copy.tier, listed.place, copy.rank, copy.completed_steps, copy.valid, copy.digest, copy.saved_ns)
             seen_by[file].add(machine)
             if file not in files or machine == homes.get(copy.rank):
                 files[file] = copy
@@ -155,53 +157,53 @@ def held_of(
     return sorted([*held, *files.values()], key=_order), shared
 
 
-def _order(one: StateCopy) -> tuple[int, int, int, str]:
-    return one.rank, one.completed_steps, DEPTH.get(one.tier, len(DEPTH)), one.machine
+def _order(copy: StateCopy) -> tuple[int, int, int, str]:
+    return copy.rank, copy.completed_steps, DEPTH.get(copy.tier, len(DEPTH)), copy.machine
 
 
-def fitted(found: Evidence, *, at: int | None = None) -> Evidence:
+def fitted(evidence: Evidence, *, at: int | None = None) -> Evidence:
     """Evidence that fits into a payload, with what was left out in numbers; ``at`` as for :func:`bounded`.
 
     How each rank ended, and one copy of each at one step, is kept whatever it takes.
     """
-    exits, held = bounded_exits(found.exits), bounded(found.held, at=at)
-    kept = _counted(found, exits, held)
-    for each, line in NARROWER:
+    exits, held = bounded_exits(evidence.exits), bounded(evidence.held, at=at)
+    kept = _counted(evidence, exits, held)
+    for per_rank, characters in NARROWER:
         if packed_bytes(kept.model_dump_json()) <= PACKED_LIMIT:
             break
-        exits = [_cut(end, line, end.log_tail) for end in exits]
-        held = nearest_of_each(held, each, at=at)
-        kept = _counted(found, exits, held)
+        exits = [_cut(end, characters, end.log_tail) for end in exits]
+        held = nearest_of_each(held, per_rank, at=at)
+        kept = _counted(evidence, exits, held)
     return kept
 
 
-def _counted(found: Evidence, exits: list[RankExit], held: list[StateCopy]) -> Evidence:
+def _counted(evidence: Evidence, exits: list[RankExit], held: list[StateCopy]) -> Evidence:
     """The evidence with some of its ends and copies, and a line about the rest."""
-    said = []
-    if copies := len(found.held) - len(held):
-        said.append(f"{copies} of {len(found.held)} copies")
-    if quiet := sum(len(kept.log_tail) < len(end.log_tail) for kept, end in zip(exits, found.exits, strict=True)):
-        said.append(f"the output of {quiet} of {len(exits)} ranks")
-    if short := sum(len(kept.exception) < len(end.exception) for kept, end in zip(exits, found.exits, strict=True)):
-        said.append(f"the end of {short} exceptions")
-    cut = len(held) < len(found.held)
-    return found.model_copy(update={"exits": exits, "held": held, "left_out": ", ".join(said), "held_cut": cut})
+    left_out = []
+    if copies := len(evidence.held) - len(held):
+        left_out.append(f"{copies} of {len(evidence.held)} copies")
+    if quiet := sum(len(kept.log_tail) < len(end.log_tail) for kept, end in zip(exits, evidence.exits, strict=True)):
+        left_out.append(f"the output of {quiet} of {len(exits)} ranks")
+    if short := sum(len(kept.exception) < len(end.exception) for kept, end in zip(exits, evidence.exits, strict=True)):
+        left_out.append(f"the end of {short} exceptions")
+    cut = len(held) < len(evidence.held)
+    return evidence.model_copy(update={"exits": exits, "held": held, "left_out": ", ".join(left_out), "held_cut": cut})
 
 
-def nearest_of_each(held: list[StateCopy], each: int, *, at: int | None = None) -> list[StateCopy]:
+def nearest_of_each(held: list[StateCopy], per_rank: int, *, at: int | None = None) -> list[StateCopy]:
     """Of each rank the nearest copies of the step that a restore would take, and the damaged ones that are named."""
-    valid = [one for one in held if one.valid]
-    everybody = {one.rank for one in held}
+    valid = [copy for copy in held if copy.valid]
+    everybody = {copy.rank for copy in held}
     by_step: dict[int, set[int]] = defaultdict(set)
-    for one in valid:
-        by_step[one.completed_steps].add(one.rank)
+    for copy in valid:
+        by_step[copy.completed_steps].add(copy.rank)
     best = max(by_step, key=lambda step: (step == at, by_step[step] == everybody, step), default=None)
     taken: dict[int, int] = defaultdict(int)
-    kept = [one for one in held if not one.valid][-DAMAGED_LIMIT:]
-    for one in sorted(valid, key=_order):
-        if one.completed_steps == best and taken[one.rank] < each:
-            taken[one.rank] += 1
-            kept.append(one)
+    kept = [copy for copy in held if not copy.valid][-DAMAGED_LIMIT:]
+    for copy in sorted(valid, key=_order):
+        if copy.completed_steps == best and taken[copy.rank] < per_rank:
+            taken[copy.rank] += 1
+            kept.append(copy)
     return sorted(kept, key=_order)
 
 
@@ -218,14 +220,14 @@ def bounded(held: list[StateCopy], *, at: int | None = None, limit: int = HELD_L
     """
     if len(held) <= limit:
         return held
-    damaged = [one for one in held if not one.valid][-DAMAGED_LIMIT:]
+    damaged = [copy for copy in held if not copy.valid][-DAMAGED_LIMIT:]
     by_step: dict[int, list[StateCopy]] = defaultdict(list)
-    for one in held:
-        if one.valid:
-            by_step[one.completed_steps].append(one)
-    everybody = {one.rank for one in held}
-    whole = [step for step, copies in by_step.items() if {one.rank for one in copies} == everybody]
-    order = sorted(by_step, key=lambda step: (step != at, step not in whole, -step))
+    for copy in held:
+        if copy.valid:
+            by_step[copy.completed_steps].append(copy)
+    everybody = {copy.rank for copy in held}
+    complete = [step for step, copies in by_step.items() if {copy.rank for copy in copies} == everybody]
+    order = sorted(by_step, key=lambda step: (step != at, step not in complete, -step))
     kept = list(damaged)
     for position, step in enumerate(order):
         if position and len(kept) + len(by_step[step]) > limit:
@@ -239,12 +241,14 @@ def bounded_exits(exits: list[RankExit]) -> list[RankExit]:
     if len(exits) <= TAILS:
         return exits
     own = sorted((end for end in exits if not end.stopped_by_us), key=lambda end: (is_victim(end), end.time_ns))
-    whole = {end.rank for end in own[:TAILS]}
-    return [_cut(end, LINE, end.log_tail if end.rank in whole else "") for end in exits]
+    with_output = {end.rank for end in own[:TAILS]}
+    return [_cut(end, LINE, end.log_tail if end.rank in with_output else "") for end in exits]
 
 
-def _cut(end: RankExit, line: int, log_tail: str) -> RankExit:
+def _cut(end: RankExit, characters: int, log_tail: str) -> RankExit:
     """An end with less text, which says still whether a peer went away."""
-    cut = end.model_copy(update={"exception": end.exception[:line], "log_tail": log_tail})
-    said = "" if end.stopped_by_us else said_of_a_peer(end)
-    return cut if not said or is_victim(cut) else cut.model_copy(update={"log_tail": f"{log_tail}\n{said}".lstrip()})
+    cut = end.model_copy(update={"exception": end.exception[:characters], "log_tail": log_tail})
+    peer_text = "" if end.stopped_by_us else said_of_a_peer(end)
+    if not peer_text or is_victim(cut):
+        return cut
+    return cut.model_copy(update={"log_tail": f"{log_tail}\n{peer_text}".lstrip()})

@@ -46,32 +46,32 @@ class RankActivities:
         self._watcher = watcher
 
     @activity.defn(name=messages.PREPARE)
-    async def prepare(self, given: PrepareInput) -> float:
+    async def prepare(self, preparation: PrepareInput) -> float:
         """Start the job's fork server on every machine; returns the slowest start in seconds."""
 
-        async def one(machine: Machine, client: AgentClient) -> float:
-            return float((await prepare(client, given.spec, given.run)).seconds)
+        async def prepare_machine(machine: Machine, client: AgentClient) -> float:
+            return float((await prepare(client, preparation.spec, preparation.run)).seconds)
 
         async with heartbeating() as say:
-            done, silent = await on_all(self._agents, given.machines, one, say=say, patience_s=60.0)
-        refuse_silent(silent, given.machines)
+            done, silent = await on_all(self._agents, preparation.machines, prepare_machine, say=say, patience_s=60.0)
+        refuse_silent(silent, preparation.machines)
         return max(done.values(), default=0.0)
 
     @activity.defn(name=messages.STOP)
-    async def stop(self, given: StopInput) -> Evidence:
+    async def stop(self, stop: StopInput) -> Evidence:
         """Kill and fence every rank up to a generation; returns what the machines know."""
         request = pb.StopRequest(
             request_id=request_id(),
-            job=given.job,
-            generation=given.generation,
-            grace_s=given.grace_s,
-            run=given.run,
-            verify_bytes=int(given.spec.checkpoint.verify_at_stop_mb * 1e6) if given.spec else None,
+            job=stop.job,
+            generation=stop.generation,
+            grace_s=stop.grace_s,
+            run=stop.run,
+            verify_bytes=int(stop.spec.checkpoint.verify_at_stop_mb * 1e6) if stop.spec else None,
         )
 
-        async def one(machine: Machine, client: AgentClient) -> pb.StopReply:
+        async def stop_machine(machine: Machine, client: AgentClient) -> pb.StopReply:
             asked_ns = now_ns()
-            reply = await client.stop(request, timeout_s=given.grace_s + 20)
+            reply = await client.stop(request, timeout_s=stop.grace_s + 20)
             fit_stop(reply, asked_ns=asked_ns, heard_ns=now_ns())
             return reply
 
@@ -79,125 +79,127 @@ class RankActivities:
         async with heartbeating() as say:
             done, silent = await on_all(
                 self._agents,
-                given.machines,
-                one,
+                stop.machines,
+                stop_machine,
                 say=say,
-                patience_s=given.patience_s,
+                patience_s=stop.patience_s,
                 dying=dying,
-                dying_s=given.dying_s,
+                dying_s=stop.dying_s,
             )
             if dying:
-                said = [f"{machine}: {text}" for machine, text in sorted(dying.items())]
-                return Evidence(generation=given.generation, dying=said[:DYING_NAMED], unreachable=sorted(silent))
-            names = [machine.name for machine in given.machines]
-            homes = given.spec.assignment(names).homes() if given.spec else None
+                texts = [f"{machine}: {text}" for machine, text in sorted(dying.items())]
+                return Evidence(generation=stop.generation, dying=texts[:DYING_NAMED], unreachable=sorted(silent))
+            names = [machine.name for machine in stop.machines]
+            homes = stop.spec.assignment(names).homes() if stop.spec else None
             # In a thread: of 16,000 ranks it takes most of a second, and the heartbeats go on meanwhile.
-            return await asyncio.to_thread(evidence_of, given.generation, done, silent, homes)
+            return await asyncio.to_thread(evidence_of, stop.generation, done, silent, homes)
 
     @activity.defn(name=messages.LAUNCH)
-    async def launch(self, given: LaunchInput) -> Launched:
+    async def launch(self, launch: LaunchInput) -> Launched:
         """Start the rendezvous store and then all ranks of a generation, at once."""
-        spec = given.spec
+        spec = launch.spec
         started_ns = now_ns()
         if self._watcher is not None:
-            self._watcher.ensure(spec, given.machines)
-        host_machine = given.machines[0]
-        assignment = spec.assignment(given.machines)
-        position = {machine.name: index for index, machine in enumerate(given.machines)}
+            self._watcher.ensure(spec, launch.machines)
+        host_machine = launch.machines[0]
+        assignment = spec.assignment(launch.machines)
+        position = {machine.name: index for index, machine in enumerate(launch.machines)}
         async with heartbeating() as say:
-            domains = [machine.domain for machine in given.machines]
+            domains = [machine.domain for machine in launch.machines]
             placement = await asyncio.to_thread(place_backups, assignment.topology, domains)
             backed_up = spec.checkpoint.backup
-            store = await self._start_store(host_machine, given, say)
+            store = await self._start_store(host_machine, launch, say)
 
-            async def one(machine: Machine, client: AgentClient) -> pb.LaunchReply:
+            async def launch_machine(machine: Machine, client: AgentClient) -> pb.LaunchReply:
                 index = position[machine.name]
                 request = pb.LaunchRequest(
                     request_id=request_id(),
                     job=spec.name,
-                    generation=given.generation,
+                    generation=launch.generation,
                     ranks=rank_launches(spec, index),
                     script=spec.script,
                     args=spec.args,
                     cwd=spec.cwd,
-                    env=shared_environment(spec, store.host, store.port, given.generation),
-                    resume_step=given.resume_step,
-                    checkpoint=checkpoint_options(spec, reshard_from=given.reshard_from),
+                    env=shared_environment(spec, store.host, store.port, launch.generation),
+                    resume_step=launch.resume_step,
+                    checkpoint=checkpoint_options(spec, reshard_from=launch.reshard_from),
                     peers=backup_peers(assignment, placement, index) if backed_up else [],
-                    run=given.run,
+                    run=launch.run,
                     env_from=spec.env_from,
                     env_file=spec.env_file,
-                    begins_run=given.begins_run,
+                    begins_run=launch.begins_run,
                 )
-                return await prepared(client, spec, given.run, lambda: client.launch(request, timeout_s=60))
+                return await prepared(client, spec, launch.run, lambda: client.launch(request, timeout_s=60))
 
-            done, silent = await on_all(self._agents, given.machines, one, say=say, patience_s=given.patience_s)
-        refuse_silent(silent, given.machines)
+            done, silent = await on_all(
+                self._agents, launch.machines, launch_machine, say=say, patience_s=launch.patience_s
+            )
+        refuse_silent(silent, launch.machines)
         forked = [rank.forked_ns for reply in done.values() for rank in reply.ranks]
         return Launched(
-            generation=given.generation,
-            resume_step=given.resume_step,
+            generation=launch.generation,
+            resume_step=launch.resume_step,
             started_ns=started_ns,
             forked_ns=max(forked, default=0),
             backups=placement.reason if backed_up else "there are none: backup is false in [checkpoint]",
         )
 
-    async def _start_store(self, machine: Machine, given: LaunchInput, say: Say) -> pb.StartStoreReply:
+    async def _start_store(self, machine: Machine, launch: LaunchInput, say: Say) -> pb.StartStoreReply:
         request = pb.StartStoreRequest(
             request_id=request_id(),
-            job=given.spec.name,
-            generation=given.generation,
-            world_size=given.spec.topology().world_size,
-            run=given.run,
-            begins_run=given.begins_run,
+            job=launch.spec.name,
+            generation=launch.generation,
+            world_size=launch.spec.topology().world_size,
+            run=launch.run,
+            begins_run=launch.begins_run,
         )
 
-        async def one(machine: Machine, client: AgentClient) -> pb.StartStoreReply:
-            return await prepared(client, given.spec, given.run, lambda: client.start_store(request, timeout_s=60))
+        async def start_store(machine: Machine, client: AgentClient) -> pb.StartStoreReply:
+            return await prepared(client, launch.spec, launch.run, lambda: client.start_store(request, timeout_s=60))
 
-        done, silent = await on_all(self._agents, [machine], one, say=say, patience_s=given.patience_s)
+        done, silent = await on_all(self._agents, [machine], start_store, say=say, patience_s=launch.patience_s)
         refuse_silent(silent, [machine])
         return done[machine.name]
 
     @activity.defn(name=messages.CONFIRM)
-    async def confirm(self, given: ConfirmInput) -> Confirmation:
+    async def confirm(self, launch: ConfirmInput) -> Confirmation:
         """Watch until every rank completed a step, one of them ended, or the time is up."""
         async with heartbeating():
-            return await confirm_steps(self._agents, given)
+            return await confirm_steps(self._agents, launch)
 
     @activity.defn(name=messages.AWAIT)
-    async def await_machines(self, given: AwaitInput) -> list[str]:
+    async def await_machines(self, wait: AwaitInput) -> list[str]:
         """Wait until machines answer; returns those that did not in time."""
 
-        async def one(_machine: Machine, client: AgentClient) -> str:
+        async def describe(_machine: Machine, client: AgentClient) -> str:
             return str((await client.describe()).machine)
 
         async with heartbeating() as say:
-            _, silent = await on_all(self._agents, given.machines, one, say=say, patience_s=given.patience_s)
+            _, silent = await on_all(self._agents, wait.machines, describe, say=say, patience_s=wait.patience_s)
         return silent
 
     @activity.defn(name=messages.RELEASE)
-    async def release(self, given: ReleaseInput) -> int:
+    async def release(self, release: ReleaseInput) -> int:
         """Give back fork servers and shared memory; returns the bytes freed.
 
         A silent machine does not hold up the end of a job: :mod:`activities.watching.leftovers`
         ends what is left there when its agent is back.
         """
-        request = pb.ReleaseRequest(request_id=request_id(), job=given.job, run=given.run)
+        request = pb.ReleaseRequest(request_id=request_id(), job=release.job, run=release.run)
 
-        async def one(machine: Machine, client: AgentClient) -> int:
+        async def release_machine(machine: Machine, client: AgentClient) -> int:
             return int((await client.release(request, timeout_s=30)).bytes_freed)
 
         dying: dict[str, str] = {}
         async with heartbeating() as say:
             done, silent = await on_all(
                 self._agents,
-                given.machines,
-                one,
+                release.machines,
+                release_machine,
                 say=say,
                 patience_s=10.0,
                 dying=dying,
-                dying_s=given.dying_s,
+                dying_s=release.dying_s,
             )
         if silent or dying:
             left = {"machines": silent, "dying": dying}

@@ -41,16 +41,16 @@ class _Round:
     silent: set[str] = field(default_factory=set)
 
 
-class Restoring:
+class CopyRestorer:
     """One restore; the activity of the name calls :meth:`run`."""
 
-    def __init__(self, agents: AgentPool, given: RestoreInput, say: Say) -> None:
+    def __init__(self, agents: AgentPool, restore: RestoreInput, say: Say) -> None:
         self._agents = agents
-        self._given = given
+        self._restore = restore
         self._say = say
-        self._assignment = given.spec.assignment(given.machines)
-        self._addresses = {machine.name: machine.address for machine in given.machines}
-        self._copies = {copy.rank: copy for copy in given.copies}
+        self._assignment = restore.spec.assignment(restore.machines)
+        self._addresses = {machine.name: machine.address for machine in restore.machines}
+        self._copies = {copy.rank: copy for copy in restore.copies}
         self._so_far = _Round()
 
     async def run(self) -> Restored:
@@ -59,7 +59,10 @@ class Restoring:
         began = clock.time()
         so_far = self._so_far
         readers_of = readers(
-            self._given.copies, self._given.digests, self._assignment.topology, disk_shared=self._given.disk_shared
+            self._restore.copies,
+            self._restore.digests,
+            self._assignment.topology,
+            disk_shared=self._restore.disk_shared,
         )
         await self._bring(self._copies.keys() - readers_of.keys(), {}, "first")
         from_reader = {rank: reader for rank, reader in readers_of.items() if reader in so_far.moved}
@@ -83,7 +86,7 @@ class Restoring:
     async def _bring(self, ranks: Collection[int], from_reader: Mapping[int, int], phase: str) -> None:
         """Ask all machines at once, and again for what could not be fetched, until the time is up."""
         clock = asyncio.get_running_loop()
-        deadline = clock.time() + self._given.reach_s
+        deadline = clock.time() + self._restore.reach_s
         so_far, waiting, attempt = self._so_far, set(ranks), 0
         while waiting:
             attempt += 1
@@ -101,22 +104,26 @@ class Restoring:
         for rank in sorted(ranks):
             wanted[self._assignment.home(rank).name].append(rank)
         answering = wanted.keys() - so_far.silent
-        asked = [machine for machine in self._given.machines if machine.name in answering]
+        asked = [machine for machine in self._restore.machines if machine.name in answering]
 
-        async def one(machine: Machine, client: AgentClient) -> pb.RestoreReply:
+        async def restore_machine(machine: Machine, client: AgentClient) -> pb.RestoreReply:
             request = pb.RestoreRequest(
                 request_id=f"{request_id()}/{label}",
-                job=self._given.spec.name,
+                job=self._restore.spec.name,
                 shards=[self._source(rank, from_reader.get(rank)) for rank in wanted[machine.name]],
-                checkpoint=checkpoint_options(self._given.spec),
-                run=self._given.run,
+                checkpoint=checkpoint_options(self._restore.spec),
+                run=self._restore.run,
             )
-            size_mb = sum(self._given.bytes.get(rank, 0) for rank in wanted[machine.name]) / 1e6
+            size_mb = sum(self._restore.bytes.get(rank, 0) for rank in wanted[machine.name]) / 1e6
             patience_s = LEAST_S + size_mb / SLOWEST_MB_S
-            given = self._given
-            return await prepared(client, given.spec, given.run, lambda: client.restore(request, timeout_s=patience_s))
+            restore = self._restore
+            return await prepared(
+                client, restore.spec, restore.run, lambda: client.restore(request, timeout_s=patience_s)
+            )
 
-        done, silent = await on_all(self._agents, asked, one, say=self._say, patience_s=self._given.patience_s)
+        done, silent = await on_all(
+            self._agents, asked, restore_machine, say=self._say, patience_s=self._restore.patience_s
+        )
         so_far.silent.update(silent)
         for machine, reply in done.items():
             answers = {shard.rank: shard for shard in reply.shards}

@@ -22,34 +22,43 @@ class RecordActivities:
         self._ledger = ledger
 
     @activity.defn(name=messages.DECIDE)
-    async def decide(self, given: DecideInput) -> None:
+    async def decide(self, conclusion: DecideInput) -> None:
         """Write one conclusion of an incident; the last one closes it with its report."""
         async with heartbeating():
-            await self._ledger.call(_write_conclusion, given)
+            await self._ledger.call(_write_conclusion, conclusion)
         activity.logger.info(
-            given.text, extra={"incident": given.incident, "stage": given.stage, "correlation": given.anomaly.id}
+            conclusion.text,
+            extra={"incident": conclusion.incident, "stage": conclusion.stage, "correlation": conclusion.anomaly.id},
         )
 
     @activity.defn(name=messages.RECORD)
-    async def record(self, given: RecordInput) -> NumbersUsed:
+    async def record(self, entry: RecordInput) -> NumbersUsed:
         """Write what happened to a job; returns the numbers that earlier runs of its name used."""
         async with heartbeating():
-            return await self._ledger.call(_write_job, given)
+            return await self._ledger.call(_write_job, entry)
 
 
-def _write_conclusion(ledger: Ledger, given: DecideInput) -> None:
-    ledger.incident_opened(given.incident, given.anomaly, opened_ns=given.opened_ns)
-    if given.evidence is not None:
-        ledger.incident_evidence(given.incident, given.evidence)
-    ledger.incident_event(given.incident, given.position, time_ns=given.time_ns, stage=given.stage, text=given.text)
-    _write_generation(ledger, given.job, given.launched, given.report.confirmation if given.report else None)
-    for begin_ns, end_ns in given.parked:
-        ledger.interval(given.job, start_ns=begin_ns, end_ns=end_ns, kind="parked", cause=given.incident)
-    if given.report is not None:
-        confirmation = given.report.confirmation
-        closed_ns = confirmation.stepped_ns if confirmation else given.time_ns
-        ledger.incident_closed(given.incident, given.report, closed_ns=closed_ns)
-        _write_lost_steps(ledger, given.job, given.incident, given.report)
+def _write_conclusion(ledger: Ledger, conclusion: DecideInput) -> None:
+    ledger.incident_opened(conclusion.incident, conclusion.anomaly, opened_ns=conclusion.opened_ns)
+    if conclusion.evidence is not None:
+        ledger.incident_evidence(conclusion.incident, conclusion.evidence)
+    ledger.incident_event(
+        conclusion.incident,
+        conclusion.position,
+        time_ns=conclusion.time_ns,
+        stage=conclusion.stage,
+        text=conclusion.text,
+    )
+    _write_generation(
+        ledger, conclusion.job, conclusion.launched, conclusion.report.confirmation if conclusion.report else None
+    )
+    for begin_ns, end_ns in conclusion.parked:
+        ledger.interval(conclusion.job, start_ns=begin_ns, end_ns=end_ns, kind="parked", cause=conclusion.incident)
+    if conclusion.report is not None:
+        confirmation = conclusion.report.confirmation
+        closed_ns = confirmation.stepped_ns if confirmation else conclusion.time_ns
+        ledger.incident_closed(conclusion.incident, conclusion.report, closed_ns=closed_ns)
+        _write_lost_steps(ledger, conclusion.job, conclusion.incident, conclusion.report)
 
 
 def _write_lost_steps(ledger: Ledger, job: str, incident: str, report: IncidentReport) -> None:
@@ -62,13 +71,13 @@ def _write_lost_steps(ledger: Ledger, job: str, incident: str, report: IncidentR
     ledger.interval(job, start_ns=confirmation.stepped_ns, end_ns=end_ns, kind="lost steps", cause=incident)
 
 
-def _write_job(ledger: Ledger, given: RecordInput) -> NumbersUsed:
+def _write_job(ledger: Ledger, entry: RecordInput) -> NumbersUsed:
     used = NumbersUsed()
-    if given.started_ns:
-        used = ledger.job_started(given.spec, started_ns=given.started_ns)
-    _write_generation(ledger, given.spec.name, given.launched, given.confirmation)
-    if given.outcome:
-        ledger.job_ended(given.spec.name, ended_ns=given.time_ns, outcome=given.outcome)
+    if entry.started_ns:
+        used = ledger.job_started(entry.spec, started_ns=entry.started_ns)
+    _write_generation(ledger, entry.spec.name, entry.launched, entry.confirmation)
+    if entry.outcome:
+        ledger.job_ended(entry.spec.name, ended_ns=entry.time_ns, outcome=entry.outcome)
     return used
 
 

@@ -134,11 +134,12 @@ class Ledger:
             key = {"name": spec.name, "started_ns": started_ns}
             fill(connection, Jobs, key, {"spec": as_json(spec.shown())})
             run = connection.scalar(select(Jobs.run).filter_by(**key))
-            earlier = select(Jobs.run).where(Jobs.name == spec.name, Jobs.run != run)
+            earlier_runs = select(Jobs.run).where(Jobs.name == spec.name, Jobs.run != run)
             return NumbersUsed(
-                incidents=connection.scalar(select(func.max(Incidents.number)).where(Incidents.run.in_(earlier))) or 0,
+                incidents=connection.scalar(select(func.max(Incidents.number)).where(Incidents.run.in_(earlier_runs)))
+                or 0,
                 generations=connection.scalar(
-                    select(func.max(Generations.generation)).where(Generations.run.in_(earlier))
+                    select(func.max(Generations.generation)).where(Generations.run.in_(earlier_runs))
                 )
                 or 0,
             )

@@ -68,18 +68,18 @@ def configuration() -> Config:
 def _check_file(connection: Connection, url: LedgerUrl) -> None:
     if connection.dialect.name != "sqlite":
         return
-    found = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar_one()
-    if found != "ok":
+    answer = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar_one()
+    if answer != "ok":
         raise LedgerError(
-            f"the ledger {url} is damaged ({found}): move it away (a new one is made) or restore a backup"
+            f"the ledger {url} is damaged ({answer}): move it away (a new one is made) or restore a backup"
         )
 
 
 def _revision(connection: Connection) -> str | None:
     if not inspect(connection).has_table(VERSION_TABLE):
         return None
-    found: str | None = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
-    return found
+    revision: str | None = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
+    return revision
 
 
 def _check_revision(connection: Connection, url: LedgerUrl, config: Config) -> None:
@@ -112,11 +112,11 @@ def _lacking(connection: Connection) -> str:
     for name, table in LedgerTable.metadata.tables.items():
         if name not in there:
             return f"it has no table {name}"
-        found = {column["name"]: column for column in inspector.get_columns(name)}
-        if missing := sorted({column.name for column in table.columns} - found.keys()):
+        columns = {column["name"]: column for column in inspector.get_columns(name)}
+        if missing := sorted({column.name for column in table.columns} - columns.keys()):
             return f"its table {name} has no {missing[0]}"
-        for column in found.values():
-            ours, given = column["name"] in table.columns, column["nullable"] or column["default"] is not None
-            if not ours and not given:
+        for column in columns.values():
+            ours, optional = column["name"] in table.columns, column["nullable"] or column["default"] is not None
+            if not ours and not optional:
                 return f"its table {name} wants a {column['name']}"
     return ""

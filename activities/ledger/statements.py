@@ -35,10 +35,10 @@ def incident_parts(id: str) -> tuple[str, int]:
     Raises:
         LedgerError: it is not of the form ``incident/<job>/<number>``.
     """
-    found = _INCIDENT_ID.fullmatch(id)
-    if found is None:
+    match = _INCIDENT_ID.fullmatch(id)
+    if match is None:
         raise LedgerError(f"{id!r} is not the id of an incident: they look like incident/gpt/0001")
-    return found["job"], int(found["number"])
+    return match["job"], int(match["number"])
 
 
 def insert(connection: Connection, table: type[LedgerTable]) -> postgresql.Insert | sqlite.Insert:
@@ -62,12 +62,12 @@ def newest_run(job: str, by_ns: int | None = None) -> ScalarSelect[int]:
 
 def run_to_write(connection: Connection, job: str, by_ns: int | None = None) -> int:
     """The newest run of a job; ``by_ns``: of those that had begun by then."""
-    found = connection.scalar(select(newest_run(job, by_ns)))
-    if found is None:
+    run = connection.scalar(select(newest_run(job, by_ns)))
+    if run is None:
         # The row of the start did not arrive (yet): job_started takes this one over.
         fill(connection, Jobs, {"name": job, "started_ns": 0}, {"outcome": None})
-        found = connection.scalars(select(newest_run(job, by_ns))).one()
-    return int(found)
+        run = connection.scalars(select(newest_run(job, by_ns))).one()
+    return int(run)
 
 
 def fill_incident(connection: Connection, id: str, learned: Mapping[str, Any]) -> dict[str, Any]:
@@ -85,13 +85,13 @@ def incident_query() -> Select[Any]:
 
 def incident_record(row: RowMapping, events: Iterable[IncidentEventRecord] = ()) -> IncidentRecord:
     """An incident as the ledger answers it."""
-    found = {**row, "evicted": row["evicted"] or [], "events": list(events)}
+    fields = {**row, "evicted": row["evicted"] or [], "events": list(events)}
     try:
-        return IncidentRecord.model_validate(found)
+        return IncidentRecord.model_validate(fields)
     except ValidationError as error:
         # One row harms one line of a list.
-        bad = {str(one["loc"][0]) for one in error.errors()}
-        kept = {name: value for name, value in found.items() if name not in bad}
+        bad = {str(problem["loc"][0]) for problem in error.errors()}
+        kept = {name: value for name, value in fields.items() if name not in bad}
         return IncidentRecord.model_validate(
             {**kept, "problem": f"this release cannot read its {', '.join(sorted(bad))}"}
         )
@@ -100,7 +100,7 @@ def incident_record(row: RowMapping, events: Iterable[IncidentEventRecord] = ())
 def intervals(connection: Connection, run: ScalarSelect[int]) -> list[Interval]:
     """Of a run, in the order of time; those noted and those that incidents tell of."""
     noted = connection.execute(select(Intervals.__table__).where(Intervals.run == run))
-    found = [Interval(row.start_ns, row.end_ns, row.kind, row.cause or "") for row in noted]
+    spans = [Interval(row.start_ns, row.end_ns, row.kind, row.cause or "") for row in noted]
     generations = connection.execute(select(Generations.__table__).where(Generations.run == run))
     launches = [Launch(row.launched_ns, row.stepped_ns) for row in generations if row.launched_ns is not None]
     incidents = connection.execute(select(Incidents.__table__).where(Incidents.run == run))
@@ -110,8 +110,8 @@ def intervals(connection: Connection, run: ScalarSelect[int]) -> list[Interval]:
         if (seen_ns := row.seen_ns or row.opened_ns) is not None
     ]
     if started_ns := connection.scalar(select(Jobs.started_ns).where(Jobs.run == run)):
-        found += unproductive(started_ns, launches, outages)
-    return sorted(found, key=lambda interval: interval.start_ns)
+        spans += unproductive(started_ns, launches, outages)
+    return sorted(spans, key=lambda interval: interval.start_ns)
 
 
 def _quiet_ns(anomaly: Mapping[str, Any] | None) -> int:
@@ -136,8 +136,8 @@ def gaps(connection: Connection, run: ScalarSelect[int], *, finished: bool) -> l
 
 def as_json(model: BaseModel) -> dict[str, Any]:
     """As JSON that PostgreSQL takes: NaN and infinity become null."""
-    found: dict[str, Any] = json.loads(model.model_dump_json())
-    return found
+    fields: dict[str, Any] = json.loads(model.model_dump_json())
+    return fields
 
 
 def clean(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What the agents were told, or may be told, that it is dealt with."""
+"""Which observations of one job were acknowledged to the agents, or may be."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agent.v1 import agent_pb2 as pb
 
 @dataclass(slots=True)
 class Acknowledgements:
-    """Of the observations of one job's machines. Machines are named, observations numbered by their agents."""
+    """Acknowledged observations of one job's machines; each agent numbers its own observations."""
 
     reported: set[int] = field(default_factory=set)
     """Generations whose end the job's workflow was told of."""
@@ -37,7 +37,7 @@ class Acknowledgements:
         self._noted[machine] = {seq: event for seq, event in noted.items() if seq > up_to or event[0] != of}
 
     def dealt_with(self, machine: str, whose: str) -> int:
-        """Newest observation of a machine that nobody need be told of any more; 0: none.
+        """Newest observation of a machine that may be acknowledged, with all before it; 0: none.
 
         Args:
             machine: Its name.
@@ -47,7 +47,7 @@ class Acknowledgements:
         noted = {seq: written.done() for seq, (job, written) in self._noted.get(machine, {}).items() if job == of}
         newest = max(self.reported, default=0)
         ends = {} if whose == OF_NO_JOB else self._ends.get(machine, {})
-        found = [seq for generation, seq in ends.items() if generation <= newest]
+        ends_told = [seq for generation, seq in ends.items() if generation <= newest]
         missing = [seq for seq, is_written in noted.items() if not is_written]
         done = [seq for seq, is_written in noted.items() if is_written and whose == OF_NO_JOB]
-        return min([max([*found, *done], default=0), *(seq - 1 for seq in missing)])
+        return min([max([*ends_told, *done], default=0), *(seq - 1 for seq in missing)])

@@ -33,9 +33,9 @@ class CopyRules:
             rule = self._persist[generation] = before.next() if before else PersistRule(self.spec.checkpoint)
         living = _living(shown)
         if len(living) < self.spec.topology().world_size:
-            return None  # of the others nobody knows what they have
-        whole = newest_of_all(distinct(living))
-        return rule.observe([on_disk(rank, now_ns) for rank in living], whole, now_ns)
+            return None  # it is not known what the others have
+        newest_on_all = newest_of_all(distinct(living))
+        return rule.observe([on_disk(rank, now_ns) for rank in living], newest_on_all, now_ns)
 
     def on_disks(self, shown: Sequence[Shown]) -> Agreed:
         """What all machines should be told of each other's disks."""

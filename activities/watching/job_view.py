@@ -63,7 +63,7 @@ class JobView:
     """(Generation, rank) → what was shown of it first."""
     _newest: int = 0
     """Generation of a rank that was shown; 0: none was."""
-    _heard: dict[str, int] = field(default_factory=dict)
+    _last_heard_ns: dict[str, int] = field(default_factory=dict)
     """Machine → when its agent said anything."""
     _launched: dict[str, int] = field(default_factory=dict)
     """Machine → newest generation that it showed."""
@@ -103,7 +103,7 @@ class JobView:
 
     def showed(self, machine: str, reply: pb.ProgressReply, now_ns: int) -> None:
         """A machine showed where its ranks stand."""
-        self._heard[machine] = now_ns
+        self._last_heard_ns[machine] = now_ns
         self._shift[machine] = stream_shift_ns(reply.time_ns, now_ns)
         if reply.generation:
             self._launched[machine] = reply.generation
@@ -116,8 +116,8 @@ class JobView:
                 self.woken.set()
         disk = StepsOnDisk(frozenset(), 0, 0, 0)
         for rank in reply.ranks:
-            found = stored(rank.saved)
-            disk = disk if found == disk else found
+            steps = stored(rank.saved)
+            disk = disk if steps == disk else steps
             self._newest = max(self._newest, rank.generation)
             if rank.HasField("saved") and rank.saved.own_step >= 0:
                 self._saves.add(rank.rank)
@@ -173,7 +173,9 @@ class JobView:
             typical_step_s=steps.typical_step_s,
             last_step=steps.last_step,
             lost=self._lost(generation),
-            silent=[m.name for m in self.machines if now_ns - self._heard.get(m.name, -math.inf) > SILENT_S * 1e9],
+            silent=[
+                m.name for m in self.machines if now_ns - self._last_heard_ns.get(m.name, -math.inf) > SILENT_S * 1e9
+            ],
         )
 
     def persist(self, now_ns: int) -> int | None:
@@ -212,5 +214,5 @@ class JobView:
 
     def _bare_in(self, generation: int, machine: str) -> bool:
         """Whether a machine knows nothing of the job after its workflow said that this generation runs there."""
-        told = self.known is not None and self.known[0] == generation
-        return told and machine in self._bare and self._heard[machine] > self.known_ns
+        runs = self.known is not None and self.known[0] == generation
+        return runs and machine in self._bare and self._last_heard_ns[machine] > self.known_ns

@@ -1,9 +1,9 @@
-"""Gives back what jobs left behind whose workflow is over.
+"""Releases what jobs left on machines after their workflow ended.
 
-A job that ends gives everything back itself. What it cannot reach stays: its
-agent was dead at that moment, or its workflow was terminated by hand. Every
-worker looks for such remains, outside Temporal; what it does may be done twice.
-A job that cannot be cleared holds up no other one.
+A job that ends releases everything itself. What it cannot reach stays: an agent
+was dead at that moment, or the workflow was terminated by hand. Every worker
+looks for such remains, outside Temporal; several may do the same work.
+A job that cannot be cleared does not delay another one.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Remains:
         return self.missing is not None and not self.missing
 
 
-class Cleanup:
+class LeftoverCleaner:
     """Looks for remains of a task queue's jobs that are over, until it is cancelled."""
 
     def __init__(
@@ -96,9 +96,9 @@ class Cleanup:
                     await self.look()
                 await asyncio.sleep(LOOK_S)
         finally:
-            for one in self._remains.values():
-                if one.attending:
-                    one.attending.cancel()
+            for remains in self._remains.values():
+                if remains.attending:
+                    remains.attending.cancel()
 
     async def look(self) -> list[asyncio.Task[None]]:
         """Look once at every job that ended lately and is not known to be clean, if it is its time.
@@ -111,21 +111,21 @@ class Cleanup:
         over = f'ExecutionStatus!="Running" AND ExecutionStatus!="ContinuedAsNew" AND CloseTime>"{since}"'
         query = jobs_query(self._task_queue, over)
         listed: dict[str, Remains] = {}
-        async for found in self._client.list_workflows(query):
-            if found.close_time is not None and datetime.now(UTC) - found.close_time > self._settle:
-                run = found.run_id
-                listed[run] = self._remains.get(run) or Remains(found.id, run)
+        async for workflow in self._client.list_workflows(query):
+            if workflow.close_time is not None and datetime.now(UTC) - workflow.close_time > self._settle:
+                run = workflow.run_id
+                listed[run] = self._remains.get(run) or Remains(workflow.id, run)
         self._remains = listed
         begun = []
-        for one in listed.values():
-            busy = one.attending is not None and not one.attending.done()
-            if not one.clean and not busy and time.monotonic() >= one.due:
-                one.attending = asyncio.create_task(self._attend(one))
-                begun.append(one.attending)
+        for remains in listed.values():
+            busy = remains.attending is not None and not remains.attending.done()
+            if not remains.clean and not busy and time.monotonic() >= remains.due:
+                remains.attending = asyncio.create_task(self._attend(remains))
+                begun.append(remains.attending)
         return begun
 
     async def _attend(self, remains: Remains) -> None:
-        """Clear one job; what goes wrong is this job's alone, and said once."""
+        """Clear one job. An error concerns this job only, and each kind of error is logged once."""
         try:
             await self._clear(remains)
         except Exception as error:
@@ -156,11 +156,11 @@ class Cleanup:
         asked = state.machines if remains.missing is None else remains.missing
         room = asyncio.Semaphore(AT_ONCE)
 
-        async def one(machine: Machine) -> bool:
+        async def clear_machine(machine: Machine) -> bool:
             async with room:
                 return await self._clear_machine(state.spec.name, state.run, machine, name_is_used=name_is_used)
 
-        answered = await gathered(map(one, asked))
+        answered = await gathered(map(clear_machine, asked))
         remains.missing = [machine for machine, ok in zip(asked, answered, strict=True) if not ok]
         if remains.missing:
             log.debug("machines did not answer", job=state.spec.name, machines=len(remains.missing))
@@ -168,7 +168,7 @@ class Cleanup:
     async def _clear_machine(self, job: str, run: str, machine: Machine, *, name_is_used: bool) -> bool:
         try:
             agent = self._agents.get(machine.address)
-            left = next((one for one in (await agent.describe()).jobs if one.job == job), None)
+            left = next((known for known in (await agent.describe()).jobs if known.job == job), None)
             if left is None or (left.run and left.run != run):
                 return True
             if name_is_used and not (left.run and run):

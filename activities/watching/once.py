@@ -1,26 +1,26 @@
-"""Say a trouble once, and not at every round in which it is met again."""
+"""Log an error once, and not again at every round."""
 
 from __future__ import annotations
 
 
 class Once:
-    """Which troubles of whom were said already."""
+    """Which kinds of errors were logged already, by whom they concern."""
 
     def __init__(self) -> None:
-        self._said: dict[str, set[str]] = {}
+        self._logged: dict[str, set[str]] = {}
 
-    def new(self, whose: str, trouble: BaseException) -> bool:
-        """Whether a trouble of this kind was not said of them yet; from now on it was.
+    def new(self, whose: str, error: BaseException) -> bool:
+        """Whether an error of this kind was not logged for them yet; from now on it counts as logged.
 
         By its kind: a message may hold numbers that change at every round.
         """
-        kind = type(trouble).__name__
-        said = self._said.setdefault(whose, set())
-        if kind in said:
+        kind = type(error).__name__
+        kinds = self._logged.setdefault(whose, set())
+        if kind in kinds:
             return False
-        said.add(kind)
+        kinds.add(kind)
         return True
 
     def well(self, whose: str) -> None:
-        """They are well again, or gone: what comes next is new."""
-        self._said.pop(whose, None)
+        """They work again, or are gone: the next error is new."""
+        self._logged.pop(whose, None)

@@ -93,8 +93,8 @@ class Shown:
             age_s: How long ago that is, as the agent says; 0: it does not.
             at_ns: When it was, by the machine's clock; 0: never.
         """
-        told_ns = round(age_s * 1e9) or max(self.now_ns - at_ns, 0)
-        return self.heard_ns - told_ns if at_ns else 0
+        ago_ns = round(age_s * 1e9) or max(self.now_ns - at_ns, 0)
+        return self.heard_ns - ago_ns if at_ns else 0
 
     def _saved(self, first: FirstShown, *, saved_before: bool) -> tuple[int | None, int]:
         """The newest own save that counts, and when that was."""

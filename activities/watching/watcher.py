@@ -105,13 +105,13 @@ class Watcher:
     async def _list(self) -> None:
         """Watch what runs, anew where a name was taken by another run, and no longer what is over."""
         listed = {}
-        async for found in self._client.list_workflows(jobs_query(self._task_queue, 'ExecutionStatus="Running"')):
-            listed[found.id] = found.run_id or ""
-        for over in self._runs.keys() - listed.keys():
-            self._leave(over)
+        async for workflow in self._client.list_workflows(jobs_query(self._task_queue, 'ExecutionStatus="Running"')):
+            listed[workflow.id] = workflow.run_id or ""
+        for workflow_id in self._runs.keys() - listed.keys():
+            self._leave(workflow_id)
         for workflow_id, run in listed.items():
             if self._runs.get(workflow_id, run) != run:
-                # Another job of the same name, or continue-as-new: the agents tell again what nobody acknowledged.
+                # Another job of the same name, or continue-as-new: agents send again what was not acknowledged.
                 self._leave(workflow_id)
             self._runs[workflow_id] = run
             unwatched = workflow_id not in self._tasks or self._tasks[workflow_id].done()
@@ -148,7 +148,7 @@ class Watcher:
                 task.cancel()
 
     async def _adopt(self, workflow_id: str) -> None:
-        """Ask a job what to watch, until it says so; whatever goes wrong is this job's alone."""
+        """Ask a job what to watch, until it answers; errors concern this job only."""
         handle, wait_s = self._client.get_workflow_handle(workflow_id), LIST_S
         while True:
             try:
@@ -208,8 +208,8 @@ class Watcher:
             job.ended(machine.name, observation, steady_ns())
             rank, generation = observation.rank_exited.rank, observation.generation
             known = job.ends(generation)
-            say = log.info if known <= ENDS_TOLD else log.debug  # thousands of lines hold the loop for seconds
-            say("rank ended", observation=observation.id, rank=rank, generation=generation)
+            write = log.info if known <= ENDS_TOLD else log.debug  # thousands of lines hold the loop for seconds
+            write("rank ended", observation=observation.id, rank=rank, generation=generation)
             if known == ENDS_TOLD:
                 log.info("further ends of ranks are not told one by one", generation=generation)
         elif self._machine_event is not None:
@@ -246,23 +246,23 @@ class Watcher:
         while True:
             await asyncio.sleep(BARE_S)
             if job.has_bare:
-                with contextlib.suppress(Exception):  # asked again; what else it means, others say
+                with contextlib.suppress(Exception):  # asked again
                     _learn(job, await handle.query("state", result_type=JobState, rpc_timeout=ANSWER_LIMIT))
 
     async def _persist(self, job: JobView) -> None:
         """Ask all machines to write a step to disk when it is time, and tell which of those on disk all ranks have."""
-        told: tuple[int, Agreed] | None = None
-        told_at, pace = -math.inf, ShareOfTime()
+        last_sent: tuple[int, Agreed] | None = None
+        sent_at, pace = -math.inf, ShareOfTime()
         async with _asking(self._agents, job) as ask:
             await asyncio.sleep(TICK_S / 3)  # not in one turn of the loop with the judge
             while True:
                 pace.begin()
-                step, found = job.persist(steady_ns()), job.on_disks()
+                step, for_disks = job.persist(steady_ns()), job.on_disks()
                 pace.end()
-                generation, agreed = found
-                news = agreed != Agreed() and (found != told or time.monotonic() - told_at > TELL_WHOLE_S)
+                generation, agreed = for_disks
+                news = agreed != Agreed() and (for_disks != last_sent or time.monotonic() - sent_at > TELL_WHOLE_S)
                 if step is not None or news:
-                    told, told_at = found, time.monotonic()
+                    last_sent, sent_at = for_disks, time.monotonic()
                     request = pb.PersistRequest(
                         job=job.spec.name,
                         step=step or 0,
@@ -277,20 +277,20 @@ class Watcher:
 
     async def _align(self, job: JobView) -> None:
         """Let machines back up the same steps, once one is too slow to back up every step, or ranks drift apart."""
-        told, pace = None, ShareOfTime()
+        last_sent, pace = None, ShareOfTime()
         async with _asking(self._agents, job) as ask:
             await asyncio.sleep(2 * TICK_S / 3)
             while True:
                 pace.begin()
                 aligning = job.align(steady_ns())
                 pace.end()
-                if found := aligning:
-                    generation, aligned = found
-                    if told is None or aligned.named != told.named:
+                if aligning:
+                    generation, aligned = aligning
+                    if last_sent is None or aligned.named != last_sent.named:
                         log.info("aligning backups", generation=generation, whole=aligned.whole, named=aligned.named)
-                    if aligned.apart and not (told and told.apart):
+                    if aligned.apart and not (last_sent and last_sent.apart):
                         log.warning("ranks drift apart", generation=generation, steps=aligned.apart)
-                    told = aligned
+                    last_sent = aligned
                     request = pb.AlignRequest(
                         job=job.spec.name,
                         generation=generation,
@@ -339,8 +339,8 @@ class Watcher:
                 async for machine in in_turns(job.machines):
                     for whose in (job.spec.name, OF_NO_JOB):
                         key = machine.name, whose
-                        told = job.acknowledgements.dealt_with(*key) in (0, taken.get(key))
-                        if not told and (key not in telling or telling[key].done()):
+                        up_to_date = job.acknowledgements.dealt_with(*key) in (0, taken.get(key))
+                        if not up_to_date and (key not in telling or telling[key].done()):
                             telling[key] = asyncio.create_task(self._tell(job, machine, whose, taken))
                 await asyncio.sleep(TICK_S)
         finally:
@@ -368,7 +368,7 @@ def _learn(job: JobView, state: JobState) -> None:
 
 @contextlib.asynccontextmanager
 async def _asking(agents: AgentPool, job: JobView) -> AsyncIterator[Callable[[Call], None]]:
-    """To ask all machines of a job something, again and again; none is waited for, nor asked while it is silent."""
+    """Gives a function that sends a call to each machine of a job, unless its last call has not ended yet."""
     asked: dict[str, asyncio.Task[None]] = {}
     rounds: set[asyncio.Task[None]] = set()
     silent: set[str] = set()

@@ -27,9 +27,9 @@ def run(connection: Connection) -> None:
     context.run_migrations()
 
 
-given = context.config.attributes.get("connection")
-if given is not None:
-    run(given)
+connection = context.config.attributes.get("connection")
+if connection is not None:
+    run(connection)
 else:
     url = LedgerUrl(context.get_x_argument(as_dictionary=True)["url"])
     with writing(connect(url), url, "migrate") as own:

@@ -15,7 +15,7 @@ from temporalio.client import Client, WorkflowQueryFailedError
 from temporalio.service import RPCError
 from temporalio.worker import Worker
 
-from activities.watching.leftovers import Cleanup
+from activities.watching.leftovers import LeftoverCleaner
 from agent.client import AgentPool
 from agent.v1 import agent_pb2 as pb
 from agent.v1 import agent_pb2_grpc
@@ -30,7 +30,7 @@ from workflows.job import JobWorkflow
 from workflows.registry import WORKFLOWS, sandbox
 
 
-async def look(cleanup: Cleanup) -> None:
+async def look(cleanup: LeftoverCleaner) -> None:
     """Look once, to the end."""
     await asyncio.gather(*await cleanup.look())
 
@@ -52,7 +52,7 @@ async def test_ranks_of_a_terminated_job_are_ended_once_their_agent_answers(temp
             task_queue=queue,
         )
         await handle.query(JobWorkflow.current_state)
-        cleanup = Cleanup(temporal, pool, queue, settle=timedelta(0), again_s=0.1)
+        cleanup = LeftoverCleaner(temporal, pool, queue, settle=timedelta(0), again_s=0.1)
         await look(cleanup)
         assert alive(rank), "its job runs"
         await handle.terminate("by hand")
@@ -97,7 +97,7 @@ async def test_what_is_left_where_a_newer_run_is_not_is_ended_and_the_newer_one_
             assert (await handle.query(JobWorkflow.current_state)).run == run
             return pids
 
-        cleanup = Cleanup(temporal, pool, queue, settle=timedelta(0), again_s=0.1)
+        cleanup = LeftoverCleaner(temporal, pool, queue, settle=timedelta(0), again_s=0.1)
         left = (await begin(older, [here, there]))[1]
         second.kill()
         await temporal.get_workflow_handle(job_workflow_id(here.name)).terminate("its machine is gone")
@@ -150,7 +150,7 @@ async def test_only_the_missing_machine_is_asked_again_and_less_and_less_often(t
     ):
         spec = JobSpec(name="gone", script="/x.py", machines=3)
         await over(temporal, "gone", queue, JobState(spec=spec, machines=machines, generation=1))
-        cleanup = Cleanup(temporal, pool, queue, settle=timedelta(0), again_s=0.1)
+        cleanup = LeftoverCleaner(temporal, pool, queue, settle=timedelta(0), again_s=0.1)
         looks = 0
         while agents[1].asked < 4:
             await look(cleanup)
@@ -179,7 +179,7 @@ async def test_a_job_that_cannot_be_read_holds_up_no_other_one_and_is_said_once(
         good = JobState(spec=JobSpec(name="well", script="/x.py"), machines=machines, generation=1)
         for name, state in (("odd1", UNREADABLE), ("well", good), ("odd2", UNREADABLE)):
             await over(temporal, name, queue, state)
-        cleanup = Cleanup(temporal, pool, queue, settle=timedelta(0), again_s=0.01)
+        cleanup = LeftoverCleaner(temporal, pool, queue, settle=timedelta(0), again_s=0.01)
         with structlog.testing.capture_logs() as logs:
             while agents[0].asked == 0:
                 await look(cleanup)
