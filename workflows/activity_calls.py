@@ -100,8 +100,8 @@ def restore(
     """Bring the copies that a choice needs, and verify the own slots that nobody has verified."""
     copies = [*chosen.copies, *chosen.unverified]
     wanted = {copy.key for copy in copies}
-    held = {one.rank: one for one in evidence.held if one.key in wanted}
-    sizes = {rank: one.bytes for rank, one in held.items()}
+    held = {copy.rank: copy for copy in evidence.held if copy.key in wanted}
+    sizes = {rank: copy.bytes for rank, copy in held.items()}
     topology = spec.topology()
     largest = max(sum(sizes.get(rank, 0) for rank in topology.ranks(index)) for index in range(topology.machines))
     return workflow.start_activity(
@@ -110,7 +110,7 @@ def restore(
             spec=spec,
             machines=machines,
             copies=copies,
-            digests={rank: one.digest for rank, one in held.items() if one.digest},
+            digests={rank: copy.digest for rank, copy in held.items() if copy.digest},
             bytes=sizes,
             disk_shared=evidence.disk_shared,
             run=run,
@@ -121,14 +121,14 @@ def restore(
     )
 
 
-def launch(given: LaunchInput, origin: str) -> ActivityHandle[Launched]:
+def launch(request: LaunchInput, origin: str) -> ActivityHandle[Launched]:
     """Start all ranks of a generation; ``origin`` says for people where they go on."""
-    ranks = given.spec.topology().world_size
+    ranks = request.spec.topology().world_size
     return workflow.start_activity(
         messages.LAUNCH,
-        given,
+        request,
         result_type=Launched,
-        summary=web_ui.summary(f"generation {given.generation}, {ranks} ranks, {origin}"),
+        summary=web_ui.summary(f"generation {request.generation}, {ranks} ranks, {origin}"),
         **on_ranks(timedelta(minutes=3)),
     )
 
@@ -155,7 +155,7 @@ def confirm(
         state_bytes: What the largest rank restores first, which takes more time.
     """
     restore_s = round(state_bytes / SLOWEST_RANK_BYTES, 1)
-    given = ConfirmInput(
+    request = ConfirmInput(
         spec=spec,
         machines=machines,
         launched=launched,
@@ -167,7 +167,7 @@ def confirm(
     what = "completes a step; all of them live" if patient else "completes a step"
     return workflow.start_activity(
         messages.CONFIRM,
-        given,
+        request,
         result_type=Confirmation,
         summary=web_ui.summary(f"generation {launched.generation}: every rank {what}"),
         **on_ranks(timedelta(seconds=bound_s + restore_s + 30)),

@@ -24,7 +24,7 @@ async def open_incident(state: JobState, number: int, anomaly: Anomaly) -> Child
     Raises:
         WorkflowAlreadyStartedError: one of this number is open.
     """
-    given = IncidentInput(
+    input = IncidentInput(
         job=state.spec.name,
         number=number,
         anomaly=anomaly,
@@ -46,7 +46,7 @@ async def open_incident(state: JobState, number: int, anomaly: Anomaly) -> Child
     )
     return await workflow.start_child_workflow(
         IncidentWorkflow.run,
-        given,
+        input,
         id=incident_workflow_id(state.spec.name, number),
         task_timeout=TASK_TIMEOUT,
         static_summary=web_ui.incident_title(number, anomaly),

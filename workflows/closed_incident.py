@@ -60,10 +60,10 @@ class Reopening:
         state.closed_outside += 1
         state.hold = hold_reason(incident_workflow_id(state.spec.name, number), left)
         # Also where the same generation was reported meanwhile: one incident for one generation.
-        others = [one for one in state.pending if one.generation != state.generation]
+        others = [pending for pending in state.pending if pending.generation != state.generation]
         state.pending = [anomaly.model_copy(update={"generation": state.generation}), *others]
 
-    async def calm(self) -> None:
+    async def pause(self) -> None:
         """Wait before the fault's next incident, the longer the more of them were closed from outside."""
         wait = timedelta(seconds=reopen_wait_s(self._state.closed_outside))
         with contextlib.suppress(TimeoutError):

@@ -42,10 +42,10 @@ class FirstLaunch:
             ):
                 raise CannotStart(lacking)
             if state.resume_path:
-                found = await activity_calls.folder(state.machines, state.resume_path)
-                if found.problem:
-                    raise CannotStart(found.problem)
-                state.resume_path_step = found.step
+                folder = await activity_calls.folder(state.machines, state.resume_path)
+                if folder.problem:
+                    raise CannotStart(folder.problem)
+                state.resume_path_step = folder.step
             elif state.resume_from is not None:
                 self._evidence = await activity_calls.find(state.spec, state.machines, at=state.resume_from)
                 self._choose()
@@ -77,7 +77,7 @@ class FirstLaunch:
             origin = Restore(state.resume_step, "", folder=state.resume_path)
         elif state.resume_from is not None:
             await self._bring()
-        given = LaunchInput(
+        request = LaunchInput(
             spec=state.spec,
             machines=state.machines,
             generation=state.generation,
@@ -87,7 +87,7 @@ class FirstLaunch:
             begins_run=True,
         )
         where = "from the beginning" if state.resume_step == NOTHING_HELD else origin.origin
-        return await activity_calls.launch(given, where)
+        return await activity_calls.launch(request, where)
 
     async def _bring(self) -> None:
         """Bring all copies of the step, from elsewhere where one fails; with fewer of them in every round it ends."""

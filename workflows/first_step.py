@@ -22,13 +22,13 @@ with workflow.unsafe.imports_passed_through():
 LEAST_BOUND_S = 1.0
 """A look at ranks that should have stepped by now takes this long at most, seconds (ours)."""
 MOST_ASKED = 10
-"""So often a restart is asked about that nobody can say anything of; then it is stopped (ours)."""
+"""So often a restart is asked about of which nothing can be found out; then it is stopped (ours)."""
 KNOWN = "confirm until it is known"
 """Patch: an answer that does not come is asked for again."""
 
 
-class Confirming:
-    """Changes the job's state in place, where all of it is kept: it goes on in the job's next run.
+class FirstStepWatch:
+    """Waits for the first step of the newest generation; keeps all it knows in the job's state, changed in place.
 
     Args:
         state: The job's.
@@ -39,7 +39,7 @@ class Confirming:
         self._state = state
         self._interrupted = interrupted
         self._unanswered = 0
-        """How often in a row nobody could say whether the generation steps."""
+        """How often in a row it could not be found out whether the generation steps."""
 
     @property
     def due(self) -> bool:
@@ -61,7 +61,7 @@ class Confirming:
             launched: What the launch answered, where that is known still.
 
         Returns:
-            Whether the waiting came to its end, and the answer; None: nobody could say.
+            Whether the waiting came to its end, and the answer; None: there was none.
         """
         state = self._state
         patient = state.unconfirmed != ""
@@ -90,7 +90,7 @@ class Confirming:
         return True, confirmed.result()
 
     async def back_off(self) -> None:
-        """Before the same is asked again: where nobody could say, wait for a while."""
+        """Wait for a while before the same is asked again, where there was no answer."""
         if self._unanswered and self.due:
             wait_s = max(backoff_s(self._unanswered, self._state.spec.policy), LEAST_BOUND_S)
             with contextlib.suppress(TimeoutError):
@@ -125,22 +125,22 @@ class Confirming:
 
 
 async def confirm_restart(
-    ask: Callable[[float], Awaitable[Confirmation]], pause: Callable[[timedelta], Awaitable[None]], given: IncidentInput
+    ask: Callable[[float], Awaitable[Confirmation]], pause: Callable[[timedelta], Awaitable[None]], input: IncidentInput
 ) -> Confirmation:
     """Wait for the first step of a generation that an incident launched.
 
-    That nobody can say whether it steps is no reason to stop it: it is asked
+    Where it cannot be found out whether it steps, it is not stopped: it is asked
     about again.
 
     Args:
         ask: Starts the waiting, for at most so many seconds.
         pause: Waits before it is asked again.
-        given: What the incident started from.
+        input: What the incident started from.
 
     Raises:
-        ActivityError: nobody could say, again and again.
+        ActivityError: there was no answer, again and again.
     """
-    bound_s = confirm_bound_s(given.first_step_s, given.spec.policy)
+    bound_s = confirm_bound_s(input.first_step_s, input.spec.policy)
     until = workflow.time() + bound_s
     for asked in range(1, MOST_ASKED):
         try:
@@ -149,7 +149,7 @@ async def confirm_restart(
             if not workflow.patched(KNOWN):
                 raise
             workflow.logger.warning("nobody can say whether the ranks step", extra={"error": str(error)})
-        await pause(timedelta(seconds=max(backoff_s(asked, given.spec.policy), LEAST_BOUND_S)))
+        await pause(timedelta(seconds=max(backoff_s(asked, input.spec.policy), LEAST_BOUND_S)))
     return await ask(LEAST_BOUND_S)
 
 

@@ -36,7 +36,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.child_incident import Child, end_of, open_incident
     from workflows.closed_incident import Reopening
     from workflows.first_launch import CannotStart, FirstLaunch
-    from workflows.first_step import Confirming, suspect
+    from workflows.first_step import FirstStepWatch, suspect
     from workflows.incident.report import Closings
     from workflows.messages import JobResult, check_generation, lost_incident
     from workflows.operator import read_request
@@ -60,7 +60,7 @@ class JobWorkflow:
         self.finished_generations: set[int] = set()
         self.handled_generation = 0
         """Of the incident that is open, or was the last one of this run."""
-        self.confirming = Confirming(state, self._something_else)
+        self.first_step = FirstStepWatch(state, self._has_work)
         self.closings = Closings()
         self.reopening = Reopening(state, self._next_event, self.closings)
         self.records: list[workflow.ActivityHandle[NumbersUsed]] = []
@@ -85,7 +85,7 @@ class JobWorkflow:
 
     @report.validator
     def check_report(self, anomaly: Anomaly) -> None:
-        """Reject what is no generation, and what nobody can know yet.
+        """Reject what is no generation, and what cannot be known yet.
 
         A rejected update leaves no trace: who reports it may come again with the same id.
         """
@@ -116,10 +116,10 @@ class JobWorkflow:
         """Note that an incident was parked or resumed."""
         if not isinstance(stage, str) or len(stage) > STAGE_CHARACTERS:
             return
-        for one in self.state.incidents:
-            if one.number == number and not one.resolution:
+        for incident in self.state.incidents:
+            if incident.number == number and not incident.resolution:
                 self.state.status = "parked" if stage == Stage.PARKED else "recovering"
-                self._replace(one.model_copy(update={"stage": stage}))
+                self._replace(incident.model_copy(update={"stage": stage}))
         self._show()
 
     @workflow.query(name="state", description="Everything that the job knows of itself")
@@ -146,9 +146,9 @@ class JobWorkflow:
             except CannotStart as refused:
                 return await self._end("failed", f"was not started: {refused}")
         while True:
-            while self.confirming.due and not self._something_else():
+            while self.first_step.due and not self._has_work():
                 await self._confirm()
-            await workflow.wait_condition(self._something_else)
+            await workflow.wait_condition(self._has_work)
             match self._next_event():
                 case "stop":
                     return await self._stopped()
@@ -168,7 +168,7 @@ class JobWorkflow:
     async def _attend(self) -> JobResult | None:
         """Open the next incident; returns how the job ended, where it did not bring it back."""
         if self.state.closed_outside:
-            await self._calm()
+            await self._pause()
             if self._next_event() != "anomaly":
                 return None
         report = await self._handle(self._take_anomaly())
@@ -178,26 +178,26 @@ class JobWorkflow:
             return await self._stopped()
         return await self._end("failed", report.headline)
 
-    async def _calm(self) -> None:
+    async def _pause(self) -> None:
         """Wait before the next incident of a fault whose last one was closed from outside."""
         if self._should_continue_as_new() and self.state.generation not in self.finished_generations:
             await workflow.wait_condition(workflow.all_handlers_finished)
             workflow.continue_as_new(self.state, task_timeout=TASK_TIMEOUT)
         if self.state.closed_outside > 1:
-            await self.reopening.calm()
+            await self.reopening.pause()
 
-    def _something_else(self) -> bool:
+    def _has_work(self) -> bool:
         """Whether there is something to do other than to wait."""
         return self._next_event() != "" or self._should_continue_as_new()
 
     def _next_event(self) -> str:
-        self.state.pending = [one for one in self.state.pending if one.generation >= self.state.generation]
+        self.state.pending = [anomaly for anomaly in self.state.pending if anomaly.generation >= self.state.generation]
         # An activity or a child that is cancelled with the job raises another error than the job itself.
         if workflow.cancellation_reason() is not None:
             self.state.stop_requested = self.state.stop_requested or "cancellation"
         if self.state.stop_requested:
             return "stop"
-        if any(one.generation == self.state.generation for one in self.state.pending):
+        if any(anomaly.generation == self.state.generation for anomaly in self.state.pending):
             return "anomaly"
         if self.state.generation in self.finished_generations:
             return "finished"
@@ -210,9 +210,9 @@ class JobWorkflow:
         return info.is_continue_as_new_suggested() or info.is_target_worker_deployment_version_changed()
 
     def _take_anomaly(self) -> Anomaly:
-        found = next(one for one in self.state.pending if one.generation == self.state.generation)
-        self.state.pending.remove(found)
-        return found
+        anomaly = next(pending for pending in self.state.pending if pending.generation == self.state.generation)
+        self.state.pending.remove(anomaly)
+        return anomaly
 
     async def _start(self) -> None:
         """Launch the first generation; a failure is an anomaly like any other.
@@ -240,23 +240,23 @@ class JobWorkflow:
             suspect(state, Symptom.LAUNCH_FAILED, str(error.cause or error)[:200])
         else:
             state.backups = launched.backups
-            self.confirming.expect()
+            self.first_step.expect()
             await self._confirm(launched)
 
     async def _confirm(self, launched: Launched | None = None) -> None:
         """Wait for the newest generation's first step; ``launched``: right after the job's first launch."""
-        over, confirmation = await self.confirming.ask(launched)
+        over, confirmation = await self.first_step.ask(launched)
         if over:
             self._show()
             if launched:
                 self.records.append(self._record(launched=launched, confirmation=confirmation))
-            await self.confirming.back_off()
+            await self.first_step.back_off()
 
     async def _handle(self, anomaly: Anomaly) -> IncidentReport:
         """One incident, as a child of its own."""
         state = self.state
         self.handled_generation = anomaly.generation
-        self.confirming.leave()
+        self.first_step.leave()
         while True:
             number = self._note_opened(anomaly)
             opened_ns = workflow.time_ns()
@@ -265,15 +265,15 @@ class JobWorkflow:
                 break
             except WorkflowAlreadyStartedError:
                 # An incident of an earlier run of the name, whose job was terminated: not ours, and over soon.
-                state.incidents = [one for one in state.incidents if one.number != number]
+                state.incidents = [summary for summary in state.incidents if summary.number != number]
         stopper = asyncio.create_task(self._abandon_on_stop(child))
         try:
             report = await end_of(child, cancelled=self._next_event)
         except ChildWorkflowError as error:
             if self._next_event() != "stop" and workflow.patched("incident closed from outside"):
-                found = await self.reopening.closed(number, anomaly, opened_ns)
-                if found is not None:
-                    return await self._take_over(number, anomaly, *found)
+                closed = await self.reopening.closed(number, anomaly, opened_ns)
+                if closed is not None:
+                    return await self._take_over(number, anomaly, *closed)
             report = lost_incident(anomaly, state.generation, str(error.cause or error))
         finally:
             stopper.cancel()
@@ -303,7 +303,7 @@ class JobWorkflow:
             self.reopening.reopen(number, anomaly, left)
         else:
             self.reopening.over()
-            self.confirming.expect()
+            self.first_step.expect()
             await self._confirm(left.launched)
         return report
 
@@ -326,13 +326,13 @@ class JobWorkflow:
         state.first_step_s = max(state.first_step_s, report.first_step_s)
         if report.recovered and report.confirmation and not report.confirmed:
             state.unconfirmed = report.confirmation.reason
-            self.confirming.expect()
+            self.first_step.expect()
         state.lineage = extended(state.lineage, report.lineage)
         self._sum_up(number, report)
 
     def _sum_up(self, number: int, report: IncidentReport) -> None:
-        one = next(one for one in self.state.incidents if one.number == number)
-        self._replace(one.closed(report))
+        summary = next(summary for summary in self.state.incidents if summary.number == number)
+        self._replace(summary.closed(report))
         self._show()
 
     async def _stopped(self) -> JobResult:
@@ -351,7 +351,7 @@ class JobWorkflow:
         return await self._end("stopped", f"stopped by {self.state.stop_requested}{left}")
 
     async def _end(self, status: str, outcome: str) -> JobResult:
-        """Give everything back and close the books."""
+        """Release the machines and write the last entries of the ledger."""
         state = self.state
         state.status, state.outcome = status, outcome  # type: ignore[assignment]  # one of JobStatus
         self._show()
@@ -367,14 +367,14 @@ class JobWorkflow:
             headline=f"{state.spec.name} {outcome}",
             outcome=status,
             generations=state.generation,
-            incidents=[one.headline for one in state.incidents],
+            incidents=[incident.headline for incident in state.incidents],
         )
 
     def _record(
         self, *, started_ns: int = 0, launched: Launched | None = None, confirmation: Confirmation | None = None
     ) -> workflow.ActivityHandle[NumbersUsed]:
         state = self.state
-        given = RecordInput(
+        entry = RecordInput(
             spec=state.spec,
             time_ns=workflow.time_ns(),
             started_ns=started_ns,
@@ -384,11 +384,11 @@ class JobWorkflow:
         )
         label = state.outcome or (f"generation {launched.generation}" if launched else "started")
         return workflow.start_activity(
-            messages.RECORD, given, result_type=NumbersUsed, summary=web_ui.summary(label), **on_ledger()
+            messages.RECORD, entry, result_type=NumbersUsed, summary=web_ui.summary(label), **on_ledger()
         )
 
     def _replace(self, summary: IncidentSummary) -> None:
-        self.state.incidents = [summary if one.number == summary.number else one for one in self.state.incidents]
+        self.state.incidents = [summary if known.number == summary.number else known for known in self.state.incidents]
 
     def _show(self) -> None:
         workflow.set_current_details(web_ui.job_page(self.state, workflow.info().namespace))

@@ -76,7 +76,7 @@ def restored_text(restored: Restored) -> str:
     failed = [*restored.failed, *restored.unreached]
     noun = "copy" if len(restored.moved) == 1 else "copies"
     parts = [f"{listed(restored.unreachable)} does not answer"] if restored.unreachable else []
-    parts += [f"{one.tier} of rank {one.rank} on {one.machine}: {one.reason}" for one in failed[:3]]
+    parts += [f"{copy.tier} of rank {copy.rank} on {copy.machine}: {copy.reason}" for copy in failed[:3]]
     parts += [f"{len(failed) - 3} more failed"] if len(failed) > 3 else []
     if restored.moved:
         took = f"{size(restored.bytes)} in {seconds(restored.seconds)}"
@@ -96,7 +96,7 @@ def stopped_text(evidence: Evidence, headline: str) -> str:
 
 def found_text(held: Sequence[StateCopy]) -> str:
     """Which copies there are: ``16 copies, of steps 120, 100``."""
-    steps = sorted({one.completed_steps for one in held if one.valid}, reverse=True)
+    steps = sorted({copy.completed_steps for copy in held if copy.valid}, reverse=True)
     if not steps:
         return "no further copies"
     return f"{len(held)} {'copy' if len(held) == 1 else 'copies'}, of steps {listed(steps)}"
@@ -105,10 +105,10 @@ def found_text(held: Sequence[StateCopy]) -> str:
 def searched_text(evidence: Evidence) -> str:
     """Which copies are known once disks and remote storage were asked, and which of these did not tell."""
     silent = [
-        f"{f'disk of {listed(one.machines)}' if one.machines else 'remote storage'} unknown: {one.reason}"
-        for one in evidence.unlisted
+        f"{f'disk of {listed(place.machines)}' if place.machines else 'remote storage'} unknown: {place.reason}"
+        for place in evidence.unlisted
     ]
-    return "; ".join([*silent, found_text([one for one in evidence.held if one.valid])])
+    return "; ".join([*silent, found_text([place for place in evidence.held if place.valid])])
 
 
 def incident_title(number: int, anomaly: Anomaly) -> str:
@@ -144,13 +144,13 @@ def job_page(state: JobState, namespace: str) -> str:
     topology = state.spec.topology()
     rows = [
         [
-            f"[{one.number:04d}](/namespaces/{namespace}/workflows/{one.id.replace('/', '%2F')})",
-            one.headline.replace("|", "/"),
-            one.resolution or "open",
-            "" if one.lost_steps is None else str(one.lost_steps),
-            "" if one.seconds is None else seconds(one.seconds),
+            f"[{incident.number:04d}](/namespaces/{namespace}/workflows/{incident.id.replace('/', '%2F')})",
+            incident.headline.replace("|", "/"),
+            incident.resolution or "open",
+            "" if incident.lost_steps is None else str(incident.lost_steps),
+            "" if incident.seconds is None else seconds(incident.seconds),
         ]
-        for one in state.incidents[-10:]
+        for incident in state.incidents[-10:]
     ]
     ranks = (
         f"{topology.world_size} ranks on {topology.machines} machines ({topology.text}), generation {state.generation}"

@@ -56,14 +56,30 @@ def carried(input: IncidentInput, state: RecoveryState, timeline: IncidentTimeli
     )
 
 
-def take_up(given: Carried, state: RecoveryState, timeline: IncidentTimeline) -> None:
+def take_up(carried_over: Carried, state: RecoveryState, timeline: IncidentTimeline) -> None:
     """Go on with what an earlier run took along."""
-    state.failures, state.attempts, state.asked = list(given.failures), given.attempts, given.asked
-    state.launches, state.bad, state.unreached = list(given.launches), list(given.bad), list(given.unreached)
-    state.farthest, state.lost_from, state.lost_steps = given.farthest, given.lost_from, given.lost_steps
-    state.nobody_knows, state.accepted_from, state.accepted = given.nobody_knows, given.accepted_from, given.accepted
-    timeline.headline, timeline.stages, timeline.rejected = given.headline, list(given.stages), list(given.rejected)
-    timeline.parked, timeline.noted_before = list(given.parked), given.noted
+    state.failures, state.attempts, state.asked = list(carried_over.failures), carried_over.attempts, carried_over.asked
+    state.launches, state.bad, state.unreached = (
+        list(carried_over.launches),
+        list(carried_over.bad),
+        list(carried_over.unreached),
+    )
+    state.farthest, state.lost_from, state.lost_steps = (
+        carried_over.farthest,
+        carried_over.lost_from,
+        carried_over.lost_steps,
+    )
+    state.nobody_knows, state.accepted_from, state.accepted = (
+        carried_over.nobody_knows,
+        carried_over.accepted_from,
+        carried_over.accepted,
+    )
+    timeline.headline, timeline.stages, timeline.rejected = (
+        carried_over.headline,
+        list(carried_over.stages),
+        list(carried_over.rejected),
+    )
+    timeline.parked, timeline.noted_before = list(carried_over.parked), carried_over.noted
 
 
 def _failures(failures: list[Failure]) -> list[Failure]:

@@ -1,4 +1,4 @@
-"""One incident as its stages share it: what is known, what is told, what an operator said, and waiting for all that."""
+"""One incident as its stages share it: its state, its timeline, the operator's signals, and ways to wait."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Incident:
     # What an operator may do.
 
     def take(self, answer: str, raw: Any, more: tuple[Any, ...]) -> None:
-        """Take a signal; one that makes no sense is said on the page."""
+        """Take a signal; one that makes no sense is shown on the page."""
         request = read_request(raw, *more)
         if isinstance(request, str):
             self.timeline.reject(f"{answer}: {request}")

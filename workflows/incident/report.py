@@ -96,7 +96,7 @@ class Closings:
     @property
     def pending(self) -> list[DecideInput]:
         """What is not written yet."""
-        return [given for noted, given in self._begun if not noted.done()]
+        return [entry for noted, entry in self._begun if not noted.done()]
 
     def write(
         self, job: str, incident: str, anomaly: Anomaly, opened_ns: int, report: IncidentReport, *, position: int
@@ -111,7 +111,7 @@ class Closings:
             report: Of the incident.
             position: Place of the entry within the incident.
         """
-        given = DecideInput(
+        entry = DecideInput(
             incident=incident,
             job=job,
             anomaly=anomaly,
@@ -123,17 +123,17 @@ class Closings:
             launched=report.launched,
             report=report.model_copy(update={"unwritten": 0, "launched": None}),
         )
-        noted = _note(given, on_ledger_when_back())
+        noted = _note(entry, on_ledger_when_back())
         if workflow.patched("closings are written before the end"):
-            self._begun = [one for one in self._begun if not one[0].done()] + [(noted, given)]
+            self._begun = [begun for begun in self._begun if not begun[0].done()] + [(noted, entry)]
 
     def again(self) -> list[workflow.ActivityHandle[Any]]:
         """Try what is not written yet at short intervals, for half a minute: the job is over."""
-        return [_note(given, on_ledger()) for given in self.pending]
+        return [_note(entry, on_ledger()) for entry in self.pending]
 
 
-def _note(given: DecideInput, options: dict[str, Any]) -> workflow.ActivityHandle[Any]:
+def _note(entry: DecideInput, options: dict[str, Any]) -> workflow.ActivityHandle[Any]:
     noted: workflow.ActivityHandle[Any] = workflow.start_activity(
-        messages.DECIDE, given, summary=web_ui.summary(given.text), **options
+        messages.DECIDE, entry, summary=web_ui.summary(entry.text), **options
     )
     return noted

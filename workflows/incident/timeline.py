@@ -24,18 +24,18 @@ ACCEPT_JSON = '{"operator": "you", "note": "why", "accept_loss": true}'
 
 
 class IncidentTimeline:
-    """Told by the incident's workflow."""
+    """Shows and notes what the incident's workflow reports to it."""
 
-    def __init__(self, given: IncidentInput, id: str) -> None:
-        self._given = given
+    def __init__(self, input: IncidentInput, id: str) -> None:
+        self._input = input
         self._id = id
         self._notes: list[workflow.ActivityHandle[Any]] = []
         self.noted_before = 0
         """Entries that earlier runs of the incident wrote."""
-        self.headline = given.anomaly.headline
+        self.headline = input.anomaly.headline
         """What happened, as far as it is known."""
         self.stage: Stage = Stage.OPEN
-        self.said = ""
+        self.reason = ""
         """Why the stage at hand was entered; empty: the headline says it."""
         self.stages: list[StageRecord] = []
         self.rejected: list[str] = []
@@ -44,18 +44,18 @@ class IncidentTimeline:
         self.to_accept = ""
         """From where an operator may let a parked job go on although something newer may exist; empty: nothing may."""
 
-    def enter(self, stage: Stage, said: str = "") -> float:
+    def enter(self, stage: Stage, reason: str = "") -> float:
         """A stage begins; returns when, for :meth:`leave`."""
-        self.stage, self.said = stage, said
+        self.stage, self.reason = stage, reason
         severity = "page" if stage == Stage.PARKED else "info"
         workflow.upsert_search_attributes(attributes.updates({attributes.STAGE: stage, attributes.SEVERITY: severity}))
-        workflow.logger.info("stage entered", extra={"stage": stage, "correlation": self._given.anomaly.id})
+        workflow.logger.info("stage entered", extra={"stage": stage, "correlation": self._input.anomaly.id})
         self.show()
         return workflow.time()
 
-    def say(self, said: str) -> None:
+    def say(self, reason: str) -> None:
         """What the stage at hand waits for."""
-        self.said = said
+        self.reason = reason
         self.show()
 
     def leave(self, began: float, stage: Stage, found: str) -> None:
@@ -66,7 +66,7 @@ class IncidentTimeline:
         self.show()
 
     def reject(self, text: str) -> None:
-        """A message made no sense; said on the page."""
+        """Show on the page that a message made no sense."""
         self.rejected.append(text)
         self.show()
 
@@ -82,12 +82,12 @@ class IncidentTimeline:
         rejected = "\n".join(f"- REJECTED: {line}" for line in self.rejected[-5:])
         workflow.set_current_details(
             web_ui.incident_page(
-                self.said
+                self.reason
                 if self.stage in {Stage.RECOVERED, Stage.NOT_CONFIRMED, Stage.ABANDONED}
-                else f"{self.stage}: {self.said or self.headline}",
+                else f"{self.stage}: {self.reason or self.headline}",
                 self.stages,
                 workflow.info().namespace,
-                job_workflow_id(self._given.job),
+                job_workflow_id(self._input.job),
                 "\n\n".join(part for part in (parked, rejected) if part),
             )
         )
@@ -101,11 +101,11 @@ class IncidentTimeline:
         launched: Launched | None = None,
     ) -> None:
         """Write a conclusion into the timeline and the ledger, without holding up the recovery."""
-        given = DecideInput(
+        entry = DecideInput(
             incident=self._id,
-            job=self._given.job,
-            anomaly=self._given.anomaly,
-            opened_ns=self._given.opened_ns,
+            job=self._input.job,
+            anomaly=self._input.anomaly,
+            opened_ns=self._input.opened_ns,
             position=self.noted + 1,
             time_ns=workflow.time_ns(),
             stage=stage,
@@ -115,7 +115,7 @@ class IncidentTimeline:
             report=report,
             parked=self.parked if report else [],
         )
-        self._notes.append(workflow.start_activity(messages.DECIDE, given, summary=web_ui.summary(text), **on_ledger()))
+        self._notes.append(workflow.start_activity(messages.DECIDE, entry, summary=web_ui.summary(text), **on_ledger()))
 
     @property
     def noted(self) -> int:
@@ -144,7 +144,7 @@ class IncidentTimeline:
         last = self._notes[-1]
         with contextlib.suppress(TimeoutError):
             await workflow.wait_condition(
-                lambda: all(one.done() for one in self._notes), timeout=CLOSING_S, timeout_summary="LEDGER"
+                lambda: all(note.done() for note in self._notes), timeout=CLOSING_S, timeout_summary="LEDGER"
             )
         if last.done() and last.exception() is None:
             return report

@@ -25,7 +25,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.incident.stages.park import park
     from workflows.incident.stages.reattempt import reattempt
     from workflows.incident.stages.restore import restore
-    from workflows.incident.stages.stop import look_again, stop
+    from workflows.incident.stages.stop import refresh_evidence, stop
     from workflows.incident.timeline import OPERATOR_JSON
     from workflows.messages import IncidentInput
 
@@ -54,7 +54,7 @@ class IncidentWorkflow:
         timeline = self.incident.timeline
         to_accept = timeline.to_accept if timeline.stage == Stage.PARKED else ""
         return StageRecord(
-            name=timeline.stage, seconds=0.0, found=timeline.said or timeline.headline, to_accept=to_accept
+            name=timeline.stage, seconds=0.0, found=timeline.reason or timeline.headline, to_accept=to_accept
         )
 
     @workflow.run
@@ -76,12 +76,12 @@ class IncidentWorkflow:
         incident = self.incident
         incident.timeline.enter(Stage.STOP)
         try:
-            evidence = await (look_again if incident.looks_again else stop)(incident)
+            evidence = await (refresh_evidence if incident.looks_again else stop)(incident)
             while True:
                 plan = await decide(incident, evidence)
                 if plan.action is Action.PARK:
                     await park(incident, plan)
-                    evidence = await look_again(incident)
+                    evidence = await refresh_evidence(incident)
                 elif (changed := await restore(incident, plan)) is not None:
                     evidence = changed
                 else:
@@ -101,11 +101,11 @@ class IncidentWorkflow:
         return await incident.timeline.close(report, incident.launched)
 
     async def _given_up(self) -> IncidentReport:
-        incident, given, generation = self.incident, self.incident.input, self.incident.state.generation
+        incident, input, generation = self.incident, self.incident.input, self.incident.state.generation
         report = abandoned_report(incident)
         incident.timeline.enter(Stage.ABANDONED, report.headline)
         with contextlib.suppress(ActivityError):  # the job's release ends what this could not
             # Ranks must not live on unowned; a launch may be under way.
             why = f"generation {generation}: leave nothing running"
-            await activity_calls.stop(given.spec, given.machines, given.run, generation, why=why)
+            await activity_calls.stop(input.spec, input.machines, input.run, generation, why=why)
         return await incident.timeline.close(report, incident.launched)

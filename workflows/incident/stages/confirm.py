@@ -19,13 +19,13 @@ async def confirm(incident: Incident, launched: Launched, state_bytes: int) -> C
         launched: The generation.
         state_bytes: Size of the largest state that a rank restores.
     """
-    given = incident.input
+    input = incident.input
 
     async def ask(bound_s: float) -> Confirmation:
         return await incident.unless_abandoned(
             activity_calls.confirm(
-                given.spec,
-                given.machines,
+                input.spec,
+                input.machines,
                 launched,
                 bound_s=bound_s,
                 showing=incident.state.showing,
@@ -33,4 +33,4 @@ async def confirm(incident: Incident, launched: Launched, state_bytes: int) -> C
             )
         )
 
-    return await confirm_restart(ask, lambda wait: incident.wait(wait, "ASK AGAIN"), given)
+    return await confirm_restart(ask, lambda wait: incident.wait(wait, "ASK AGAIN"), input)

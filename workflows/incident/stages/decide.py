@@ -52,14 +52,14 @@ async def _plan(incident: Incident, evidence: Evidence, *, by_operator: bool) ->
 
 async def _find(incident: Incident, evidence: Evidence) -> Evidence:
     """Ask where copies lie that a stop does not tell of."""
-    given, timeline = incident.input, incident.timeline
+    input, timeline = incident.input, incident.timeline
     began = timeline.enter(Stage.FIND)
     try:
-        found = await incident.unless_abandoned(activity_calls.find(given.spec, given.machines))
+        found = await incident.unless_abandoned(activity_calls.find(input.spec, input.machines))
     except ActivityError as error:
         # Not knowing is not the same as having nothing.
         reason = f"could not be asked: {error.cause or error}"[:300]
-        evidence = unanswered(evidence, [machine.name for machine in given.machines], reason)
+        evidence = unanswered(evidence, [machine.name for machine in input.machines], reason)
     else:
         evidence = merged(evidence, found)
     timeline.leave(began, Stage.FIND, web_ui.searched_text(evidence))
@@ -67,17 +67,17 @@ async def _find(incident: Incident, evidence: Evidence) -> Evidence:
 
 
 async def _search_once(incident: Incident, evidence: Evidence) -> Evidence:
-    """As incidents did it that began before a failed search counted as one: once, where a stop does not do."""
-    given, timeline = incident.input, incident.timeline
+    """The search of incidents that began on an earlier release: once, where the copies of a stop do not suffice."""
+    input, timeline = incident.input, incident.timeline
     if evidence is incident.searched or not look_further(
-        incident.state.choose(evidence), evidence, given.spec.checkpoint
+        incident.state.choose(evidence), evidence, input.spec.checkpoint
     ):
         return evidence
     if not workflow.patched("search for copies"):
         return evidence
     began = timeline.enter(Stage.FIND)
     try:
-        found = await incident.unless_abandoned(activity_calls.find(given.spec, given.machines))
+        found = await incident.unless_abandoned(activity_calls.find(input.spec, input.machines))
     except ActivityError as error:
         timeline.leave(began, Stage.FIND, f"failed: {error.cause or error}")
         incident.searched = evidence

@@ -20,13 +20,13 @@ async def park(incident: Incident, plan: RestartPlan) -> None:
     Raises:
         Abandoned: an operator ended the incident, or nobody answered in time.
     """
-    timeline, given, silent = incident.timeline, incident.input, plan.verdict.silent
+    timeline, input, silent = incident.timeline, incident.input, plan.verdict.silent
     incident.answer, incident.accepting = None, False
     timeline.to_accept = plan.restore.origin if plan.doubt else ""
     began = timeline.enter(Stage.PARKED, plan.verdict.reason)
     await incident.tell_job()
-    patience = timedelta(hours=given.spec.policy.parked_timeout_h)
-    machines = [machine for machine in given.machines if machine.name in silent]
+    patience = timedelta(hours=input.spec.policy.parked_timeout_h)
+    machines = [machine for machine in input.machines if machine.name in silent]
     back: workflow.ActivityHandle[list[str]] | None = None
     if machines and workflow.patched("machines that come back"):
         back = activity_calls.await_machines(machines, patience)

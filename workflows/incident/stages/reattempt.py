@@ -18,20 +18,20 @@ with workflow.unsafe.imports_passed_through():
 
 async def reattempt(incident: Incident, plan: RestartPlan) -> Confirmation | None:
     """One restart; returns its confirmation, or None when it could not be launched or watched."""
-    state, timeline, given, target = incident.state, incident.timeline, incident.input, plan.restore
+    state, timeline, input, target = incident.state, incident.timeline, incident.input, plan.restore
     if plan.verdict.delay_s:
         timeline.enter(Stage.BACKOFF)
         await incident.wait(timedelta(seconds=plan.verdict.delay_s), "BACKOFF")
     state.attempts += 1
     state.launch(target)
     launch = LaunchInput(
-        spec=given.spec,
-        machines=given.machines,
+        spec=input.spec,
+        machines=input.machines,
         generation=state.generation,
         resume_step=target.step,
         reason=incident.id,
         reshard_from=target.folder,
-        run=given.run,
+        run=input.run,
     )
     began = timeline.enter(Stage.REATTEMPT)
     try:

@@ -12,7 +12,7 @@ with workflow.unsafe.imports_passed_through():
     from everstep.model.incident import Evidence, Stage
     from workflows import activity_calls, web_ui
     from workflows.incident.incident import Incident
-    from workflows.incident.stages.stop import look_again
+    from workflows.incident.stages.stop import refresh_evidence
 
 
 async def restore(incident: Incident, plan: RestartPlan) -> Evidence | None:
@@ -22,16 +22,16 @@ async def restore(incident: Incident, plan: RestartPlan) -> Evidence | None:
         wanted = replace(wanted, unverified=())
     if not wanted.copies and not wanted.unverified:
         return None
-    state, timeline, given = incident.state, incident.timeline, incident.input
+    state, timeline, input = incident.state, incident.timeline, incident.input
     began = timeline.enter(Stage.RESTORE)
     try:
         restored = await incident.unless_abandoned(
-            activity_calls.restore(given.spec, given.machines, given.run, wanted, plan.evidence)
+            activity_calls.restore(input.spec, input.machines, input.run, wanted, plan.evidence)
         )
     except ActivityError as error:
         timeline.leave(began, Stage.RESTORE, f"failed: {error.cause or error}")
         state.attempts += 1
-        return await look_again(incident)
+        return await refresh_evidence(incident)
     text = web_ui.restored_text(restored)
     timeline.leave(began, Stage.RESTORE, text)
     timeline.note(Stage.RESTORE, text)
@@ -39,5 +39,5 @@ async def restore(incident: Incident, plan: RestartPlan) -> Evidence | None:
     if restored.unreachable:
         # Such a machine may come back empty, and the backups that it had are gone then.
         state.attempts += 1
-        return await look_again(incident)
+        return await refresh_evidence(incident)
     return plan.evidence if choose_again else None

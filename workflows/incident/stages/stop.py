@@ -19,7 +19,7 @@ async def stop(incident: Incident) -> Evidence:
     return evidence
 
 
-async def look_again(incident: Incident) -> Evidence:
+async def refresh_evidence(incident: Incident) -> Evidence:
     """Ask the machines once more: what is known of the failure at hand may have changed."""
     evidence = await _stop(incident)
     failures = incident.state.failures
@@ -41,13 +41,13 @@ async def _stop(incident: Incident) -> Evidence:
 
 
 async def _until_gone(incident: Incident) -> Evidence:
-    """Ask the machines to stop, again while killed ranks are not gone: that can take minutes, and is said."""
-    given, policy = incident.input, incident.input.spec.policy
+    """Ask the machines to stop, again while killed ranks are not gone: that can take minutes, and is shown."""
+    input, policy = incident.input, incident.input.spec.policy
     deadline = workflow.time() + policy.kill_patience_s
-    said = False
+    told_job = False
     while True:
         evidence = await incident.unless_abandoned(
-            activity_calls.stop(given.spec, given.machines, given.run, incident.state.generation)
+            activity_calls.stop(input.spec, input.machines, input.run, incident.state.generation)
         )
         if not evidence.dying or not workflow.patched("wait for dying ranks"):
             break
@@ -56,8 +56,8 @@ async def _until_gone(incident: Incident) -> Evidence:
             return evidence.model_copy(update={"problem": f"{text}; they have {policy.kill_patience_s:g} s"})
         incident.timeline.say(text)
         await incident.tell_job(f"stop: {text}")
-        said = True
-    if said:
+        told_job = True
+    if told_job:
         incident.timeline.say("")
         await incident.tell_job()
     return evidence
