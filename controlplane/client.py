@@ -26,7 +26,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from activities.payloads import data_converter
 from agent.client import AgentPool
 from agent.security import ClientSecurity
-from controlplane.inventory import VARIABLE, Inventory, load, named
+from controlplane.inventory import VARIABLE, Inventory, inventory_path, load
 from controlplane.local.cluster_file import ClusterFile
 from controlplane.local.temporal_server import configured
 from controlplane.progress import JobProgress, ProgressFeed
@@ -94,7 +94,7 @@ class Control:
         os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
         choice = configured()
         cluster: ClusterFile | None = None
-        path = None if local else named(inventory)
+        path = None if local else inventory_path(inventory)
         if path and choice is None:
             raise ConfigError(
                 f"the inventory {path} names the machines of a deployed cluster, and nothing its Temporal server: set "
@@ -145,7 +145,7 @@ class Control:
 
     @property
     def machines(self) -> list[Machine]:
-        """The machines that jobs may have: all but the standbys. Empty where nobody says which there are."""
+        """The machines that jobs may have: all but the standbys. Empty where it is not known which there are."""
         if self.cluster is None:
             return self.inventory.offered if self.inventory else []
         return self.cluster.machines[: len(self.cluster.machines) - self.cluster.standbys]
@@ -169,7 +169,7 @@ class Control:
         *,
         resume_from: int | None = None,
         resume_path: str = "",
-        earlier: EarlierRun | None = None,
+        last_run: EarlierRun | None = None,
     ) -> None:
         """Start a job on machines.
 
@@ -178,7 +178,7 @@ class Control:
             machines: Where it runs.
             resume_from: Completed steps of a checkpoint of the last run of its name; None: from the beginning.
             resume_path: Folder of a disk checkpoint of any job, with any parallel sizes.
-            earlier: The last run of its name, for ``resume_from``; None: nobody knows it.
+            last_run: The last run of its name, for ``resume_from``; None: not known.
 
         Raises:
             ConfigError: a job of this name is running.
@@ -195,7 +195,7 @@ class Control:
                         machines=list(machines),
                         resume_from=resume_from,
                         resume_path=resume_path,
-                        earlier=earlier or EarlierRun(),
+                        earlier=last_run or EarlierRun(),
                     ),
                     id=job_workflow_id(spec.name),
                     task_queue=self.task_queue,
@@ -252,7 +252,7 @@ class Control:
         """
         try:
             with self._answers(job):
-                found = await self._handle(job).describe()
+                description = await self._handle(job).describe()
         except NoSuchJob:
             known = [run.name for run in await self.jobs()]
             near = difflib.get_close_matches(job, known, n=1)
@@ -260,7 +260,7 @@ class Control:
                 f"did you mean {near[0]}?" if near else f"known are {', '.join(known[:8])}" if known else "none ran yet"
             )
             raise ConfigError(f"there is no job {job}: {hint}") from None
-        return JobRun(job, _status(found.status), found.start_time, found.close_time)
+        return JobRun(job, _status(description.status), description.start_time, description.close_time)
 
     async def jobs(self, limit: int = JOBS_LISTED) -> list[JobRun]:
         """The newest run of every job, newest first, as long as Temporal keeps them.
@@ -268,16 +268,16 @@ class Control:
         Raises:
             ClusterError: Temporal does not answer.
         """
-        found: dict[str, JobRun] = {}
+        newest: dict[str, JobRun] = {}
         with self._answers(""):
             listing = self.client.list_workflows(jobs_query(self.task_queue, 'ExecutionStatus!="ContinuedAsNew"'))
-            async for one in listing:
-                name = one.id.removeprefix("job/")
-                if name not in found:
-                    found[name] = JobRun(name, _status(one.status), one.start_time, one.close_time)
-                if len(found) >= limit:
+            async for workflow in listing:
+                name = workflow.id.removeprefix("job/")
+                if name not in newest:
+                    newest[name] = JobRun(name, _status(workflow.status), workflow.start_time, workflow.close_time)
+                if len(newest) >= limit:
                     break
-        return sorted(found.values(), key=lambda run: (not run.running, -run.started.timestamp()))
+        return sorted(newest.values(), key=lambda run: (not run.running, -run.started.timestamp()))
 
     async def stop(self, job: str, note: str = "") -> None:
         """Ask a job to end for good.
@@ -305,10 +305,10 @@ class Control:
         job, number = parse_incident(reference)
         await self._running(job)
         state = await self.state(job)
-        wanted = [one for one in state.incidents if number in (None, one.number)]
+        wanted = [incident for incident in state.incidents if number in (None, incident.number)]
         if number is not None and not wanted:
             raise ConfigError(f"job {job} has no incident {number}: see 'everstep incidents {job}{self.option}'")
-        still_open = [one for one in wanted if not one.resolution]
+        still_open = [incident for incident in wanted if not incident.resolution]
         if not still_open:
             what = f"incident {wanted[-1].id} is closed" if number is not None else f"job {job} has no open incident"
             raise ConfigError(f"{what}; the job is {state.status}: see 'everstep status {job}{self.option}'")

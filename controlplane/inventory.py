@@ -63,7 +63,7 @@ class Inventory(BaseModel):
     @property
     def machines(self) -> list[Machine]:
         """All of them, the standbys last."""
-        return [Machine(name=one.name, address=one.address, domain=one.failure_domain) for one in self.machine]
+        return [Machine(name=entry.name, address=entry.address, domain=entry.failure_domain) for entry in self.machine]
 
     @property
     def offered(self) -> list[Machine]:
@@ -80,10 +80,10 @@ class Answer:
     """Why no job can run there; empty: one can."""
 
 
-def named(option: Path | None) -> Path | None:
+def inventory_path(option: Path | None) -> Path | None:
     """The file that an option or the environment names; None: neither does."""
-    given = os.environ.get(VARIABLE, "")
-    return option or (Path(given) if given else None)
+    path = os.environ.get(VARIABLE, "")
+    return option or (Path(path) if path else None)
 
 
 def load(path: Path) -> Inventory:
@@ -92,23 +92,25 @@ def load(path: Path) -> Inventory:
     Raises:
         ConfigError: with one line for each problem.
     """
-    given: dict[str, Any] = read_toml(path, "inventory")
+    fields: dict[str, Any] = read_toml(path, "inventory")
     problems = []
     try:
-        found = Inventory.model_validate(given)
+        inventory = Inventory.model_validate(fields)
     except ValidationError as error:
-        problems = [_told(detail["loc"], detail["msg"], detail["input"]) for detail in error.errors()]
+        problems = [_problem_text(detail["loc"], detail["msg"], detail["input"]) for detail in error.errors()]
     else:
-        values = [f"{what} {getattr(one, what)}" for what in ("name", "address") for one in found.machine]
+        values = [f"{what} {getattr(entry, what)}" for what in ("name", "address") for entry in inventory.machine]
         problems += [f"{value} stands there {times} times" for value, times in Counter(values).items() if times > 1]
-        if found.standbys >= len(found.machine):
-            problems.append(f"standbys = {found.standbys} leaves none of {len(found.machine)} machines for jobs")
+        if inventory.standbys >= len(inventory.machine):
+            problems.append(
+                f"standbys = {inventory.standbys} leaves none of {len(inventory.machine)} machines for jobs"
+            )
     if problems:
         raise ConfigError("\n  - ".join([f"the inventory {path} has problems:", *problems]))
-    return found
+    return inventory
 
 
-def _told(place: tuple[int | str, ...], message: str, value: object) -> str:
+def _problem_text(place: tuple[int | str, ...], message: str, value: object) -> str:
     where = "".join(f"[{part + 1}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".")
     shown = "" if message.startswith(("Field required", "Extra")) else f" = {str(value)[:60]!r}"
     return f"{where}{shown}: {message.removeprefix('Value error, ')}"
@@ -117,7 +119,7 @@ def _told(place: tuple[int | str, ...], message: str, value: object) -> str:
 async def ask(machines: list[Machine], agents: AgentPool) -> list[Answer]:
     """Ask every machine whether it is there and is the one that the file says."""
 
-    async def one(machine: Machine) -> Answer:
+    async def ask_machine(machine: Machine) -> Answer:
         try:
             described = await agents.get(machine.address).describe(timeout_s=ANSWER_S)
         except AgentError as error:
@@ -127,4 +129,4 @@ async def ask(machines: list[Machine], agents: AgentPool) -> list[Answer]:
             return Answer(machine, problem)
         return Answer(machine)
 
-    return list(await asyncio.gather(*map(one, machines)))
+    return list(await asyncio.gather(*map(ask_machine, machines)))

@@ -61,7 +61,7 @@ def configure(process: str, *, json: bool | None = None, level: str = "INFO", st
             processors=[
                 _flatten_temporal,
                 ProcessorFormatter.remove_processors_meta,
-                _said,
+                _error_in_one_line,
                 _bounded,
                 *_rendering(as_json, stream),
             ],
@@ -126,8 +126,8 @@ def _rendering(as_json: bool, stream: TextIO) -> list[Processor]:
     return [_ordered, console]
 
 
-def _said(_logger: Any, _method: str, fields: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """An error of ours says what happened and what to do: one line, and no traceback."""
+def _error_in_one_line(_logger: Any, _method: str, fields: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Show an error of ours in one line, without a traceback: its text says what happened and what to do."""
     info = fields.get("exc_info")
     error = info[1] if isinstance(info, tuple) else sys.exc_info()[1] if info is True else info
     if isinstance(error, EverstepError):

@@ -1,7 +1,7 @@
-"""What is worth a line while a job is followed: copies of its state begin to fail somewhere, or go through again.
+"""The lines about failing copies of state that are shown while a job is followed.
 
 The agents say at every moment why a copy fails, with numbers that change from
-try to try. A person is told once that it fails and once that it is over.
+try to try. One line says that it fails, and one that it is over.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from everstep.decisions.checkpoints.drift import HELD_BACK
 from everstep.text import listed
 
 SETTLE_S = 2.0
-"""What passes sooner is not told: a peer that is launched later, a connection that is made anew (ours)."""
+"""A shorter failure is not shown: a peer that is launched later, a connection that is made anew (ours)."""
 NAMED = 4
 """Machines that are named; the others are counted."""
 
@@ -60,12 +60,12 @@ class ProblemEvent:
         return f"{where}: {self.text}" if self.kind == "began" else f"{where}: in order again"
 
 
-def problems_of(one: pb.RankProgress) -> dict[str, str]:
+def problems_of(rank: pb.RankProgress) -> dict[str, str]:
     """Why a rank's copies of each kind fail; empty texts where they do not."""
-    disk, _, remote = one.saved.disk_problem.partition(f"{REMOTE} ")  # the agent says both in one text
+    disk, _, remote = rank.saved.disk_problem.partition(f"{REMOTE} ")  # the agent says both in one text
     return {
-        STEPS: apart_text(one.saved.apart) if one.saved.apart else "",
-        BACKUP: one.saved.backup_problem,
+        STEPS: apart_text(rank.saved.apart) if rank.saved.apart else "",
+        BACKUP: rank.saved.backup_problem,
         DISK: disk.removesuffix("; "),
         REMOTE: remote,
     }
@@ -83,8 +83,8 @@ def apart_text(steps: int) -> str:
 
 def copying_of(ranks: Mapping[str, Iterable[pb.RankProgress]]) -> list[Copying]:
     """How the copies of the newest generation go; ``ranks``: of each machine what its agent says."""
-    everyone = {machine: list(found) for machine, found in ranks.items()}
-    newest = max((one.generation for found in everyone.values() for one in found), default=0)
+    everyone = {machine: list(machine_ranks) for machine, machine_ranks in ranks.items()}
+    newest = max((rank.generation for machine_ranks in everyone.values() for rank in machine_ranks), default=0)
     step_of: dict[str, Callable[[pb.SavedState], int]] = {
         STEPS: lambda saved: saved.own_step,
         BACKUP: lambda saved: saved.backup_step,
@@ -92,11 +92,11 @@ def copying_of(ranks: Mapping[str, Iterable[pb.RankProgress]]) -> list[Copying]:
         REMOTE: lambda saved: saved.remote_step,
     }
     shown = []
-    for machine, found in sorted(everyone.items()):
-        known = sorted((one for one in found if one.generation == newest), key=lambda one: one.rank)
+    for machine, machine_ranks in sorted(everyone.items()):
+        known = sorted((rank for rank in machine_ranks if rank.generation == newest), key=lambda rank: rank.rank)
         for what, step in step_of.items() if known else ():
-            problem = next(filter(None, (problems_of(one)[what] for one in known)), "")
-            shown.append(Copying(what, machine, min(step(one.saved) for one in known), problem))
+            problem = next(filter(None, (problems_of(rank)[what] for rank in known)), "")
+            shown.append(Copying(what, machine, min(step(rank.saved) for rank in known), problem))
     return shown
 
 
@@ -108,9 +108,10 @@ class ProblemTeller:
     """The step that was there when copies failed last, and why they did; until another step is there."""
     _since: dict[tuple[str, str], float] = field(default_factory=dict)
     """What and why → when it was first seen, seconds."""
-    _told: dict[_Key, set[str]] = field(default_factory=dict)
+    _reported: dict[_Key, set[str]] = field(default_factory=dict)
+    """Problems that were shown, without their numbers."""
     _over: dict[str, list[str]] = field(default_factory=dict)
-    """What → machines where it is over, which is not told yet."""
+    """What → machines where it is over, which is not shown yet."""
     _over_since: dict[str, float] = field(default_factory=dict)
 
     def changes(self, seen: Sequence[Copying], now_s: float) -> list[ProblemEvent]:
@@ -120,21 +121,21 @@ class ProblemTeller:
         why the last copy failed.
         """
         failing: dict[tuple[str, str], list[Copying]] = defaultdict(list)
-        for one in seen:
-            key = (one.what, one.machine)
-            if one.problem:
-                self._failing[key] = (one.step, one.problem)
-                failing[one.what, _form(one.problem)].append(one)
-            elif key in self._failing and one.step >= 0 and one.step != self._failing[key][0]:
+        for copying in seen:
+            key = (copying.what, copying.machine)
+            if copying.problem:
+                self._failing[key] = (copying.step, copying.problem)
+                failing[copying.what, _form(copying.problem)].append(copying)
+            elif key in self._failing and copying.step >= 0 and copying.step != self._failing[key][0]:
                 del self._failing[key]
-                if self._told.pop(key, None):
-                    self._over.setdefault(one.what, []).append(one.machine)
-                    self._over_since.setdefault(one.what, now_s)
+                if self._reported.pop(key, None):
+                    self._over.setdefault(copying.what, []).append(copying.machine)
+                    self._over_since.setdefault(copying.what, now_s)
         return [*self._ended(now_s), *self._began(failing, now_s)]
 
     def _ended(self, now_s: float) -> Iterator[ProblemEvent]:
         for what, since in list(self._over_since.items()):
-            if now_s - since >= SETTLE_S or not any(known == what for known, _ in self._told):
+            if now_s - since >= SETTLE_S or not any(known == what for known, _ in self._reported):
                 del self._over_since[what]
                 yield ProblemEvent("ended", what, tuple(self._over.pop(what)))
 
@@ -142,21 +143,21 @@ class ProblemTeller:
         known = {(what, _form(text)) for (what, _), (_, text) in self._failing.items()}
         self._since = {cause: since for cause, since in self._since.items() if cause in known}
         for (what, form), having in failing.items():
-            new = [one for one in having if form not in self._told.get((what, one.machine), ())]
+            new = [copying for copying in having if form not in self._reported.get((what, copying.machine), ())]
             if not new or now_s - self._since.setdefault((what, form), now_s) < SETTLE_S:
                 continue
-            for one in new:
-                self._told.setdefault((what, one.machine), set()).add(form)
-            yield ProblemEvent("began", what, tuple(one.machine for one in new), new[0].problem)
+            for copying in new:
+                self._reported.setdefault((what, copying.machine), set()).add(form)
+            yield ProblemEvent("began", what, tuple(copying.machine for copying in new), new[0].problem)
 
     def left(self) -> list[ProblemEvent]:
-        """What failed last and is not known to be over, told or not."""
-        found: dict[tuple[str, str], list[str]] = defaultdict(list)
+        """What failed last and is not known to be over, shown before or not."""
+        machines_of: dict[tuple[str, str], list[str]] = defaultdict(list)
         for (what, machine), (_, text) in sorted(self._failing.items()):
-            found[what, _form(text)].append(machine)
+            machines_of[what, _form(text)].append(machine)
         return [
             ProblemEvent("began", what, tuple(machines), self._failing[what, machines[0]][1])
-            for (what, _), machines in found.items()
+            for (what, _), machines in machines_of.items()
         ]
 
 

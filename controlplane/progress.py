@@ -22,7 +22,7 @@ RECONNECT_S = 0.2
 RATE_WINDOW_S = 10.0
 """Speeds are means over this long, seconds (ours)."""
 QUIET_S, QUIET_STEPS = 10.0, 10
-"""Nobody steps when no step came for so many seconds, and for so many times as long as steps take (ours)."""
+"""A job is quiet when no step came for so many seconds, and for so many times as long as steps take (ours)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class RankView:
     tokens: int
     """Sum over the reports of its process."""
     stepped_ns: int = 0
-    """When it stepped last, by our clock; 0: it has not, or nobody knows."""
+    """When it stepped last, by our clock; 0: it has not, or that is not known."""
     step_s: float = 0.0
     """Mean time of its process's steps; 0: not known."""
 
@@ -79,8 +79,8 @@ class JobProgress:
 
         Of a machine that does not answer the last word is old: its ranks step with the others, or these stand still.
         """
-        heard = [view for view in self.ranks.values() if view.machine not in self.silent]
-        steps = min((view.steps for view in heard or self.ranks.values()), default=-1)
+        answering = [view for view in self.ranks.values() if view.machine not in self.silent]
+        steps = min((view.steps for view in answering or self.ranks.values()), default=-1)
         return steps if steps >= 0 else None
 
     @property
@@ -96,12 +96,12 @@ class JobProgress:
 
     @property
     def quiet_since_ns(self) -> int | None:
-        """When the last step was, where it was too long ago; None: ranks step, or nobody knows."""
-        heard = [one for one in self.ranks.values() if one.machine not in self.silent and not one.finished]
-        last = max((one.stepped_ns for one in heard), default=0)
-        if not last or not all(one.step_s for one in heard if one.stepped_ns):
-            return None  # of a rank that made its first step nobody knows how long the next one takes
-        limit_s = max(QUIET_S, QUIET_STEPS * max(one.step_s for one in heard))
+        """When the last step was, where it was too long ago; None: ranks step, or it is not known."""
+        answering = [view for view in self.ranks.values() if view.machine not in self.silent and not view.finished]
+        last = max((view.stepped_ns for view in answering), default=0)
+        if not last or not all(view.step_s for view in answering if view.stepped_ns):
+            return None  # after a rank's first step it is not known how long the next one takes
+        limit_s = max(QUIET_S, QUIET_STEPS * max(view.step_s for view in answering))
         return last if self.time_ns - last > limit_s * 1e9 else None
 
     def tokens(self, topology: Topology) -> int:
@@ -118,21 +118,21 @@ def views_of(machine: str, ranks: Iterable[pb.RankProgress], clock_ns: int = 0) 
     """The ranks in an agent's message; ``clock_ns`` is what our clock is ahead of its machine's."""
     return [
         RankView(
-            rank=one.rank,
+            rank=rank.rank,
             machine=machine,
-            generation=one.generation,
-            pid=one.pid,
-            alive=one.alive,
-            attached=one.attached,
-            finished=one.finished or (one.exit.kind == pb.Exit.CODE and one.exit.value == 0),
-            completed_steps=one.completed_steps,
-            optimizer_steps=one.optimizer_steps,
-            loss=one.loss,
-            tokens=one.tokens,
-            stepped_ns=one.stepped_ns + clock_ns if one.stepped_ns else 0,
-            step_s=_step_s(one),
+            generation=rank.generation,
+            pid=rank.pid,
+            alive=rank.alive,
+            attached=rank.attached,
+            finished=rank.finished or (rank.exit.kind == pb.Exit.CODE and rank.exit.value == 0),
+            completed_steps=rank.completed_steps,
+            optimizer_steps=rank.optimizer_steps,
+            loss=rank.loss,
+            tokens=rank.tokens,
+            stepped_ns=rank.stepped_ns + clock_ns if rank.stepped_ns else 0,
+            step_s=_step_s(rank),
         )
-        for one in ranks
+        for rank in ranks
     ]
 
 
@@ -154,7 +154,7 @@ def merge(views: Iterable[RankView], *, time_ns: int, silent: Sequence[str] = ()
 
 
 class ProgressFeed:
-    """Holds the progress streams of a job's agents, again and again while one is away.
+    """Holds the progress streams of a job's agents, and opens one anew while its agent is away.
 
     Use it as an async context manager; ``current`` is the newest picture.
     """

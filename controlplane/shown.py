@@ -24,4 +24,4 @@ def _line(line: str) -> str:
         line = f"{line[:LONGEST]} … ({len(line) - LONGEST} more characters)"
     if line.isprintable():
         return line
-    return "".join(one if one.isprintable() or one == "\t" else ascii(one)[1:-1] for one in line)
+    return "".join(char if char.isprintable() or char == "\t" else ascii(char)[1:-1] for char in line)

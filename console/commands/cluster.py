@@ -148,10 +148,10 @@ def doctor(
     from rich.table import Table
 
     from console.terminal import PlainConsole, styled
-    from controlplane.inventory import named
+    from controlplane.inventory import inventory_path
     from controlplane.local.doctor import examine
 
-    findings = examine(named(inventory))
+    findings = examine(inventory_path(inventory))
     missing = [finding.name for finding in findings if finding.status == "missing"]
     if as_json:
         print(json.dumps([finding.model_dump() for finding in findings], indent=2))

@@ -227,7 +227,7 @@ async def _run(
         for warning in [] if key_file() else env_warnings(spec):
             display.note(f"warning: {warning}")
         await check_storage(control, spec, chosen)
-        await control.start_job(spec, chosen, resume_from=resume_from, resume_path=start.folder, earlier=earlier)
+        await control.start_job(spec, chosen, resume_from=resume_from, resume_path=start.folder, last_run=earlier)
         _show_start(control, spec, [machine.name for machine in chosen], display)
         if detach:
             refusal = await refused(control, spec.name)
@@ -269,14 +269,14 @@ async def _attach(job: str, cluster: str, *, as_json: bool) -> int:
 async def _connect(cluster: str, inventory: Path | None, machines: int, display: Display, *, no_up: bool) -> Control:
     """A connection; brings a local cluster up when none answers."""
     from controlplane.client import Control
-    from controlplane.inventory import named
+    from controlplane.inventory import inventory_path
     from controlplane.local import cluster as local
     from controlplane.references import option_of
 
     try:
         return await Control.connect(cluster, inventory=inventory)
     except ClusterError:
-        if no_up or named(inventory):
+        if no_up or inventory_path(inventory):
             raise
         display.note(f"no cluster {cluster} answers: starting one with {machines} machines (--no-up refuses instead)")
 

@@ -18,7 +18,7 @@ def script_problems(script: Path) -> list[str]:
     if script.is_dir():
         return [f"{script} is a folder: name the Python script in it"]
     if not script.exists():
-        siblings = [each.name for each in script.parent.glob("*.py")] if script.parent.is_dir() else []
+        siblings = [path.name for path in script.parent.glob("*.py")] if script.parent.is_dir() else []
         near = difflib.get_close_matches(script.name, siblings, n=1)
         return [f"there is no file {script}" + (f"; did you mean {near[0]}?" if near else ": check the path")]
     if not os.access(script, os.R_OK):
@@ -45,27 +45,27 @@ def syntax_problem(script: Path) -> str | None:
 
 def env_warnings(spec: JobSpec) -> list[str]:
     """What of a job's environment can be read by everybody who may look into Temporal, and should perhaps not."""
-    named = [name for name, value in spec.env.items() if is_secret(name, value, spec.redact)]
-    if not named:
+    exposed = [name for name, value in spec.env.items() if is_secret(name, value, spec.redact)]
+    if not exposed:
         return []
     return [
-        f"{', '.join(named)} in env {'goes' if len(named) == 1 else 'go'} in clear into Temporal's history, "
+        f"{', '.join(exposed)} in env {'goes' if len(exposed) == 1 else 'go'} in clear into Temporal's history, "
         "for all who can see the job: take such values from the machines, with env_from (docs/security.md)"
     ]
 
 
-def checkpoint_problems(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def checkpoint_problems(table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """What does not fit together in the table ``[checkpoint]``: pairs of the key to change and what is wrong with it.
 
     Values that are wrong by themselves are told elsewhere, and so is a storage
     that cannot be reached: only the machines know that.
     """
-    if given.get("disk") is False:
-        if given.get("remote_url"):
+    if table.get("disk") is False:
+        if table.get("remote_url"):
             yield "remote_url", "what goes there is copied from disk: leave disk = true"
-    elif given.get("disk_every_min") == 0 and not given.get("disk_every_steps"):
+    elif table.get("disk_every_min") == 0 and not table.get("disk_every_steps"):
         yield "disk_every_min", "nothing would ever be written to disk: set disk_every_steps, or disk = false"
-    url = given.get("remote_url")
+    url = table.get("remote_url")
     if isinstance(url, str) and "://" in url:
         from fsspec.registry import available_protocols
 

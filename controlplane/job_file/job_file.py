@@ -105,9 +105,9 @@ class _Draft:
     sources: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
-    def add(self, given: Mapping[str, Any], source: str, folder: Path) -> None:
+    def add(self, entries: Mapping[str, Any], source: str, folder: Path) -> None:
         """Take values from a source; later sources win. Relative paths are taken from ``folder``."""
-        for key, value in given.items():
+        for key, value in entries.items():
             if key not in JobSpec.model_fields:
                 self._unknown(key, source, JobSpec, "")
             elif key in TABLES and isinstance(value, Mapping):
@@ -116,9 +116,9 @@ class _Draft:
                 self.values[key] = _resolved(key, value, folder)
                 self.sources[key] = source
 
-    def _add_table(self, table: str, given: Mapping[str, Any], source: str, folder: Path) -> None:
+    def _add_table(self, table: str, entries: Mapping[str, Any], source: str, folder: Path) -> None:
         values = self.values.setdefault(table, {})
-        for key, value in given.items():
+        for key, value in entries.items():
             if value is None:
                 continue
             if key not in TABLES[table].model_fields:
@@ -164,7 +164,7 @@ class _Draft:
             return JobSpec.model_validate_json(json.dumps(self.values, default=str), strict=True)
         except ValidationError as error:
             details = error.errors()
-        self.problems += [self._told(detail) for detail in details]
+        self.problems += [self._problem_text(detail) for detail in details]
         # Sizes are compared last, and not at all when a value beside them is wrong: compare them here.
         wrong = {str(detail["loc"][0]) if detail["loc"] else "sizes" for detail in details}
         if wrong.isdisjoint({"sizes", *_SHAPE}):
@@ -175,7 +175,7 @@ class _Draft:
                 self.problems += [self._sizes(detail["ctx"]["error"]) for detail in error.errors()]
         return None
 
-    def _told(self, detail: Mapping[str, Any]) -> str:
+    def _problem_text(self, detail: Mapping[str, Any]) -> str:
         if not detail["loc"]:
             return self._sizes(detail["ctx"]["error"])
         value: Any = self.values
@@ -197,7 +197,7 @@ class _Draft:
 
     def _check_paths(self) -> None:
         script = Path(self.values["script"])
-        self.problems += [f"script {self.sources['script']}: {told}" for told in checks.script_problems(script)]
+        self.problems += [f"script {self.sources['script']}: {problem}" for problem in checks.script_problems(script)]
         cwd, python = self.values.get("cwd"), self.values.get("python")
         if isinstance(cwd, str) and cwd and not Path(cwd).is_dir():
             self.problems.append(f"cwd {self.sources['cwd']}: there is no folder {cwd}")
@@ -207,11 +207,11 @@ class _Draft:
             self.problems.append(problem)
 
     def _check_checkpoint(self) -> None:
-        given = self.values.get("checkpoint")
-        if isinstance(given, dict):
-            for key, problem in checks.checkpoint_problems(given):
+        checkpoint = self.values.get("checkpoint")
+        if isinstance(checkpoint, dict):
+            for key, problem in checks.checkpoint_problems(checkpoint):
                 self.problems.append(
-                    f"checkpoint.{key} = {given[key]!r} {self.sources[f'checkpoint.{key}']}: {problem}"
+                    f"checkpoint.{key} = {checkpoint[key]!r} {self.sources[f'checkpoint.{key}']}: {problem}"
                 )
 
 
@@ -264,5 +264,5 @@ _EXPECTED = {
 
 
 def _expected(detail: Mapping[str, Any]) -> str:
-    told = _EXPECTED.get(detail["type"])
-    return told.format(**detail.get("ctx", {})) if told else detail["msg"]
+    text = _EXPECTED.get(detail["type"])
+    return text.format(**detail.get("ctx", {})) if text else detail["msg"]

@@ -34,7 +34,7 @@ class StepCopies(BaseModel):
 
     step: int
     saved_ns: int
-    """When its newest copy was saved; 0: nobody knows."""
+    """When its newest copy was saved; 0: not known."""
     missing: list[int]
     """Ranks that no valid copy exists of; a restore needs none to be missing."""
     ranks: dict[Tier, int]
@@ -93,7 +93,7 @@ async def ask_for_copies(
         job=spec.name, verify=verify, disk_path=policy.disk_path, remote_url=policy.remote_url
     )
 
-    async def one(machine: Machine) -> pb.CheckpointsReply | None:
+    async def list_copies(machine: Machine) -> pb.CheckpointsReply | None:
         try:
             return await agents.get(machine.address).checkpoints(
                 request, timeout_s=VERIFYING_S if verify else LISTING_S
@@ -101,9 +101,9 @@ async def ask_for_copies(
         except AgentUnreachable:
             return None
 
-    replies = dict(zip([m.name for m in machines], await asyncio.gather(*map(one, machines)), strict=True))
-    told = {name: reply.checkpoints for name, reply in replies.items() if reply is not None}
-    held, _ = held_of(told, spec.assignment([machine.name for machine in machines]).homes())
+    replies = dict(zip([m.name for m in machines], await asyncio.gather(*map(list_copies, machines)), strict=True))
+    listings = {name: reply.checkpoints for name, reply in replies.items() if reply is not None}
+    held, _ = held_of(listings, spec.assignment([machine.name for machine in machines]).homes())
     return held, [name for name, reply in replies.items() if reply is None]
 
 
@@ -133,9 +133,9 @@ def report_of(
     ours = usable(held, lineage, runs=runs)
     used = nearest(ours, assignment)
     copies: dict[int, list[StateCopy]] = defaultdict(list)
-    for one in ours:
-        if one.valid and one.completed_steps in used and one.rank < topology.world_size:
-            copies[one.completed_steps].append(one)
+    for copy in ours:
+        if copy.valid and copy.completed_steps in used and copy.rank < topology.world_size:
+            copies[copy.completed_steps].append(copy)
     steps = [_step(step, copies[step], used[step], topology) for step in sorted(used, reverse=True)]
     placement = place_backups(topology, [machine.domain for machine in machines])
     backup = spec.checkpoint.backup
@@ -143,10 +143,10 @@ def report_of(
         job=spec.name,
         world_size=topology.world_size,
         steps=steps,
-        restorable=[one.step for one in steps if one.restorable],
-        damaged=[one for one in ours if _is_damage(one, stepping)],
-        unfinished=sum(one.reason == UNFINISHED for one in ours),
-        unlisted=[one for one in ours if one.unlisted],
+        restorable=[step.step for step in steps if step.restorable],
+        damaged=[copy for copy in ours if _is_damage(copy, stepping)],
+        unfinished=sum(copy.reason == UNFINISHED for copy in ours),
+        unlisted=[copy for copy in ours if copy.unlisted],
         disowned=len(held) - len(ours),
         silent=list(silent),
         backup_machines=_backup_machines(assignment, placement) if backup else {},
@@ -154,19 +154,19 @@ def report_of(
     )
 
 
-def _is_damage(one: StateCopy, stepping: bool) -> bool:
-    being_saved = stepping and one.tier in MEMORY and one.reason == CUT_SHORT
-    return not (one.valid or one.unlisted or being_saved or one.reason in {NEVER_USED, UNFINISHED})
+def _is_damage(copy: StateCopy, stepping: bool) -> bool:
+    being_saved = stepping and copy.tier in MEMORY and copy.reason == CUT_SHORT
+    return not (copy.valid or copy.unlisted or being_saved or copy.reason in {NEVER_USED, UNFINISHED})
 
 
 def _step(step: int, copies: Sequence[StateCopy], used: Mapping[int, StateCopy], topology: Topology) -> StepCopies:
     return StepCopies(
         step=step,
-        saved_ns=max(one.saved_ns for one in copies),
+        saved_ns=max(copy.saved_ns for copy in copies),
         missing=sorted(set(range(topology.world_size)) - used.keys()),
-        ranks={tier: len({one.rank for one in copies if one.tier == tier}) for tier in Tier},
-        state_bytes=sum(one.bytes for one in used.values()),
-        copies_bytes=sum(one.bytes for one in copies),
+        ranks={tier: len({copy.rank for copy in copies if copy.tier == tier}) for tier in Tier},
+        state_bytes=sum(copy.bytes for copy in used.values()),
+        copies_bytes=sum(copy.bytes for copy in copies),
     )
 
 

@@ -1,4 +1,4 @@
-"""What is worth a line while a job is followed: told from one state of its workflow to the next."""
+"""The lines about incidents that are shown while a job is followed, from one state of its workflow to the next."""
 
 from __future__ import annotations
 
@@ -27,54 +27,54 @@ class IncidentEvent:
 class IncidentTeller:
     """Finds the incident events between successive states of a job."""
 
-    _told: dict[int, str] = field(default_factory=dict)
+    _last_told: dict[int, str] = field(default_factory=dict)
     """Number of the incident → ``open``, ``parked`` or ``done``."""
     _waits: dict[int, str] = field(default_factory=dict)
     """Number of the incident → its stage when it was last looked at."""
 
     def skip_closed(self, state: JobState) -> None:
-        """Consider what is over already as told: for one who comes later."""
-        self._told |= {one.number: "done" for one in state.incidents if one.resolution}
+        """Consider closed incidents as shown: for somebody who begins to follow later."""
+        self._last_told |= {incident.number: "done" for incident in state.incidents if incident.resolution}
 
     def changes(self, state: JobState) -> list[IncidentEvent]:
         """The events since the last call, in order."""
         events: list[IncidentEvent] = []
-        for one in state.incidents:
-            before = self._told.get(one.number, "")
+        for incident in state.incidents:
+            before = self._last_told.get(incident.number, "")
             if before == "done":
                 continue
             if not before:
-                events.append(IncidentEvent("opened", one))
-            if one.resolution:
-                events.append(IncidentEvent(_how_closed(one), one))
-                self._told[one.number] = "done"
-            elif one.stage == "parked":
+                events.append(IncidentEvent("opened", incident))
+            if incident.resolution:
+                events.append(IncidentEvent(_how_closed(incident), incident))
+                self._last_told[incident.number] = "done"
+            elif incident.stage == "parked":
                 if before != "parked":
-                    events.append(IncidentEvent("parked", one))
-                self._told[one.number] = "parked"
+                    events.append(IncidentEvent("parked", incident))
+                self._last_told[incident.number] = "parked"
             else:
                 if before == "parked":
-                    events.append(IncidentEvent("resumed", one))
-                if one.stage.startswith(WAITS) and self._waits.get(one.number) != one.stage:
-                    events.append(IncidentEvent("waits", one))
-                self._waits[one.number] = one.stage
-                self._told[one.number] = "open"
+                    events.append(IncidentEvent("resumed", incident))
+                if incident.stage.startswith(WAITS) and self._waits.get(incident.number) != incident.stage:
+                    events.append(IncidentEvent("waits", incident))
+                self._waits[incident.number] = incident.stage
+                self._last_told[incident.number] = "open"
         return events
 
 
 def incident_line(event: IncidentEvent) -> str:
     """One line about an incident event."""
-    one = event.incident
+    incident = event.incident
     if event.kind == "waits":
-        return f"incident {one.number:04d}  waits: {one.stage.removeprefix(WAITS)}"
+        return f"incident {incident.number:04d}  waits: {incident.stage.removeprefix(WAITS)}"
     verb = {"parked": "parked: ", "resumed": "resumed by an operator: "}.get(event.kind, "")
-    return f"incident {one.number:04d}  {verb}{one.headline}"
+    return f"incident {incident.number:04d}  {verb}{incident.headline}"
 
 
-def _how_closed(one: IncidentSummary) -> IncidentKind:
-    if not one.recovered:
+def _how_closed(incident: IncidentSummary) -> IncidentKind:
+    if not incident.recovered:
         return "closed"
-    return "recovered" if one.confirmed else "running"
+    return "recovered" if incident.confirmed else "running"
 
 
 def parts_line(report: IncidentReport) -> str:

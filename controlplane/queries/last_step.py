@@ -27,7 +27,7 @@ async def last_step(
         from_step: records before this step are not asked for.
     """
 
-    async def one(machine: Machine) -> list[pb.StepRecord]:
+    async def read_records(machine: Machine) -> list[pb.StepRecord]:
         request = pb.StepsRequest(job=job, rank=-1, from_step=from_step)
         with suppress(AgentError, TimeoutError):
             async with asyncio.timeout(PATIENCE_S):
@@ -36,8 +36,8 @@ async def last_step(
                 ]
         return []
 
-    found = await asyncio.gather(*(one(machine) for machine in machines))
-    records = [record for kept in found for record in kept]
+    replies = await asyncio.gather(*(read_records(machine) for machine in machines))
+    records = [record for kept in replies for record in kept]
     if not records:
         return None, None
     last = max(record.step for record in records)

@@ -51,7 +51,7 @@ def sources_of(spec: JobSpec, machines: Sequence[Machine], rank: int | None = No
         raise ConfigError(f"job {spec.name} has no rank {rank}: its ranks go from 0 to {topology.world_size - 1}")
     wanted = range(topology.world_size) if rank is None else [rank]
     assignment = spec.assignment(machines)
-    return [Source(one, assignment.home(one)) for one in wanted]
+    return [Source(number, assignment.home(number)) for number in wanted]
 
 
 @dataclass(slots=True)
@@ -157,12 +157,12 @@ class RankLogs:
             while True:
                 try:
                     async with asyncio.timeout(QUIET_S):
-                        found = await queue.get()
+                        rank_and_line = await queue.get()
                 except TimeoutError:
                     if over.is_set():
                         return
                 else:
-                    yield found
+                    yield rank_and_line
         finally:
             for reader in readers:
                 reader.cancel()

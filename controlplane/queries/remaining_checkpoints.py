@@ -30,8 +30,8 @@ async def remaining_checkpoint(control: Control, state: JobState) -> str:
     report = report_of(disks, state.machines, left_by_earlier_run(held, state.spec.topology()), silent)
     unknown = bool(silent or report.unlisted)
     if report.restorable:
-        said = f"step {report.restorable[0]} on disk"
+        text = f"step {report.restorable[0]} on disk"
     else:
-        said = "no step of all ranks that can be seen on disk" if unknown else "no step of all ranks on disk"
+        text = "no step of all ranks that can be seen on disk" if unknown else "no step of all ranks on disk"
     remote = f", and what is at {state.spec.checkpoint.remote_url}" if state.spec.checkpoint.remote_url else ""
-    return f"{said}{remote}; its memory was given back ({see})"
+    return f"{text}{remote}; its memory was given back ({see})"

@@ -39,64 +39,64 @@ class SavedReport(BaseModel):
     """Why backups or disk checkpoints fail, by machine and rank."""
 
 
-Said = Mapping[str, Iterable[pb.RankProgress]]
-"""Of each machine what its agent says of its ranks."""
+ShownRanks = Mapping[str, Iterable[pb.RankProgress]]
+"""Machine → what its agent shows of its ranks."""
 
 
-def saved_report(ranks: Said, *, before: Said | None = None) -> SavedReport | None:
+def saved_report(ranks: ShownRanks, *, before: ShownRanks | None = None) -> SavedReport | None:
     """What the newest generation's ranks have saved; None where no rank ever saved.
 
     Args:
         ranks: What the agents say.
         before: What they had said before they were asked again: see :func:`unsteady`.
     """
-    everyone = [(machine, one) for machine, found in ranks.items() for one in found]
-    generation = max((one.generation for _, one in everyone), default=0)
-    known = [(machine, one) for machine, one in everyone if one.generation == generation]
+    everyone = [(machine, rank) for machine, shown in ranks.items() for rank in shown]
+    generation = max((rank.generation for _, rank in everyone), default=0)
+    known = [(machine, rank) for machine, rank in everyone if rank.generation == generation]
     saved = _newest(ranks)
-    if not any(one.own_step >= 0 or one.disk_step >= 0 for one in saved):
+    if not any(state.own_step >= 0 or state.disk_step >= 0 for state in saved):
         return None
-    disk_step = _some(newest_of_all([stored(one) for one in saved]) or -1)
-    backed_up = [-1 if one.backup_none else one.backup_step for one in saved]
-    behind = [one.own_step - step for one, step in zip(saved, backed_up, strict=True) if step >= 0]
-    newest = _common(one.own_step for one in saved)
+    disk_step = _some(newest_of_all([stored(state) for state in saved]) or -1)
+    backed_up = [-1 if state.backup_none else state.backup_step for state in saved]
+    behind = [state.own_step - step for state, step in zip(saved, backed_up, strict=True) if step >= 0]
+    newest = _common(state.own_step for state in saved)
     return SavedReport(
         own_step=newest if before and not _proven_apart(_newest(before), saved) else _held_by_all(saved),
         own_newest=newest,
-        apart=max(one.apart for one in saved),
+        apart=max(state.apart for state in saved),
         backup_step=_common(backed_up),
         backup_lag=max(0, *behind) if behind else None,
         disk_step=disk_step,
-        disk_age_s=(max(one.disk_age_s for one in saved) or None) if disk_step is not None else None,
-        disk_wanted=_some(max(one.disk_wanted for one in saved)),
-        remote_step=_common(one.remote_step for one in saved),
+        disk_age_s=(max(state.disk_age_s for state in saved) or None) if disk_step is not None else None,
+        disk_wanted=_some(max(state.disk_wanted for state in saved)),
+        remote_step=_common(state.remote_step for state in saved),
         problems=_problems(known),
     )
 
 
-def unsteady(ranks: Said) -> bool:
+def unsteady(ranks: ShownRanks) -> bool:
     """Whether no step seems common: agents do not answer in one moment, so they have to be asked again."""
     saved = _newest(ranks)
-    return _held_by_all(saved) is None and all(one.own_step >= 0 for one in saved)
+    return _held_by_all(saved) is None and all(state.own_step >= 0 for state in saved)
 
 
-def _newest(ranks: Said) -> list[pb.SavedState]:
-    everyone = [one for found in ranks.values() for one in found]
-    generation = max((one.generation for one in everyone), default=0)
-    return [one.saved for one in everyone if one.generation == generation]
+def _newest(ranks: ShownRanks) -> list[pb.SavedState]:
+    everyone = [rank for shown in ranks.values() for rank in shown]
+    generation = max((rank.generation for rank in everyone), default=0)
+    return [rank.saved for rank in everyone if rank.generation == generation]
 
 
 def _held_by_all(saved: Sequence[pb.SavedState]) -> int | None:
     """The newest step that every rank has in its own slots; where agents do not say which, that of the last rank."""
-    if not all(one.own_steps for one in saved):
-        return _common(one.own_step for one in saved)
-    return _some(max(set.intersection(*(set(one.own_steps) for one in saved)), default=-1)) if saved else None
+    if not all(state.own_steps for state in saved):
+        return _common(state.own_step for state in saved)
+    return _some(max(set.intersection(*(set(state.own_steps) for state in saved)), default=-1)) if saved else None
 
 
 def _proven_apart(before: Sequence[pb.SavedState], now: Sequence[pb.SavedState]) -> bool:
-    """Whether some rank, when all were asked again, had not come to what another one had no more before that."""
-    gone = max((min(one.own_steps, default=one.own_step) for one in before), default=-1)
-    return any(one.own_step < gone for one in now)
+    """Whether ranks drift apart for certain: asked later, one is still before the oldest step that another held."""
+    gone = max((min(state.own_steps, default=state.own_step) for state in before), default=-1)
+    return any(state.own_step < gone for state in now)
 
 
 def _common(steps: Iterable[int]) -> int | None:
@@ -110,10 +110,10 @@ def _some(step: int) -> int | None:
 def _problems(known: Iterable[tuple[str, pb.RankProgress]]) -> list[str]:
     """One line for each machine and problem, with the ranks that have it."""
     ranks: dict[tuple[str, str, str], list[int]] = {}
-    for machine, one in known:
-        for what, problem in problems_of(one).items():
+    for machine, rank in known:
+        for what, problem in problems_of(rank).items():
             if problem and what != STEPS:
-                ranks.setdefault((what, machine, problem), []).append(one.rank)
+                ranks.setdefault((what, machine, problem), []).append(rank.rank)
     return [
         f"{what} of rank {', '.join(map(str, sorted(having)))} on {machine}: {problem}"
         for (what, machine, problem), having in sorted(ranks.items())

@@ -122,20 +122,20 @@ class JobLine(BaseModel):
 async def job_lines(control: Control) -> list[JobLine]:
     """All jobs, the running ones first; one of which little can be said is listed with what is wrong."""
     runs = await control.jobs()
-    found = await asyncio.gather(*(_line(control, run) for run in runs), return_exceptions=True)
+    results = await asyncio.gather(*(_line(control, run) for run in runs), return_exceptions=True)
     lines = []
-    for run, one in zip(runs, found, strict=True):
-        if isinstance(one, Exception):
-            lines.append(_bare(run, f"this release cannot show job {run.name} ({type(one).__name__}: {one})"))
-        elif isinstance(one, BaseException):
-            raise one
+    for run, result in zip(runs, results, strict=True):
+        if isinstance(result, Exception):
+            lines.append(_bare(run, f"this release cannot show job {run.name} ({type(result).__name__}: {result})"))
+        elif isinstance(result, BaseException):
+            raise result
         else:
-            lines.append(one)
+            lines.append(result)
     return lines
 
 
 def _bare(run: JobRun, problem: str) -> JobLine:
-    """What Temporal lists, without a word of the job itself."""
+    """What Temporal lists, without what the job itself knows."""
     return JobLine(
         name=run.name,
         status=run.status,
@@ -195,7 +195,7 @@ async def job_report(control: Control, job: str) -> JobReport:
         step, loss = await last_step(control.agents, job, state.machines)
     topology = state.spec.topology()
     ettr = await ettr_of(control, job, progress) if state.launched else None
-    still_open = [one for one in state.incidents if not one.resolution] if run.running else []
+    still_open = [incident for incident in state.incidents if not incident.resolution] if run.running else []
     ended = run.status not in ("running", "completed")
     return JobReport(
         name=job,
@@ -234,13 +234,13 @@ async def job_report(control: Control, job: str) -> JobReport:
 async def describe_all(control: Control, machines: list[Machine]) -> Described:
     """What every machine says of itself, or why it says nothing."""
 
-    async def one(machine: Machine) -> pb.DescribeReply | AgentError:
+    async def describe(machine: Machine) -> pb.DescribeReply | AgentError:
         try:
             return await control.agents.get(machine.address).describe(timeout_s=DESCRIBE_S)
         except AgentError as error:
             return error
 
-    replies = await asyncio.gather(*(one(machine) for machine in machines))
+    replies = await asyncio.gather(*(describe(machine) for machine in machines))
     return {machine.name: reply for machine, reply in zip(machines, replies, strict=True)}
 
 
@@ -256,16 +256,16 @@ def _progress(job: str, described: Described) -> JobProgress:
 
 
 async def _saved(control: Control, state: JobState, described: Described) -> SavedReport | None:
-    said = _said(state.spec.name, described)
-    if not unsteady(said):
-        return saved_report(said)
+    ranks = _ranks_by_machine(state.spec.name, described)
+    if not unsteady(ranks):
+        return saved_report(ranks)
     again = await describe_all(control, state.machines)
-    return saved_report(_said(state.spec.name, again), before=said)
+    return saved_report(_ranks_by_machine(state.spec.name, again), before=ranks)
 
 
-def _said(job: str, described: Described) -> dict[str, list[pb.RankProgress]]:
+def _ranks_by_machine(job: str, described: Described) -> dict[str, list[pb.RankProgress]]:
     return {
-        name: [rank for found in reply.jobs if found.job == job for rank in found.ranks]
+        name: [rank for shown in reply.jobs if shown.job == job for rank in shown.ranks]
         for name, reply in described.items()
         if not isinstance(reply, AgentError)
     }
@@ -275,7 +275,7 @@ def _ranks(job: str, machine: str, reply: pb.DescribeReply | AgentError) -> list
     if isinstance(reply, AgentError):
         return []
     clock_ns = time.time_ns() - reply.time_ns if reply.time_ns else 0
-    return [view for found in reply.jobs if found.job == job for view in views_of(machine, found.ranks, clock_ns)]
+    return [view for shown in reply.jobs if shown.job == job for view in views_of(machine, shown.ranks, clock_ns)]
 
 
 def _machine(job: str, machine: Machine, reply: pb.DescribeReply | AgentError) -> MachineStatus:
@@ -294,8 +294,8 @@ def _machine(job: str, machine: Machine, reply: pb.DescribeReply | AgentError) -
     return MachineStatus(name=machine.name, address=machine.address, answers=not problem, ranks=ranks, problem=problem)
 
 
-def _ratio(found: Ettr | None) -> float | None:
-    return found.ratio if found else None
+def _ratio(ettr: Ettr | None) -> float | None:
+    return ettr.ratio if ettr else None
 
 
 async def ettr_of(
@@ -306,7 +306,7 @@ async def ettr_of(
     Args:
         control: a connection.
         job: its name.
-        progress: where its ranks stand: the time in which none steps is not productive. None: nobody knows.
+        progress: where its ranks stand: the time in which none steps is not productive. None: not known.
         window_s: length of a sliding window; None: since the start.
     """
     ledger = await control.ledger()

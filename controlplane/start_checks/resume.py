@@ -73,7 +73,7 @@ async def check_step(
     spec: JobSpec,
     machines: Sequence[Machine],
     step: int | Literal["latest"],
-    earlier: EarlierRun | None = None,
+    last_run: EarlierRun | None = None,
 ) -> tuple[int, str]:
     """Look whether every rank can restore a step; returns the step and from where, for people.
 
@@ -82,7 +82,7 @@ async def check_step(
         spec: The job.
         machines: Where it is going to run.
         step: From which it is to start.
-        earlier: The last run of its name; None: Temporal knows none.
+        last_run: The last run of its name; None: Temporal knows none.
 
     Raises:
         ConfigError: not every rank can, says which steps exist; or the latest is not known, since a machine is silent
@@ -92,23 +92,23 @@ async def check_step(
     from everstep.text import listed
 
     held, silent = await ask_for_copies(control.agents, spec, machines)
-    away = f"; {listed(silent, NAMED)} does not answer" if silent else ""
+    silent_text = f"; {listed(silent, NAMED)} does not answer" if silent else ""
     if step == LATEST and silent:
         raise ConfigError(
-            f"which step of job {spec.name} is the latest is not known{away}: bring its agent back, or name a step "
-            f"('everstep checkpoints {spec.name}{control.option}' lists them)"
+            f"which step of job {spec.name} is the latest is not known{silent_text}: bring its agent back, or name a "
+            f"step ('everstep checkpoints {spec.name}{control.option}' lists them)"
         )
     try:
         at = None if step == LATEST else step
         assignment = spec.assignment([machine.name for machine in machines])
-        restore, _ = choose_start(held, assignment, earlier or EarlierRun(), at=at)
+        restore, _ = choose_start(held, assignment, last_run or EarlierRun(), at=at)
     except CheckpointError as error:
-        raise ConfigError(f"job {spec.name} cannot start from there: {error}{away}") from error
+        raise ConfigError(f"job {spec.name} cannot start from there: {error}{silent_text}") from error
     if step == LATEST and (unknown := unlisted(held)):
-        there = f": the newest that can be seen is step {restore.step}" if restore.step > 0 else ""
+        seen_text = f": the newest that can be seen is step {restore.step}" if restore.step > 0 else ""
         raise ConfigError(
-            f"which step of job {spec.name} is the latest is not known, {unknown[0]}{there}. Bring it back, or name a "
-            f"step ('everstep checkpoints {spec.name}{control.option}' lists them)"
+            f"which step of job {spec.name} is the latest is not known, {unknown[0]}{seen_text}. Bring it back, or "
+            f"name a step ('everstep checkpoints {spec.name}{control.option}' lists them)"
         )
     if restore.step < 1:
         raise ConfigError(
@@ -119,8 +119,8 @@ async def check_step(
 
 def unlisted(held: Sequence[StateCopy]) -> list[str]:
     """Why disks or remote storage could not be listed; of the latter it suffices that one machine could."""
-    remote = any(one.tier is Tier.REMOTE and not one.unlisted for one in held)
-    return [one.reason for one in held if one.unlisted and not (remote and one.tier is Tier.REMOTE)]
+    remote = any(copy.tier is Tier.REMOTE and not copy.unlisted for copy in held)
+    return [copy.reason for copy in held if copy.unlisted and not (remote and copy.tier is Tier.REMOTE)]
 
 
 def checked_path(path: Path) -> str:

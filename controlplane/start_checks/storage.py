@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from everstep.model.machine import Machine
 
 ASKING_S = 15.0
-"""A machine that has not answered by then is not judged: it is not known to lack anything (ours)."""
+"""A machine that has not answered by then is left out: it is not known to lack anything (ours)."""
 
 
 async def check_storage(control: Control, spec: JobSpec, machines: Sequence[Machine]) -> None:
@@ -38,29 +38,29 @@ async def check_storage(control: Control, spec: JobSpec, machines: Sequence[Mach
         env_file=spec.env_file,
     )
 
-    async def one(machine: Machine) -> pb.CheckStorageReply:
+    async def check_machine(machine: Machine) -> pb.CheckStorageReply:
         try:
             return await control.agents.get(machine.address).check_storage(request, timeout_s=ASKING_S)
         except AgentError:
             return pb.CheckStorageReply()
 
-    replies = await asyncio.gather(*map(one, machines))
+    replies = await asyncio.gather(*map(check_machine, machines))
     if missing := sorted(reply.missing for reply in replies if reply.missing):
         rest = f"; and {len(missing) - 1} more machines lack some" if len(missing) > 1 else ""
         raise ConfigError(f"job {spec.name} is not started: {missing[0]}{rest}")
-    found = {machine.name: reply.problems for machine, reply in zip(machines, replies, strict=True)}
-    if any(found.values()):
-        raise ConfigError(refusal(spec.name, found))
+    problems_of = {machine.name: reply.problems for machine, reply in zip(machines, replies, strict=True)}
+    if any(problems_of.values()):
+        raise ConfigError(refusal(spec.name, problems_of))
 
 
-def refusal(job: str, found: Mapping[str, Sequence[str]]) -> str:
+def refusal(job: str, problems_of: Mapping[str, Sequence[str]]) -> str:
     """What a person is told: each problem once, with the machines that have it."""
     having: dict[str, list[str]] = defaultdict(list)
-    for machine, problems in found.items():
+    for machine, problems in problems_of.items():
         for problem in problems:
             having[problem].append(machine)
-    told = [f"{problem} (seen from {_seen_from(machines, len(found))})" for problem, machines in having.items()]
-    return f"job {job} is not started, its checkpoints could not be written: {'; '.join(told)}"
+    texts = [f"{problem} (seen from {_seen_from(machines, len(problems_of))})" for problem, machines in having.items()]
+    return f"job {job} is not started, its checkpoints could not be written: {'; '.join(texts)}"
 
 
 def _seen_from(machines: Sequence[str], all_machines: int) -> str:

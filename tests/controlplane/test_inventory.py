@@ -14,7 +14,7 @@ from agent.v1 import agent_pb2_grpc
 from console import main
 from console.commands.run import choose_machines
 from controlplane.client import Control
-from controlplane.inventory import VARIABLE, Inventory, ask, load, named
+from controlplane.inventory import VARIABLE, Inventory, ask, inventory_path, load
 from controlplane.local import doctor
 from everstep.errors import ClusterError, ConfigError
 from everstep.model.job import JobSpec
@@ -87,10 +87,10 @@ def test_a_file_that_is_none_is_told(tmp_path: Path, text: str, told: str) -> No
 
 def test_the_option_comes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
-    assert named(None) is None
+    assert inventory_path(None) is None
     monkeypatch.setenv(VARIABLE, "/etc/everstep/machines.toml")
-    assert named(None) == Path("/etc/everstep/machines.toml")
-    assert named(Path("mine.toml")) == Path("mine.toml")
+    assert inventory_path(None) == Path("/etc/everstep/machines.toml")
+    assert inventory_path(Path("mine.toml")) == Path("mine.toml")
 
 
 def test_an_inventory_without_a_temporal_server_is_refused(
