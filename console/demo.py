@@ -98,37 +98,37 @@ async def run_demo(*, keep: bool, as_json: bool) -> int:
     Raises:
         EverstepError: the cluster does not come up, or the job does not run even without a fault.
     """
-    told = Narrator(as_json=as_json)
+    narrator = Narrator(as_json=as_json)
     request = DrillRequest(fault="kill-rank", ranks=[STRUCK_RANK], at_step=AT_STEP, steps=STEPS)
-    cluster = DemoCluster(keep=keep, say=told.say)
+    cluster = DemoCluster(keep=keep, say=narrator.say)
     _end_orderly()
-    told.step("A local cluster: Temporal, two workers, one agent for each of 4 machines and 1 standby")
+    narrator.step("A local cluster: Temporal, two workers, one agent for each of 4 machines and 1 standby")
     try:
         async with cluster:
             try:
-                result, incident, link = await _act(cluster, request, told)
+                result, incident, link = await _act(cluster, request, narrator)
             except BaseException:
                 cluster.keep = False  # who interrupts it does not want to look at it
                 raise
-            told.step("What came of it")
-            told.lines(summary_lines(result, incident, link))
-            told.lines(_afterwards(cluster, keep=keep))
+            narrator.step("What came of it")
+            narrator.lines(summary_lines(result, incident, link))
+            narrator.lines(_afterwards(cluster, keep=keep))
             if keep:
                 cluster.say = silent  # how to end it has been said
             else:
-                told.step("Everything is taken down again")
+                narrator.step("Everything is taken down again")
     except (DemoInterrupted, asyncio.CancelledError):
-        told.say("interrupted; nothing runs any more")
+        narrator.say("interrupted; nothing runs any more")
         return EXIT_DETACHED
     if cluster.leaked:
         result.leaked += cluster.leaked
         result.problems.append(f"left behind: {', '.join(cluster.leaked[:5])}")
         result.ok = False
-        told.say(result.problems[-1])
+        narrator.say(result.problems[-1])
     if as_json:
         print(result.model_dump_json(indent=2))
     verdict = "recovered, and equal to the run without a fault" if result.ok else "NOT as it should have been"
-    told.lines(["", f"demo: {verdict}"])
+    narrator.lines(["", f"demo: {verdict}"])
     return 0 if result.ok and result.losses_match else 1
 
 
@@ -141,22 +141,22 @@ def _end_orderly() -> None:
 
 
 async def _act(
-    cluster: DemoCluster, request: DrillRequest, told: Narrator
+    cluster: DemoCluster, request: DrillRequest, narrator: Narrator
 ) -> tuple[DrillResult, IncidentRecord | None, str]:
     spec = request.spec(NAME, {})
     topology = spec.topology()
     machine = cluster.machines[topology.machine(STRUCK_RANK)].name
-    told.say(f"Web UI: {cluster.file.ui_url}/namespaces/{cluster.file.namespace}/workflows")
-    told.step(f"A GPT is trained on {topology.world_size} ranks ({topology.text}), {STEPS} steps, undisturbed")
+    narrator.say(f"Web UI: {cluster.file.ui_url}/namespaces/{cluster.file.namespace}/workflows")
+    narrator.step(f"A GPT is trained on {topology.world_size} ranks ({topology.text}), {STEPS} steps, undisturbed")
     references = References()
     began = time.monotonic()
     await references.of(cluster, spec)
-    told.say(f"{STEPS} steps done in {time.monotonic() - began:.1f} s; the losses of every rank are kept")
-    told.step(f"The same job again, and in step {AT_STEP} rank {STRUCK_RANK} on {machine} is killed: SIGKILL")
+    narrator.say(f"{STEPS} steps done in {time.monotonic() - began:.1f} s; the losses of every rank are kept")
+    narrator.step(f"The same job again, and in step {AT_STEP} rank {STRUCK_RANK} on {machine} is killed: SIGKILL")
     drill = asyncio.create_task(Drill(cluster, request, references).run())
     try:
-        await _follow(cluster, drill, as_json=told.out is sys.stderr)
-        told.say("comparing all losses, looking for what was left behind")
+        await _follow(cluster, drill, as_json=narrator.out is sys.stderr)
+        narrator.say("comparing all losses, looking for what was left behind")
         result = await drill
     finally:
         drill.cancel()
@@ -167,7 +167,7 @@ async def _act(
         with suppress(EverstepError):
             incident = await ledger.call(Ledger.incident, result.incidents[0])
     link = cluster.control.link(result.incidents[0]) if result.incidents else ""
-    result.links = [cluster.control.link(one) for one in result.incidents if cluster.keep]
+    result.links = [cluster.control.link(incident_id) for incident_id in result.incidents if cluster.keep]
     return result, incident, link
 
 

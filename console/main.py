@@ -72,12 +72,12 @@ def _path(module: str) -> str:
 def load(name: str) -> Any:
     """Import one command: the function of its name in its module, or the module's typer app."""
     module = importlib.import_module(_path(COMMANDS[name][0]))
-    found = getattr(module, name, None)
-    if callable(found) and not isinstance(found, typer.Typer):
+    member = getattr(module, name, None)
+    if callable(member) and not isinstance(member, typer.Typer):
         single = typer.Typer(add_completion=False)
-        single.command(name)(found)
+        single.command(name)(member)
         return typer.main.get_command(single)
-    command = typer.main.get_command(found if isinstance(found, typer.Typer) else module.app)
+    command = typer.main.get_command(member if isinstance(member, typer.Typer) else module.app)
     return getattr(command, "commands", {}).get(name, command)
 
 

@@ -96,75 +96,75 @@ def table(report: CheckpointsReport, now_ns: int) -> Table:
     from everstep.model.incident import Tier
 
     shown = Table(box=None, pad_edge=False)
-    tiers = [tier for tier in Tier if any(one.ranks.get(tier) for one in report.steps)]
+    tiers = [tier for tier in Tier if any(step.ranks.get(tier) for step in report.steps)]
     shown.add_column("Step", justify="right", no_wrap=True)
     shown.add_column("Age", justify="right", no_wrap=True)
     shown.add_column("Restorable")
     for tier in tiers:
         shown.add_column(HEADINGS[tier], justify="right", no_wrap=True)
     shown.add_column("Bytes", justify="right", no_wrap=True)
-    for one in report.steps:
-        age = text.duration(max(now_ns - one.saved_ns, 0) / 1e9) if one.saved_ns else text.DASH
-        counts = [f"{one.ranks.get(tier, 0)}/{report.world_size}" for tier in tiers]
-        shown.add_row(str(one.step), age, _restorable(one), *counts, text.size(one.state_bytes))
+    for step in report.steps:
+        age = text.duration(max(now_ns - step.saved_ns, 0) / 1e9) if step.saved_ns else text.DASH
+        counts = [f"{step.ranks.get(tier, 0)}/{report.world_size}" for tier in tiers]
+        shown.add_row(str(step.step), age, _restorable(step), *counts, text.size(step.state_bytes))
     return shown
 
 
-def _restorable(one: StepCopies) -> str:
-    if one.restorable:
+def _restorable(step: StepCopies) -> str:
+    if step.restorable:
         return "yes"
-    return f"no: lacks rank {listed(one.missing, NAMED)}"
+    return f"no: lacks rank {listed(step.missing, NAMED)}"
 
 
 def lines(report: CheckpointsReport, saved: SavedReport | None, *, ended: bool = False) -> list[str]:
     """What there is to say beside the table."""
-    said = []
+    texts = []
     if not report.steps:
         why = ": it has ended, and nothing of it is on disk or on remote storage" if ended else ""
         known = " that can be seen from here" if report.unlisted or report.silent else why
-        said.append(f"{report.job} has no checkpoint{known}")
+        texts.append(f"{report.job} has no checkpoint{known}")
     if ended:
         pass  # no backups are left, wherever they were
     elif report.backup_machines:
-        said.append(f"backups   {pairs(report.backup_machines)}: {report.backups}")
+        texts.append(f"backups   {pairs(report.backup_machines)}: {report.backups}")
     else:
-        said.append(f"backups   {report.backups}")
+        texts.append(f"backups   {report.backups}")
     if saved and saved.backup_lag is not None:
-        said.append(f"lag       {saved.backup_lag} steps from own memory to the slowest backup")
-    said += [f"problem   {line}" for line in (saved.problems if saved else [])]
-    for one in report.damaged[:NAMED]:
-        step = f", step {one.completed_steps}" if one.completed_steps >= 0 else ""
-        said.append(f"damaged   rank {one.rank} on {one.machine}, {one.tier}{step}: {one.reason}")
+        texts.append(f"lag       {saved.backup_lag} steps from own memory to the slowest backup")
+    texts += [f"problem   {line}" for line in (saved.problems if saved else [])]
+    for copy in report.damaged[:NAMED]:
+        step = f", step {copy.completed_steps}" if copy.completed_steps >= 0 else ""
+        texts.append(f"damaged   rank {copy.rank} on {copy.machine}, {copy.tier}{step}: {copy.reason}")
     if len(report.damaged) > NAMED:
-        said.append(f"damaged   … and {len(report.damaged) - NAMED} copies more")
+        texts.append(f"damaged   … and {len(report.damaged) - NAMED} copies more")
     if report.unfinished:
-        said.append(
+        texts.append(
             f"unfinished {report.unfinished} files on remote storage, on their way or cut short; they are not used"
         )
     for reason, machines in unlisted(report).items():
-        said.append(f"unknown   {reason} (seen from {machines})")
+        texts.append(f"unknown   {reason} (seen from {machines})")
     if report.disowned:
-        said.append(f"left out  {report.disowned} copies of steps that the job has gone back from")
+        texts.append(f"left out  {report.disowned} copies of steps that the job has gone back from")
     if report.silent:
-        said.append(f"no answer {', '.join(report.silent)}: what they hold is not shown")
-    return said
+        texts.append(f"no answer {', '.join(report.silent)}: what they hold is not shown")
+    return texts
 
 
 def unlisted(report: CheckpointsReport) -> dict[str, str]:
     """Why places could not be listed, each reason with the machines that say so."""
     seen: dict[str, list[str]] = {}
-    for one in report.unlisted:
-        seen.setdefault(one.reason, []).append(one.machine)
+    for place in report.unlisted:
+        seen.setdefault(place.reason, []).append(place.machine)
     return {reason: listed(names, NAMED) for reason, names in seen.items()}
 
 
 def pairs(machines: dict[str, str]) -> str:
     """``m0 <-> m3, m1 <-> m2``; ``m0 -> m1`` where it is no exchange."""
-    said = []
+    texts = []
     for machine, to in machines.items():
         mutual = machines.get(to) == machine
         if not mutual:
-            said.append(f"{machine} -> {to}")
-        elif f"{to} <-> {machine}" not in said:
-            said.append(f"{machine} <-> {to}")
-    return listed(said, NAMED)
+            texts.append(f"{machine} -> {to}")
+        elif f"{to} <-> {machine}" not in texts:
+            texts.append(f"{machine} <-> {to}")
+    return listed(texts, NAMED)

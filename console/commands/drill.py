@@ -169,7 +169,7 @@ def drill(  # noqa: PLR0917 - one parameter for each option
         print(json.dumps(answer, indent=2))
     else:
         drill.results(results)
-    if not all(one.ok for one in results):
+    if not all(result.ok for result in results):
         raise typer.Exit(EXIT_NOT_RECOVERED)
-    blind = [one for one in results if not one.compared and one.resolution != "parked"]
+    blind = [result for result in results if not result.compared and result.resolution != "parked"]
     raise typer.Exit(EXIT_NOT_COMPARED if blind else 0)

@@ -55,20 +55,20 @@ def incidents(
     """
     described = _cluster(cluster)
     with _open(ledger, cluster, described) as opened:
-        found = opened.incidents(job or None, limit=limit)
-        if job and not found:
+        records = opened.incidents(job or None, limit=limit)
+        if job and not records:
             _check_known(opened, job)
     if as_json:
-        _print_json([_listed(record, described) for record in found])
+        _print_json([_listed(record, described) for record in records])
         return
     from console.views.incident_report import summary_row
 
-    if not found:
+    if not records:
         print(f"no incidents of job {job}" if job else "no incidents")
         return
-    _print_table(COLUMNS, [summary_row(record) for record in found])
+    _print_table(COLUMNS, [summary_row(record) for record in records])
     if sys.stdout.isatty():
-        print(f"\nMore: everstep incident {found[0].id}")
+        print(f"\nMore: everstep incident {records[0].id}")
 
 
 def incident(
@@ -131,20 +131,20 @@ def _check_known(ledger: Ledger, job: str) -> None:
         raise LedgerError(f"the ledger knows no job {job!r}; it knows: {', '.join(names) or 'none'}")
 
 
-def _full_id(ledger: Ledger, given: str) -> str | None:
-    found = re.fullmatch(r"(?:(?:incident/)?(?P<job>[a-z0-9-]+)/)?(?P<number>[0-9]+)", given)
-    if found and found["job"]:
-        return incident_workflow_id(found["job"], int(found["number"]))
-    if given and not found:
-        raise ConfigError(f"{given!r} is not an incident: write incident/gpt/0001, gpt/1 or 1")
-    known = ledger.incidents(limit=None if found else 1)
-    if found is None:
+def _full_id(ledger: Ledger, reference: str) -> str | None:
+    match = re.fullmatch(r"(?:(?:incident/)?(?P<job>[a-z0-9-]+)/)?(?P<number>[0-9]+)", reference)
+    if match and match["job"]:
+        return incident_workflow_id(match["job"], int(match["number"]))
+    if reference and not match:
+        raise ConfigError(f"{reference!r} is not an incident: write incident/gpt/0001, gpt/1 or 1")
+    known = ledger.incidents(limit=None if match else 1)
+    if match is None:
         if not known:
             raise LedgerError("the ledger has no incidents")
         return known[0].id
-    fitting = sorted({record.id for record in known if record.number == int(given)})
+    fitting = sorted({record.id for record in known if record.number == int(reference)})
     if len(fitting) > 1:
-        raise ConfigError(f"{given} may be {', '.join(fitting[:5])}: name the job too, e.g. {fitting[0]}")
+        raise ConfigError(f"{reference} may be {', '.join(fitting[:5])}: name the job too, e.g. {fitting[0]}")
     return fitting[0] if fitting else None
 
 

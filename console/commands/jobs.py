@@ -227,9 +227,9 @@ async def _logs(job: str, cluster: str, *, rank: int | None, follow: bool, strea
 
 
 async def _print_logs(reader: RankLogs, sources: list[Source], tail: int | None, *, prefix: bool) -> int:
-    found = await asyncio.gather(*(reader.read(source, tail) for source in sources), return_exceptions=True)
+    outputs = await asyncio.gather(*(reader.read(source, tail) for source in sources), return_exceptions=True)
     code = 0
-    for source, lines in zip(sources, found, strict=True):
+    for source, lines in zip(sources, outputs, strict=True):
         if isinstance(lines, AgentError):
             print(f"error: {lines}", file=sys.stderr)
             code = 1
@@ -319,7 +319,7 @@ async def _answer(answer: str, reference: str, note: str, cluster: str, *, accep
     return 1
 
 
-async def _heeded(control: Control, job: str, incident: str, answer: str) -> bool:
+async def _heeded(control: Control, job: str, incident_id: str, answer: str) -> bool:
     """Whether the operator's answer had its effect."""
     if answer == "abandon":
         return not (await control.run_of(job)).running
@@ -327,5 +327,5 @@ async def _heeded(control: Control, job: str, incident: str, answer: str) -> boo
         state = await control.state(job)
     except ClusterError:
         return False
-    one = next((one for one in state.incidents if one.id == incident), None)
-    return one is None or bool(one.resolution) or one.stage != "parked"
+    known = next((known for known in state.incidents if known.id == incident_id), None)
+    return known is None or bool(known.resolution) or known.stage != "parked"

@@ -147,7 +147,7 @@ def run(  # noqa: PLR0917 - options of a command
     if resume_from is not None and resume_path is not None:
         raise ConfigError("--resume-from and --resume-path exclude each other: give one of them")
     path, script = split_arguments(what or [])
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "name": name,
         "machines": machines,
         "ranks_per_machine": ranks_per_machine,
@@ -157,8 +157,8 @@ def run(  # noqa: PLR0917 - options of a command
         "groups": group,
     }
     if script:
-        given |= {"script": script[0], "args": script[1:]}
-    spec = load_job(path, given)
+        options |= {"script": script[0], "args": script[1:]}
+    spec = load_job(path, options)
     if resume_from is not None and path is None and name is None:
         raise ConfigError(
             "--resume-from goes on with a job that was there before: say which, with --name or a job file"
@@ -220,14 +220,14 @@ async def _run(
     async with await _connect(cluster, inventory, spec.machines, display, no_up=no_up) as control:
         before = await earlier_run(control, spec) if start.step is not None else None
         chosen = await choose_machines(control, spec, {machine.name for machine in before.machines} if before else ())
-        resume_from, earlier = None, as_earlier(before) if before else None
+        resume_from, last_run = None, as_earlier(before) if before else None
         if start.step is not None:
-            resume_from, why = await check_step(control, spec, chosen, start.step, earlier)
+            resume_from, why = await check_step(control, spec, chosen, start.step, last_run)
             display.note(why)
         for warning in [] if key_file() else env_warnings(spec):
             display.note(f"warning: {warning}")
         await check_storage(control, spec, chosen)
-        await control.start_job(spec, chosen, resume_from=resume_from, resume_path=start.folder, last_run=earlier)
+        await control.start_job(spec, chosen, resume_from=resume_from, resume_path=start.folder, last_run=last_run)
         _show_start(control, spec, [machine.name for machine in chosen], display)
         if detach:
             refusal = await refused(control, spec.name)
@@ -239,7 +239,7 @@ async def _run(
 
 
 async def refused(control: Control, job: str) -> str:
-    """Why a job that was submitted just now was not started; empty when it is launched, or nobody knows in time."""
+    """Why a job that was just submitted was not started; empty when it is launched, or still open after a while."""
     with contextlib.suppress(TimeoutError, ClusterError):
         async with asyncio.timeout(REFUSAL_S):
             while not (state := await control.state(job)).launched:
@@ -256,8 +256,8 @@ async def _attach(job: str, cluster: str, *, as_json: bool) -> int:
 
     display = display_for(as_json=as_json)
     async with await Control.connect(cluster) as control:
-        found = await control.run_of(job)
-        if not found.running:
+        newest = await control.run_of(job)
+        if not newest.running:
             raise ConfigError(f"job {job} does not run any more: see 'everstep status {job}{control.option}'")
         state = await control.state(job)
         _show_start(control, state.spec, [machine.name for machine in state.machines], display)

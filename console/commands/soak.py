@@ -88,4 +88,4 @@ def soak(  # noqa: PLR0917 - one parameter for each option
     if not result.episodes and not result.stopped:
         print("error: nothing of the plan can be injected here", file=sys.stderr)
         raise typer.Exit(3)
-    raise typer.Exit(EXIT_NOT_FIRED if any(one.not_fired for one in result.episodes) else 0)
+    raise typer.Exit(EXIT_NOT_FIRED if any(episode.not_fired for episode in result.episodes) else 0)

@@ -115,7 +115,7 @@ class Display(Protocol):
         """Following is over; also gives the terminal back."""
 
 
-def _told_twice(event: IncidentEvent) -> bool:
+def _is_shown_twice(event: IncidentEvent) -> bool:
     """Whether the next line says the same: the incident came and went between two looks."""
     return event.kind == "opened" and bool(event.incident.resolution)
 
@@ -125,8 +125,8 @@ class Lines:
 
     def __init__(self, out: TextIO | None = None) -> None:
         self._out = out or sys.stdout
-        self._said_at = 0.0
-        self._said = ""
+        self._shown_at = 0.0
+        self._last_shown = ""
 
     def note(self, line: str) -> None:
         """One line with the time."""
@@ -140,12 +140,12 @@ class Lines:
     def tick(self, tick: Tick) -> None:
         """A line when the job moved, but not more than one a second."""
         now = time.monotonic()
-        quiet = now - self._said_at
-        moved = f"{tick.step} {tick.generation} {tick.status} {tick.silent}" != self._said
+        quiet = now - self._shown_at
+        moved = f"{tick.step} {tick.generation} {tick.status} {tick.silent}" != self._last_shown
         if quiet < TICK_S or (not moved and quiet < QUIET_S):
             return
-        self._said_at = now
-        self._said = f"{tick.step} {tick.generation} {tick.status} {tick.silent}"
+        self._shown_at = now
+        self._last_shown = f"{tick.step} {tick.generation} {tick.status} {tick.silent}"
         self.note(tick.line)
 
     def problem(self, event: ProblemEvent) -> None:
@@ -154,7 +154,7 @@ class Lines:
 
     def incident(self, event: IncidentEvent, details: Sequence[str]) -> None:
         """The event and, below it, its details."""
-        if _told_twice(event):
+        if _is_shown_twice(event):
             return
         self.note(incident_line(event))
         for line in details:
@@ -175,7 +175,7 @@ class Json:
 
     def __init__(self, out: TextIO | None = None) -> None:
         self._out = out or sys.stdout
-        self._said_at = 0.0
+        self._shown_at = 0.0
 
     def note(self, line: str) -> None:
         """``{"event": "note", "text": …}``"""
@@ -188,8 +188,8 @@ class Json:
     def tick(self, tick: Tick) -> None:
         """``{"event": "progress", …}``, once a second."""
         now = time.monotonic()
-        if now - self._said_at >= TICK_S:
-            self._said_at = now
+        if now - self._shown_at >= TICK_S:
+            self._shown_at = now
             self._print("progress", **asdict(tick))
 
     def problem(self, event: ProblemEvent) -> None:
@@ -253,7 +253,7 @@ class Terminal:
 
     def incident(self, event: IncidentEvent, details: Sequence[str]) -> None:
         """Lines above the bar, in the colour of their weight."""
-        if _told_twice(event):
+        if _is_shown_twice(event):
             return
         style = {"recovered": "green", "parked": "red", "closed": "red"}.get(event.kind, "yellow")
         self._say(f"{text.clock(time.time_ns())}  {incident_line(event)}", style)

@@ -69,7 +69,7 @@ def results(runs: list[DrillResult]) -> None:
 
 def afterwards(runs: list[DrillResult]) -> list[str]:
     """How to read the incidents now: exact commands where the cluster was left, else what it takes."""
-    incidents = [one for run in runs for one in run.incidents]
+    incidents = [incident for run in runs for incident in run.incidents]
     cluster = next((run.cluster for run in runs if run.cluster), "")
     if not cluster:
         return ["the incident went with the cluster: --keep leaves it up to be read"] if incidents else []
@@ -84,7 +84,7 @@ def places(cluster: str, incidents: Sequence[str] = (), before: str = "") -> lis
     prefix = f"{before}EVERSTEP_HOME={shlex.quote(str(home.parent.parent))} everstep"
     option = f"--cluster {home.name}"
     return [
-        *(f"read it    {prefix} incident {one} {option}" for one in incidents[:SHOWN]),
+        *(f"read it    {prefix} incident {incident} {option}" for incident in incidents[:SHOWN]),
         *([f"all        {prefix} incidents {option}"] if not incidents or len(incidents) > SHOWN else []),
         f"end it     {prefix} down {option} --purge",
     ]
@@ -111,8 +111,8 @@ def _report(out: PlainConsole, run: DrillResult) -> None:
     if run.emptied:
         table.add_row("emptied", ", ".join(run.emptied))
     if run.restored_from:
-        told = [f"{ranks} from {SOURCES.get(tier, tier)}" for tier, ranks in run.restored_from.items()]
-        table.add_row("restored", f"{sum(run.restored_from.values())} ranks: {', '.join(told)}")
+        sources = [f"{ranks} from {SOURCES.get(tier, tier)}" for tier, ranks in run.restored_from.items()]
+        table.add_row("restored", f"{sum(run.restored_from.values())} ranks: {', '.join(sources)}")
     if run.said:
         table.add_row("told", "; ".join(run.said))
     if run.pace is not None:
@@ -147,11 +147,11 @@ def _runs(out: PlainConsole, runs: list[DrillResult]) -> None:
             _losses(run).partition(" ")[0],
         )
     out.print(table)
-    told = summary(runs)
+    figures = summary(runs)
     for name, label in (("detected_s", "detected"), ("recovered_s", "back")):
-        if times := told[name]:
+        if times := figures[name]:
             out.print(f"{label}: median {times['median']:.3f} s, p90 {times['p90']:.3f} s, max {times['max']:.3f} s")
-    out.print(f"{told['ok']} of {told['runs']} runs as they should")
+    out.print(f"{figures['ok']} of {figures['runs']} runs as they should")
 
 
 def _s(seconds: float | None) -> str:

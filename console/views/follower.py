@@ -1,6 +1,6 @@
 """Follow one job until it ends, is parked, or the person at the terminal goes away.
 
-Following only looks: whatever becomes of this process, the job is not affected.
+Following only reads: the job goes on when this process ends or is killed.
 """
 
 from __future__ import annotations
@@ -120,15 +120,15 @@ class Follower:
                 if not self._silent_plane:
                     self._silent_plane = True
                     self._display.note(f"{error}; the ranks are not affected")
-            calm = self._state.status == "running" and feed.current.alive >= self._topology.world_size
-            await asyncio.sleep(CALM_S if calm else BUSY_S)
+            undisturbed = self._state.status == "running" and feed.current.alive >= self._topology.world_size
+            await asyncio.sleep(CALM_S if undisturbed else BUSY_S)
 
     async def _ask_ledger(self, progress: JobProgress | None = None) -> None:
-        found = await ettr_of(self._control, self._job, progress)
+        answer = await ettr_of(self._control, self._job, progress)
         # Until this run is in the ledger the answer is about an earlier one of the same name.
         lasts_s = (time.time_ns() - self._state.started_ns) / 1e9
-        if found and self._state.started_ns and found.wall_s <= lasts_s + 1:
-            self._ettr = found.ratio
+        if answer and self._state.started_ns and answer.wall_s <= lasts_s + 1:
+            self._ettr = answer.ratio
 
     async def _result(self) -> JobResult:
         """The job's result, or what became of the job."""
@@ -228,7 +228,7 @@ class Follower:
             self._step, self._loss = step, loss if loss is not None else self._loss
 
     async def _parked(self) -> Ending:
-        parked = next((one for one in reversed(self._state.incidents) if not one.resolution), None)
+        parked = next((incident for incident in reversed(self._state.incidents) if not incident.resolution), None)
         return Ending(
             outcome="parked",
             headline=f"{self._job} is parked: it needs you. Nothing is lost, no rank runs",

@@ -85,7 +85,7 @@ def report_blocks(record: IncidentRecord, ui_link: str = "") -> list[Block]:
     evidence = record.parsed_evidence()
     if evidence is not None:
         blocks.append(Block("Evidence", _exits(evidence, record.fault_ns)))
-        culprit = next((one for one in _by_themselves(evidence) if one.log_tail.strip()), None)
+        culprit = next((end for end in _by_themselves(evidence) if end.log_tail.strip()), None)
         if culprit is not None:
             lines = clean(culprit.log_tail).rstrip().splitlines()[-LOG_LINES:]
             blocks.append(Block(f"End of rank {culprit.rank}'s error output", [(line,) for line in lines]))
@@ -113,23 +113,23 @@ def _facts(record: IncidentRecord) -> list[tuple[str, ...]]:
 
 
 def _story(record: IncidentRecord) -> list[tuple[str, ...]]:
-    told: list[tuple[int, str, str]] = []
+    entries: list[tuple[int, str, str]] = []
     if record.seen_ns:
-        told.append((record.seen_ns, "seen", record.headline or record.symptom or ""))
+        entries.append((record.seen_ns, "seen", record.headline or record.symptom or ""))
     if record.opened_ns:
-        told.append((record.opened_ns, "opened", f"correlation id {record.correlation_id or '?'}"))
-    told += [(event.time_ns, event.stage, event.text) for event in record.events]
+        entries.append((record.opened_ns, "opened", f"correlation id {record.correlation_id or '?'}"))
+    entries += [(event.time_ns, event.stage, event.text) for event in record.events]
     report = record.parsed_report()
     if record.closed_ns:
         stepped = report.confirmation if report and report.confirmation else None
         text = outcome(record)
         if stepped and stepped.ok:
             text = f"{'all ranks stepped' if stepped.confirmed else NOT_CONFIRMED}: {stepped.reason}"
-        told.append((record.closed_ns, "closed", text))
+        entries.append((record.closed_ns, "closed", text))
     # Sorted by time alone: events of one moment stay in their order.
     return [
         (since(time_ns, record.fault_ns), stage, clean(text))
-        for time_ns, stage, text in sorted(told, key=lambda t: t[0])
+        for time_ns, stage, text in sorted(entries, key=lambda entry: entry[0])
     ]
 
 
@@ -146,19 +146,19 @@ def _stages(record: IncidentRecord) -> list[tuple[str, ...]]:
 
 
 def _by_themselves(evidence: Evidence) -> list[RankExit]:
-    mine = [one for one in evidence.exits if not one.stopped_by_us]
-    return sorted(mine, key=lambda one: (one.time_ns, one.rank))
+    mine = [end for end in evidence.exits if not end.stopped_by_us]
+    return sorted(mine, key=lambda end: (end.time_ns, end.rank))
 
 
 def _exits(evidence: Evidence, fault_ns: int | None) -> list[tuple[str, ...]]:
     mine = _by_themselves(evidence)
     rows: list[tuple[str, ...]] = []
-    for one in mine[:EXITS_SHOWN]:
-        done = f" after {one.completed_steps} steps" if one.completed_steps >= 0 else ""
-        when = since(one.time_ns, fault_ns) if one.time_ns else ""
-        rows.append((f"rank {one.rank} on {one.machine}", when, how_it_ended(one) + done))
-        if one.exception:
-            rows.append(("", "", clean(one.exception)))
+    for end in mine[:EXITS_SHOWN]:
+        done = f" after {end.completed_steps} steps" if end.completed_steps >= 0 else ""
+        when = since(end.time_ns, fault_ns) if end.time_ns else ""
+        rows.append((f"rank {end.rank} on {end.machine}", when, how_it_ended(end) + done))
+        if end.exception:
+            rows.append(("", "", clean(end.exception)))
     if len(mine) > EXITS_SHOWN:
         rows.append((f"and {len(mine) - EXITS_SHOWN} more", "", ""))
     stopped = len(evidence.exits) - len(mine)
@@ -178,16 +178,16 @@ def _exits(evidence: Evidence, fault_ns: int | None) -> list[tuple[str, ...]]:
     return rows
 
 
-def how_it_ended(one: RankExit) -> str:
+def how_it_ended(end: RankExit) -> str:
     """``SIGKILL``, ``exit code 1`` or ``ended, nobody knows how``."""
-    if one.signal is not None:
+    if end.signal is not None:
         known = {number.value: number.name for number in signal.Signals}
-        return known.get(one.signal, f"signal {one.signal}")
-    return f"exit code {one.code}" if one.code is not None else "ended, nobody knows how"
+        return known.get(end.signal, f"signal {end.signal}")
+    return f"exit code {end.code}" if end.code is not None else "ended, nobody knows how"
 
 
 def _more(record: IncidentRecord, evidence: Evidence | None, ui_link: str) -> list[tuple[str, ...]]:
-    ranks = [one.rank for one in _by_themselves(evidence)] if evidence else []
+    ranks = [end.rank for end in _by_themselves(evidence)] if evidence else []
     rank = (ranks or (record.anomaly or {}).get("ranks") or [None])[0]
     option = "" if rank is None else f" --rank {rank}"
     rows: list[tuple[str, ...]] = [("logs", f"everstep logs {record.job}{option}")]

@@ -82,8 +82,8 @@ async def _evidence(control: Control, incident_id: str) -> Evidence | None:
         async with asyncio.timeout(LEDGER_PATIENCE_S):
             while True:
                 record = await ledger.call(type(ledger).incident, incident_id)
-                if record is not None and (found := record.parsed_evidence()) is not None:
-                    return found
+                if record is not None and (evidence := record.parsed_evidence()) is not None:
+                    return evidence
                 await asyncio.sleep(0.1)
     return None
 
@@ -92,10 +92,10 @@ def incident_rows(incidents: Sequence[IncidentSummary], last: int = 5) -> list[t
     """The last incidents: number, what, lost steps, seconds."""
     return [
         (
-            f"{one.number:04d}",
-            one.headline + ("" if one.resolution else f"  [{one.stage or 'open'}]"),
-            text.DASH if one.lost_steps is None else str(one.lost_steps),
-            text.duration(one.seconds),
+            f"{incident.number:04d}",
+            incident.headline + ("" if incident.resolution else f"  [{incident.stage or 'open'}]"),
+            text.DASH if incident.lost_steps is None else str(incident.lost_steps),
+            text.duration(incident.seconds),
         )
-        for one in incidents[-last:]
+        for incident in incidents[-last:]
     ]

@@ -12,26 +12,27 @@ from console.views import drill
 from drills.soak.result import EpisodeResult, SoakResult
 
 
-def each(one: EpisodeResult, result: SoakResult) -> None:
+def each(episode: EpisodeResult, result: SoakResult) -> None:
     """One line about an episode that is over, and where the soak is."""
-    told = result.summary()
-    median, worst = told["recovered_s_median"], told["recovered_s_max"]
+    figures = result.summary()
+    median, worst = figures["recovered_s_median"], figures["recovered_s_max"]
     times = "" if median is None else f", recoveries: median {median:.1f} s, worst {worst:.1f} s"
     drill.progress(
-        f"{told['faults_tried']}/{result.planned} {one.meeting}: {outcome(one)} ({told['violated']} violations{times})"
+        f"{figures['faults_tried']}/{result.planned} {episode.meeting}: {outcome(episode)} "
+        f"({figures['violated']} violations{times})"
     )
 
 
-def outcome(one: EpisodeResult) -> str:
+def outcome(episode: EpisodeResult) -> str:
     """An episode in some words."""
-    if one.violations:
-        return "VIOLATED: " + "; ".join(one.violations)
-    if one.not_fired:
-        return "did not fire: " + "; ".join(one.not_fired)
-    if one.recovered_s is None:
+    if episode.violations:
+        return "VIOLATED: " + "; ".join(episode.violations)
+    if episode.not_fired:
+        return "did not fire: " + "; ".join(episode.not_fired)
+    if episode.recovered_s is None:
         return "absorbed"
-    lost = f", {one.steps_lost} step{'s' if one.steps_lost > 1 else ''} lost" if one.steps_lost else ""
-    return f"back in {one.recovered_s:.1f} s{lost}"
+    lost = f", {episode.steps_lost} step{'s' if episode.steps_lost > 1 else ''} lost" if episode.steps_lost else ""
+    return f"back in {episode.recovered_s:.1f} s{lost}"
 
 
 def as_json(result: SoakResult) -> str:
@@ -51,26 +52,28 @@ def show(result: SoakResult, folder: Path) -> None:
     for kind, tried in sorted(result.tried.items()):
         table.add_row(kind, str(tried), str(result.survived[kind]))
     out.print(table)
-    told = result.summary()
+    figures = result.summary()
     out.print(
-        f"{told['faults_survived']} of {told['faults_tried']} faults survived, of {result.planned} planned; "
-        f"{told['not_fired']} did not fire; {told['meetings']} ways to meet; seed {result.seed}"
+        f"{figures['faults_survived']} of {figures['faults_tried']} faults survived, of {result.planned} planned; "
+        f"{figures['not_fired']} did not fire; {figures['meetings']} ways to meet; seed {result.seed}"
     )
     if result.times:
-        out.print(f"recoveries: median {told['recovered_s_median']} s, worst {told['recovered_s_max']} s")
+        out.print(f"recoveries: median {figures['recovered_s_median']} s, worst {figures['recovered_s_max']} s")
     if result.stopped:
         out.print(f"ended early: {result.stopped}; go on with: everstep soak --resume {folder}")
     for kind, reason in result.left_out.items():
         out.print(styled(f"  left out   {kind}: {reason}", "dim"), soft_wrap=True)
-    for one in result.episodes:
-        for violation in one.violations:
-            out.print(styled(f"  violation  episode {one.number} ({one.meeting}): {violation}", "red"), soft_wrap=True)
+    for episode in result.episodes:
+        for violation in episode.violations:
+            out.print(
+                styled(f"  violation  episode {episode.number} ({episode.meeting}): {violation}", "red"), soft_wrap=True
+            )
     for violation in result.violations:
         out.print(styled(f"  violation  {violation}", "red"), soft_wrap=True)
     if result.reduced:
         episodes = ", ".join(map(str, result.reduced))
         out.print(f"violated too by episodes {episodes} alone: everstep soak --plan {folder / 'reduced.json'}")
-        met = {one.number: one.meeting for one in result.episodes}
+        met = {episode.number: episode.meeting for episode in result.episodes}
         for number in result.reduced:
             out.print(f"  episode {number}: {met.get(number, 'of the network')}")
     for line in drill.places(result.kept, before=result.prefix):

@@ -28,26 +28,26 @@ def jobs_table(lines: Sequence[JobLine]) -> Table:
         table.add_column(name, no_wrap=True)
     for name in ("Step", "Saved/backup/disk", "Loss", "Ranks", "Generation", "Incidents", "ETTR"):
         table.add_column(name, justify="right", no_wrap=True)
-    for one in lines:
+    for line in lines:
         table.add_row(
-            one.name,
-            styled(one.status, STYLE.get(one.status, "red")),
-            one.started.astimezone().strftime("%m-%d %H:%M"),
-            text.duration(_ran(one.started, one.ended)),
-            _number(one.step),
-            saved_short(one.saved),
-            text.loss(one.loss),
-            _number(one.ranks),
-            _number(one.generation),
-            _number(one.incidents),
-            text.ratio(one.ettr),
+            line.name,
+            styled(line.status, STYLE.get(line.status, "red")),
+            line.started.astimezone().strftime("%m-%d %H:%M"),
+            text.duration(_ran(line.started, line.ended)),
+            _number(line.step),
+            saved_short(line.saved),
+            text.loss(line.loss),
+            _number(line.ranks),
+            _number(line.generation),
+            _number(line.incidents),
+            text.ratio(line.ettr),
         )
     return table
 
 
 def problem_lines(lines: Sequence[JobLine]) -> list[str]:
     """Which jobs say little of themselves, and why; of many the first ones."""
-    troubled = [one.problem for one in lines if one.problem]
+    troubled = [line.problem for line in lines if line.problem]
     more = [f"and {len(troubled) - PROBLEMS_SHOWN} more"] if len(troubled) > PROBLEMS_SHOWN else []
     return [*troubled[:PROBLEMS_SHOWN], *more]
 
@@ -84,8 +84,8 @@ def job_facts(report: JobReport) -> list[tuple[str, str]]:
     if report.silent:
         facts.append(("no answer", f"{', '.join(report.silent)}: the ranks there may well be stepping"))
     if report.open_incident:
-        one = report.open_incident
-        facts.append(("incident", f"{one.id} is open, {one.stage or 'at work'}: {one.headline}"))
+        incident = report.open_incident
+        facts.append(("incident", f"{incident.id} is open, {incident.stage or 'at work'}: {incident.headline}"))
     facts += [("rejected", line) for line in report.rejected]
     if report.link:
         facts.append(("link", report.link))
