@@ -101,7 +101,7 @@ class ClusterError(EverstepError):
 
 
 class TreeUnknown(ClusterError):
-    """The supervisor is not there, so that nobody can say which processes are the cluster's."""
+    """The supervisor is not there, so that it is not known which processes are the cluster's."""
 
 
 class SoakStuck(ClusterError):

@@ -12,8 +12,7 @@ import mmap
 READ, WRITE = 22, 23
 """MADV_POPULATE_READ and MADV_POPULATE_WRITE, from Linux 5.14 on."""
 STRIDE = 2 << 20
-"""Bytes made present in one call (ours): some hundred µs, so that nobody waits long for the lock of the address
-space."""
+"""Bytes made present in one call (ours): some hundred µs, so that the lock of the address space is not held long."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 

@@ -104,7 +104,7 @@ def _made(path: Path) -> os.stat_result:
     try:
         return path.lstat()
     except FileNotFoundError:
-        with suppress(FileExistsError):  # somebody was quicker; whoever it was is looked at
+        with suppress(FileExistsError):  # another process was quicker; what it made is checked too
             path.mkdir(mode=0o700)
         return path.lstat()
 
@@ -159,7 +159,7 @@ def _close_to_others(path: Path) -> None:
 
 
 def _trusted() -> set[int]:
-    """Root and ourselves; and whoever owns the system's folders where a container does not show who root is."""
+    """Root and ourselves; and, where a container does not show who root is, the owner of the system's folders."""
     trusted = {0, os.geteuid()}
     with suppress(OSError, ValueError):
         _, outside, count = map(int, Path("/proc/self/uid_map").read_text().split()[:3])

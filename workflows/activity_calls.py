@@ -97,7 +97,7 @@ def folder(machines: list[Machine], path: str) -> ActivityHandle[FolderFound]:
 def restore(
     spec: JobSpec, machines: list[Machine], run: str, chosen: Restore, evidence: Evidence
 ) -> ActivityHandle[Restored]:
-    """Bring the copies that a choice needs, and verify the own slots that nobody has verified."""
+    """Bring the copies that a choice needs, and verify the own slots that were not verified yet."""
     copies = [*chosen.copies, *chosen.unverified]
     wanted = {copy.key for copy in copies}
     held = {copy.rank: copy for copy in evidence.held if copy.key in wanted}
@@ -140,7 +140,7 @@ def confirm(
     *,
     bound_s: float,
     showing: Showing,
-    patient: bool = False,
+    known_alive: bool = False,
     state_bytes: int = 0,
 ) -> ActivityHandle[Confirmation]:
     """Wait until every rank completed a step.
@@ -151,7 +151,7 @@ def confirm(
         launched: What is waited for.
         bound_s: How long, seconds.
         showing: How the script showed its steps before.
-        patient: That all ranks live is known; it is their steps that are waited for.
+        known_alive: That all ranks live is known; it is their steps that are waited for.
         state_bytes: What the largest rank restores first, which takes more time.
     """
     restore_s = round(state_bytes / SLOWEST_RANK_BYTES, 1)
@@ -162,9 +162,9 @@ def confirm(
         restore_s=restore_s,
         timeout_s=bound_s,
         showing=showing,
-        patient=patient,
+        patient=known_alive,
     )
-    what = "completes a step; all of them live" if patient else "completes a step"
+    what = "completes a step; all of them live" if known_alive else "completes a step"
     return workflow.start_activity(
         messages.CONFIRM,
         request,

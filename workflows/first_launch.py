@@ -53,7 +53,7 @@ class FirstLaunch:
             raise CannotStart(f"the machines could not be asked: {error.cause or error}") from error
 
     def count(self) -> None:
-        """The next generation begins: where, is known from here on, whatever may fail."""
+        """Count the next generation and note where it begins, before anything of it can fail."""
         state = self._state
         state.generation += 1
         if state.resume_path:

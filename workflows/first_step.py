@@ -64,14 +64,14 @@ class FirstStepWatch:
             Whether the waiting came to its end, and the answer; None: there was none.
         """
         state = self._state
-        patient = state.unconfirmed != ""
+        known_alive = state.unconfirmed != ""
         confirmed = activity_calls.confirm(
             state.spec,
             state.machines,
             launched or Launched(generation=state.generation, resume_step=state.resume_step, started_ns=0),
             bound_s=max((state.confirm_by_ns - workflow.time_ns()) / 1e9, LEAST_BOUND_S),
             showing=state.showing,
-            patient=patient,
+            known_alive=known_alive,
         )
         event = asyncio.create_task(workflow.wait_condition(self._interrupted))
         await workflow.wait([confirmed, event], return_when=asyncio.FIRST_COMPLETED)
@@ -86,7 +86,7 @@ class FirstStepWatch:
                 state.confirm_by_ns = 0
             return True, None
         self._unanswered = 0
-        self._take(confirmed.result(), patient=patient)
+        self._take(confirmed.result(), known_alive=known_alive)
         return True, confirmed.result()
 
     async def back_off(self) -> None:
@@ -101,7 +101,7 @@ class FirstStepWatch:
     def _bound_s(self) -> float:
         return confirm_bound_s(self._state.first_step_s, self._state.spec.policy)
 
-    def _take(self, confirmation: Confirmation, *, patient: bool) -> None:
+    def _take(self, confirmation: Confirmation, *, known_alive: bool) -> None:
         state = self._state
         if confirmation.showing.kind:
             state.showing = confirmation.showing
@@ -113,7 +113,7 @@ class FirstStepWatch:
             if confirmation.confirmed:
                 took_s = self._bound_s() - (state.confirm_by_ns - workflow.time_ns()) / 1e9
                 state.first_step_s = max(state.first_step_s, round(took_s, 3))
-            elif not patient:
+            elif not known_alive:
                 return  # they live; whether they step is still to be seen
         elif confirmation.emptied:
             # Watchers may have seen nothing of the ranks that were lost so early.

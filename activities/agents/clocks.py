@@ -1,4 +1,4 @@
-"""Times in agents' messages, by the clock of whoever hears them; ``everstep/decisions/clocks.py`` says when."""
+"""Changes times in agents' messages to the clock of the receiver; ``everstep/decisions/clocks.py`` says when."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ async def confirm_steps(agents: AgentPool, launch: ConfirmInput) -> Confirmation
                 emptied=sorted(emptied),
                 whole_ns=all_shown_ns,
                 left_ns=left_ns,
-                patient=launch.patient,
+                known_alive=launch.patient,
             )
             pace.end()
             if verdict is not None:

@@ -120,7 +120,7 @@ def exit_of(machine: str, rank: pb.RankEvidence) -> RankExit:
 def held_of(
     listings: Mapping[str, Iterable[pb.HeldCheckpoint]], homes: Mapping[int, str] | None = None
 ) -> tuple[list[StateCopy], bool]:
-    """The copies, and whether several machines told of the same files on disk.
+    """The copies, and whether several machines listed the same files on disk.
 
     A file that several machines see is one copy: it is named where the rank runs
     that needs it, so that this machine reads it directly.
@@ -164,7 +164,7 @@ def _order(copy: StateCopy) -> tuple[int, int, int, str]:
 def fitted(evidence: Evidence, *, at: int | None = None) -> Evidence:
     """Evidence that fits into a payload, with what was left out in numbers; ``at`` as for :func:`bounded`.
 
-    How each rank ended, and one copy of each at one step, is kept whatever it takes.
+    How each rank ended, and one copy of each rank at one step, is always kept.
     """
     exits, held = bounded_exits(evidence.exits), bounded(evidence.held, at=at)
     kept = _counted(evidence, exits, held)

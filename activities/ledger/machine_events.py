@@ -31,7 +31,7 @@ class EventWriter:
         """Take an observation.
 
         Returns:
-            Done once the ledger has it: before that nobody may forget it.
+            Done once the ledger has it: before that it must not be acknowledged.
         """
         written: Written = asyncio.get_running_loop().create_future()
         self._queue.put_nowait((event_of(observation), written))  # no more of them wait than agents keep

@@ -115,7 +115,7 @@ def intervals(connection: Connection, run: ScalarSelect[int]) -> list[Interval]:
 
 
 def _quiet_ns(anomaly: Mapping[str, Any] | None) -> int:
-    """How long before it was seen an anomaly had stopped the job; 0: nobody knows better."""
+    """How long before it was seen an anomaly had stopped the job; 0: not known."""
     quiet_s = (anomaly or {}).get("quiet_s") or 0.0
     return int(quiet_s * 1e9) if isinstance(quiet_s, int | float) else 0
 

@@ -31,23 +31,23 @@ class Acknowledgements:
             noted.clear()  # its agent lost its log, and counts anew
         noted[observation.sequence] = observation.job, written
 
-    def acknowledged(self, machine: str, whose: str, up_to: int) -> None:
+    def acknowledged(self, machine: str, owner: str, up_to: int) -> None:
         """The agent has forgotten what it was told is dealt with."""
-        of, noted = "" if whose == OF_NO_JOB else whose, self._noted.get(machine, {})
-        self._noted[machine] = {seq: event for seq, event in noted.items() if seq > up_to or event[0] != of}
+        job_name, noted = "" if owner == OF_NO_JOB else owner, self._noted.get(machine, {})
+        self._noted[machine] = {seq: event for seq, event in noted.items() if seq > up_to or event[0] != job_name}
 
-    def dealt_with(self, machine: str, whose: str) -> int:
+    def dealt_with(self, machine: str, owner: str) -> int:
         """Newest observation of a machine that may be acknowledged, with all before it; 0: none.
 
         Args:
             machine: Its name.
-            whose: The job, or ``OF_NO_JOB``.
+            owner: The job, or ``OF_NO_JOB``.
         """
-        of = "" if whose == OF_NO_JOB else whose
-        noted = {seq: written.done() for seq, (job, written) in self._noted.get(machine, {}).items() if job == of}
+        job_name = "" if owner == OF_NO_JOB else owner
+        noted = {seq: written.done() for seq, (job, written) in self._noted.get(machine, {}).items() if job == job_name}
         newest = max(self.reported, default=0)
-        ends = {} if whose == OF_NO_JOB else self._ends.get(machine, {})
+        ends = {} if owner == OF_NO_JOB else self._ends.get(machine, {})
         ends_told = [seq for generation, seq in ends.items() if generation <= newest]
         missing = [seq for seq, is_written in noted.items() if not is_written]
-        done = [seq for seq, is_written in noted.items() if is_written and whose == OF_NO_JOB]
+        done = [seq for seq, is_written in noted.items() if is_written and owner == OF_NO_JOB]
         return min([max([*ends_told, *done], default=0), *(seq - 1 for seq in missing)])

@@ -35,7 +35,7 @@ class CopyRules:
         if len(living) < self.spec.topology().world_size:
             return None  # it is not known what the others have
         newest_on_all = newest_of_all(distinct(living))
-        return rule.observe([on_disk(rank, now_ns) for rank in living], newest_on_all, now_ns)
+        return rule.observe([on_disk(shown_rank, now_ns) for shown_rank in living], newest_on_all, now_ns)
 
     def on_disks(self, shown: Sequence[Shown]) -> Agreed:
         """What all machines should be told of each other's disks."""
@@ -48,34 +48,34 @@ class CopyRules:
         """What all machines should be told of each other's backups; None: nothing."""
         policy, living = self.spec.checkpoint, _living(shown)
         alone = not policy.backup or self.spec.machines == 1
-        if alone and not all(rank.rank.saved.backup_none for rank in living):
+        if alone and not all(shown_rank.progress.saved.backup_none for shown_rank in living):
             return None  # an agent of an earlier release: without peers it aligns nothing
         apart = self._apart(generation, living, now_ns)
         rule = self._align.setdefault(generation, AlignRule(self.spec.topology().world_size, policy.backup_every_steps))
-        return rule.observe([_backed(rank) for rank in living], now_ns, apart=apart)
+        return rule.observe([_backed(shown_rank) for shown_rank in living], now_ns, apart=apart)
 
     def _apart(self, generation: int, living: Sequence[Shown], now_ns: int) -> int:
         """How many steps ranks drift apart; 0: no more than their slots allow."""
         standing = [
             Standing(
-                rank=rank.rank.rank,
-                own_step=rank.rank.saved.own_step,
-                completed_steps=rank.rank.completed_steps,
-                heard_ns=rank.heard_ns,
+                rank=shown_rank.progress.rank,
+                own_step=shown_rank.progress.saved.own_step,
+                completed_steps=shown_rank.progress.completed_steps,
+                heard_ns=shown_rank.heard_ns,
             )
-            for rank in living
+            for shown_rank in living
         ]
         return self._drift.setdefault(generation, DriftRule(self.spec.checkpoint.slots)).observe(standing, now_ns)
 
 
 def _living(shown: Sequence[Shown]) -> list[Shown]:
-    return [rank for rank in shown if rank.rank.alive and rank.rank.HasField("saved")]
+    return [shown_rank for shown_rank in shown if shown_rank.progress.alive and shown_rank.progress.HasField("saved")]
 
 
 def _backed(shown: Shown) -> Backed:
-    saved = shown.rank.saved
+    saved = shown.progress.saved
     return Backed(
-        rank=shown.rank.rank,
+        rank=shown.progress.rank,
         own_step=saved.own_step,
         backup_step=kept_elsewhere(saved),
         named=saved.backup_named,

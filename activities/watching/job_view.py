@@ -126,7 +126,7 @@ class JobView:
                 machine=machine,
                 now_ns=reply.time_ns,
                 heard_ns=now_ns,
-                rank=rank,
+                progress=rank,
                 stored=disk,
                 first=first,
                 saved_before=rank.rank in self._saves,
@@ -202,7 +202,7 @@ class JobView:
         return None if newest in self.reported else newest
 
     def _of(self, generation: int) -> list[Shown]:
-        return [shown for shown in self._shown.values() if shown.rank.generation == generation]
+        return [shown for shown in self._shown.values() if shown.progress.generation == generation]
 
     def _lost(self, generation: int) -> dict[str, Sequence[int]]:
         """Machines that came back empty, with the ranks that they ran."""

@@ -55,7 +55,7 @@ class Remains:
     state: JobState | None = None
     """None: the workflow did not say yet."""
     missing: list[Machine] | None = None
-    """Machines that did not answer yet; None: nobody was asked."""
+    """Machines that did not answer yet; None: none was asked."""
     wait_s: float = 0.0
     due: float = 0.0
     """When they are asked again, on the monotonic clock."""

@@ -37,13 +37,13 @@ class Shown:
         machine: Its name.
         now_ns: Clock of the machine.
         heard_ns: Clock of the watcher.
-        rank: What it said.
+        progress: What it said of the rank.
         stored: What it has on disk; one object for all ranks of a machine that have the same.
         first: What it showed of the same process first; completed here.
         saved_before: The rank saved its state in this or an earlier generation.
     """
 
-    __slots__ = ("facts", "heard_ns", "now_ns", "rank", "stored")
+    __slots__ = ("facts", "heard_ns", "now_ns", "progress", "stored")
 
     def __init__(
         self,
@@ -51,30 +51,30 @@ class Shown:
         machine: str,
         now_ns: int,
         heard_ns: int,
-        rank: pb.RankProgress,
+        progress: pb.RankProgress,
         stored: StepsOnDisk,
         first: FirstShown,
         saved_before: bool,
     ) -> None:
-        self.now_ns, self.heard_ns, self.rank, self.stored = now_ns, heard_ns, rank, stored
-        milestones, left = rank.milestones, has_left_loop(rank)
-        steps = max(rank.completed_steps, rank.optimizer_steps, rank.reports)
+        self.now_ns, self.heard_ns, self.progress, self.stored = now_ns, heard_ns, progress, stored
+        milestones, left = progress.milestones, has_left_loop(progress)
+        steps = max(progress.completed_steps, progress.optimizer_steps, progress.reports)
         stepped = has_stepped(
-            attached=rank.attached,
+            attached=progress.attached,
             finished=left,
             entered=milestones.loop_entered > 0,
             first_step=milestones.first_step > 0,
-            optimizer_steps=rank.optimizer_steps,
-            reports=rank.reports,
+            optimizer_steps=progress.optimizer_steps,
+            reports=progress.reports,
         )
         if stepped and first.steps is None:
             first.steps = steps
         saved_step, saved_ns = self._saved(first, saved_before=saved_before)
         self.facts = RankFacts(
-            rank=rank.rank,
+            rank=progress.rank,
             machine=machine,
-            alive=rank.alive,
-            completed_steps=rank.completed_steps,
+            alive=progress.alive,
+            completed_steps=progress.completed_steps,
             steps=steps,
             stepped=stepped,
             steps_since=steps - first.steps if stepped and first.steps is not None else 0,
@@ -98,9 +98,9 @@ class Shown:
 
     def _saved(self, first: FirstShown, *, saved_before: bool) -> tuple[int | None, int]:
         """The newest own save that counts, and when that was."""
-        if not self.rank.HasField("saved"):
+        if not self.progress.HasField("saved"):
             return None, 0
-        saved = self.rank.saved
+        saved = self.progress.saved
         step = first.completed_steps if saved.own_step < 0 and saved_before else saved.own_step
         return step, self._ago_ns(saved.own_age_s, saved.own_ns)
 
@@ -125,15 +125,15 @@ def stored(saved: pb.SavedState) -> StepsOnDisk:
 
 def on_disk(shown: Shown, now_ns: int) -> DiskProgress:
     """The same with ages, as they are now; an agent of an older version says no age, but its clock does."""
-    saved = shown.rank.saved
+    saved = shown.progress.saved
     since_s = max(now_ns - shown.heard_ns, 0) / 1e9
     age_s = saved.disk_age_s if saved.disk_steps else (shown.now_ns - saved.disk_ns) / 1e9
     return DiskProgress(
-        rank=shown.rank.rank,
-        completed_steps=shown.rank.completed_steps,
+        rank=shown.progress.rank,
+        completed_steps=shown.progress.completed_steps,
         disk_step=saved.disk_step,
         disk_age_s=max(age_s, 0.0) + since_s if saved.disk_step >= 0 else 0.0,
-        lived_s=max((shown.now_ns - shown.rank.milestones.forked) / 1e9, 0.0) + since_s,
+        lived_s=max((shown.now_ns - shown.progress.milestones.forked) / 1e9, 0.0) + since_s,
         wanted=saved.disk_wanted,
     )
 

@@ -116,7 +116,7 @@ class Watcher:
             self._runs[workflow_id] = run
             unwatched = workflow_id not in self._tasks or self._tasks[workflow_id].done()
             if unwatched and workflow_id not in self._adopting:
-                # Not awaited: a workflow that nobody executes answers late, or never.
+                # Not awaited: a workflow without a worker answers late, or never.
                 self._adopting[workflow_id] = asyncio.create_task(self._adopt(workflow_id))
 
     def ensure(self, spec: JobSpec, machines: list[Machine], known: JobState | None = None) -> None:
@@ -337,20 +337,20 @@ class Watcher:
         try:
             while True:
                 async for machine in in_turns(job.machines):
-                    for whose in (job.spec.name, OF_NO_JOB):
-                        key = machine.name, whose
+                    for owner in (job.spec.name, OF_NO_JOB):
+                        key = machine.name, owner
                         up_to_date = job.acknowledgements.dealt_with(*key) in (0, taken.get(key))
                         if not up_to_date and (key not in telling or telling[key].done()):
-                            telling[key] = asyncio.create_task(self._tell(job, machine, whose, taken))
+                            telling[key] = asyncio.create_task(self._tell(job, machine, owner, taken))
                 await asyncio.sleep(TICK_S)
         finally:
             for task in telling.values():
                 task.cancel()
 
-    async def _tell(self, job: JobView, machine: Machine, whose: str, taken: dict[tuple[str, str], int]) -> None:
-        wait_s, key = RETRY_S, (machine.name, whose)
+    async def _tell(self, job: JobView, machine: Machine, owner: str, taken: dict[tuple[str, str], int]) -> None:
+        wait_s, key = RETRY_S, (machine.name, owner)
         while (up_to := job.acknowledgements.dealt_with(*key)) not in (0, taken.get(key)):
-            request = pb.AcknowledgeRequest(up_to_sequence=up_to, job=whose)
+            request = pb.AcknowledgeRequest(up_to_sequence=up_to, job=owner)
             try:
                 await self._agents.get(machine.address).acknowledge(request, timeout_s=ACKNOWLEDGE_S)
                 taken[key] = up_to

@@ -275,7 +275,7 @@ async def _stop(job: str, note: str, cluster: str, *, wait: bool) -> int:
             print(f"{job} was asked to stop: everstep status {job}{control.option}")
             return 0
         grace_s = 0.0
-        with suppress(ClusterError):  # of a job that cannot be asked: it was told all the same
+        with suppress(ClusterError):  # the job got the signal, even if it does not answer
             grace_s = (await control.state(job)).spec.policy.stop_grace_s
         deadline = asyncio.get_running_loop().time() + PATIENCE_S + grace_s
         while asyncio.get_running_loop().time() < deadline:

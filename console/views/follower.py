@@ -108,7 +108,7 @@ class Follower:
     # What the workflow says.
 
     async def _ask(self, feed: ProgressFeed) -> None:
-        """Ask the workflow and the ledger again and again; they may be away, the ranks step all the same."""
+        """Ask the workflow and the ledger again and again; they may be away while the ranks step."""
         while True:
             try:
                 self._state = await self._control.state(self._job)

@@ -12,7 +12,7 @@ from everstep.model.job_state import IncidentSummary, JobState
 IncidentKind = Literal["opened", "waits", "parked", "resumed", "recovered", "running", "closed"]
 """``waits``: for ranks that take long to die; ``running``: it goes on and was not seen to step; ``closed``: it ends."""
 WAITS = "stop: "
-"""How a stage begins that says for whom it waits."""
+"""Begin of a stage's text that names what it waits for."""
 
 
 @dataclass(frozen=True, slots=True)

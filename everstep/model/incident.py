@@ -97,7 +97,7 @@ class StateCopy(Model):
 
     rank: int
     machine: str
-    """Where it is; of a remote copy: whose agent told of it."""
+    """Where it is; of a remote copy: the machine whose agent listed it."""
     completed_steps: int
     bytes: int = 0
     valid: bool = True
@@ -179,7 +179,7 @@ class Evidence(Model):
     emptied: list[str] = Field(default_factory=list)
     """Machines that answered and know nothing of the job: they, or their agents' memory, were lost."""
     disk_shared: bool = False
-    """Several machines told of the same files: the folder of disk checkpoints is shared."""
+    """Several machines listed the same files: the folder of disk checkpoints is shared."""
     dying: list[str] = Field(default_factory=list)
     """Ranks that were killed and are not gone yet, with machine and time. Nothing else is known then."""
     left_out: str = ""

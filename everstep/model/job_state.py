@@ -125,7 +125,7 @@ class JobState(BaseModel):
     """Why the newest generation runs and is not confirmed: no step of it was seen; empty: it stepped, or it does not
     run."""
     confirm_by_ns: int = 0
-    """Until when the newest generation has to step, where nobody else waits for that; 0: nothing is to wait for."""
+    """Until when the newest generation has to step, where no incident waits for that; 0: nothing is to wait for."""
     showing: Showing = Field(default_factory=Showing)
     """How the script shows its steps, as far as it was seen."""
     first_step_s: float = 0.0

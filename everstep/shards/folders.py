@@ -144,7 +144,7 @@ def whole_steps(root: Path, job: str, ranks: Collection[int], *, run: str = "") 
 
 
 def prune(root: Path, job: str, steps: Collection[int], *, run: str = "") -> list[int]:
-    """Delete some steps, of whatever ranks, and what an earlier call could not finish.
+    """Delete some steps, of all ranks, and what an earlier call could not finish.
 
     Args:
         root: Of all jobs.

@@ -108,7 +108,7 @@ class SlotFile(SlotMapping):
         return at
 
     def make_present(self, stop: int | None = None) -> None:
-        """Allocate the slot of the save that has begun and map its pages, so that whoever writes waits for no fault.
+        """Allocate the slot of the save that has begun and map its pages, so that its writer waits for no page fault.
 
         Args:
             stop: Up to so many bytes of the payload; None: all of it.

@@ -3,8 +3,8 @@
 A file has its whole length at once and its memory slot by slot: before anybody
 writes into a slot, the slot is *allocated*, so that a full file system is an
 error now and not a SIGBUS later. Headers are allocated when the file is made or
-opened. Nothing else is remembered than what the file system knows and the
-headers say: a committed slot is allocated as far as its payload goes.
+opened. No other record is kept than what the file system and the headers show: a
+committed slot is allocated as far as its payload goes.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class SlotMapping:
         self.mapping = 0
         """Counts the mappings: views and addresses that were taken in an earlier one are stale."""
         self.before_unmap: Callable[[], None] = lambda: None
-        """Called before memory is unmapped, by whoever is about to; for those who registered it somewhere."""
+        """Called before memory is unmapped, so that it can be unregistered where it was registered (CUDA)."""
         self._map: mmap.mmap | None = None
         self._base = 0
         self._descriptor = -1
@@ -100,7 +100,7 @@ class SlotMapping:
         For a thread of its own, between saves; one call takes some ms.
 
         Returns:
-            Whether something is left to do. Not when there is no room: whoever needs the slot is told.
+            Whether something is left to do. Not when there is no room: the save that needs the slot raises that.
         """
         for index in range(len(self._present)):
             if self._present[index] < PAGE + self.capacity:

@@ -35,7 +35,7 @@ LOOKS = 3
 class SlotReader:
     """A live file as the agent sees it: read by ``pread``, so that a truncation is an error and no SIGBUS.
 
-    The rank may write meanwhile: whoever reads a payload compares the header
+    The rank may write meanwhile: a reader of a payload has to compare the header
     before and after, and its checksum. Follows the file when it grows.
 
     Raises:

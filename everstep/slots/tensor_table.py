@@ -1,4 +1,4 @@
-"""What lies behind the tensors in a slot: a table of them, readable by anybody, and the tree that they belong to.
+"""The structure behind the tensors in a slot: a table of them, and the tree that they belong to.
 
 Layout::
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from everstep.slots.tensor_table import TensorSpec
 
 LARGE = 1 << 16
-"""Tensors from so many bytes on are worth a memmove of their own in the copying thread (ours)."""
+"""Tensors of so many bytes or more are copied by a memmove of their own in the copying thread (ours)."""
 PIECE = 32 << 20
 """Tensors of a device are copied in pieces of this size, so that other copies need not wait for a whole one (ours)."""
 

@@ -65,7 +65,7 @@ class CopyPlan:
 
 
 def _device(tensor: Tensor) -> str:
-    """Who copies a tensor: whatever is neither the host's nor CUDA's is copied by torch, which waits for it."""
+    """Which copier copies a tensor. What is neither on the host nor on CUDA is copied by torch, which waits for it."""
     return str(tensor.device) if tensor.is_cuda else HOST
 
 

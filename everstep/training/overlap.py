@@ -3,9 +3,9 @@
 Nothing but an optimizer's step changes parameters and the optimizer's state,
 and that step can be made to wait. So the parameters that a given
 ``torch.optim.Optimizer`` trains, and the tensors in its state, are copied during
-the next forward and backward pass. Whatever else there is, forward may change
-(statistics of a BatchNorm, generators, an average of weights), or nobody knows:
-it is copied before training goes on.
+the next forward and backward pass. Everything else is copied before training
+goes on: forward may change it (statistics of a BatchNorm, generators, an average
+of weights), or it is not known what does.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def _trained(optimizer: torch.optim.Optimizer) -> Iterable[Tensor]:
 
 
 def _dense(tensor: Tensor) -> bool:
-    """Whether a tensor has its piece of memory to itself, in whatever order."""
+    """Whether a tensor fills its piece of memory without gaps; the order of its axes does not count."""
     reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
     return reach == tensor.numel()
 

@@ -26,7 +26,7 @@ from everstep.training.layout import view_of
 PIECE = 256 << 10
 """Bytes that are copied, and hashed at once: two of these fit into a core's own cache (ours)."""
 WORTH = 64 << 10
-"""Bytes whose pages are made present ahead; for less the faults do as well (ours)."""
+"""Least bytes whose pages are made present ahead; for less, page faults are as fast (ours)."""
 
 Verify = Callable[[Iterable[int]], None]
 """Compares the checksum of the slot; asks for the next offset up to which it may hash when it has hashed up to the
@@ -34,7 +34,7 @@ one before. What is behind the last one is hashed too."""
 
 
 class RestoreCopy:
-    """Private memory that takes a copy of parts of a slot at the same offsets; what is not asked for costs none.
+    """Copies parts of a slot into private memory, at the same offsets; parts that are not asked for take no memory.
 
     Args:
         source: The tensors of the slot.
@@ -118,7 +118,7 @@ class RestoreCopy:
 def _runs(pieces: Iterable[tuple[int, int, int]], memory: int) -> Iterator[tuple[int, int, bool]]:
     """Begin and end in the slot of pieces that lie together, and whether they go to the same offsets of ``memory``.
 
-    Up to about a stride each, and none that is not worth a call.
+    Up to about a stride each, and at least ``WORTH`` bytes.
     """
     begin = end = 0
     fresh = False

@@ -1,8 +1,8 @@
 """Which steps machines back up together, so that a lost one always leaves a step that all ranks have.
 
-Who keeps up backs up every step, and nobody has to be asked: ranks are never
-more than a step apart, so what one machine has sent the others still hold. Once
-some machine falls behind, that is no longer so. Then the machines are
+A machine that keeps up backs up every step, without any coordination: ranks are
+never more than a step apart, so what one machine has sent the others still hold.
+Once some machine falls behind, that is no longer so. Then the machines are
 *aligned*: a coming step is named; each of them reserves a slot for it before
 its ranks reach it, sends that step and no other, and keeps the one before, in
 its own memory and at its peer, until it is told that the new one is *whole*:
@@ -121,16 +121,16 @@ class AlignRule:
         on_time = all(rank.calm >= CALM for rank in ranks if rank.named != FREE and rank.rank not in given_up)
         still = not self._complete_step and self._pace.stands_still(now_ns, STILL_S, STILL_STEPS)
         if still and (adopted == FREE or adopted > newest):  # nor is another step named, which would not come either
-            told = Aligned(0, max(adopted - 1, 0), FREE, apart)
+            aligned = Aligned(0, max(adopted - 1, 0), FREE, apart)
         elif adopted > self._complete_step and not _missed(ranks, adopted):
-            told = Aligned(self._complete_step, adopted - 1, adopted, apart)
+            aligned = Aligned(self._complete_step, adopted - 1, adopted, apart)
         elif behind or (adopted and not on_time):
             if (target_step := self._next(ranks, newest, adopted)) is None:
                 return None
-            told = Aligned(self._complete_step, adopted, target_step, apart)
+            aligned = Aligned(self._complete_step, adopted, target_step, apart)
         else:
-            told = Aligned(0, adopted, FREE, apart)
-        return None if all(_knows(rank, told) for rank in ranks) else told
+            aligned = Aligned(0, adopted, FREE, apart)
+        return None if all(_knows(rank, aligned) for rank in ranks) else aligned
 
     def _conclude(self, ranks: Sequence[Backed], adopted: int, given_up: set[int]) -> int:
         """The newest whole step."""

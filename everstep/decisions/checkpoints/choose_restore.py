@@ -30,7 +30,7 @@ class Restore:
     copies: tuple[CopyToRestore, ...] = ()
     """What has to be brought to the machines first, in order of ranks: all but what lies in a rank's own slot."""
     unverified: tuple[CopyToRestore, ...] = ()
-    """Own slots that are where they are needed, and whose contents nobody has compared with their checksums yet: that
+    """Own slots that are where they are needed, and whose contents were not compared with their checksums yet: that
     comes before a launch, because ranks that go on overwrite what would be left to choose from."""
     largest: int = 0
     """Bytes of the largest of the copies, of any rank; 0: not known."""

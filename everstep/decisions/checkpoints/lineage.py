@@ -82,17 +82,17 @@ def usable(
     *,
     verified: Iterable[CopyToRestore] = (),
 ) -> list[StateCopy]:
-    """What may be restored: the copies in the line, those that failed since they were told of marked as not valid.
+    """The copies of the line, which may be restored; those that failed since they were listed are marked as not valid.
 
     All of them count as the job's own run: the state at the step from which it
     was started is the same, whichever of the two runs keeps it.
 
     Args:
-        held: What the machines told of.
+        held: What the machines listed.
         lineage: The line of the job.
         bad: Copies that could not be used, with reasons; a later one wins.
         runs: Which run it is.
-        verified: Copies whose contents were compared since they were told of.
+        verified: Copies whose contents were compared since they were listed.
     """
     verified_keys = {copy.key for copy in verified}
     reasons = {copy.key: copy.reason for copy in bad}

@@ -1,8 +1,8 @@
 """Which step a machine sends to a peer next. Pure.
 
 All machines must back up the same steps, or no step is complete everywhere, and
-they do not talk about it. Who keeps up sends every step. Who is behind doubles
-the distance until it keeps up, so that its steps are a part of what every
+they do not talk about it. A machine that keeps up sends every step. One that is behind
+doubles the distance until it keeps up, so that its steps are a part of what every
 faster machine sends. Where it still has a choice, it takes the *roundest* step,
 the one with the most trailing zero bits: others that are behind by a different
 amount choose that one too. Where the job stands still, e.g. in a hang, the

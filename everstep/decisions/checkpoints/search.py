@@ -1,4 +1,4 @@
-"""Whether it is worth asking for copies that a stop does not tell of, and what is known then.
+"""Whether to ask for copies that the answers to a stop do not list, and the evidence after that.
 
 A stop is answered at once: with what lies in memory, and on the disks that an
 agent knows of. Remote storage takes its time, and the agent of a machine that
@@ -25,7 +25,7 @@ def look_further(restore: Restore, evidence: Evidence, policy: CheckpointPolicy)
 
 
 def merged(evidence: Evidence, found: Evidence) -> Evidence:
-    """The evidence with the copies that were found besides; what was looked at once, now or then, is known."""
+    """The evidence with the copies that were found besides. A place that was listed in either of them is known."""
     held = [copy for copy in evidence.held if not copy.unlisted]
     known = {copy.key for copy in held}
     new = [copy for copy in found.held if copy.key not in known]
@@ -41,7 +41,7 @@ def merged(evidence: Evidence, found: Evidence) -> Evidence:
 
 
 def unanswered(evidence: Evidence, machines: Sequence[str], reason: str) -> Evidence:
-    """The evidence when nobody could be asked for further copies, for a reason."""
+    """The evidence when no machine could be asked for further copies, with the reason."""
     places = [Unlisted(tier=Tier.DISK, machines=list(machines), reason=reason)]
     places.append(Unlisted(tier=Tier.REMOTE, reason=reason))
     return evidence.model_copy(update={"unlisted": _still_unlisted(evidence, places), "searched": True})

@@ -134,7 +134,7 @@ def headline_of_loss(lost: Mapping[str, Sequence[int]], end: RankExit | None) ->
 
 
 def failure_of(end: RankExit, *, generation: int, step: int, now_ns: int) -> Failure:
-    """The failure as it is kept for later decisions, at ``now_ns`` by the clock of whoever keeps it."""
+    """The failure as it is kept for later decisions; ``now_ns``: when, by the clock of the one that keeps it."""
     return Failure(
         generation=generation,
         step=step,

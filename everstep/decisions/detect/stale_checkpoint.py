@@ -1,4 +1,4 @@
-"""Whether a job still saves: a checkpoint that goes stale without a word would be noticed when it is needed."""
+"""Whether a job still saves; else a stale checkpoint would be noticed only when it is needed."""
 
 from __future__ import annotations
 

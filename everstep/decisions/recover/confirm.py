@@ -79,7 +79,7 @@ class RankState:
 
     @property
     def shown(self) -> int:
-        """Steps that this process showed, by whatever means."""
+        """Steps that this process showed: loop bodies, reports or calls of the optimizer."""
         return max(self.optimizer_steps, self.reports, int(self.first_step_ns > 0))
 
 
@@ -106,9 +106,9 @@ def showing_of(seen: Iterable[tuple[int, bool, int]], known: Showing) -> Showing
     """How a script shows its steps.
 
     Args:
-        seen: Of each rank: its number, whether it was in ``run.steps``, and how many steps it showed, by whatever
-            means; -1: not known.
-        known: What was seen earlier. Less than that says nothing: the ranks may not have come so far.
+        seen: Of each rank: its number, whether it was in ``run.steps``, and how many steps it showed (loop bodies,
+            reports or calls of the optimizer); -1: not known.
+        known: What was seen earlier. Less than that is ignored: the ranks may not have come so far.
     """
     ranks = list(seen)
     kind = "steps" if any(loop for _, loop, _ in ranks) else "calls" if any(steps > 0 for *_, steps in ranks) else ""
@@ -144,7 +144,7 @@ def judge_confirmation(
     emptied: Sequence[str] = (),
     whole_ns: int = 0,
     left_ns: Mapping[int, int] | None = None,
-    patient: bool = False,
+    known_alive: bool = False,
 ) -> Confirmation | None:
     """Confirmed, failed, running though not confirmed, or None while it is open.
 
@@ -158,7 +158,7 @@ def judge_confirmation(
         emptied: Machines that took part in the launch and know nothing of it: they, and their ranks, were lost.
         whole_ns: When all ranks were seen first, by the same clock as ``now_ns``; 0: not yet.
         left_ns: Rank → when it was seen to have left with code 0, by the same clock.
-        patient: That it lives is known: wait for its steps.
+        known_alive: That it lives is known: wait for its steps.
     """
     stepped = stepped_again(ranks, showing)
     since_ns = min((seen_ns for rank, seen_ns in (left_ns or {}).items() if rank not in stepped), default=now_ns)
@@ -189,7 +189,7 @@ def judge_confirmation(
             showing=_shown_by(ranks, showing),
         )
     # A rank that joined is going to show steps. Of others it is not known.
-    expected = patient or showing.kind != "" or any(state.attached or not state.alive for state in ranks)
+    expected = known_alive or showing.kind != "" or any(state.attached or not state.alive for state in ranks)
     lived_s = (now_ns - whole_ns) / 1e9 if whole_ns else 0.0
     if not expected and lived_s > policy.confirm_alive_s:
         return _unconfirmed(generation, f"{every} live for {lived_s:.0f} s; no step was shown", now_ns)

@@ -1,4 +1,4 @@
-"""Whether a newer step than the one that a job would go on from may exist where nobody could look.
+"""Whether a newer step than the one that a job would go on from may exist in a place that could not be listed.
 
 Unknown is not empty: a job never goes on from an older step than one that every
 rank may have a copy of, in places that answered, in copies that could not be
@@ -6,7 +6,7 @@ brought, or in places that did not answer. A step is *certain* when no later one
 can exist: each later one was never saved by some rank, or is in no place of some
 rank that could be looked at, or was never due in those that could not.
 
-What bounds a step, where nobody could look:
+What bounds a step in a place that could not be listed:
 
 * Nothing is copied that was not saved. A rank's own slots hold the newest save,
   whatever else is lost; where they are lost with their machine, it is not known.
@@ -164,7 +164,7 @@ class _NewerSteps:
 
         Args:
             step: That is known.
-            unseen: Ranks that may have copies where nobody could look.
+            unseen: Ranks that may have copies in places that could not be listed.
         """
         ranks = range(self.known.assignment.topology.world_size)
         bounds = [bound for rank in unseen if (bound := self._bounds[rank]) is not None]

@@ -33,7 +33,7 @@ class RestartFacts:
     doubt: str = ""
     """Why the job may not go on there: what may be newer, and was asked for in vain; empty: nothing."""
     hold: str = ""
-    """Why an operator has to say how the job goes on, whatever the rest is; empty: nobody has to."""
+    """Why an operator has to decide how the job goes on, independent of the other facts; empty: no decision needed."""
 
 
 class Action(StrEnum):
@@ -145,7 +145,7 @@ def attempts_exhausted(facts: RestartFacts, policy: RecoveryPolicy) -> str | Non
 
 
 def newer_may_exist(facts: RestartFacts, policy: RecoveryPolicy) -> str | None:
-    """A newer step may lie where nobody could look, or in copies that could not be brought."""
+    """A newer step may lie in a place that could not be listed, or in copies that could not be brought."""
     return facts.doubt or None
 
 
@@ -184,7 +184,7 @@ PARK_WHEN: tuple[Rule, ...] = (
 """The policy: the first rule that gives a reason parks the job."""
 
 CANNOT = frozenset({machine_silent, newer_may_exist, copies_out_of_reach})
-"""Rules that hold whatever an operator says: a restart is not possible then, or would lose what he did not give up."""
+"""Rules that an operator's resume does not override: a restart is impossible, or loses what was not given up."""
 
 
 def judge(facts: RestartFacts, policy: RecoveryPolicy, *, by_operator: bool = False) -> Verdict:

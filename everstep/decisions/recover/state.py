@@ -73,7 +73,7 @@ class RecoveryState:
     nobody_knows: bool = False
     """Every machine that knew how far the job had come has lost it."""
     accepted_from: int | None = None
-    """An operator lets the job go on from this step or a later one, whatever newer may exist; None: nobody did."""
+    """An operator lets the job go on from this step or a later one, although newer ones may exist; None: no."""
     accepted: str = ""
     """Who did so, and what was accepted."""
     showing: Showing = field(default_factory=Showing)

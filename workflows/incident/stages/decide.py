@@ -51,7 +51,7 @@ async def _plan(incident: Incident, evidence: Evidence, *, by_operator: bool) ->
 
 
 async def _find(incident: Incident, evidence: Evidence) -> Evidence:
-    """Ask where copies lie that a stop does not tell of."""
+    """Ask for copies that the answers to a stop do not list."""
     input, timeline = incident.input, incident.timeline
     began = timeline.enter(Stage.FIND)
     try:

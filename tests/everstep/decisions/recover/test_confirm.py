@@ -37,7 +37,11 @@ NOTHING = Showing()
 
 
 def judge(
-    *ranks: RankState, showing: Showing = STEPS, now_s: float = 2, left_s: float | None = None, patient: bool = False
+    *ranks: RankState,
+    showing: Showing = STEPS,
+    now_s: float = 2,
+    left_s: float | None = None,
+    known_alive: bool = False,
 ) -> Confirmation | None:
     """All ranks are seen since second 1."""
     return judge_confirmation(
@@ -49,7 +53,7 @@ def judge(
         policy=POLICY,
         whole_ns=10**9,
         left_ns={} if left_s is None else {1: int(left_s * 1e9)},
-        patient=patient,
+        known_alive=known_alive,
     )
 
 
@@ -101,7 +105,7 @@ def test_a_script_that_showed_nothing_yet_runs_after_a_while_and_is_not_called_c
     late = judge(*ranks, showing=NOTHING, now_s=12)
     assert late is not None
     assert (late.ok, late.confirmed, late.reason) == (True, False, "all 2 ranks live for 11 s; no step was shown")
-    assert judge(*ranks, showing=NOTHING, now_s=12, patient=True) is None, "that they live is known"
+    assert judge(*ranks, showing=NOTHING, now_s=12, known_alive=True) is None, "that they live is known"
 
 
 def test_a_script_that_showed_steps_before_is_not_confirmed_by_living() -> None:
