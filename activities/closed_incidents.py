@@ -1,4 +1,4 @@
-"""What an incident did that was closed from outside: its own history says so.
+"""What an incident did that was closed from outside, read from its history.
 
 An agent fences the generations that it was told to stop, so the number of a
 generation must never be used twice, and what a generation saved counts only where

@@ -1,4 +1,4 @@
-"""Encryption of what crosses Temporal: AES-GCM, with keys from a file, so that histories say nothing to who lacks them.
+"""Encryption of what crosses Temporal: AES-GCM, with keys from a file; without them histories cannot be read.
 
 The key file has a line ``ID HEX`` for each key, 64 hexadecimal digits. The first
 key encrypts, all of them decrypt: for a new key put it first, hand the file to
@@ -79,7 +79,7 @@ class Keys:
         return cls(keys)
 
     def encrypted(self, payload: Payload) -> Payload:
-        """One payload, with its metadata, as bytes that say nothing."""
+        """One payload, with its metadata, encrypted."""
         nonce, name = os.urandom(NONCE_BYTES), self.current.encode()
         data: bytes = self._ciphers[self.current].encrypt(nonce, payload.SerializeToString(), name)
         return Payload(metadata={"encoding": ENCODING, KEY_ID: name}, data=nonce + data)

@@ -1,4 +1,4 @@
-"""The control plane as a command uses it: start a job, ask it, tell it, follow it."""
+"""The control plane as a command uses it: start, query, signal and follow jobs."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ if TYPE_CHECKING:  # SQLAlchemy: no command waits for it that needs no ledger
 ANSWER_LIMIT = timedelta(seconds=5)
 """A query that no worker answers within this is given up (ours)."""
 ASK_AGAIN_S = 1.0
-"""Before Temporal is asked again that was away, seconds (ours)."""
+"""Wait before Temporal is asked again after it did not answer, seconds (ours)."""
 JOBS_LISTED = 50
 
 
 @functools.cache
 def quiet_runtime() -> Runtime:
-    """The SDK's runtime for a person's terminal: retries are ours to tell, in our own words."""
+    """The SDK's runtime for a terminal: it logs errors only, since everstep reports retries itself."""
     errors = LoggingConfig(filter=TelemetryFilter(core_level="ERROR", other_level="ERROR"))
     return Runtime(telemetry=TelemetryConfig(logging=errors))
 

@@ -51,7 +51,7 @@ class ProblemEvent:
     what: str
     machines: tuple[str, ...]
     text: str = ""
-    """As the first of the machines says it."""
+    """The text of the first of the machines."""
 
     @property
     def line(self) -> str:
@@ -82,7 +82,7 @@ def apart_text(steps: int) -> str:
 
 
 def copying_of(ranks: Mapping[str, Iterable[pb.RankProgress]]) -> list[Copying]:
-    """How the copies of the newest generation go; ``ranks``: of each machine what its agent says."""
+    """How the copies of the newest generation go; ``ranks``: machine → what its agent shows."""
     everyone = {machine: list(machine_ranks) for machine, machine_ranks in ranks.items()}
     newest = max((rank.generation for machine_ranks in everyone.values() for rank in machine_ranks), default=0)
     step_of: dict[str, Callable[[pb.SavedState], int]] = {

@@ -17,7 +17,7 @@ log = structlog.get_logger("worker")
 
 
 async def register(client: Client) -> None:
-    """Add what is missing; a server that does not allow it has to be prepared by its operator, and we say how."""
+    """Add what is missing. Where the server does not allow it, raise an error that says what its operator has to do."""
     try:
         listed = await client.operator_service.list_search_attributes(
             ListSearchAttributesRequest(namespace=client.namespace)

@@ -6,7 +6,7 @@ import random
 
 
 class Backoff:
-    """Waits that grow, each shortened by chance, so that many who failed at once do not come again at once.
+    """Waits that grow, each shortened at random, so that many that failed together do not try again together.
 
     Args:
         first_s: The first wait, seconds, before it is shortened.

@@ -47,7 +47,7 @@ FAILURES_KEPT = 50
 REJECTED_KEPT = 10
 STAGE_CHARACTERS = 120
 RESTS_ON_STEPS = {Symptom.STALL, Symptom.UNSAVED}
-"""What can be said of a generation only once it has completed a step."""
+"""Symptoms that a generation can have only after it has completed a step."""
 
 
 @workflow.defn(name="Job")

@@ -67,7 +67,7 @@ class IncidentInput(Model):
     hold: str = ""
     """Why the incident waits for an operator before it launches anything; empty: it does not."""
     emptied: list[str] = Field(default_factory=list)
-    """Machines that lost what they had, of which an incident of the same fault was told before."""
+    """Machines that lost what they had, as an earlier incident of the same fault learned."""
     carried: Carried | None = None
     """Of an incident that continued as new; None: it begins."""
 

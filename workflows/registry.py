@@ -15,7 +15,7 @@ OUR_MODULES = ("everstep", "activities", "agent", "workflows", "structlog")
 
 
 class _Runner(SandboxedWorkflowRunner):
-    """The sandbox, which is not asked anew for each payload in which context it is converted.
+    """The sandbox, with the context of payload conversion computed once instead of for each payload.
 
     Ours are converted alike in all of them, and the SDK (1.35) enters the sandbox for each
     answer, six times a payload: over a third of what a replay computes.

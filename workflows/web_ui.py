@@ -103,7 +103,7 @@ def found_text(held: Sequence[StateCopy]) -> str:
 
 
 def searched_text(evidence: Evidence) -> str:
-    """Which copies are known once disks and remote storage were asked, and which of these did not tell."""
+    """Which copies are known after disks and remote storage were asked, and which of these did not answer."""
     silent = [
         f"{f'disk of {listed(place.machines)}' if place.machines else 'remote storage'} unknown: {place.reason}"
         for place in evidence.unlisted

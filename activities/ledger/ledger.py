@@ -294,7 +294,7 @@ class Ledger:
         return [MachineEventRecord.model_validate(row) for row in reversed(rows)]
 
     def intervals(self, job: str) -> list[Interval]:
-        """How the newest run of a job spent its time: what was noted, and what launches and incidents tell."""
+        """How the newest run of a job spent its time, from noted intervals, launches and incidents."""
         with self._reading() as connection:
             return intervals(connection, newest_run(job))
 

@@ -42,7 +42,7 @@ def incident_parts(id: str) -> tuple[str, int]:
 
 
 def insert(connection: Connection, table: type[LedgerTable]) -> postgresql.Insert | sqlite.Insert:
-    """An insert that may say what is done on a conflict."""
+    """An insert that allows ``on_conflict_do_update``."""
     return (postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert)(table)
 
 
@@ -98,7 +98,7 @@ def incident_record(row: RowMapping, events: Iterable[IncidentEventRecord] = ())
 
 
 def intervals(connection: Connection, run: ScalarSelect[int]) -> list[Interval]:
-    """Of a run, in the order of time; those noted and those that incidents tell of."""
+    """Intervals of a run, in the order of time: those noted, and those that follow from incidents."""
     noted = connection.execute(select(Intervals.__table__).where(Intervals.run == run))
     spans = [Interval(row.start_ns, row.end_ns, row.kind, row.cause or "") for row in noted]
     generations = connection.execute(select(Generations.__table__).where(Generations.run == run))

@@ -14,7 +14,7 @@ class Acknowledgements:
     """Acknowledged observations of one job's machines; each agent numbers its own observations."""
 
     reported: set[int] = field(default_factory=set)
-    """Generations whose end the job's workflow was told of."""
+    """Generations whose end was reported to the job's workflow."""
     _ends: dict[str, dict[int, int]] = field(default_factory=dict)
     """Machine → generation → number of its newest end of a rank."""
     _noted: dict[str, dict[int, tuple[str, asyncio.Future[None]]]] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class Acknowledgements:
         noted[observation.sequence] = observation.job, written
 
     def acknowledged(self, machine: str, owner: str, up_to: int) -> None:
-        """The agent has forgotten what it was told is dealt with."""
+        """The agent took the acknowledgement and has dropped those observations."""
         job_name, noted = "" if owner == OF_NO_JOB else owner, self._noted.get(machine, {})
         self._noted[machine] = {seq: event for seq, event in noted.items() if seq > up_to or event[0] != job_name}
 

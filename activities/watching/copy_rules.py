@@ -38,14 +38,14 @@ class CopyRules:
         return rule.observe([on_disk(shown_rank, now_ns) for shown_rank in living], newest_on_all, now_ns)
 
     def on_disks(self, shown: Sequence[Shown]) -> Agreed:
-        """What all machines should be told of each other's disks."""
+        """What to tell all machines of each other's disks."""
         if len(shown) < self.spec.topology().world_size:
             return Agreed()
         disks = distinct(shown)
         return agree(disks, len(disks))
 
     def align(self, generation: int, shown: Sequence[Shown], now_ns: int) -> Aligned | None:
-        """What all machines should be told of each other's backups; None: nothing."""
+        """What to tell all machines of each other's backups; None: nothing."""
         policy, living = self.spec.checkpoint, _living(shown)
         alone = not policy.backup or self.spec.machines == 1
         if alone and not all(shown_rank.progress.saved.backup_none for shown_rank in living):

@@ -84,7 +84,7 @@ class JobView:
 
     @property
     def reported(self) -> set[int]:
-        """Generations whose end the job's workflow was told of."""
+        """Generations whose end was reported to the job's workflow."""
         return self.acknowledgements.reported
 
     def ended(self, machine: str, observation: pb.Observation, now_ns: int) -> None:
@@ -148,7 +148,7 @@ class JobView:
         return bool(self._bare)
 
     def verdicts(self, now_ns: int) -> Iterator[Anomaly | Finished]:
-        """What the job's workflow should be told, oldest generation first; each until it is in ``reported``."""
+        """What to report to the job's workflow, oldest generation first; each until it is in ``reported``."""
         newest, world_size = self._generation(), self.spec.topology().world_size
         for generation in sorted({*self._exits, newest or 0} - self.reported - {0}):
             if has_finished(self._exits.get(generation, {}).values(), world_size):
@@ -184,12 +184,12 @@ class JobView:
         return None if generation is None else self._copies.persist(generation, self._of(generation), now_ns)
 
     def on_disks(self) -> tuple[int, Agreed]:
-        """What all machines should be told of each other's disks, and in which generation."""
+        """What to tell all machines of each other's disks, and in which generation."""
         generation = self._generation() or 0
         return generation, self._copies.on_disks(self._of(generation))
 
     def align(self, now_ns: int) -> tuple[int, Aligned] | None:
-        """What all machines should be told of each other's backups, and in which generation; None: nothing."""
+        """What to tell all machines of each other's backups, and in which generation; None: nothing."""
         generation = self._generation()
         if generation is None:
             return None

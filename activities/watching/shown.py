@@ -105,7 +105,7 @@ class Shown:
         return step, self._ago_ns(saved.own_age_s, saved.own_ns)
 
     def _first_step_ns(self, first: FirstShown, at_ns: int) -> int:
-        """When a process completed its first step: before it was seen to have, whatever the machine's clock says."""
+        """When a process completed its first step; not later than it was first seen to have, by the watcher's clock."""
         if not at_ns:
             return 0
         first.step_ns = first.step_ns or self.heard_ns
@@ -124,7 +124,7 @@ def stored(saved: pb.SavedState) -> StepsOnDisk:
 
 
 def on_disk(shown: Shown, now_ns: int) -> DiskProgress:
-    """The same with ages, as they are now; an agent of an older version says no age, but its clock does."""
+    """The same with ages as of now; for an agent of an older version, which sends no age, by its clock."""
     saved = shown.progress.saved
     since_s = max(now_ns - shown.heard_ns, 0) / 1e9
     age_s = saved.disk_age_s if saved.disk_steps else (shown.now_ns - saved.disk_ns) / 1e9

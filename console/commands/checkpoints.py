@@ -117,7 +117,7 @@ def _restorable(step: StepCopies) -> str:
 
 
 def lines(report: CheckpointsReport, saved: SavedReport | None, *, ended: bool = False) -> list[str]:
-    """What there is to say beside the table."""
+    """The lines below the table."""
     texts = []
     if not report.steps:
         why = ": it has ended, and nothing of it is on disk or on remote storage" if ended else ""

@@ -116,7 +116,7 @@ class Display(Protocol):
 
 
 def _is_shown_twice(event: IncidentEvent) -> bool:
-    """Whether the next line says the same: the incident came and went between two looks."""
+    """Whether the next line says the same: the incident was opened and closed between two looks."""
     return event.kind == "opened" and bool(event.incident.resolution)
 
 
@@ -261,7 +261,7 @@ class Terminal:
             self._say(f"              {line}", "dim")
 
     def ended(self, ending: Ending) -> None:
-        """Take the bar away and say why."""
+        """Remove the bar and print why following is over."""
         self._bar.stop()
         style = {"finished": "bold green", "detached": "bold", "stopped": "bold"}.get(ending.outcome, "bold red")
         self._say(ending.headline, style)

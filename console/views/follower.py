@@ -216,7 +216,7 @@ class Follower:
         )
 
     def _not_launched(self, result: JobResult) -> Ending:
-        """What agents and ledger say is of an earlier run of the name."""
+        """The ending of a job that never ran: what agents and ledger show is of an earlier run of the name."""
         facts = {"steps": None, "loss": None, "ettr": None, "seconds": None, "generations": 0, "incidents": 0}
         return Ending(result.outcome, result.headline, tuple(self._places()), EXIT_FAILED, facts)
 

@@ -17,7 +17,7 @@ from everstep.signals import signal_name
 
 LOG_LINES = 6
 LEDGER_PATIENCE_S = 3.0
-"""Evidence is written beside the recovery, not before it: it may come a moment later."""
+"""Evidence is written while the recovery goes on, so it may arrive a moment later."""
 
 
 async def parked_lines(control: Control, job: str, incident: IncidentSummary) -> list[str]:

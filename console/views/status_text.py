@@ -46,7 +46,7 @@ def jobs_table(lines: Sequence[JobLine]) -> Table:
 
 
 def problem_lines(lines: Sequence[JobLine]) -> list[str]:
-    """Which jobs say little of themselves, and why; of many the first ones."""
+    """Why jobs cannot be shown in full; of many the first ones."""
     troubled = [line.problem for line in lines if line.problem]
     more = [f"and {len(troubled) - PROBLEMS_SHOWN} more"] if len(troubled) > PROBLEMS_SHOWN else []
     return [*troubled[:PROBLEMS_SHOWN], *more]

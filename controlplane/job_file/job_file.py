@@ -1,4 +1,4 @@
-"""Job files: TOML in, a checked JobSpec out, every problem told at once.
+"""Job files: TOML in, a checked JobSpec out; all problems are reported together.
 
 A value comes from the command line, else from the environment
 (``EVERSTEP_JOB_TP``, ``EVERSTEP_JOB_POLICY_MAX_ATTEMPTS``, ``EVERSTEP_JOB_CHECKPOINT_SLOTS``), else from the file::

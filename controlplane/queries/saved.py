@@ -1,4 +1,4 @@
-"""How far the copies of a job's state are behind its steps, as its agents say."""
+"""How far the copies of a job's state are behind its steps, from its agents."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ class JobLine(BaseModel):
     started: datetime
     ended: datetime | None
     problem: str = ""
-    """Why it says no more of itself; empty: it says all."""
+    """Why more is not known of it; empty: all is known."""
 
 
 async def job_lines(control: Control) -> list[JobLine]:
@@ -301,7 +301,7 @@ def _ratio(ettr: Ettr | None) -> float | None:
 async def ettr_of(
     control: Control, job: str, progress: JobProgress | None = None, window_s: float | None = None
 ) -> Ettr | None:
-    """Effective training time ratio of a job, as ledger and agents say; None: the ledger does not say.
+    """Effective training time ratio of a job, from ledger and agents; None: the ledger does not know it.
 
     Args:
         control: a connection.

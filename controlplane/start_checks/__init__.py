@@ -1,1 +1,1 @@
-"""What is asked of machines before a job starts on them."""
+"""Checks of the machines before a job starts on them."""

@@ -124,7 +124,7 @@ def unlisted(held: Sequence[StateCopy]) -> list[str]:
 
 
 def checked_path(path: Path) -> str:
-    """The absolute path of the folder of one disk checkpoint; whether the machines see it, they say when it starts.
+    """The absolute path of the folder of one disk checkpoint; that the machines see it is checked when the job starts.
 
     Raises:
         ConfigError: it is none by its name.

@@ -54,7 +54,7 @@ async def check_storage(control: Control, spec: JobSpec, machines: Sequence[Mach
 
 
 def refusal(job: str, problems_of: Mapping[str, Sequence[str]]) -> str:
-    """What a person is told: each problem once, with the machines that have it."""
+    """The message for a person: each problem once, with the machines that have it."""
     having: dict[str, list[str]] = defaultdict(list)
     for machine, problems in problems_of.items():
         for problem in problems:

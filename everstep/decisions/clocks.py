@@ -1,4 +1,4 @@
-"""Times by the clocks of several machines, as one clock has them.
+"""Converts times of several machines' clocks to one clock.
 
 Clocks that are kept (NTP) agree to milliseconds, and what they say is better
 than what the delay of messages lets one guess. One that is not may be off by

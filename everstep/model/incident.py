@@ -227,7 +227,7 @@ class Stage(Words):
     PARKED = "parked"
     """It waits for an operator, or for machines that are silent."""
     ACCEPTED = "accepted"
-    """An operator gave up what may be newer; noted, and never stayed at."""
+    """An operator gave up what may be newer; only noted, an incident does not stay in it."""
     RECOVERED = "recovered"
     NOT_CONFIRMED = "running, not confirmed"
     ABANDONED = "abandoned"

@@ -91,7 +91,7 @@ class Output:
         return self._digest.hexdigest()
 
     def sync(self) -> None:
-        """Bring what was written to the disk."""
+        """Sync what was written to the disk."""
         try:
             self._flush()
         except OSError as error:
@@ -144,7 +144,7 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring a folder's names to the disk."""
+    """Sync the entries of a folder to the disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -153,7 +153,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def _make_folder(folder: Path) -> None:
-    """Make a folder, with those above it, lastingly."""
+    """Make a folder and its missing parents, and sync each of them to the disk."""
     missing = []
     while not folder.is_dir():
         missing.append(folder)

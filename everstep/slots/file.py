@@ -218,7 +218,7 @@ class SlotFile(SlotMapping):
         self._clear(index, SLOT.pack(EMPTY, 0, UNUSED, 0, 0, 0, 0))
 
     def _clear(self, index: int, header: bytes) -> None:
-        """Let a slot count no more; ``pack_into`` would show step 0 for a moment, and a kill in it a damaged header."""
+        """Mark a slot as empty. ``pack_into`` would show step 0 for a moment, and a kill then damages the header."""
         mapped, at = self._mapped(), self._slot_at(index)
         mapped[at : at + I64.size] = header[: I64.size]
         mapped[at + I64.size : at + SLOT.size] = header[I64.size :]

@@ -249,7 +249,7 @@ class SlotMapping:
 
 @contextlib.contextmanager
 def _room(path: Path, descriptor: int, size: int) -> Iterator[None]:
-    """Turn the want of room for a checkpoint file of so many bytes into an error with numbers."""
+    """Turn a lack of room for a checkpoint file of so many bytes into an error with numbers."""
     try:
         yield
     except OSError as error:

@@ -24,7 +24,7 @@ with workflow.unsafe.imports_passed_through():
 
 T = TypeVar("T")
 LEDGER_S = 5.0
-"""What is on its way into the ledger has this long to arrive before an incident continues as new (ours)."""
+"""Time for entries to reach the ledger before an incident continues as new (ours)."""
 
 
 class Abandoned(Exception):  # control flow: an operator ended the incident

@@ -67,7 +67,7 @@ class Backed:
     failing: bool
     """Its backups do not go through at the moment."""
     apart: int = 0
-    """So many steps apart ranks are, as its machine was told."""
+    """How many steps ranks are apart, as a watcher told its machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Aligned:
     named: int
     """The step to back up next; ``FREE``: each for itself."""
     apart: int = 0
-    """So many steps ranks drift apart, more than their slots hold; 0: they do not."""
+    """By how many steps ranks drift apart, more than their slots hold; 0: they do not."""
 
 
 @dataclass(slots=True)

@@ -25,7 +25,7 @@ class StepsOnDisk:
     """What one rank's machine says of the steps on its disk; alike for all ranks of a machine."""
 
     steps: frozenset[int]
-    """That are there for all ranks of the machine."""
+    """Steps that are there for all ranks of the machine."""
     passed: int = 0
     """Every step up to this one is among them or never will be; 0: not known."""
     kept: int = 0

@@ -40,7 +40,7 @@ search comes by (ours)."""
 
 
 MOST_TOLERATED = 4
-"""So many kinds of groups are tried in all ways to be shared, of more only all at once (ours)."""
+"""Up to so many kinds of groups are tried in all combinations; of more than that only all at once (ours)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ def unanswered(evidence: Evidence, machines: Sequence[str], reason: str) -> Evid
 
 
 def _still_unlisted(evidence: Evidence, now: Sequence[Unlisted]) -> list[Unlisted]:
-    """Of the places that cannot be looked at now those that were not looked at before either.
+    """The places that can be listed neither now nor before.
 
     The job stands still, so that what was seen once is still there. The agent of a machine that came back empty did
     not know where to look.

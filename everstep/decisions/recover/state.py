@@ -69,7 +69,7 @@ class RecoveryState:
     lost_from: int = -1
     """The farthest that the job had come in any generation of this incident."""
     lost_steps: int | None = None
-    """That are computed anew; None: not known."""
+    """Steps that are computed anew; None: not known."""
     nobody_knows: bool = False
     """Every machine that knew how far the job had come has lost it."""
     accepted_from: int | None = None
@@ -242,7 +242,7 @@ class RecoveryState:
 
 
 def remembering(evidence: Evidence, lost: Sequence[str]) -> set[str]:
-    """Machines whose memory still is what it was while the ranks ran: they would know of a step.
+    """Machines whose memory is unchanged since the ranks ran: they would know of a step.
 
     Args:
         evidence: Of the stop of the generation.

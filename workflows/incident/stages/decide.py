@@ -1,4 +1,4 @@
-"""Decide: what to do, once nothing newer can exist than where the job would go on, or it was asked for in vain."""
+"""Decide what to do, once no newer step can exist than where the job would go on, or it was asked for in vain."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ with workflow.unsafe.imports_passed_through():
 
 
 async def decide(incident: Incident, evidence: Evidence) -> RestartPlan:
-    """Plan, and ask disks and remote storage as long as the plan says so."""
+    """Plan; ask disks and remote storage as long as the plan demands it."""
     by_operator, incident.resumed = incident.resumed, False
     plan = await _plan(incident, evidence, by_operator=by_operator)
     if plan.by_operator:

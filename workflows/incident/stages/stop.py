@@ -1,4 +1,4 @@
-"""Stop: every rank of the failed generation is ended, and what the machines know of it is asked."""
+"""Stop: every rank of the failed generation is ended, and the machines are asked what they know of it."""
 
 from __future__ import annotations
 
