@@ -268,7 +268,7 @@ class Episodes:
         backups may be behind, and then all machines back up named steps only.
         """
         incidents = await self._closed()
-        seen = await look(context, step, late=GAP if hung else 0)
+        seen = await look(context, step, late=GAP if hung else 0, unheld_before=self._known.unheld or ())
         seen.incidents = incidents
         self._incidents += len(seen.incidents)
         for incident in seen.incidents:

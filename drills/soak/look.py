@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +31,8 @@ from everstep.processes import pids as all_pids
 _RANK = re.compile(r"everstep r\d+")
 _STORE = re.compile(r"everstep s\d+")
 SHM = Path("/dev/shm")
+FREED_S = 5.0
+"""A semaphore that nobody holds is left when it is still there after this long (ours)."""
 ALIGNED_S = 5.0
 """Machines that were behind back up named steps together (ADR 0015): where a job stands still between two of them, the
 last step is waited for no longer than this (ours)."""
@@ -95,13 +97,14 @@ class GateLook:
     """Longest time since then in which nobody looked for copies."""
 
 
-async def look(context: DrillContext, step: int, *, late: int = 0) -> GateLook:
+async def look(context: DrillContext, step: int, *, late: int = 0, unheld_before: Collection[str] = ()) -> GateLook:
     """Look at a job that stands at a gate; incidents, losses and copies are the caller's to add.
 
     Args:
         context: Of a fault of the job.
         step: At which it stands.
         late: So many steps may be missing on disks and at peers, for a machine was behind.
+        unheld_before: Semaphores and buffers that nobody held before.
     """
     seen = GateLook(step)
     try:
@@ -111,7 +114,7 @@ async def look(context: DrillContext, step: int, *, late: int = 0) -> GateLook:
     seen.newest = await asyncio.to_thread(context.stored.newest)
     seen.processes = await asyncio.to_thread(processes, context.cluster)
     seen.files = await asyncio.to_thread(files, context.cluster.file.shm)
-    seen.unheld = await asyncio.to_thread(unheld)
+    seen.unheld = await _unheld(unheld_before)
     disk = Path(context.spec.checkpoint.disk_path) / context.spec.name
     seen.disk_folders = len(list(await asyncio.to_thread(lambda: list(disk.glob("step-*")))))
     mounted = mounts.below(context.cluster.file.shm) + mounts.below(context.cluster.home)
@@ -230,6 +233,15 @@ def files(shm: Path) -> dict[str, int]:
             path = Path(folder).relative_to(shm) / _NUMBERS.sub(lambda found: found[1] or "*", name)
             counts[str(path)] = counts.get(str(path), 0) + 1
     return counts
+
+
+async def _unheld(before: Collection[str]) -> set[str]:
+    """What nobody holds; what is new and soon freed is not left: other programs of this user make semaphores too."""
+    found = await asyncio.to_thread(unheld)
+    if found - set(before):
+        await asyncio.sleep(FREED_S)
+        found &= await asyncio.to_thread(unheld)
+    return found
 
 
 def unheld(folder: Path = SHM) -> set[str]:

@@ -15,6 +15,7 @@ from temporalio.api.history.v1 import HistoryEvent
 from controlplane.queries.status import JobReport
 from drills.judge.compare import Comparison
 from drills.judge.facts import IncidentFacts
+from drills.soak import look
 from drills.soak.invariants import INVARIANTS, WARM_UP, Baseline, Struck, learn, may_cost, violations
 from drills.soak.look import ClusterProcess, GateLook, files, task_failed, unheld
 from drills.soak.plan import GAP, Sizes
@@ -230,6 +231,16 @@ def test_semaphores_that_nobody_holds_are_found(tmp_path: Path) -> None:
         assert unheld(tmp_path) == left
         mapped.close()
     assert unheld(tmp_path) == left | {str(tmp_path / "sem.mp-open"), str(tmp_path / "sem.mp-mapped")}
+
+
+async def test_a_semaphore_that_is_freed_soon_is_not_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = iter([{"a", "before", "soon"}, {"a", "before"}])
+    monkeypatch.setattr(look, "unheld", lambda: next(looks))
+    monkeypatch.setattr(look, "FREED_S", 0.0)
+
+    assert await look._unheld({"before"}) == {"a", "before"}
+    looks = iter([{"before"}])
+    assert await look._unheld({"before"}) == {"before"}, "looked at once"
 
 
 def test_semaphores_that_others_left_before_the_soak_are_not_its_own() -> None:
