@@ -290,7 +290,8 @@ class Confirmation(Model):
     """When the last rank completed its first step, nanoseconds of the wall clock."""
     completed_steps: int = -1
     parts: dict[str, float] = Field(default_factory=dict)
-    """Seconds from fork to the first step by part: start, rendezvous, restore, step (slowest rank)."""
+    """Seconds from fork to the first step by part, in order: start, import, rendezvous, restore, next step (slowest
+    rank of each)."""
 
 
 class IncidentReport(Model):

@@ -20,6 +20,7 @@ from agent.checkpoints.peers.tokens import Tokens
 from agent.checkpoints.peers.wire import STALL_S, Message, Wire, session_key
 from everstep.bulk import yield_the_core
 from everstep.errors import BackupRefused, CheckpointError, CorruptCheckpoint, Fenced, WireError
+from everstep.slots.names import backup_slots, own_slots
 from everstep.slots.reader import SlotReader
 
 MOST_CONNECTIONS = 256
@@ -40,7 +41,8 @@ class JobPort:
 
     def path(self, request: Request) -> Path:
         """The file that a machine asks for."""
-        return self.shm / f"{'checkpoint' if request.file == 'own' else 'backup'}-{request.rank}"
+        slots = own_slots if request.file == "own" else backup_slots
+        return slots(self.shm, request.rank)
 
 
 class DataPort:
