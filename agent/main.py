@@ -14,7 +14,6 @@ from pathlib import Path
 
 import grpc.aio
 import structlog
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from agent.checkpoints.peers.exchange import Exchange
 from agent.jobs.host import Host
@@ -25,6 +24,7 @@ from agent.launcher.processes import Reaper
 from agent.reporting import rank_logs
 from agent.reporting.observations import ObservationLog
 from agent.security import ClientSecurity, ServerSecurity
+from agent.server.endpoint import add_health, listening
 from agent.server.idempotency import RequestMemory
 from agent.server.job_registry import JobRegistry
 from agent.server.service import AgentService
@@ -36,7 +36,6 @@ from agent.v1 import agent_pb2_grpc
 from everstep import private
 from everstep.errors import AgentError, ConfigError
 
-SERVICE = "everstep.agent.v1.Agent"
 SPARED = ("checkpoints",)
 """In the state folder: may be a link to a larger disk, and is as private as its owner wants it."""
 DRAIN_S = 0.2
@@ -46,12 +45,6 @@ CLOSE_S = 2.0
 """What waits for the disk when the agent ends has this long (ours)."""
 FORK_SERVERS = "fork-servers"
 """Folder of their sockets."""
-OPTIONS = [
-    ("grpc.so_reuseport", 0),  # a taken port must be an error, not a second listener
-    ("grpc.max_receive_message_length", 64 << 20),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-]
 
 logger = structlog.get_logger()
 
@@ -105,16 +98,7 @@ async def serve(options: AgentOptions) -> None:
         private.make_folder(folder)
         private.check_tree(folder, spared=SPARED)
     with _only_agent(options.state_dir):
-        server = grpc.aio.server(interceptors=interceptors, options=OPTIONS)
-        try:
-            if credentials:
-                server.add_secure_port(options.listen, credentials)
-            else:
-                server.add_insecure_port(options.listen)
-        except RuntimeError as error:
-            raise ConfigError(
-                f"the agent cannot listen on {options.listen}: the port is taken or the address is not of this machine"
-            ) from error
+        server, _ = listening(options.listen, credentials, interceptors)
         await _run(options, server)
 
 
@@ -156,10 +140,7 @@ async def _run(options: AgentOptions, server: grpc.aio.Server) -> None:
     exchange.port.start(jobs.port_of)
     host.fork_servers.warm_up()
     agent_pb2_grpc.add_AgentServicer_to_server(service, server)
-    checks = health.aio.HealthServicer()  # type: ignore[attr-defined]
-    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
-    for name in ("", SERVICE):
-        await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
+    await add_health(server)
     await server.start()
     logger.info("agent serves", listen=options.listen, data=exchange.port.port, pid=os.getpid(), adopted=adopted)
     host.spawn(_drain(jobs))
