@@ -1,0 +1,344 @@
+"""A fake node agent: the real gRPC service on a port of its own, with canned answers and nothing behind them.
+
+For tests and benchmarks of whatever talks to agents. What a caller can rely on is that of a real agent, by the same
+code: statuses of errors, repeated request ids, numbered observations, health checks
+(``tests/agent/test_contract.py`` holds both to one list).
+
+::
+
+    async with FakeAgent(describe=pb.DescribeReply(machine="m0"), stop=AgentError("no"), align=NEVER) as agent:
+        await AgentClient(agent.address).describe()
+        assert agent.asked("describe") == [pb.DescribeRequest()]
+
+Answers have the names of the methods of ``agent.client.AgentClient``. An answer is one of:
+
+- a message;
+- an error of ``everstep.errors``, which the caller gets as from a real agent; ``AgentUnreachable``: nobody is there;
+- ``NEVER``: the call waits until it is cancelled, the agent stops, or another answer is given;
+- for a stream: a list of these, sent in turn. It ends with the list, unless ``NEVER`` is the last one;
+- a function of the request that returns one of these, or an async iterator for a stream; it may be async.
+
+A method without an answer is refused as ``UNIMPLEMENTED``, as by an agent of an older release.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import os
+import re
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace, TracebackType
+from typing import Any, cast
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+
+import everstep
+from agent.reporting.observations import ObservationLog
+from agent.server.endpoint import add_health, listening
+from agent.server.idempotency import RequestMemory
+from agent.server.job_registry import Context, check_job
+from agent.state.live import LiveLines
+from agent.statuses import NO_ANSWER, status_of
+from agent.v1 import agent_pb2 as pb
+from agent.v1 import agent_pb2_grpc
+from everstep.errors import AgentUnreachable, ConfigError, EverstepError, UnknownJob
+
+CALLS_KEPT = 10_000
+"""Calls that are recorded; the oldest are forgotten first (ours)."""
+PROGRESS_S = 1.0
+"""How often an empty agent says that nothing runs, as a real one does."""
+
+
+class Silence(Enum):
+    """What is no answer."""
+
+    NEVER = "never"
+
+
+NEVER = Silence.NEVER
+"""A call with this answer gets none."""
+
+Answer = Message | Exception | Silence | Iterable[Message | Exception | Silence] | Callable[[Any], Any]
+METHODS = {
+    re.sub(r"(?<=[a-z])(?=[A-Z])", "_", method.name).lower(): method
+    for method in pb.DESCRIPTOR.services_by_name["Agent"].methods
+}
+"""The agent's methods by the names that they have in ``AgentClient``."""
+
+
+@dataclass(slots=True, eq=False)
+class AgentCall:
+    """One call that a fake agent got."""
+
+    method: str
+    request: Any
+    open: bool = True
+    """It is not over: not answered yet, or a stream that somebody listens to."""
+
+
+class LinesUnread(LiveLines):
+    """Lines that no later agent will read: they are not kept at all."""
+
+    def __init__(self) -> None:
+        super().__init__(Path(os.devnull))
+
+    def read(self) -> list[bytes]:
+        """There are none."""
+        return []
+
+    def append(self, line: bytes) -> bool:
+        """Drop a line."""
+        return True
+
+    def rewrite(self, lines: Iterable[bytes]) -> None:
+        """Drop all lines."""
+
+
+class FakeAgent:
+    """An agent that answers what it is told to; an async context manager that serves on loopback.
+
+    Args:
+        machine: Its name, in the observations that it tells.
+        answers: By the names of the methods of ``AgentClient``; the module's docstring has what they may be.
+
+    Raises:
+        ValueError: a name is no method of an agent.
+    """
+
+    def __init__(self, machine: str = "m0", /, **answers: Answer) -> None:
+        self.machine = machine
+        self.address = ""
+        """``host:port``, once it serves; it stays the same when the agent stops and starts again."""
+        self.calls: deque[AgentCall] = deque(maxlen=CALLS_KEPT)
+        """What it was asked for, the oldest first."""
+        self.log = ObservationLog(LinesUnread(), machine)
+        """What it tells, in the answers of :meth:`observe` and :meth:`acknowledge`."""
+        self._memory = RequestMemory(LinesUnread())
+        self._server: grpc.aio.Server | None = None
+        self._changed = asyncio.Event()
+        self._answers: dict[str, Answer] = {}
+        self.answer(**answers)
+
+    @classmethod
+    def empty(cls, machine: str = "m0", /, **answers: Answer) -> FakeAgent:
+        """An agent on a machine where no job is, and none can be begun.
+
+        Prepare has no answer: after it the job would be known, and a fake agent keeps nothing of jobs.
+
+        Args:
+            machine: Its name.
+            answers: Instead of its own.
+
+        Raises:
+            ValueError: a name is no method of an agent.
+        """
+        began, agent = time.time_ns(), cls(machine)
+        of_no_job = partial(_no_job, machine)
+        agent.answer(
+            describe=lambda _: pb.DescribeReply(
+                machine=machine,
+                version=everstep.__version__,
+                started_ns=began,
+                pid=os.getpid(),
+                room=pb.Room(shm_free=1 << 40, memory_available=1 << 40, disk_free=1 << 40),
+                time_ns=time.time_ns(),
+            ),
+            stop=lambda request: _named(request, pb.StopReply(unknown=True, now_ns=time.time_ns())),
+            release=lambda request: _named(request, pb.ReleaseReply()),
+            checkpoints=lambda request: _named(request, pb.CheckpointsReply()),
+            check_storage=lambda request: _named(request, pb.CheckStorageReply()),
+            **dict.fromkeys(("start_store", "launch", "restore", "open_exchange"), lambda r: _named(r, of_no_job(r))),
+            **dict.fromkeys(("persist", "align", "steps", "read_log"), of_no_job),
+            observe=agent.observe,
+            acknowledge=agent.acknowledge,
+            progress=_nothing_runs,
+        )
+        agent.answer(**answers)
+        return agent
+
+    def answer(self, **answers: Answer) -> None:
+        """Answer so from now on; calls that wait for an answer, because it was ``NEVER``, get the new one.
+
+        Raises:
+            ValueError: a name is no method of an agent.
+        """
+        if unknown := answers.keys() - METHODS.keys():
+            raise ValueError(f"{min(unknown)} is no method of an agent; there are {', '.join(METHODS)}")
+        self._answers |= answers
+        self._wake()
+
+    def asked(self, method: str) -> list[Any]:
+        """The requests of a method, the oldest first; a repeated request id counts again."""
+        return [call.request for call in self._of(method)]
+
+    def open(self, method: str) -> int:
+        """How many calls of a method are not over: unanswered ones, or streams that somebody listens to."""
+        return sum(call.open for call in self._of(method))
+
+    def tell(self, *, job: str = "", generation: int = 0, **what: Any) -> pb.Observation:
+        """Number an observation and tell it; ``what`` is one of its three kinds."""
+        return self.log.append(job=job, generation=generation, **what)
+
+    def observe(self, request: pb.ObserveRequest) -> AsyncIterator[pb.Observation]:
+        """An answer to the method of this name: what was told and not acknowledged, then live, as of a real agent."""
+        return self.log.follow(request.after_sequence, request.job)
+
+    def acknowledge(self, request: pb.AcknowledgeRequest) -> pb.AcknowledgeReply:
+        """An answer to the method of this name: forgets what was told, as a real agent does."""
+        self.log.acknowledge(request.up_to_sequence, request.job)
+        return pb.AcknowledgeReply()
+
+    async def start(self, address: str = "") -> None:
+        """Serve.
+
+        Args:
+            address: ``host:port``; port 0 is any that is free. By default where it served before, or on loopback.
+
+        Raises:
+            ConfigError: the port is taken, or the address is not of this machine.
+        """
+        address = address or self.address or "127.0.0.1:0"
+        server, port = listening(address)
+        methods = {
+            method.name: partial(self._stream if method.server_streaming else self._reply, name)
+            for name, method in METHODS.items()
+        }
+        agent_pb2_grpc.add_AgentServicer_to_server(
+            cast(agent_pb2_grpc.AgentServicer, SimpleNamespace(**methods)), server
+        )
+        await add_health(server)
+        await server.start()
+        self._server, self.address = server, f"{address.rpartition(':')[0]}:{port}"
+
+    async def stop(self) -> None:
+        """Be gone, as a killed agent is: open calls fail. It can start again, and remembers all."""
+        server, self._server = self._server, None
+        self._wake()
+        if server:
+            await server.stop(None)
+
+    async def __aenter__(self) -> FakeAgent:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    def _of(self, method: str) -> list[AgentCall]:
+        if method not in METHODS:
+            raise ValueError(f"{method} is no method of an agent; there are {', '.join(METHODS)}")
+        return [call for call in self.calls if call.method == method]
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def _reply(self, name: str, request: Any, context: Context) -> Message:
+        """Answer a method that is no stream."""
+        with self._recorded(name, request):
+            try:
+                if not hasattr(request, "request_id"):
+                    return cast(Message, await self._outcome(name, request))
+                reply_type: type[Message] = getattr(pb, METHODS[name].output_type.name)
+                return await self._memory.once(name, request, reply_type, partial(self._carried_out, name, request))
+            except (EverstepError, OSError, NotImplementedError) as error:
+                await context.abort(_status(error), str(error))
+                raise
+
+    async def _carried_out(self, name: str, request: Any) -> Message:
+        """The answer to a command; a job that is over may come again, with the same request ids."""
+        if name == "release":
+            self._memory.forget(request.job)
+        return cast(Message, await self._outcome(name, request))
+
+    async def _stream(self, name: str, request: Any, context: Context) -> None:
+        """Answer a method that is a stream. Not a generator: what it iterates over ends with the call, not later."""
+        with self._recorded(name, request):
+            try:
+                async with contextlib.aclosing(_each(await self._outcome(name, request))) as messages:
+                    async for message in messages:
+                        await context.write(message)
+            except (EverstepError, OSError, NotImplementedError) as error:
+                await context.abort(_status(error), str(error))
+
+    @contextlib.contextmanager
+    def _recorded(self, name: str, request: Any) -> Iterator[None]:
+        call = AgentCall(name, request)
+        self.calls.append(call)
+        try:
+            yield
+        finally:
+            call.open = False
+
+    async def _outcome(self, name: str, request: Any) -> Any:
+        """What a method answers, waited for where that is nothing yet."""
+        while True:
+            changed = self._changed
+            if name not in self._answers:
+                raise NotImplementedError(f"this fake agent has no answer to {METHODS[name].name}")
+            found = self._answers[name]
+            found = found(request) if callable(found) else found
+            if inspect.isawaitable(found):
+                found = await found
+            if isinstance(found, Exception):
+                raise found
+            if found is not NEVER:
+                return found
+            await changed.wait()
+            if self._server is None:
+                raise AgentUnreachable("the agent was stopped")
+
+
+async def _each(found: Any) -> AsyncGenerator[Any, None]:
+    """The messages of a stream's answer."""
+    if hasattr(found, "__aiter__"):
+        try:
+            async for message in found:
+                yield message
+        finally:
+            if hasattr(found, "aclose"):
+                await found.aclose()
+        return
+    for message in [found] if isinstance(found, Message) else found:
+        if isinstance(message, Exception):
+            raise message
+        if message is NEVER:
+            await asyncio.Event().wait()
+        yield message
+
+
+def _status(error: Exception) -> grpc.StatusCode:
+    if isinstance(error, NotImplementedError):
+        return grpc.StatusCode.UNIMPLEMENTED
+    return NO_ANSWER[0] if isinstance(error, AgentUnreachable) else status_of(error)
+
+
+def _named(request: Any, answer: Answer) -> Answer:
+    """An answer to what names a job rightly."""
+    try:
+        check_job(request.job)
+    except ConfigError as error:
+        return error
+    return answer
+
+
+def _no_job(machine: str, request: Any) -> UnknownJob:
+    return UnknownJob(f"{request.job} is not prepared on {machine}: call Prepare first")
+
+
+async def _nothing_runs(request: pb.ProgressRequest) -> AsyncIterator[pb.ProgressReply]:
+    while True:
+        yield pb.ProgressReply(time_ns=time.time_ns())
+        await asyncio.sleep(PROGRESS_S)
