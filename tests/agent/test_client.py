@@ -5,22 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 
 from agent import client as client_module
 from agent.client import CONNECTING, AgentPool
+from agent.fake import FakeAgent
 from agent.v1 import agent_pb2 as pb
-from agent.v1 import agent_pb2_grpc
 from tests.activities.spoken import serving
-
-
-class Named(agent_pb2_grpc.AgentServicer):
-    """Says its name."""
-
-    async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:  # noqa: N802
-        return pb.DescribeReply(machine="m0")
 
 
 class Slow:
@@ -65,7 +57,7 @@ async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 @contextlib.asynccontextmanager
 async def slow_agent(delay_s: float) -> AsyncIterator[tuple[Slow, int]]:
     """An agent behind a slow way on every loopback address; yields its port."""
-    async with serving([Named()]) as [machine]:  # type: ignore[abstract]
+    async with serving([FakeAgent(describe=pb.DescribeReply(machine="m0"))]) as [machine]:
         slow = Slow(machine.address, delay_s)
         server = await asyncio.start_server(slow.serve, "0.0.0.0", 0)
         try:

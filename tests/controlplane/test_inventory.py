@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from agent.client import AgentPool
+from agent.fake import FakeAgent
 from agent.v1 import agent_pb2 as pb
-from agent.v1 import agent_pb2_grpc
 from console import main
 from console.commands.run import choose_machines
 from controlplane.client import Control
@@ -127,18 +127,8 @@ async def test_a_job_gets_machines_of_the_inventory(tmp_path: Path) -> None:
         await choose_machines(NoJobs(None), spec)
 
 
-class NamedAgent(agent_pb2_grpc.AgentServicer):
-    """Says its name."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:  # noqa: N802
-        return pb.DescribeReply(machine=self.name)
-
-
 async def test_machines_are_asked_who_they_are() -> None:
-    agents = [NamedAgent("gpu-0"), NamedAgent("gpu-9")]  # type: ignore[abstract]
+    agents = [FakeAgent(describe=pb.DescribeReply(machine=name)) for name in ("gpu-0", "gpu-9")]
     pool = AgentPool()
     async with serving(agents) as machines:
         wanted = [

@@ -10,8 +10,8 @@ from temporalio.testing import ActivityEnvironment
 from activities.agents.checkpoints import CheckpointActivities
 from activities.messages import FindInput, FolderFound, FolderInput, RoomInput
 from agent.client import AgentPool
+from agent.fake import FakeAgent
 from agent.v1 import agent_pb2 as pb
-from agent.v1 import agent_pb2_grpc
 from everstep.model.checkpoint_policy import CheckpointPolicy
 from everstep.model.incident import Evidence, Tier
 from everstep.model.job import JobSpec
@@ -22,24 +22,9 @@ FOLDER = "/nfs/other/step-000000120"
 SILENT = Machine(name="m9", address=f"{HOST}:1")
 
 
-class Holder(agent_pb2_grpc.AgentServicer):
+def holder(*held: pb.HeldCheckpoint, room: pb.Room | None = None) -> FakeAgent:
     """Holds what a test says."""
-
-    def __init__(self, held: list[pb.HeldCheckpoint], room: pb.Room | None = None) -> None:
-        self.held = held
-        self.room = room
-        self.asked: list[pb.CheckpointsRequest] = []
-
-    async def Checkpoints(self, request: pb.CheckpointsRequest, context: Any) -> pb.CheckpointsReply:  # noqa: N802
-        self.asked.append(request)
-        return pb.CheckpointsReply(checkpoints=self.held)
-
-    async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:  # noqa: N802
-        return pb.DescribeReply(room=self.room)
-
-
-def holder(*held: pb.HeldCheckpoint, room: pb.Room | None = None) -> Holder:
-    return Holder(list(held), room)  # type: ignore[abstract]
+    return FakeAgent(checkpoints=pb.CheckpointsReply(checkpoints=held), describe=pb.DescribeReply(room=room))
 
 
 async def run(activity: Callable[[CheckpointActivities], Any], given: Any) -> Any:
@@ -66,11 +51,11 @@ async def test_disks_and_remote_storage_are_asked_where_the_job_keeps_them() -> 
 
     assert [(one.rank, one.tier, one.machine) for one in found.held] == [(0, Tier.DISK, "m0"), (1, Tier.OWN, "m1")]
     assert found.unreachable == ["m9"]
-    [asked] = agents[0].asked
+    [asked] = agents[0].asked("checkpoints")
     assert (asked.job, asked.disk_path, asked.remote_url, asked.verify) == ("other", "/nfs", "s3://runs", False)
 
 
-async def look(agents: list[Holder], path: str = FOLDER, *, silent: bool = False) -> FolderFound:
+async def look(agents: list[FakeAgent], path: str = FOLDER, *, silent: bool = False) -> FolderFound:
     async with serving(agents) as machines:
         asked = [*machines, SILENT] if silent else machines
         given = FolderInput(machines=asked, path=path, patience_s=0.2)
@@ -85,7 +70,7 @@ async def test_a_folder_is_looked_at_by_every_machine_and_nothing_else_counts() 
     found = await look(agents)
 
     assert found == FolderFound(step=120, ranks=2)
-    [asked] = agents[0].asked
+    [asked] = agents[0].asked("checkpoints")
     assert (asked.job, asked.disk_path) == ("other", "/nfs")
 
 

@@ -15,8 +15,8 @@ from activities.agents.evidence import evidence_of
 from activities.agents.ranks import RankActivities
 from activities.messages import AwaitInput, LaunchInput, PrepareInput, ReleaseInput, StopInput
 from agent.client import AgentPool
+from agent.fake import FakeAgent
 from agent.v1 import agent_pb2 as pb
-from agent.v1 import agent_pb2_grpc
 from everstep.model.incident import Evidence
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
@@ -25,23 +25,19 @@ from tests.agent.agents import running_agent
 from tests.sized import RANKS, SMALL, stop_replies
 
 
-class Large(agent_pb2_grpc.AgentServicer):
+def large(machines: int) -> FakeAgent:
     """One agent that answers a stop for as many ranks as a thousand have."""
-
-    def __init__(self, machines: int) -> None:
-        self.reply = pb.StopReply()
-        for one in stop_replies(machines).values():
-            self.reply.MergeFrom(one)
-
-    async def Stop(self, request: pb.StopRequest, context: Any) -> pb.StopReply:  # noqa: N802
-        return self.reply
+    reply = pb.StopReply()
+    for one in stop_replies(machines).values():
+        reply.MergeFrom(one)
+    return FakeAgent(stop=reply)
 
 
 async def test_others_have_their_turns_while_evidence_of_thousands_of_ranks_is_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     spec = JobSpec(name="large", script="/job.py", machines=1, ranks_per_machine=RANKS * SMALL)
-    agent, pool = Large(SMALL), AgentPool()  # type: ignore[abstract]
+    agent, pool = large(SMALL), AgentPool()
     turns, within = 0, []
 
     async def heartbeat() -> None:
@@ -67,18 +63,11 @@ async def test_others_have_their_turns_while_evidence_of_thousands_of_ranks_is_m
     assert within[0] >= 3
 
 
-class Back(agent_pb2_grpc.AgentServicer):
-    """A machine that was away."""
-
-    async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:  # noqa: N802
-        return pb.DescribeReply(machine="m0")
-
-
 async def test_machines_are_waited_for_until_all_answer() -> None:
     pool, said, environment = AgentPool(), list[str](), ActivityEnvironment()
     environment.on_heartbeat = lambda *details: said.extend(map(str, details))
     activities = RankActivities(pool)
-    async with serving([Back()]) as machines:  # type: ignore[abstract]
+    async with serving([FakeAgent(describe=pb.DescribeReply(machine="m0"))]) as machines:
         away = Machine(name="m1", address="127.0.0.1:1")
         given = AwaitInput(machines=[*machines, away], patience_s=1.0)
 
@@ -88,23 +77,10 @@ async def test_machines_are_waited_for_until_all_answer() -> None:
     await pool.close()
 
 
-class Launching(agent_pb2_grpc.AgentServicer):
-    """Launches whatever it is told."""
-
-    def __init__(self) -> None:
-        self.asked: list[pb.LaunchRequest] = []
-
-    async def StartStore(self, request: pb.StartStoreRequest, context: Any) -> pb.StartStoreReply:  # noqa: N802
-        return pb.StartStoreReply(host="m0", port=1)
-
-    async def Launch(self, request: pb.LaunchRequest, context: Any) -> pb.LaunchReply:  # noqa: N802
-        self.asked.append(request)
-        return pb.LaunchReply(generation=request.generation)
-
-
 async def test_a_launch_compares_no_machine_with_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """To look each of them up among all would take a second for 2,000."""
-    agents, pool = [Launching() for _ in range(12)], AgentPool()  # type: ignore[abstract]
+    store = pb.StartStoreReply(host="m0", port=1)
+    agents, pool = [FakeAgent(start_store=store, launch=pb.LaunchReply(generation=1)) for _ in range(12)], AgentPool()
     spec = JobSpec(name="large", script="/job.py", machines=12, ranks_per_machine=2)
     compared: list[object] = []
 
@@ -117,7 +93,8 @@ async def test_a_launch_compares_no_machine_with_another(monkeypatch: pytest.Mon
         given = LaunchInput(spec=spec, machines=machines, generation=1, resume_step=-1)
         await asyncio.wait_for(ActivityEnvironment().run(RankActivities(pool).launch, given), 60)
         await pool.close()
-    assert [[rank.rank for rank in agent.asked[0].ranks] for agent in agents] == [[2 * n, 2 * n + 1] for n in range(12)]
+    asked = [[rank.rank for rank in agent.asked("launch")[0].ranks] for agent in agents]
+    assert asked == [[2 * n, 2 * n + 1] for n in range(12)]
     assert not compared
 
 
@@ -154,16 +131,10 @@ async def test_a_variable_that_a_machine_lacks_is_named_before_anything_is_start
         await pool.close()
 
 
-class Former(agent_pb2_grpc.AgentServicer):
-    """An agent of an earlier release, which knows no ``env_from``."""
-
-    async def Prepare(self, request: pb.PrepareRequest, context: Any) -> pb.PrepareReply:  # noqa: N802
-        return pb.PrepareReply(fork_server_pid=1)
-
-
 async def test_an_agent_that_would_leave_variables_out_is_named() -> None:
     spec, pool = JobSpec(name="former", script="/job.py"), AgentPool()
-    async with serving([Former()]) as machines:  # type: ignore[abstract]
+    former = FakeAgent(prepare=pb.PrepareReply(fork_server_pid=1))  # of a release that knew no ``env_from``
+    async with serving([former]) as machines:
         prepare = RankActivities(pool).prepare
         await ActivityEnvironment().run(prepare, PrepareInput(spec=spec, machines=machines))
         asking = spec.model_copy(update={"env_from": ["HF_TOKEN"]})

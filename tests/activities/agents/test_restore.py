@@ -12,8 +12,8 @@ from temporalio.testing import ActivityEnvironment
 from activities.agents.checkpoints import CheckpointActivities
 from activities.messages import RestoreInput
 from agent.client import AgentPool
+from agent.fake import FakeAgent
 from agent.v1 import agent_pb2 as pb
-from agent.v1 import agent_pb2_grpc
 from everstep.model.incident import CopyToRestore, Restored, StateCopy, Tier
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
@@ -26,28 +26,17 @@ def there(shard: pb.ShardSource) -> pb.ShardRestored:
     return pb.ShardRestored(rank=shard.rank, ok=True, bytes=100)
 
 
-class Keeper(agent_pb2_grpc.AgentServicer):
-    """Answers each shard by a function, and a repeated request id as the first time."""
+def keepers(*answers: Answer) -> list[FakeAgent]:
+    """Four agents, the last of which answer each shard as is said."""
 
-    def __init__(self, answer: Answer = there) -> None:
-        self.answer = answer
-        self.asked: list[pb.RestoreRequest] = []
-        self.replies: dict[str, pb.RestoreReply] = {}
+    def keeper(answer: Answer) -> FakeAgent:
+        return FakeAgent(restore=lambda request: pb.RestoreReply(shards=map(answer, request.shards)))
 
-    async def Restore(self, request: pb.RestoreRequest, context: Any) -> pb.RestoreReply:  # noqa: N802
-        if request.request_id not in self.replies:
-            self.asked.append(request)
-            self.replies[request.request_id] = pb.RestoreReply(shards=map(self.answer, request.shards))
-        return self.replies[request.request_id]
-
-    @property
-    def shards(self) -> list[pb.ShardSource]:
-        return [shard for request in self.asked for shard in request.shards]
+    return [keeper(answer) for answer in [*[there] * (4 - len(answers)), *answers]]
 
 
-def keepers(*answers: Answer) -> list[Keeper]:
-    """Four agents, the last of which answer as is said."""
-    return [Keeper(answer) for answer in [*[there] * (4 - len(answers)), *answers]]  # type: ignore[abstract]
+def shards_of(*agents: FakeAgent) -> list[pb.ShardSource]:
+    return [shard for agent in agents for request in agent.asked("restore") for shard in request.shards]
 
 
 SPEC = JobSpec(name="job", script="/job.py", machines=4, ranks_per_machine=2, tp=2, pp=2)
@@ -73,14 +62,14 @@ async def test_each_machine_is_told_once_where_its_copies_are() -> None:
     async with serving(agents) as machines:
         found = await restore(machines, [copy(4), copy(5), copy(6, Tier.DISK, "m3"), copy(7, machine="m1")])
 
-    assert [len(agent.asked) for agent in agents] == [0, 0, 1, 1]
-    assert [(one.rank, one.tier, one.machine, one.address) for one in agents[2].shards] == [
+    assert [len(agent.asked("restore")) for agent in agents] == [0, 0, 1, 1]
+    assert [(one.rank, one.tier, one.machine, one.address) for one in shards_of(agents[2])] == [
         (4, pb.HeldCheckpoint.BACKUP, "m0", machines[0].address),
         (5, pb.HeldCheckpoint.BACKUP, "m0", machines[0].address),
     ]
-    [at_home, elsewhere] = agents[3].shards
+    [at_home, elsewhere] = shards_of(agents[3])
     assert (at_home.address, elsewhere.address) == ("", machines[1].address)
-    assert agents[2].asked[0].checkpoint.slots == SPEC.checkpoint.slots
+    assert agents[2].asked("restore")[0].checkpoint.slots == SPEC.checkpoint.slots
     assert [one.rank for one in found.moved] == [4, 5, 6, 7]
     assert found.bytes == 400
     assert not found.failed + found.unreached
@@ -141,12 +130,17 @@ async def test_a_machine_that_stays_silent_is_named_and_holds_up_no_other() -> N
 
 
 async def test_a_second_attempt_of_the_activity_brings_nothing_twice() -> None:
-    agents = keepers()
-    async with serving(agents) as machines:
+    brought: list[int] = []
+
+    def bring(shard: pb.ShardSource) -> pb.ShardRestored:
+        brought.append(shard.rank)
+        return there(shard)
+
+    async with serving(keepers(bring, bring)) as machines:
         first = await restore(machines, [copy(4), copy(5)])
         again = await restore(machines, [copy(4), copy(5)])
 
-    assert len(agents[2].asked) == 1
+    assert brought == [4, 5]
     assert again.moved == first.moved
 
 
@@ -164,7 +158,7 @@ async def test_one_rank_of_a_dp_group_reads_remote_storage_for_the_others() -> N
         found = await restore(machines, remote(range(8)), **SAME)
 
     assert len(found.moved) == 8
-    by_rank = {shard.rank: shard for agent in agents for shard in agent.shards}
+    by_rank = {shard.rank: shard for shard in shards_of(*agents)}
     assert [rank for rank, shard in sorted(by_rank.items()) if not shard.HasField("tensors_rank")] == [0, 1, 4, 5]
     assert (by_rank[6].tensors_rank, by_rank[6].tensors_address) == (4, machines[2].address)
 
@@ -186,5 +180,5 @@ async def test_ranks_whose_reader_failed_read_for_themselves() -> None:
 
     assert [one.rank for one in found.moved] == [5, 6, 7]
     assert [one.rank for one in found.failed] == [4]
-    direct = [shard.rank for shard in agents[3].shards if not shard.HasField("tensors_rank")]
+    direct = [shard.rank for shard in shards_of(agents[3]) if not shard.HasField("tensors_rank")]
     assert sorted(direct) == [6, 7]

@@ -7,9 +7,7 @@ import contextlib
 import uuid
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
-import grpc
 import structlog.testing
 from temporalio.client import Client, WorkflowQueryFailedError
 from temporalio.service import RPCError
@@ -17,8 +15,9 @@ from temporalio.worker import Worker
 
 from activities.watching.leftovers import LeftoverCleaner
 from agent.client import AgentPool
+from agent.fake import FakeAgent
 from agent.v1 import agent_pb2 as pb
-from agent.v1 import agent_pb2_grpc
+from everstep.errors import AgentUnreachable
 from everstep.model.job import JobSpec
 from everstep.model.job_state import JobState, job_workflow_id
 from everstep.model.machine import Machine
@@ -117,18 +116,9 @@ async def test_what_is_left_where_a_newer_run_is_not_is_ended_and_the_newer_one_
         await pool.close()
 
 
-class CountedAgent(agent_pb2_grpc.AgentServicer):
-    """Says what it is asked for how often; ``away``: does not answer."""
-
-    def __init__(self) -> None:
-        self.asked = 0
-        self.away = False
-
-    async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:  # noqa: N802
-        self.asked += 1
-        if self.away:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "away")
-        return pb.DescribeReply()
+def asked(agents: list[FakeAgent]) -> list[int]:
+    """How often each was asked what runs there."""
+    return [len(agent.asked("describe")) for agent in agents]
 
 
 async def over(temporal: Client, name: str, queue: str, state: object) -> None:
@@ -142,8 +132,8 @@ async def over(temporal: Client, name: str, queue: str, state: object) -> None:
 
 
 async def test_only_the_missing_machine_is_asked_again_and_less_and_less_often(temporal: Client) -> None:
-    agents, queue, pool = [CountedAgent() for _ in range(3)], f"q-{uuid.uuid4().hex[:8]}", AgentPool()  # type: ignore[abstract]
-    agents[1].away = True
+    agents = [FakeAgent(describe=one) for one in (pb.DescribeReply(), AgentUnreachable("away"), pb.DescribeReply())]
+    queue, pool = f"q-{uuid.uuid4().hex[:8]}", AgentPool()
     async with (
         serving(agents) as machines,
         Worker(temporal, task_queue=queue, workflows=list(WORKFLOWS), workflow_runner=sandbox()),
@@ -152,26 +142,26 @@ async def test_only_the_missing_machine_is_asked_again_and_less_and_less_often(t
         await over(temporal, "gone", queue, JobState(spec=spec, machines=machines, generation=1))
         cleanup = LeftoverCleaner(temporal, pool, queue, settle=timedelta(0), again_s=0.1)
         looks = 0
-        while agents[1].asked < 4:
+        while asked(agents)[1] < 4:
             await look(cleanup)
             looks += 1
             await asyncio.sleep(0.02)
 
-        assert [agents[0].asked, agents[2].asked] == [1, 1]
+        assert asked(agents)[::2] == [1, 1]
         assert looks > 8, "0.1, 0.2 and 0.4 s lie between its four questions"
-        agents[1].away = False
-        asked = agents[1].asked
-        while agents[1].asked == asked:
+        agents[1].answer(describe=pb.DescribeReply())
+        before = asked(agents)[1]
+        while asked(agents)[1] == before:
             await look(cleanup)
             await asyncio.sleep(0.02)
         for _ in range(20):
             await look(cleanup)
-        assert [agent.asked for agent in agents] == [1, asked + 1, 1], "all is clean: nobody is asked any more"
+        assert asked(agents) == [1, before + 1, 1], "all is clean: nobody is asked any more"
     await pool.close()
 
 
 async def test_a_job_that_cannot_be_read_holds_up_no_other_one_and_is_said_once(temporal: Client) -> None:
-    agents, queue, pool = [CountedAgent()], f"q-{uuid.uuid4().hex[:8]}", AgentPool()  # type: ignore[abstract]
+    agents, queue, pool = [FakeAgent(describe=pb.DescribeReply())], f"q-{uuid.uuid4().hex[:8]}", AgentPool()
     async with (
         serving(agents) as machines,
         Worker(temporal, task_queue=queue, workflows=[OtherJob, IncidentWorkflow], workflow_runner=sandbox()),
@@ -181,7 +171,7 @@ async def test_a_job_that_cannot_be_read_holds_up_no_other_one_and_is_said_once(
             await over(temporal, name, queue, state)
         cleanup = LeftoverCleaner(temporal, pool, queue, settle=timedelta(0), again_s=0.01)
         with structlog.testing.capture_logs() as logs:
-            while agents[0].asked == 0:
+            while asked(agents) == [0]:
                 await look(cleanup)
             for _ in range(20):
                 await look(cleanup)

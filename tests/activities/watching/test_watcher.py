@@ -12,7 +12,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 import structlog.testing
 from temporalio.client import Client, WorkflowHandle
@@ -23,10 +22,10 @@ from activities.ledger.machine_events import EventWriter
 from activities.ledger.records import NumbersUsed
 from activities.watching.watcher import Watcher
 from agent.client import AgentPool
+from agent.fake import NEVER, FakeAgent
 from agent.reporting.observations import OF_NO_JOB
 from agent.v1 import agent_pb2 as pb
-from agent.v1 import agent_pb2_grpc
-from everstep.errors import LedgerError
+from everstep.errors import AgentUnreachable, LedgerError
 from everstep.model.checkpoint_policy import CheckpointPolicy
 from everstep.model.incident import Symptom
 from everstep.model.job import JobSpec
@@ -40,99 +39,42 @@ from workflows.messages import JobResult
 from workflows.registry import WORKFLOWS, sandbox
 
 
-class SpokenAgent(agent_pb2_grpc.AgentServicer):
-    """Streams the observations that a test puts into it, as an agent's log does."""
+class SpokenAgent(FakeAgent):
+    """Tells what a test lets it, shows ranks, and takes note of what it may forget."""
 
     def __init__(self, machine: str) -> None:
-        self.machine = machine
-        self.said: list[pb.Observation] = []
         self.acknowledged = 0
         self.machine_acknowledged = 0
         """Of no job."""
-        self.listeners = 0
-        self.shown: dict[str, pb.RankProgress] = {}
-        """Job → its rank on this machine."""
-        self.empty = False
-        """Says that it knows nothing of any job."""
-        self.asked_to_persist: list[int] = []
-        self.told_whole: list[int] = []
-        self.aligned: list[pb.AlignRequest] = []
-        self.silent = False
-        self.refuses = False
-        self.refused: list[float] = []
-        """When it refused to be listened to, by the monotonic clock."""
-        self.deaf = False
-        """Takes no acknowledgement, and does not say so either."""
-        self.hearing = 0
-        """Acknowledgements that wait for an answer."""
+        self.shown: dict[str, list[pb.RankProgress]] = {}
+        """Job → its ranks on this machine."""
+        super().__init__(machine, observe=self.observe, acknowledge=self.acknowledge, progress=self._progress)
+        self.answer(persist=pb.PersistReply(), align=pb.AlignReply())
 
     def exited(self, job: str, generation: int, rank: int, end: pb.Exit, *, finished: bool) -> None:
-        number = len(self.said) + 1
         ended = pb.RankExited(rank=rank, exit=end, attached=True, finished=finished)
-        self.said.append(
-            pb.Observation(
-                sequence=number,
-                id=f"{self.machine}-{number}",
-                machine=self.machine,
-                job=job,
-                generation=generation,
-                rank_exited=ended,
-            )
-        )
+        self.tell(job=job, generation=generation, rank_exited=ended)
 
-    def started(self) -> None:
-        """The agent tells that it began."""
-        number = len(self.said) + 1
-        found = pb.Observation(sequence=number, id=f"{self.machine}-{number}", machine=self.machine)
-        found.agent_started.pid = 4711
-        self.said.append(found)
-
-    async def Observe(self, request: pb.ObserveRequest, context: Any) -> AsyncIterator[pb.Observation]:  # noqa: N802
-        if self.refuses:
-            self.refused.append(time.monotonic())
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
-        after, self.listeners = request.after_sequence, self.listeners + 1
-        try:
-            while True:
-                for one in self.said[after:]:
-                    after = one.sequence
-                    forgotten = self.acknowledged if one.job else self.machine_acknowledged
-                    if one.job in (request.job, "") and one.sequence > forgotten:
-                        yield one
-                await asyncio.sleep(0.02)
-        finally:
-            self.listeners -= 1
-
-    async def Progress(self, request: pb.ProgressRequest, context: Any) -> AsyncIterator[pb.ProgressReply]:  # noqa: N802
-        while True:
-            if request.job in self.shown:
-                yield pb.ProgressReply(time_ns=time.time_ns(), ranks=[self.shown[request.job]])
-            elif self.empty:
-                yield pb.ProgressReply(time_ns=time.time_ns())
-            await asyncio.sleep(0.1)
-
-    async def Persist(self, request: pb.PersistRequest, context: Any) -> pb.PersistReply:  # noqa: N802
-        (self.told_whole if request.whole else self.asked_to_persist).append(request.whole or request.step)
-        if self.silent:
-            await asyncio.sleep(600)
-        return pb.PersistReply()
-
-    async def Align(self, request: pb.AlignRequest, context: Any) -> pb.AlignReply:  # noqa: N802
-        self.aligned.append(request)
-        return pb.AlignReply()
-
-    async def Acknowledge(self, request: pb.AcknowledgeRequest, context: Any) -> pb.AcknowledgeReply:  # noqa: N802
-        self.hearing += 1
-        try:
-            while self.deaf:  # noqa: ASYNC110 - nobody tells us
-                await asyncio.sleep(0.02)
-        finally:
-            self.hearing -= 1
+    def acknowledge(self, request: pb.AcknowledgeRequest) -> pb.AcknowledgeReply:
         if request.job == OF_NO_JOB:
             self.machine_acknowledged = max(self.machine_acknowledged, request.up_to_sequence)
         else:
             self.acknowledged = max(self.acknowledged, request.up_to_sequence)
-        return pb.AcknowledgeReply()
+        return super().acknowledge(request)
+
+    @property
+    def asked_to_persist(self) -> list[int]:
+        return [request.step for request in self.asked("persist") if not request.whole]
+
+    @property
+    def told_whole(self) -> list[int]:
+        return [request.whole for request in self.asked("persist") if request.whole]
+
+    async def _progress(self, request: pb.ProgressRequest) -> AsyncIterator[pb.ProgressReply]:
+        while True:
+            if request.job in self.shown:
+                yield pb.ProgressReply(time_ns=time.time_ns(), ranks=self.shown[request.job])
+            await asyncio.sleep(0.1)
 
 
 @dataclass
@@ -163,7 +105,7 @@ class Place:
 
     async def until_watched(self, listeners: int) -> None:
         """As many agents are listened to as are said."""
-        while sum(agent.listeners for agent in self.agents) != listeners:  # noqa: ASYNC110 - nobody tells us
+        while sum(agent.open("observe") for agent in self.agents) != listeners:  # noqa: ASYNC110 - nobody tells us
             await asyncio.sleep(0.05)
 
 
@@ -179,7 +121,7 @@ def worker_of(client: Client, queue: str, cluster: ScriptedCluster) -> Worker:
 
 @pytest.fixture
 async def place(temporal: Client) -> AsyncIterator[Place]:
-    agents = [SpokenAgent(f"m{number}") for number in range(2)]  # type: ignore[abstract]
+    agents = [SpokenAgent(f"m{number}") for number in range(2)]
     queue, cluster, pool = f"q-{uuid.uuid4().hex[:8]}", ScriptedCluster(), AgentPool()
     async with serving(agents) as machines, worker_of(temporal, queue, cluster) as worker:
         found = Place(temporal, queue, machines, agents, cluster, worker)
@@ -231,7 +173,7 @@ def stepping(rank: int, steps: int, **saved: int) -> pb.RankProgress:
 async def test_a_job_that_steps_and_does_not_save_gets_an_incident(place: Place) -> None:
     long_ago = time.time_ns() - 600 * 10**9
     for rank, agent in enumerate(place.agents):
-        agent.shown["stale"] = stepping(rank, 500, own_step=20, own_ns=long_ago)
+        agent.shown["stale"] = [stepping(rank, 500, own_step=20, own_ns=long_ago)]
     job = await place.start("stale", 2)
 
     while not place.cluster.notes:  # noqa: ASYNC110 - nobody tells us
@@ -244,8 +186,8 @@ async def test_a_job_that_steps_and_does_not_save_gets_an_incident(place: Place)
 
 
 async def test_a_machine_that_no_watcher_ever_saw_run_its_ranks_is_found_to_be_lost(place: Place) -> None:
-    place.agents[0].shown["gone"] = stepping(0, 20)
-    place.agents[1].empty = True
+    place.agents[0].shown["gone"] = [stepping(0, 20)]
+    place.agents[1].shown["gone"] = []
     job = await place.start("gone", 2)
 
     while not place.cluster.notes:  # noqa: ASYNC110 - nobody tells us
@@ -258,13 +200,13 @@ async def test_a_machine_that_no_watcher_ever_saw_run_its_ranks_is_found_to_be_l
 
 
 async def test_every_machine_is_asked_for_a_step_on_disk_though_one_of_them_hangs(place: Place) -> None:
-    place.agents[0].silent = True
+    place.agents[0].answer(persist=NEVER)
     job = await place.start("timed", 2, disk_every_min=0.001)
     steps = 0
     while not all(agent.asked_to_persist for agent in place.agents):
         steps += 1
         for rank, agent in enumerate(place.agents):
-            agent.shown["timed"] = stepping(rank, steps, own_step=steps, own_ns=time.time_ns())
+            agent.shown["timed"] = [stepping(rank, steps, own_step=steps, own_ns=time.time_ns())]
         await asyncio.sleep(0.1)
 
     [first], [second] = (agent.asked_to_persist for agent in place.agents)
@@ -276,13 +218,13 @@ async def test_every_machine_is_asked_for_a_step_on_disk_though_one_of_them_hang
 async def test_machines_are_aligned_when_one_is_behind_with_its_backups(place: Place) -> None:
     job = await place.start("behind", 2)
     steps = 0
-    while not all(agent.aligned for agent in place.agents):
+    while not all(agent.asked("align") for agent in place.agents):
         steps += 1
         for rank, agent in enumerate(place.agents):
-            agent.shown["behind"] = stepping(rank, steps, own_step=steps, backup_step=0 if rank else steps)
+            agent.shown["behind"] = [stepping(rank, steps, own_step=steps, backup_step=0 if rank else steps)]
         await asyncio.sleep(0.1)
 
-    [first, second] = (agent.aligned[0] for agent in place.agents)
+    [first, second] = (agent.asked("align")[0] for agent in place.agents)
     assert first == second
     assert (first.job, first.generation, first.whole, first.settled) == ("behind", 1, 0, 0)
     assert first.named > steps
@@ -293,7 +235,7 @@ async def test_machines_are_aligned_when_one_is_behind_with_its_backups(place: P
 async def test_every_machine_is_told_which_step_is_whole_on_all_disks(place: Place) -> None:
     job = await place.start("whole", 2)
     for rank, agent in enumerate(place.agents):
-        agent.shown["whole"] = stepping(rank, 70, own_step=70, own_ns=time.time_ns(), disk_step=64)
+        agent.shown["whole"] = [stepping(rank, 70, own_step=70, own_ns=time.time_ns(), disk_step=64)]
     while not all(agent.told_whole for agent in place.agents):  # noqa: ASYNC110 - nobody tells us
         await asyncio.sleep(0.05)
 
@@ -337,7 +279,7 @@ async def test_jobs_of_another_cluster_in_the_same_namespace_are_not_watched(pla
         await place.begin("ours", ours)
         await place.until_watched(1)
 
-    assert [agent.listeners for agent in place.agents] == [0, 1]
+    assert [agent.open("observe") for agent in place.agents] == [0, 1]
 
 
 async def test_nothing_is_acknowledged_before_the_workflow_took_it(place: Place) -> None:
@@ -379,7 +321,7 @@ async def test_what_happened_to_a_machine_is_kept_there_until_the_ledger_has_it(
     watcher = Watcher(place.client, pool, place.queue, events.take)
     async with cancelled_at_the_end(watcher.run(), events.run()):
         await place.until_watched(2)
-        place.agents[0].started()
+        place.agents[0].tell(agent_started=pb.AgentStarted(pid=4711))
         place.agents[0].exited("noted", 1, 0, KILLED, finished=False)
         while place.agents[0].acknowledged < 2:  # noqa: ASYNC110 - nobody tells us
             await asyncio.sleep(0.05)
@@ -408,12 +350,12 @@ async def cancelled_at_the_end(*running: Coroutine[Any, Any, None]) -> AsyncIter
 
 async def test_a_machine_that_takes_no_acknowledgement_holds_up_no_report(place: Place) -> None:
     """What it tells again, to the next watcher, is dealt with: no second incident comes of it."""
-    place.agents[0].deaf = True
+    place.agents[0].answer(acknowledge=NEVER)
     job = await place.start("deaf", 2)
     await place.until_watched(2)
     place.agents[0].exited("deaf", 1, 0, KILLED, finished=False)
     place.agents[1].exited("deaf", 1, 1, KILLED, finished=False)
-    while not place.agents[0].hearing or not place.agents[1].acknowledged:  # noqa: ASYNC110 - nobody tells us
+    while not place.agents[0].open("acknowledge") or not place.agents[1].acknowledged:  # noqa: ASYNC110 - nobody tells us
         await asyncio.sleep(0.02)
     while (await job.query(JobWorkflow.current_state)).generation < 2:  # noqa: ASYNC110 - nobody tells us
         await asyncio.sleep(0.02)
@@ -421,14 +363,14 @@ async def test_a_machine_that_takes_no_acknowledgement_holds_up_no_report(place:
     while (await job.query(JobWorkflow.current_state)).incident_count < 2:  # noqa: ASYNC110 - nobody tells us
         await asyncio.sleep(0.02)
 
-    assert place.agents[0].hearing == 1, "the first acknowledgement still waits for its answer"
+    assert place.agents[0].open("acknowledge") == 1, "the first acknowledgement still waits for its answer"
     assert place.agents[0].acknowledged == 0
     await job.signal("stop", {"operator": "test"})
     await job.result()
 
 
 async def test_what_was_never_acknowledged_is_told_again_and_opens_nothing(place: Place) -> None:
-    place.agents[0].deaf = True
+    place.agents[0].answer(acknowledge=NEVER)
     job = await place.start("twice", 1)
     await place.until_watched(1)
     place.agents[0].exited("twice", 1, 0, KILLED, finished=False)
@@ -445,7 +387,7 @@ async def test_what_was_never_acknowledged_is_told_again_and_opens_nothing(place
 
     state = await job.query(JobWorkflow.current_state)
     assert (state.incident_count, state.generation) == (1, 2)
-    place.agents[0].deaf = False
+    place.agents[0].answer(acknowledge=place.agents[0].acknowledge)
     while not place.agents[0].acknowledged:  # noqa: ASYNC110 - nobody tells us
         await asyncio.sleep(0.05)
     await job.signal(JobWorkflow.stop, {"operator": "test"})
@@ -453,14 +395,20 @@ async def test_what_was_never_acknowledged_is_told_again_and_opens_nothing(place
 
 
 async def test_an_agent_that_refuses_is_asked_less_and_less_often_and_heard_when_it_is_back(place: Place) -> None:
-    place.agents[1].refuses = True
+    refused: list[float] = []
+
+    def refuse(_: pb.ObserveRequest) -> AgentUnreachable:
+        refused.append(time.monotonic())
+        return AgentUnreachable("not now")
+
+    place.agents[1].answer(observe=refuse)
     job = await place.start("refused", 2)
-    while len(place.agents[1].refused) < 7:  # noqa: ASYNC110 - nobody tells us
+    while len(refused) < 7:  # noqa: ASYNC110 - nobody tells us
         await asyncio.sleep(0.05)
 
-    waits = [after - before for before, after in pairwise(place.agents[1].refused)]
+    waits = [after - before for before, after in pairwise(refused)]
     assert min(waits[4:]) > 3 * waits[0], f"the waits between tries were {waits}"
-    place.agents[1].refuses = False
+    place.agents[1].answer(observe=place.agents[1].observe)
     await place.until_watched(2)
     await job.signal(JobWorkflow.stop, {"operator": "test"})
     await job.result()

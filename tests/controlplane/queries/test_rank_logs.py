@@ -5,43 +5,33 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
-import grpc.aio
 import pytest
 
 from agent.client import AgentPool
+from agent.fake import FakeAgent
 from agent.reporting import rank_logs
 from agent.state.reads import Reads
 from agent.v1 import agent_pb2 as pb
-from agent.v1 import agent_pb2_grpc
 from controlplane.queries.rank_logs import LineCutter, RankLogs, Source, after, last_lines, sources_of
-from everstep.errors import AgentError, ConfigError
+from everstep.errors import AgentError, ConfigError, UnknownJob
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
 
 
-class LogAgent(agent_pb2_grpc.AgentServicer):
-    """Serves logs as the agent does, from files ``<rank>.out`` and ``<rank>.err``."""
+async def serve(folder: Path) -> tuple[FakeAgent, Source]:
+    """An agent that has logs as a real one does, from files ``<rank>.out`` and ``<rank>.err``, and that of rank 0."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    async def ReadLog(self, request: pb.ReadLogRequest, context: Any) -> AsyncIterator[pb.LogChunk]:  # noqa: N802
+    def read_log(request: pb.ReadLogRequest) -> AsyncIterator[pb.LogChunk]:
         suffix = {pb.ReadLogRequest.STDOUT: "out", pb.ReadLogRequest.STDERR: "err"}[request.stream]
-        path = self.folder / f"{request.rank}.{suffix}"
+        path = folder / f"{request.rank}.{suffix}"
         if not path.exists() and not request.follow:
-            await context.abort(grpc.StatusCode.NOT_FOUND, "no log")
-        async for chunk in rank_logs.read_log({request.stream: path}, request.tail_bytes, request.follow, Reads()):
-            yield chunk
+            raise UnknownJob("no log")
+        return rank_logs.read_log({request.stream: path}, request.tail_bytes, request.follow, Reads())
 
-
-async def serve(folder: Path, port: int = 0) -> tuple[grpc.aio.Server, int]:
-    server = grpc.aio.server()
-    agent_pb2_grpc.add_AgentServicer_to_server(LogAgent(folder), server)  # type: ignore[abstract]  # one method is enough
-    port = server.add_insecure_port(f"127.0.0.1:{port}")
-    await server.start()
-    return server, port
+    agent = FakeAgent(read_log=read_log)
+    await agent.start()
+    return agent, Source(0, Machine(name="m0", address=agent.address))
 
 
 @pytest.fixture
@@ -54,8 +44,7 @@ async def agents() -> AsyncIterator[AgentPool]:
 async def test_all_or_the_last_lines_of_each_stream(tmp_path: Path, agents: AgentPool) -> None:
     (tmp_path / "0.out").write_text("".join(f"step {i} {'x' * 300}\n" for i in range(40)))
     (tmp_path / "0.err").write_text("warning\nno end of line")
-    server, port = await serve(tmp_path)
-    source = Source(0, Machine(name="m0", address=f"127.0.0.1:{port}"))
+    agent, source = await serve(tmp_path)
     reader = RankLogs(agents, "gpt")
     assert len(await reader.read(source)) == 42
     last = await reader.read(source, tail=3)
@@ -63,28 +52,27 @@ async def test_all_or_the_last_lines_of_each_stream(tmp_path: Path, agents: Agen
     assert await RankLogs(agents, "gpt", "stderr").read(source, tail=1) == ["no end of line"]
     with pytest.raises(AgentError):
         await reader.read(Source(1, source.machine))
-    await server.stop(None)
+    await agent.stop()
 
 
 async def test_following_goes_on_where_it_was_when_the_agent_comes_back(tmp_path: Path, agents: AgentPool) -> None:
     log = tmp_path / "0.out"
     log.write_text("one\ntwo\n")
-    server, port = await serve(tmp_path)
-    source = Source(0, Machine(name="m0", address=f"127.0.0.1:{port}"))
+    agent, source = await serve(tmp_path)
     over = asyncio.Event()
     found = RankLogs(agents, "gpt", "stdout").follow([source], tail=1, over=over)
     assert await anext(found) == (0, "two")
     with log.open("a") as file:
         file.write("three\nfo")
     assert await anext(found) == (0, "three")
-    await server.stop(None)
+    await agent.stop()
     with log.open("a") as file:
         file.write("ur\nfive\n")
-    server, _ = await serve(tmp_path, port)
+    await agent.start()
     assert [await anext(found), await anext(found)] == [(0, "four"), (0, "five")]
     over.set()
     assert [line async for line in found] == []
-    await server.stop(None)
+    await agent.stop()
 
 
 def test_lines_and_characters_in_pieces() -> None:
