@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 
+from agent.client import AgentPool
 from agent.fake import FakeAgent
 from everstep.model.machine import Machine
 from tests.hosts import own_host
@@ -20,3 +21,14 @@ async def serving(agents: Sequence[FakeAgent]) -> AsyncIterator[list[Machine]]:
             await agent.start(f"{HOST}:0")
             stack.push_async_callback(agent.stop)
         yield [Machine(name=f"m{number}", address=agent.address) for number, agent in enumerate(agents)]
+
+
+@contextlib.asynccontextmanager
+async def reached(agents: Sequence[FakeAgent]) -> AsyncIterator[tuple[AgentPool, list[Machine]]]:
+    """Serve them, with clients for whoever asks them."""
+    pool = AgentPool()
+    async with serving(agents) as machines:
+        try:
+            yield pool, machines
+        finally:
+            await pool.close()

@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from agent.checkpoints.tiers.listing import UNFINISHED
+from agent.fake import FakeAgent
 from agent.v1 import agent_pb2 as pb
 from console.commands.checkpoints import lines, pairs, table
 from controlplane.queries.checkpoints import CheckpointsReport, ask_for_copies, report_of
@@ -18,6 +19,7 @@ from everstep.model.incident import StateCopy, Tier
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
 from everstep.slots.format import CUT_SHORT, NEVER_USED
+from tests.activities.spoken import reached
 
 SPEC = JobSpec(name="gpt", script="/gpt.py", machines=4, ranks_per_machine=2, tp=2, pp=2)
 MACHINES = [Machine(name=f"m{index}", address=f"a{index}") for index in range(4)]
@@ -164,39 +166,21 @@ def test_the_json_has_all_of_it() -> None:
     assert found["backup_machines"]["m0"] == "m3"
 
 
-class Agents:
-    """Stands for the agents: each answers with what it was given, or not at all."""
-
-    def __init__(self, replies: dict[str, pb.CheckpointsReply | None]) -> None:
-        self.replies = replies
-        self.asked: list[pb.CheckpointsRequest] = []
-        self.address = ""
-
-    def get(self, address: str) -> Agents:
-        found = Agents(self.replies)
-        found.address, found.asked = address, self.asked
-        return found
-
-    async def checkpoints(self, request: pb.CheckpointsRequest, *, timeout_s: float) -> pb.CheckpointsReply:
-        self.asked.append(request)
-        reply = self.replies[self.address]
-        if reply is None:
-            raise AgentUnreachable(self.address)
-        return reply
-
-
 @pytest.mark.parametrize("verify", [False, True])
 async def test_all_machines_are_asked_and_the_silent_ones_named(verify: bool) -> None:
     disk = pb.HeldCheckpoint(rank=0, completed_steps=5, valid=True, tier=pb.HeldCheckpoint.DISK, place="/shared/a")
     reply = pb.CheckpointsReply(checkpoints=[disk])
-    agents = Agents({"a0": reply, "a1": reply, "a2": None, "a3": pb.CheckpointsReply()})
+    answers = (reply, reply, AgentUnreachable("away"), pb.CheckpointsReply())
+    agents = [FakeAgent(checkpoints=answer) for answer in answers]
     spec = SPEC.model_copy(update={"checkpoint": SPEC.checkpoint.model_copy(update={"disk_path": "/shared"})})
 
-    copies, silent = await ask_for_copies(agents, spec, MACHINES, verify=verify)  # type: ignore[arg-type]
+    async with reached(agents) as (pool, machines):
+        copies, silent = await ask_for_copies(pool, spec, machines, verify=verify)
 
     assert silent == ["m2"]
     assert [(one.rank, one.machine, one.tier) for one in copies] == [(0, "m0", Tier.DISK)], "one file, seen by two"
-    assert {(one.job, one.verify, one.disk_path) for one in agents.asked} == {("gpt", verify, "/shared")}
+    for [one] in (agent.asked("checkpoints") for agent in agents):
+        assert (one.job, one.verify, one.disk_path) == ("gpt", verify, "/shared")
 
 
 def test_what_cannot_be_listed_is_unknown_and_not_damaged() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from agent.fake import FakeAgent
 from agent.v1 import agent_pb2 as pb
 from console.views.status_text import job_facts, machine_rows
 from controlplane.queries.remaining_checkpoints import remaining_checkpoint
@@ -18,7 +19,9 @@ from everstep.model.incident import NOT_CONFIRMED
 from everstep.model.job import JobSpec
 from everstep.model.job_state import JobState
 from everstep.model.machine import Machine
+from tests.activities.spoken import reached
 
+DISK = pb.HeldCheckpoint.DISK
 NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)  # noqa: UP017 - as the client gives it
 MACHINES = [Machine(name=f"m{index}", address=f"a{index}") for index in range(2)]
 
@@ -112,28 +115,24 @@ def test_a_job_knows_whether_it_was_launched() -> None:
 @pytest.mark.parametrize(
     ("steps", "url", "said"),
     [
-        ({"a0": [10, 20], "a1": [10]}, "", "step 10 on disk; its memory was given back (everstep checkpoints gpt)"),
-        ({"a0": [10], "a1": [10]}, "s3://b", "step 10 on disk, and what is at s3://b; its memory"),
-        ({"a0": [10], "a1": []}, "", "no step of all ranks on disk; its memory"),
-        ({"a0": [10]}, "", "no step of all ranks that can be seen on disk; its memory"),
+        ([[10, 20], [10]], "", "step 10 on disk; its memory was given back (everstep checkpoints gpt)"),
+        ([[10], [10]], "s3://b", "step 10 on disk, and what is at s3://b; its memory"),
+        ([[10], []], "", "no step of all ranks on disk; its memory"),
+        ([[10], None], "", "no step of all ranks that can be seen on disk; its memory"),
     ],
 )
-async def test_what_is_on_disk_is_looked_up(steps: dict[str, list[int]], url: str, said: str) -> None:
-    def agent(address: str) -> Any:
-        async def checkpoints(request: pb.CheckpointsRequest, *, timeout_s: float) -> pb.CheckpointsReply:
-            assert not request.remote_url, "that takes too long"
-            if address not in steps:
-                raise AgentUnreachable(address)
-            tier, rank = pb.HeldCheckpoint.DISK, int(address[1:])
-            return pb.CheckpointsReply(
-                checkpoints=[
-                    pb.HeldCheckpoint(rank=rank, completed_steps=step, valid=True, tier=tier, place=f"/{step}/{rank}")
-                    for step in steps[address]
-                ]
-            )
+async def test_what_is_on_disk_is_looked_up(steps: list[list[int] | None], url: str, said: str) -> None:
+    def on_disk(rank: int, steps: list[int] | None) -> Exception | pb.CheckpointsReply:
+        copies = [
+            pb.HeldCheckpoint(rank=rank, completed_steps=step, valid=True, place=f"/{step}/{rank}", tier=DISK)
+            for step in steps or []
+        ]
+        return AgentUnreachable("away") if steps is None else pb.CheckpointsReply(checkpoints=copies)
 
-        return SimpleNamespace(checkpoints=checkpoints)
-
+    agents = [FakeAgent(checkpoints=on_disk(rank, known)) for rank, known in enumerate(steps)]
     spec = JobSpec(name="gpt", script="/gpt.py", machines=2, checkpoint=CheckpointPolicy(remote_url=url))
-    control: Any = SimpleNamespace(agents=SimpleNamespace(get=agent), option="")
-    assert (await remaining_checkpoint(control, JobState(spec=spec, machines=MACHINES))).startswith(said)
+    async with reached(agents) as (pool, machines):
+        control: Any = SimpleNamespace(agents=pool, option="")
+        assert (await remaining_checkpoint(control, JobState(spec=spec, machines=machines))).startswith(said)
+    for [asked] in (agent.asked("checkpoints") for agent in agents):
+        assert not asked.remote_url, "that takes too long"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from agent.fake import FakeAgent
 from agent.v1 import agent_pb2 as pb
 from controlplane.references import JobRun
 from controlplane.start_checks.resume import as_earlier, check_step, checked_path, earlier_run, parse_step
@@ -17,55 +19,20 @@ from everstep.errors import AgentUnreachable, ConfigError, NoSuchJob
 from everstep.model.job import JobSpec
 from everstep.model.job_state import JobState
 from everstep.model.machine import Machine
+from tests.activities.spoken import reached
 
 SPEC = JobSpec(name="gpt", script="/gpt.py", machines=2, ranks_per_machine=1)
+DISK = pb.HeldCheckpoint.DISK
 MACHINES = [Machine(name=f"m{index}", address=f"a{index}") for index in range(2)]
 
 
 @dataclass
 class FakeControl:
-    """A control plane that knows at most one job; each of its machines holds its own rank's steps on disk."""
+    """A control plane that knows at most one job."""
 
     known: JobState | None = None
     status: str = "completed"
-    steps: dict[str, list[int]] = field(default_factory=dict)
     option: str = ""
-    generations: dict[tuple[str, int], int] = field(default_factory=dict)
-    """That saved the step of a machine, in the run that is known."""
-    unlisted: dict[str, str] = field(default_factory=dict)
-    """Why a machine cannot list its disk."""
-
-    @property
-    def agents(self) -> Any:
-        return SimpleNamespace(get=lambda address: SimpleNamespace(checkpoints=self._answer(address)))
-
-    def _answer(self, address: str) -> Any:
-        async def checkpoints(request: pb.CheckpointsRequest, *, timeout_s: float) -> pb.CheckpointsReply:
-            if address not in self.steps:
-                raise AgentUnreachable("away")
-            rank, tier = int(address[1:]), pb.HeldCheckpoint.DISK
-            return pb.CheckpointsReply(
-                checkpoints=[
-                    pb.HeldCheckpoint(
-                        rank=rank,
-                        completed_steps=step,
-                        valid=True,
-                        tier=tier,
-                        place=f"/{step}/{rank}",
-                        run=self.known.run if self.known else "",
-                        generation=self.generations.get((address, step), 1),
-                    )
-                    for step in self.steps[address]
-                ]
-                + [
-                    pb.HeldCheckpoint(
-                        rank=0, completed_steps=-1, reason=self.unlisted[address], tier=tier, place="m:/d"
-                    )
-                    for _ in self.unlisted.get(address, "")[:1]
-                ]
-            )
-
-        return checkpoints
 
     async def state(self, job: str) -> JobState:
         if self.known is None:
@@ -74,6 +41,48 @@ class FakeControl:
 
     async def run_of(self, job: str) -> JobRun:
         return JobRun(job, self.status, datetime.now(timezone.utc), None)  # noqa: UP017 - as the client gives it
+
+
+async def checked(
+    step: Any,
+    steps: Sequence[list[int] | None],
+    *,
+    earlier: JobState | None = None,
+    newer: tuple[int, int] = (-1, -1),
+    unlisted: str = "",
+) -> tuple[int, str]:
+    """Check a step.
+
+    Args:
+        step: It.
+        steps: That each of two machines has of its own rank on disk; None: its agent does not answer.
+        earlier: The last run of the name, which saved all of it.
+        newer: A machine, and a step that its second generation saved; all else the first one did.
+        unlisted: Why the last machine cannot list its disk to the end.
+    """
+
+    def on_disk(rank: int, steps: list[int]) -> list[pb.HeldCheckpoint]:
+        return [
+            pb.HeldCheckpoint(
+                rank=rank,
+                completed_steps=step,
+                valid=True,
+                tier=DISK,
+                place=f"/{step}/{rank}",
+                run=earlier.run if earlier else "",
+                generation=2 if (rank, step) == newer else 1,
+            )
+            for step in steps
+        ]
+
+    replies = [pb.CheckpointsReply(checkpoints=on_disk(rank, known or [])) for rank, known in enumerate(steps)]
+    if unlisted:
+        replies[-1].checkpoints.add(rank=0, completed_steps=-1, reason=unlisted, tier=DISK, place="m:/d")
+    away = AgentUnreachable("away")
+    agents = [FakeAgent(checkpoints=away if known is None else one) for known, one in zip(steps, replies, strict=True)]
+    async with reached(agents) as (pool, machines):
+        control: Any = SimpleNamespace(agents=pool, option="")
+        return await check_step(control, SPEC, machines, step, as_earlier(earlier) if earlier else None)
 
 
 async def test_the_last_run_of_the_name_is_found() -> None:
@@ -99,27 +108,21 @@ async def test_checkpoints_of_other_sizes_are_not_taken_for_ones_of_these() -> N
 
 
 async def test_a_step_that_all_ranks_have_will_do() -> None:
-    control = FakeControl(steps={"a0": [10, 20], "a1": [10]})
-
-    step, said = await check_step(control, SPEC, MACHINES, 10)  # type: ignore[arg-type]
+    step, said = await checked(10, [[10, 20], [10]])
 
     assert step == 10
     assert said.startswith("step 10 is the one asked for, which all 2 ranks can restore: all 2 from disk")
 
 
 async def test_a_step_that_some_rank_lacks_is_refused_with_what_exists() -> None:
-    control = FakeControl(steps={"a0": [10, 20], "a1": [10]})
-
     with pytest.raises(
         ConfigError, match="step 20 cannot be restored by all 2 ranks: rank 1 lacks it; there are steps 10"
     ):
-        await check_step(control, SPEC, MACHINES, 20)  # type: ignore[arg-type]
+        await checked(20, [[10, 20], [10]])
 
 
 async def test_the_latest_is_the_newest_that_all_ranks_have() -> None:
-    control = FakeControl(steps={"a0": [10, 20, 30], "a1": [10, 20]})
-
-    step, said = await check_step(control, SPEC, MACHINES, "latest")  # type: ignore[arg-type]
+    step, said = await checked("latest", [[10, 20, 30], [10, 20]])
 
     assert step == 20
     assert said.startswith("step 20 is the latest that all 2 ranks can restore: all 2 from disk")
@@ -128,32 +131,31 @@ async def test_the_latest_is_the_newest_that_all_ranks_have() -> None:
 async def test_what_the_last_run_had_disowned_is_not_gone_on_from() -> None:
     """A machine could not set its files of step 20 aside when the job went back to 10."""
     state = JobState(spec=SPEC, machines=MACHINES, run="20261121-1", lineage=[(1, -1), (2, 10)])
-    control = FakeControl(state, steps={"a0": [10, 20], "a1": [10, 20]}, generations={("a0", 20): 2})
 
     with pytest.raises(ConfigError, match="rank 1 lacks it; there are steps 10"):
-        await check_step(control, SPEC, MACHINES, 20, as_earlier(state))  # type: ignore[arg-type]
+        await checked(20, [[10, 20], [10, 20]], earlier=state, newer=(0, 20))
 
 
 async def test_there_is_no_latest_where_no_step_is_complete() -> None:
     with pytest.raises(ConfigError, match=r"has no step to go on from: no step is held by all ranks: .* lacks rank"):
-        await check_step(FakeControl(steps={"a0": [20], "a1": [10]}), SPEC, MACHINES, "latest")  # type: ignore[arg-type]
+        await checked("latest", [[20], [10]])
     with pytest.raises(ConfigError, match="has no step to go on from: no rank holds a checkpoint"):
-        await check_step(FakeControl(steps={"a0": [], "a1": []}), SPEC, MACHINES, "latest")  # type: ignore[arg-type]
+        await checked("latest", [[], []])
 
 
 async def test_nobody_knows_the_latest_while_a_machine_is_silent() -> None:
     with pytest.raises(ConfigError, match="not known; m1 does not answer: bring its agent back, or name a step"):
-        await check_step(FakeControl(steps={"a0": [10]}), SPEC, MACHINES, "latest")  # type: ignore[arg-type]
+        await checked("latest", [[10], None])
 
 
 async def test_nobody_knows_the_latest_while_a_disk_cannot_be_listed() -> None:
-    control = FakeControl(steps={"a0": [10, 20], "a1": [10]}, unlisted={"a1": "/mnt/runs cannot be listed: no answer"})
+    steps, unlisted = [[10, 20], [10]], "/mnt/runs cannot be listed: no answer"
 
     with pytest.raises(
         ConfigError, match="/mnt/runs cannot be listed: no answer: the newest that can be seen is step 10"
     ):
-        await check_step(control, SPEC, MACHINES, "latest")  # type: ignore[arg-type]
-    assert (await check_step(control, SPEC, MACHINES, 10))[0] == 10  # type: ignore[arg-type]
+        await checked("latest", steps, unlisted=unlisted)
+    assert (await checked(10, steps, unlisted=unlisted))[0] == 10
 
 
 @pytest.mark.parametrize(("text", "step"), [("1", 1), ("120", 120), ("latest", "latest")])
