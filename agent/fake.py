@@ -30,7 +30,7 @@ import os
 import re
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -267,9 +267,7 @@ class FakeAgent:
         """Answer a method that is a stream. Not a generator: what it iterates over ends with the call, not later."""
         with self._recorded(name, request):
             try:
-                async with contextlib.aclosing(_each(await self._outcome(name, request))) as messages:
-                    async for message in messages:
-                        await context.write(message)
+                await _send(await self._outcome(name, request), context)
             except (EverstepError, OSError, NotImplementedError) as error:
                 await context.abort(_status(error), str(error))
 
@@ -301,12 +299,12 @@ class FakeAgent:
                 raise AgentUnreachable("the agent was stopped")
 
 
-async def _each(found: Any) -> AsyncGenerator[Any, None]:
-    """The messages of a stream's answer."""
+async def _send(found: Any, context: Context) -> None:
+    """Send the messages of a stream's answer."""
     if hasattr(found, "__aiter__"):
         try:
             async for message in found:
-                yield message
+                await context.write(message)
         finally:
             if hasattr(found, "aclose"):
                 await found.aclose()
@@ -316,7 +314,7 @@ async def _each(found: Any) -> AsyncGenerator[Any, None]:
             raise message
         if message is NEVER:
             await asyncio.Event().wait()
-        yield message
+        await context.write(message)
 
 
 def _status(error: Exception) -> grpc.StatusCode:

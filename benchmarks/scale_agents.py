@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import sys
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
-import grpc.aio
-
+from agent.fake import FakeAgent
 from agent.v1 import agent_pb2 as pb
-from agent.v1 import agent_pb2_grpc
 
 HOST = "127.0.0.32"
-OPTIONS = [("grpc.so_reuseport", 0)]
 
 
 @dataclass(slots=True)
@@ -59,24 +56,38 @@ class Training:
         return min(1.0, left if left > 0 else self.step_s - -left % self.step_s) + 0.001
 
 
-@dataclass(slots=True)
-class SimulatedAgent(agent_pb2_grpc.AgentServicer):
-    """One machine."""
+class SimulatedAgent(FakeAgent):
+    """One machine.
 
-    index: int
-    machines: int
-    training: Training
-    launched: int = 0
-    stopped: int = 0
-    ended: dict[int, pb.Exit] = field(default_factory=dict)
-    """Rank → end, in the generation at hand."""
-    said: list[pb.Observation] = field(default_factory=list)
-    news: asyncio.Event = field(default_factory=asyncio.Event)
+    It keeps its observations itself: a real log writes each down, and 8,000 at once would hold up all agents here.
+    """
 
-    @property
-    def name(self) -> str:
-        """Of the machine."""
-        return f"machine-{self.index:04d}"
+    def __init__(self, index: int, machines: int, training: Training) -> None:
+        self.index = index
+        self.machines = machines
+        self.training = training
+        self.launched = 0
+        self.stopped = 0
+        self.ended: dict[int, pb.Exit] = {}
+        """Rank → end, in the generation at hand."""
+        self.said: list[pb.Observation] = []
+        self.news = asyncio.Event()
+        name = f"machine-{index:04d}"
+        super().__init__(
+            name,
+            describe=pb.DescribeReply(machine=name),
+            prepare=pb.PrepareReply(fork_server_pid=1),
+            start_store=pb.StartStoreReply(host=HOST, port=1),
+            launch=self._launch,
+            stop=self._stop,
+            restore=lambda r: pb.RestoreReply(shards=[pb.ShardRestored(rank=one.rank, ok=True) for one in r.shards]),
+            release=pb.ReleaseReply(),
+            acknowledge=pb.AcknowledgeReply(),
+            persist=pb.PersistReply(),
+            align=pb.AlignReply(),
+            observe=self._observe,
+            progress=self._progress,
+        )
 
     def ranks(self, machine: int | None = None) -> range:
         """Of this machine, or another."""
@@ -90,8 +101,8 @@ class SimulatedAgent(agent_pb2_grpc.AgentServicer):
         self.said.append(
             pb.Observation(
                 sequence=number,
-                id=f"{self.name}-{number}",
-                machine=self.name,
+                id=f"{self.machine}-{number}",
+                machine=self.machine,
                 job=job,
                 generation=self.launched,
                 time_ns=end.time_ns,
@@ -100,19 +111,7 @@ class SimulatedAgent(agent_pb2_grpc.AgentServicer):
         )
         self.news.set()
 
-    async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:  # noqa: N802
-        """Who it is."""
-        return pb.DescribeReply(machine=self.name)
-
-    async def Prepare(self, request: pb.PrepareRequest, context: Any) -> pb.PrepareReply:  # noqa: N802
-        """A fork server is there."""
-        return pb.PrepareReply(fork_server_pid=1)
-
-    async def StartStore(self, request: pb.StartStoreRequest, context: Any) -> pb.StartStoreReply:  # noqa: N802
-        """A store is there."""
-        return pb.StartStoreReply(host=HOST, port=1)
-
-    async def Launch(self, request: pb.LaunchRequest, context: Any) -> pb.LaunchReply:  # noqa: N802
+    def _launch(self, request: pb.LaunchRequest) -> pb.LaunchReply:
         """The ranks begin."""
         self.training.launch(request.generation, request.resume_step)
         self.launched = request.generation
@@ -122,7 +121,7 @@ class SimulatedAgent(agent_pb2_grpc.AgentServicer):
         ranks = [pb.RankProcess(rank=one.rank, pid=1000 + one.rank, forked_ns=now) for one in request.ranks]
         return pb.LaunchReply(generation=request.generation, resume_step=request.resume_step, ranks=ranks)
 
-    async def Stop(self, request: pb.StopRequest, context: Any) -> pb.StopReply:  # noqa: N802
+    def _stop(self, request: pb.StopRequest) -> pb.StopReply:
         """How the ranks ended, and their own copies and a neighbour's of two steps."""
         self.stopped, now, steps = request.generation, time.time_ns(), self.training.steps()
         killed = pb.Exit(kind=pb.Exit.SIGNAL, value=9, time_ns=now)
@@ -159,27 +158,7 @@ class SimulatedAgent(agent_pb2_grpc.AgentServicer):
             ],
         )
 
-    async def Restore(self, request: pb.RestoreRequest, context: Any) -> pb.RestoreReply:  # noqa: N802
-        """All is there."""
-        return pb.RestoreReply(shards=[pb.ShardRestored(rank=one.rank, ok=True) for one in request.shards])
-
-    async def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseReply:  # noqa: N802
-        """It is over."""
-        return pb.ReleaseReply()
-
-    async def Acknowledge(self, request: pb.AcknowledgeRequest, context: Any) -> pb.AcknowledgeReply:  # noqa: N802
-        """Taken."""
-        return pb.AcknowledgeReply()
-
-    async def Persist(self, request: pb.PersistRequest, context: Any) -> pb.PersistReply:  # noqa: N802
-        """Taken."""
-        return pb.PersistReply()
-
-    async def Align(self, request: pb.AlignRequest, context: Any) -> pb.AlignReply:  # noqa: N802
-        """Taken."""
-        return pb.AlignReply()
-
-    async def Observe(self, request: pb.ObserveRequest, context: Any) -> AsyncIterator[pb.Observation]:  # noqa: N802
+    async def _observe(self, request: pb.ObserveRequest) -> AsyncIterator[pb.Observation]:
         """What was said, and live."""
         after = request.after_sequence
         while True:
@@ -188,12 +167,10 @@ class SimulatedAgent(agent_pb2_grpc.AgentServicer):
                 yield one
             await self._wait(60.0)
 
-    async def Progress(  # noqa: N802
-        self, request: pb.ProgressRequest, context: Any
-    ) -> AsyncIterator[pb.ProgressReply]:
+    async def _progress(self, request: pb.ProgressRequest) -> AsyncIterator[pb.ProgressReply]:
         """Where the ranks stand, at each change and once a second."""
         while True:
-            yield self._progress()
+            yield self._standing()
             await self._wait(self.training.wait_s())
 
     async def _wait(self, seconds: float) -> None:
@@ -206,7 +183,7 @@ class SimulatedAgent(agent_pb2_grpc.AgentServicer):
         if self.news is news:
             self.news = asyncio.Event()
 
-    def _progress(self) -> pb.ProgressReply:
+    def _standing(self) -> pb.ProgressReply:
         now, steps, training = time.time_ns(), self.training.steps(), self.training
         if not self.launched:
             return pb.ProgressReply(time_ns=now)
@@ -235,23 +212,18 @@ class Place:
 
     def __init__(self, machines: int, training: Training, job: str) -> None:
         self.job, self.training = job, training
-        self.agents = [SimulatedAgent(index, machines, training) for index in range(machines)]  # type: ignore[abstract]
-        self._servers: dict[int, grpc.aio.Server] = {}
-        self._ports = [0] * machines
+        self.agents = [SimulatedAgent(index, machines, training) for index in range(machines)]
+        self._gone = self.agents
 
     async def serve(self) -> None:
-        """Start the servers that are not there."""
-        for agent in self.agents:
-            if agent.index not in self._servers:
-                server = grpc.aio.server(options=OPTIONS)
-                agent_pb2_grpc.add_AgentServicer_to_server(agent, server)
-                self._ports[agent.index] = server.add_insecure_port(f"{HOST}:{self._ports[agent.index]}")
-                await server.start()
-                self._servers[agent.index] = server
+        """Start the agents that are not there."""
+        for agent in self._gone:
+            await agent.start(agent.address or f"{HOST}:0")
+        self._gone = []
 
     def machines(self) -> list[dict[str, str]]:
         """Names and addresses."""
-        return [{"name": one.name, "address": f"{HOST}:{self._ports[one.index]}"} for one in self.agents]
+        return [{"name": one.machine, "address": one.address} for one in self.agents]
 
     async def carry_out(self, line: str) -> None:
         """One line of stdin."""
@@ -270,8 +242,8 @@ class Place:
                         agent.end(rank, pb.Exit(kind=pb.Exit.CODE, value=1, time_ns=now + rank), self.job)
             case "refuse":
                 every = round(1 / float(more[0]))
-                gone = [index for index in self._servers if index % every == 0]
-                await asyncio.gather(*(self._servers.pop(index).stop(None) for index in gone))
+                self._gone = self.agents[::every]
+                await asyncio.gather(*(agent.stop() for agent in self._gone))
             case "serve":
                 await self.serve()
         print(now, flush=True)
@@ -288,6 +260,7 @@ async def main() -> None:
     given = parser.parse_args()
     place = Place(given.machines, Training(given.ranks, given.step_s, given.restart_s), given.job)
     await place.serve()
+    gc.freeze()  # all of it stays: to look for garbage in it would hold up all agents for 0.3 s
     print(json.dumps(place.machines()), flush=True)
     while line := await asyncio.to_thread(sys.stdin.readline):
         await place.carry_out(line)
