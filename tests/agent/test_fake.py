@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agent.client import AgentClient
-from agent.fake import NEVER, Answer, FakeAgent
+from agent.fake import METHODS, NEVER, Answer, FakeAgent
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import AgentError, AgentUnreachable, ConfigError, Fenced, StillDying
 
@@ -147,3 +147,7 @@ async def test_a_repeated_request_id_gets_the_first_reply_until_the_job_is_over(
         assert [(await client.release(release)).bytes_freed for _ in range(2)] == [3, 3]
         assert (await client.stop(same)).disk_asked == 4
         assert len(agent.asked("stop")) == 4
+
+
+def test_its_methods_are_those_of_the_client() -> None:
+    assert [name for name in METHODS if not callable(getattr(AgentClient, name, None))] == []
