@@ -22,8 +22,7 @@ from activities.ledger.machine_events import EventWriter
 from activities.ledger.records import NumbersUsed
 from activities.watching.watcher import Watcher
 from agent.client import AgentPool
-from agent.fake import NEVER, FakeAgent
-from agent.reporting.observations import OF_NO_JOB
+from agent.fake import NEVER
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import AgentUnreachable, LedgerError
 from everstep.model.checkpoint_policy import CheckpointPolicy
@@ -32,49 +31,12 @@ from everstep.model.job import JobSpec
 from everstep.model.job_state import JobState, job_workflow_id
 from everstep.model.machine import Machine
 from tests.activities.spoken import serving
+from tests.activities.watching.spoken_agent import SpokenAgent
 from tests.workflows.conftest import ScriptedCluster
 from tests.workflows.other_release import FAILING, UNREADABLE, OtherJob
 from workflows.job import JobWorkflow
 from workflows.messages import JobResult
 from workflows.registry import WORKFLOWS, sandbox
-
-
-class SpokenAgent(FakeAgent):
-    """Tells what a test lets it, shows ranks, and takes note of what it may forget."""
-
-    def __init__(self, machine: str) -> None:
-        self.acknowledged = 0
-        self.machine_acknowledged = 0
-        """Of no job."""
-        self.shown: dict[str, list[pb.RankProgress]] = {}
-        """Job → its ranks on this machine."""
-        super().__init__(machine, observe=self.observe, acknowledge=self.acknowledge, progress=self._progress)
-        self.answer(persist=pb.PersistReply(), align=pb.AlignReply())
-
-    def exited(self, job: str, generation: int, rank: int, end: pb.Exit, *, finished: bool) -> None:
-        ended = pb.RankExited(rank=rank, exit=end, attached=True, finished=finished)
-        self.tell(job=job, generation=generation, rank_exited=ended)
-
-    def acknowledge(self, request: pb.AcknowledgeRequest) -> pb.AcknowledgeReply:
-        if request.job == OF_NO_JOB:
-            self.machine_acknowledged = max(self.machine_acknowledged, request.up_to_sequence)
-        else:
-            self.acknowledged = max(self.acknowledged, request.up_to_sequence)
-        return super().acknowledge(request)
-
-    @property
-    def asked_to_persist(self) -> list[int]:
-        return [request.step for request in self.asked("persist") if not request.whole]
-
-    @property
-    def told_whole(self) -> list[int]:
-        return [request.whole for request in self.asked("persist") if request.whole]
-
-    async def _progress(self, request: pb.ProgressRequest) -> AsyncIterator[pb.ProgressReply]:
-        while True:
-            if request.job in self.shown:
-                yield pb.ProgressReply(time_ns=time.time_ns(), ranks=self.shown[request.job])
-            await asyncio.sleep(0.1)
 
 
 @dataclass

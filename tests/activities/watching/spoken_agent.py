@@ -1,0 +1,49 @@
+"""An agent that tells what a test lets it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+from agent.fake import FakeAgent
+from agent.reporting.observations import OF_NO_JOB
+from agent.v1 import agent_pb2 as pb
+
+
+class SpokenAgent(FakeAgent):
+    """Tells what a test lets it, shows ranks, and takes note of what it may forget."""
+
+    def __init__(self, machine: str) -> None:
+        self.acknowledged = 0
+        self.machine_acknowledged = 0
+        """Of no job."""
+        self.shown: dict[str, list[pb.RankProgress]] = {}
+        """Job → its ranks on this machine."""
+        super().__init__(machine, observe=self.observe, acknowledge=self.acknowledge, progress=self._progress)
+        self.answer(persist=pb.PersistReply(), align=pb.AlignReply())
+
+    def exited(self, job: str, generation: int, rank: int, end: pb.Exit, *, finished: bool) -> None:
+        ended = pb.RankExited(rank=rank, exit=end, attached=True, finished=finished)
+        self.tell(job=job, generation=generation, rank_exited=ended)
+
+    def acknowledge(self, request: pb.AcknowledgeRequest) -> pb.AcknowledgeReply:
+        if request.job == OF_NO_JOB:
+            self.machine_acknowledged = max(self.machine_acknowledged, request.up_to_sequence)
+        else:
+            self.acknowledged = max(self.acknowledged, request.up_to_sequence)
+        return super().acknowledge(request)
+
+    @property
+    def asked_to_persist(self) -> list[int]:
+        return [request.step for request in self.asked("persist") if not request.whole]
+
+    @property
+    def told_whole(self) -> list[int]:
+        return [request.whole for request in self.asked("persist") if request.whole]
+
+    async def _progress(self, request: pb.ProgressRequest) -> AsyncIterator[pb.ProgressReply]:
+        while True:
+            if request.job in self.shown:
+                yield pb.ProgressReply(time_ns=time.time_ns(), ranks=self.shown[request.job])
+            await asyncio.sleep(0.1)
