@@ -29,6 +29,7 @@ AWAIT = "Await machines"
 RELEASE = "Release machines"
 CLOSED = "Read closed incident"
 DECIDE = "Decide"
+"""Writes a conclusion of the incident to the ledger; the workflow decides. Histories have this name."""
 RECORD = "Record job"
 
 

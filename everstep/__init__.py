@@ -1,6 +1,6 @@
 """everstep keeps large training jobs stepping.
 
-A training script needs three names::
+A training script needs four calls::
 
     import everstep
 

@@ -8,6 +8,7 @@ not what records of earlier releases have.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -42,7 +43,8 @@ def look(pid: int) -> ProcessInfo | None:
 def read(folder: Path) -> ProcessInfo | None:
     """The same of a folder of /proc: of a process, or of one of its threads; None: it is gone."""
     try:
-        head, _, tail = (folder / "stat").read_text().rpartition(")")
+        # Names of processes are bytes of any kind: any user gives theirs.
+        head, _, tail = os.fsdecode((folder / "stat").read_bytes()).rpartition(")")
     except OSError:
         return None
     fields = tail.split()

@@ -18,7 +18,7 @@ with workflow.unsafe.imports_passed_through():
     from activities.ledger.records import NumbersUsed
     from activities.messages import RecordInput
     from everstep.decisions.checkpoints.lineage import extended
-    from everstep.decisions.recover.rules import steady
+    from everstep.decisions.recover.rules import still_counting
     from everstep.model.incident import (
         CLOSED_OUTSIDE,
         Anomaly,
@@ -318,7 +318,7 @@ class JobWorkflow:
         self.reopening.over()
         state.unproductive_s += report.seconds or 0.0
         if report.failures:
-            still = steady(state.failures, report.failures[0], state.spec.policy)
+            still = still_counting(state.failures, report.failures[0], state.spec.policy)
             state.failures = [*still, *report.failures][-FAILURES_KEPT:]
         state.resume_step = report.resume_step
         if report.showing.kind:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from agent.v1 import agent_pb2 as pb
-from everstep.decisions.checkpoints.align_backups import FREE as EACH_ALONE
+from everstep.decisions.checkpoints.align_backups import NO_NAMED_STEP
 from everstep.decisions.checkpoints.common_disk_step import StepsOnDisk
 from everstep.decisions.checkpoints.disk_schedule import DiskProgress
 from everstep.decisions.detect.facts import RankFacts
@@ -140,4 +140,4 @@ def on_disk(shown: Shown, now_ns: int) -> DiskProgress:
 
 def kept_elsewhere(saved: pb.SavedState) -> int:
     """The newest step that a rank's peer has; a rank without one is never behind with it, unless a step is named."""
-    return saved.own_step if saved.backup_none and saved.backup_named == EACH_ALONE else saved.backup_step
+    return saved.own_step if saved.backup_none and saved.backup_named == NO_NAMED_STEP else saved.backup_step

@@ -2,7 +2,7 @@
 
 Run by the agent as a program of its own, ``python -P …/agent/launcher/fork_server.py``,
 with the interpreter of the job. It imports the standard library, torch and
-three small modules of everstep; nothing that a training script could want to
+small modules of everstep (``PRELOADED``, ``PRELOADED_IF_THERE``); nothing that a training script could want to
 import under the same name.
 
 It is the parent of the ranks and of the rendezvous stores, and it outlives the
@@ -22,7 +22,7 @@ assign      job                                          the table
 fork        generation, fenced, script, args, cwd, env,  ranks: one entry each
             ranks: [{rank, env, report, stdout, stderr}]
 store       generation, fenced, host                     port, pid, start_ticks
-kill        generation, grace_s                          the table, once all of them are reaped
+kill        generation, grace_s                          the table once all are reaped, or what is left
 reset                                                    the table, empty; the server is free again
 end                                                      nothing is left; then the server exits
 =========== ============================================ =======================================
@@ -615,7 +615,12 @@ def descriptors() -> set[int]:
 
 def start_ticks(pid: int) -> int:
     """Start time of a process in clock ticks since boot: with the pid it names a process for good."""
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    return int(stat_fields(Path(f"/proc/{pid}"))[19])
+
+
+def stat_fields(folder: Path) -> list[str]:
+    """Fields of a process's stat that follow its name, which may be no text at all: any user gives theirs."""
+    return (folder / "stat").read_bytes().rpartition(b")")[2].decode().split()
 
 
 def processes() -> list[tuple[int, int, int, str]]:
@@ -624,7 +629,7 @@ def processes() -> list[tuple[int, int, int, str]]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             try:
-                state, parent, _, session, *_ = (entry / "stat").read_text().rpartition(")")[2].split()
+                state, parent, _, session, *_ = stat_fields(entry)
             except OSError:
                 continue
             found.append((int(entry.name), int(parent), int(session), state))

@@ -98,7 +98,7 @@ def kill_family(pid: int, ticks: int, variable: str = "") -> None:
 def maps(pid: int, path: Path) -> bool:
     """Whether a process has a file mapped."""
     try:
-        return str(path) in (PROC / str(pid) / "maps").read_text()
+        return os.fsencode(path) in (PROC / str(pid) / "maps").read_bytes()
     except OSError:
         return False
 

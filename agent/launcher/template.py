@@ -183,7 +183,7 @@ def _command(arguments: list[str]) -> list[str]:
 
 def _arguments() -> tuple[int, int]:
     """Where this process's arguments lie in memory: what is written there /proc shows, and it cannot grow."""
-    begin, end = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[_ARGUMENTS]
+    begin, end = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()[_ARGUMENTS]
     return int(begin), int(end)
 
 

@@ -19,7 +19,7 @@ SOURCE = "everstep"
 def below(folder: Path) -> list[Path]:
     """What of ours is mounted at a folder or below it, the deepest first."""
     try:
-        lines = TABLE.read_text().splitlines()
+        lines = os.fsdecode(TABLE.read_bytes()).splitlines()
     except OSError:
         return []
     ours = [fields for line in lines if (fields := line.split())[:1] == [SOURCE]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import time
@@ -132,7 +133,7 @@ def await_rank_of(fork_server: int, known: set[int], limit_s: float) -> int | No
         for pid in children(fork_server):
             if pid not in known:
                 with suppress(OSError):
-                    if _RANK.fullmatch(Path(f"/proc/{pid}/comm").read_text().strip()):
+                    if _RANK.fullmatch(os.fsdecode(Path(f"/proc/{pid}/comm").read_bytes()).strip()):
                         return pid
         time.sleep(0.0005)
     return None

@@ -20,9 +20,11 @@ from everstep.model.job import JobSpec
 WARM_UP = 3
 """Gates after which a process has what it needs: its memory and descriptors are measured from there on (ours)."""
 GROWTH = 1.5
+"""A process may grow to so many times the memory that it had: caches fill up (ours); or, where that is more, …"""
 GROWTH_MB = {"temporal": 400.0}
+"""… by so many MB, by name (ours), …"""
 GROWTH_MB_OTHER = 60.0
-"""A process may grow to so many times what it had, or by so many MB, whichever is more: caches fill up (ours)."""
+"""… and by so many of any other name (ours)."""
 MORE_DESCRIPTORS = 24
 """A process may hold so many more descriptors than it did: connections come and go (ours)."""
 MORE_FILES = 6

@@ -213,7 +213,7 @@ def _kind(pid: int, name: str) -> str:
 
 def _own_memory_mb(pid: int) -> float:
     with suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        for line in os.fsdecode(Path(f"/proc/{pid}/status").read_bytes()).splitlines():
             if line.startswith("RssAnon:"):
                 return int(line.split()[1]) / 1024
     return 0.0
@@ -263,7 +263,7 @@ def _shared(folder: Path) -> set[str]:
 def _is_held(path: str) -> bool:
     for pid in all_pids():
         with suppress(OSError):
-            if path in Path(f"/proc/{pid}/maps").read_text():
+            if os.fsencode(path) in Path(f"/proc/{pid}/maps").read_bytes():
                 return True
             for descriptor in Path(f"/proc/{pid}/fd").iterdir():
                 with suppress(OSError):

@@ -12,7 +12,7 @@ STAGES = {
     "launch": messages.LAUNCH,
     "confirm": messages.CONFIRM,
 }
-"""Stage of an incident → the activity that it consists of."""
+"""Stage of an incident → the activity that it consists of; of the decision, the one that writes it down."""
 REPORT = "report"
 """The stage before an incident; the update of the job's workflow has that name."""
 MOMENTS = ("begin", "middle", "end")

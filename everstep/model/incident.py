@@ -299,12 +299,13 @@ class IncidentReport(Model):
 
     headline: str
     resolution: str
-    """``reattempt``, ``resumed by operator``, ``running, not confirmed``, ``abandoned``, ``stopped`` or
+    """``reattempt``, ``resumed by operator``, ``running, not confirmed``, ``abandoned`` or
     ``closed from outside``."""
     cause: str
     step: int
     lost_steps: int | None
     evicted: list[str]
+    """Machines that were taken out of the job; none yet: eviction is not built."""
     stages: list[str]
     generation: int
     recovered: bool

@@ -7,8 +7,9 @@ Layout, little endian, every header and payload on a page boundary::
     4096    slot 0: header page, then ``capacity`` bytes of payload
     ...     slot 1, 2, …
 
-    slot header: completed_steps i64 · generation u32 · phase u32 · tensor_bytes u64 ·
-                 structure_bytes u64 · checksum u64 · saved_ns i64 · header checksum u64
+    slot header: 0 completed_steps i64 (-1: nothing) · 8 generation u32 · 12 phase u32 (0 unused, 1 a save is under
+                 way, 2 saved) · 16 tensor_bytes u64 · 24 structure_bytes u64 · 32 checksum u64 · 40 saved_ns i64 ·
+                 48 header checksum u64
     payload:     the tensors' bytes, then (64-byte aligned) the structure
 
 Checksums are xxh3_64: the one in the header covers the payload and is seeded

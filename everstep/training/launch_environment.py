@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from everstep import environment
 from everstep.errors import ConfigError, TopologyError
-from everstep.model.topology import SHORT_ORDER, Axis, Topology
+from everstep.model.topology import SHORT_ORDER, Axis, Laid, Topology, parse_laid
 
 
 class JoinSizes(NamedTuple):
@@ -19,7 +20,9 @@ class JoinSizes(NamedTuple):
     pp: int | None = None
     order: tuple[Axis, ...] | None = None
     mesh: Mapping[str, int] | None = None
-    """Instead of the others: every axis with its size."""
+    """Instead of these: every axis with its size."""
+    groups: tuple[str, ...] | None = None
+    """Laid over axes, each as in ``ep=4:dp_shard+cp``."""
 
     def topology(self, machines: int, ranks_per_machine: int) -> Topology:
         """The mesh on machines.
@@ -29,10 +32,14 @@ class JoinSizes(NamedTuple):
         """
         if self.mesh is None:
             tp, pp = 1 if self.tp is None else self.tp, 1 if self.pp is None else self.pp
-            return Topology.of(machines, ranks_per_machine, tp, pp, self.order or SHORT_ORDER)
+            short = Topology.of(machines, ranks_per_machine, tp, pp, self.order or SHORT_ORDER)
+            return replace(short, laid=self._laid())
         if self[:3] != (None, None, None):
             raise TopologyError("the script joins with mesh, and with tp, pp or order as well: mesh says all of it")
-        return Topology(machines, ranks_per_machine, tuple(self.mesh.items()))
+        return Topology(machines, ranks_per_machine, tuple(self.mesh.items()), self._laid())
+
+    def _laid(self) -> tuple[Laid, ...]:
+        return tuple(map(parse_laid, self.groups or ()))
 
 
 def topology_of_job(sizes: JoinSizes) -> Topology:
@@ -58,12 +65,17 @@ def topology_of_job(sizes: JoinSizes) -> Topology:
         raise ConfigError(f"{environment.TOPOLOGY}: {error}") from None
     if sizes == JoinSizes():
         return job
-    if job.is_short and sizes.mesh is None:  # what the script leaves out is the job's
+    # What the script leaves out is the job's.
+    if sizes[:4] == (None, None, None, None):
+        sizes = sizes._replace(mesh=dict(job.mesh))
+    elif sizes.mesh is None and sorted(job.axes) == sorted(SHORT_ORDER):
         order: tuple[Axis, ...] = job.axes  # type: ignore[assignment]
         tp, pp = job.tp if sizes.tp is None else sizes.tp, job.pp if sizes.pp is None else sizes.pp
-        sizes = JoinSizes(tp, pp, sizes.order or order)
+        sizes = sizes._replace(tp=tp, pp=pp, order=sizes.order or order)
     script = sizes.topology(job.machines, job.ranks_per_machine)
-    if script.mesh != job.mesh:
+    if sizes.groups is None and script.mesh == job.mesh:
+        script = replace(script, laid=job.laid)
+    if script != job:
         raise TopologyError(
             f"the script joins with {script.text}, but the job was started with {job.text}: start the job with the "
             "script's sizes, or call everstep.join() without sizes to take the job's"

@@ -35,6 +35,7 @@ def join(
     pp: int | None = None,
     order: Sequence[Axis] | None = None,
     mesh: Mapping[str, int] | None = None,
+    groups: Sequence[str] | None = None,
 ) -> Run:
     """Join the job that this rank belongs to. Call it once, early in the script.
 
@@ -45,13 +46,15 @@ def join(
             outside everstep pp-dp-tp.
         mesh: Instead of these: every axis by name, in order, with its size, as
             in ``{"pp": 2, "dp_replicate": 2, "dp_shard": -1}``; -1: what the others leave.
+        groups: Parallel groups laid over axes, as in ``["ep=8:dp_shard+cp"]``; None: the job's.
 
     Raises:
         TopologyError: the sizes do not multiply, or are not those of the job.
         ConfigError: an environment variable of torchrun or everstep makes no sense.
     """
     report_file = os.environ.get(environment.REPORT_FILE)
-    topology = topology_of_job(JoinSizes(tp, pp, tuple(order) if order is not None else None, mesh))
+    axes, laid = tuple(order) if order is not None else None, tuple(groups) if groups is not None else None
+    topology = topology_of_job(JoinSizes(tp, pp, axes, mesh, laid))
     reports = None
     if report_file:
         reports = ReportFile.open(Path(report_file))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from agent.v1 import agent_pb2 as pb
-from everstep.decisions.checkpoints.align_backups import FREE
+from everstep.decisions.checkpoints.align_backups import NO_NAMED_STEP
 from everstep.slots.format import EMPTY, Pin
 
 
@@ -23,22 +23,22 @@ def told(state: pb.SavedState, request: pb.AlignRequest) -> None:
     time, is not for it.
     """
     settled = request.settled >= state.backup_named
-    if request.named == FREE:
+    if request.named == NO_NAMED_STEP:
         unkept = pending(state) and not state.backup_whole and request.settled == state.backup_named - 1
         if settled or unkept:
             state.backup_named = state.backup_whole = 0
         return
-    if state.backup_named != FREE and request.whole >= (state.backup_whole or state.backup_named):
+    if state.backup_named != NO_NAMED_STEP and request.whole >= (state.backup_whole or state.backup_named):
         state.backup_whole = request.whole
     if (settled or pending(state)) and 0 <= state.own_step < request.named > state.backup_named:
-        if state.backup_named == FREE:
+        if state.backup_named == NO_NAMED_STEP:
             state.backup_calm = 0
         state.backup_named = request.named
 
 
 def pending(state: pb.SavedState) -> int:
     """The named step that is to be backed up; 0: none, it is done or each machine is free."""
-    return state.backup_named if state.backup_step < state.backup_named else FREE
+    return state.backup_named if state.backup_step < state.backup_named else NO_NAMED_STEP
 
 
 def kept(state: pb.SavedState, step: int, every: int) -> None:
@@ -56,7 +56,7 @@ def pins(state: pb.SavedState, sending: int, sent: int) -> list[tuple[Pin, int]]
         sending: The step that is being sent; -1: none.
         sent: The newest that the peer has, as long as it is worth a slot; -1: none.
     """
-    if state.backup_named == FREE:
+    if state.backup_named == NO_NAMED_STEP:
         return [(Pin.NAMED, EMPTY), (Pin.KEEP, sent), (Pin.BACKUP, sending)]
     whole = state.backup_whole
     return [(Pin.BACKUP, EMPTY if whole else sent), (Pin.KEEP, whole or EMPTY), (Pin.NAMED, state.backup_named)]

@@ -15,7 +15,7 @@ from agent.checkpoints.options import Place
 from agent.checkpoints.peers.align import kept, lost, pending, pins, remember, told
 from agent.checkpoints.peers.own_file import on_own_file
 from agent.v1 import agent_pb2 as pb
-from everstep.decisions.checkpoints.align_backups import FREE
+from everstep.decisions.checkpoints.align_backups import NO_NAMED_STEP
 from everstep.slots.format import EMPTY, Pin, SlotHeader
 from everstep.slots.reader import SlotReader
 
@@ -63,7 +63,7 @@ class OwnSlots:
     def _spare(self, rank: int) -> None:
         def pin(reader: SlotReader) -> None:
             state = self._place.saved.of(rank)
-            sent = state.backup_step if state.backup_named != FREE else EMPTY
+            sent = state.backup_step if state.backup_named != NO_NAMED_STEP else EMPTY
             for why, step in pins(state, EMPTY, sent):
                 reader.pin(why, step)
 

@@ -24,7 +24,7 @@ from agent.checkpoints.peers.send_slot import Fate, Outcome, put
 from agent.checkpoints.peers.wire import Wire
 from agent.v1 import agent_pb2 as pb
 from everstep.bulk import yield_the_core
-from everstep.decisions.checkpoints.align_backups import FREE, STILL_S, STILL_STEPS
+from everstep.decisions.checkpoints.align_backups import NO_NAMED_STEP, STILL_S, STILL_STEPS
 from everstep.decisions.checkpoints.next_backup import choose_step, next_stride
 from everstep.decisions.checkpoints.step_rate import StepRate
 from everstep.errors import AgentError, CorruptCheckpoint
@@ -177,7 +177,7 @@ class PeerSender:
             if max(held[rank], default=-1) > named[rank]:
                 self._place.saved.change(rank, partial(lost, named=named[rank]))
                 self.spare(rank)
-        steps = {rank: list(slots) for rank, slots in held.items() if self._state(rank).backup_named == FREE}
+        steps = {rank: list(slots) for rank, slots in held.items() if self._state(rank).backup_named == NO_NAMED_STEP}
         now_ns, resumed = time.monotonic_ns(), self._launch.resume_step
         self._pace.look(now_ns, _newest(held))
         stride = 1 if self._pace.stands_still(now_ns, STILL_S, STILL_STEPS) else self._stride

@@ -45,7 +45,7 @@ CALM = 3
 GIVEN_UP_S = 15.0
 """A rank whose backups fail for so long, rather than take long, is waited for no more (ours)."""
 
-FREE = 0
+NO_NAMED_STEP = 0
 """Instead of a name: each backs up on its own."""
 
 
@@ -59,7 +59,7 @@ class Backed:
     backup_step: int
     """The newest that the peer has; -1: none."""
     named: int
-    """The name that it adopted last; ``FREE``: it backs up on its own."""
+    """The name that it adopted last; ``NO_NAMED_STEP``: it backs up on its own."""
     whole: int
     """What it was told to be whole; 0: nothing."""
     calm: int
@@ -79,7 +79,7 @@ class Aligned:
     settled: int
     """Every step up to this one is whole, or never will be."""
     named: int
-    """The step to back up next; ``FREE``: each for itself."""
+    """The step to back up next; ``NO_NAMED_STEP``: each for itself."""
     apart: int = 0
     """By how many steps ranks drift apart, more than their slots hold; 0: they do not."""
 
@@ -118,10 +118,11 @@ class AlignRule:
         before, self._complete_step = self._complete_step, self._conclude(ranks, adopted, given_up)
         if self._complete_step > before:
             self._lead_s = max(EASE * self._lead_s, LEAD_S)
-        on_time = all(rank.calm >= CALM for rank in ranks if rank.named != FREE and rank.rank not in given_up)
+        on_time = all(rank.calm >= CALM for rank in ranks if rank.named != NO_NAMED_STEP and rank.rank not in given_up)
         still = not self._complete_step and self._pace.stands_still(now_ns, STILL_S, STILL_STEPS)
-        if still and (adopted == FREE or adopted > newest):  # nor is another step named, which would not come either
-            aligned = Aligned(0, max(adopted - 1, 0), FREE, apart)
+        # Where nothing moves no other step is named either: it would not come.
+        if still and (adopted == NO_NAMED_STEP or adopted > newest):
+            aligned = Aligned(0, max(adopted - 1, 0), NO_NAMED_STEP, apart)
         elif adopted > self._complete_step and not _missed(ranks, adopted):
             aligned = Aligned(self._complete_step, adopted - 1, adopted, apart)
         elif behind or (adopted and not on_time):
@@ -129,7 +130,7 @@ class AlignRule:
                 return None
             aligned = Aligned(self._complete_step, adopted, target_step, apart)
         else:
-            aligned = Aligned(0, adopted, FREE, apart)
+            aligned = Aligned(0, adopted, NO_NAMED_STEP, apart)
         return None if all(_knows(rank, aligned) for rank in ranks) else aligned
 
     def _conclude(self, ranks: Sequence[Backed], adopted: int, given_up: set[int]) -> int:
@@ -138,7 +139,7 @@ class AlignRule:
             return adopted
         complete_step = max(self._complete_step, *(rank.whole for rank in ranks))
         # Who backs up on its own promises nothing, and who did so until it adopted a later name has promised nothing.
-        kept = all(rank.named != FREE and (rank.whole or complete_step >= rank.named) for rank in ranks)
+        kept = all(rank.named != NO_NAMED_STEP and (rank.whole or complete_step >= rank.named) for rank in ranks)
         return complete_step if kept else 0
 
     def _next(self, ranks: Sequence[Backed], newest: int, adopted: int) -> int | None:
@@ -156,7 +157,7 @@ class AlignRule:
     def _is_behind(self, ranks: Sequence[Backed], now_ns: int) -> bool:
         """Whether backups of some rank on its own do not fail, but take longer than steps."""
         for rank in ranks:
-            if rank.failing or rank.named != FREE or self._late(rank) < 2:
+            if rank.failing or rank.named != NO_NAMED_STEP or self._late(rank) < 2:
                 self._behind.pop(rank.rank, None)
             else:
                 self._behind.setdefault(rank.rank, now_ns)

@@ -9,7 +9,7 @@ from statistics import median
 
 from everstep.decisions.detect.facts import RankFacts
 
-FREE = 3
+RUNS_FREE_STEPS = 3
 """So many steps ahead of another one, a rank does not wait for it: ranks that do are at most one ahead (ours)."""
 LOOK_LIMIT_S = 5.0
 """Time between two looks counts as at most this much of a stall: who was stopped meanwhile, or suspended with the
@@ -76,7 +76,7 @@ class StepWatch:
         if not self._all_stepped:
             if all(rank.stepped for rank in ranks):
                 self._all_stepped = len(ranks) == self.world_size
-            elif max((rank.steps_since for rank in ranks if rank.stepped), default=0) < FREE:
+            elif max((rank.steps_since for rank in ranks if rank.stepped), default=0) < RUNS_FREE_STEPS:
                 return False
         return True
 

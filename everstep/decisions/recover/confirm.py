@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from everstep.decisions.detect.early_exit import follow_s
-from everstep.decisions.detect.step_watch import FREE
+from everstep.decisions.detect.step_watch import RUNS_FREE_STEPS
 from everstep.model.incident import Confirmation, Showing
 from everstep.model.recovery_policy import RecoveryPolicy
 from everstep.text import listed
@@ -114,7 +114,7 @@ def showing_of(seen: Iterable[tuple[int, bool, int]], known: Showing) -> Showing
     kind = "steps" if any(loop for _, loop, _ in ranks) else "calls" if any(steps > 0 for *_, steps in ranks) else ""
     if not kind or _ORDER[kind] < _ORDER.get(known.kind, len(_ORDER)):
         return known
-    if max((steps for *_, steps in ranks), default=-1) >= FREE:
+    if max((steps for *_, steps in ranks), default=-1) >= RUNS_FREE_STEPS:
         silent = [rank for rank, loop, steps in ranks if not loop and steps == 0]
     else:
         silent = known.silent if kind == known.kind else []

@@ -58,7 +58,7 @@ class Verdict:
     """Machines without which the job cannot go on: it does, by itself, once they answer."""
 
 
-UNFIT = "CheckpointError"
+UNFIT_EXCEPTION = "CheckpointError"
 """End of the name of what a rank raises when a checkpoint that is whole does not fit the script."""
 
 BEFORE_ANY_STEP = "before any step was shown"
@@ -67,8 +67,8 @@ BEFORE_ANY_STEP = "before any step was shown"
 Rule = Callable[[RestartFacts, RecoveryPolicy], str | None]
 
 
-def operator_asked(facts: RestartFacts, policy: RecoveryPolicy) -> str | None:
-    """The fault's last incident was closed from outside."""
+def operator_must_decide(facts: RestartFacts, policy: RecoveryPolicy) -> str | None:
+    """An operator has to say how the job goes on: the fault's last incident was closed from outside."""
     return facts.hold or None
 
 
@@ -89,7 +89,7 @@ def broken_from_the_start(facts: RestartFacts, policy: RecoveryPolicy) -> str | 
     """
     raised = [end.exception for end in facts.evidence.exits if end.exception and not end.stopped_by_us]
     ranks = {end.rank for end in facts.evidence.exits if end.exception and not end.stopped_by_us}
-    same = len(set(raised)) == 1 or all(exception.split(":")[0].endswith(UNFIT) for exception in raised)
+    same = len(set(raised)) == 1 or all(exception.split(":")[0].endswith(UNFIT_EXCEPTION) for exception in raised)
     failure = facts.failure
     stepped = failure.shown > 0 if failure.step < 0 else failure.step > max(facts.resume_step, 0)
     if raised and same and len(ranks) == facts.world_size and not stepped:
@@ -171,7 +171,7 @@ def too_much_to_lose(facts: RestartFacts, policy: RecoveryPolicy) -> str | None:
 
 
 PARK_WHEN: tuple[Rule, ...] = (
-    operator_asked,
+    operator_must_decide,
     machine_silent,
     broken_from_the_start,
     same_step_again,
@@ -183,7 +183,7 @@ PARK_WHEN: tuple[Rule, ...] = (
 )
 """The policy: the first rule that gives a reason parks the job."""
 
-CANNOT = frozenset({machine_silent, newer_may_exist, copies_out_of_reach})
+NOT_OVERRULED = frozenset({machine_silent, newer_may_exist, copies_out_of_reach})
 """Rules that an operator's resume does not override: a restart is impossible, or loses what was not given up."""
 
 
@@ -193,11 +193,10 @@ def judge(facts: RestartFacts, policy: RecoveryPolicy, *, by_operator: bool = Fa
     Args:
         facts: What is looked at.
         policy: The limits.
-        by_operator: An operator has just resumed the job: only the rules of ``CANNOT`` count, and nothing is waited
-            for.
+        by_operator: An operator has just resumed the job: only ``NOT_OVERRULED`` counts, and nothing is waited for.
     """
     for rule in PARK_WHEN:
-        if by_operator and rule not in CANNOT:
+        if by_operator and rule not in NOT_OVERRULED:
             continue
         if reason := rule(facts, policy):
             silent = facts.evidence.unreachable if rule is machine_silent and not facts.evidence.problem else ()
@@ -221,7 +220,7 @@ def backoff_s(failures_before: int, policy: RecoveryPolicy) -> float:
     return min(wait, policy.backoff_max_s)
 
 
-def steady(failures: Sequence[Failure], failure: Failure, policy: RecoveryPolicy) -> list[Failure]:
+def still_counting(failures: Sequence[Failure], failure: Failure, policy: RecoveryPolicy) -> list[Failure]:
     """Failures that still count beside a new one.
 
     None does after enough steps, or enough time, without one, but for the same

@@ -16,7 +16,7 @@ from everstep.decisions.detect.root_cause import (
 )
 from everstep.decisions.recover.confirm import showing_of
 from everstep.decisions.recover.doubt import Doubt, Known, doubt_of
-from everstep.decisions.recover.rules import steady
+from everstep.decisions.recover.rules import still_counting
 from everstep.model.assignment import Assignment
 from everstep.model.incident import (
     Anomaly,
@@ -79,7 +79,7 @@ class RecoveryState:
     showing: Showing = field(default_factory=Showing)
     """How the script shows its steps."""
     history: list[Failure] = field(default_factory=list)
-    """Earlier failures since the last steady progress, oldest first, the one at hand not included."""
+    """Earlier failures since the last still_counting progress, oldest first, the one at hand not included."""
     failures: list[Failure] = field(default_factory=list)
     """Of this incident, the one at hand last."""
     attempts: int = 0
@@ -103,7 +103,7 @@ class RecoveryState:
     def failed(self, failure: Failure) -> None:
         """Take a failure: the one that opened the incident, or one more after a reattempt."""
         if not self.failures:
-            self.history = steady(self.history, failure, self.spec.policy)
+            self.history = still_counting(self.history, failure, self.spec.policy)
         self.failures.append(failure)
 
     def reattempted_in_vain(self) -> None:

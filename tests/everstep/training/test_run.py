@@ -58,6 +58,8 @@ def test_torchrun_s_environment_gives_the_place(monkeypatch: pytest.MonkeyPatch,
     assert (run.mesh_shape(), run.coordinate["dp_shard"], run.coordinate.dp) == ((2, 4), 1, 5)
     with pytest.raises(TopologyError, match="mesh says all of it"):
         everstep.join(tp=2, mesh={"dp": 8})
+    run = everstep.join(mesh={"dp_shard": 4, "tp": 2}, groups=["ep=4:dp_shard+tp"])
+    assert run.topology.group(5, "ep") == (4, 5, 6, 7)
     with pytest.raises(TopologyError, match="8 ranks cannot be split into tp 3"):
         everstep.join(tp=3)
     monkeypatch.setenv("WORLD_SIZE", "eight")
@@ -180,6 +182,9 @@ def test_a_topology_that_is_not_the_job_s_names_both(start_rank: StartRank) -> N
     start_rank(topology="4,2,pp=2,dp_shard=4,ep=4:dp_shard")
     assert everstep.join().topology.group(0, "ep") == (0, 1, 2, 3)
     everstep.join(mesh={"pp": 2, "dp_shard": -1})
+    everstep.join(groups=["ep=4:dp_shard"])
+    with pytest.raises(TopologyError, match=r"joins with pp 2, dp_shard 4, ep 2 over dp_shard, but .* ep 4 over"):
+        everstep.join(groups=["ep=2:dp_shard"])
     with pytest.raises(TopologyError, match=r"script joins with pp 1, dp 4, tp 2, but"):
         everstep.join(tp=2)
     start_rank(topology="4,2,2")

@@ -16,7 +16,7 @@ from functools import partial
 from agent.checkpoints.peers.align import kept, lost, pending, pins, remember, told
 from agent.checkpoints.saved_state import NONE
 from agent.v1 import agent_pb2 as pb
-from everstep.decisions.checkpoints.align_backups import FREE, STILL_S, STILL_STEPS, AlignRule, Backed
+from everstep.decisions.checkpoints.align_backups import NO_NAMED_STEP, STILL_S, STILL_STEPS, AlignRule, Backed
 from everstep.decisions.checkpoints.drift import DriftRule, Standing
 from everstep.decisions.checkpoints.next_backup import choose_step, next_stride
 from everstep.decisions.checkpoints.step_rate import StepRate
@@ -118,7 +118,7 @@ class Machine:
                 lost(self.state, named)
                 self.spare()
             return named if named in self.own.held else None
-        if self.state.backup_named != FREE:
+        if self.state.backup_named != NO_NAMED_STEP:
             return None
         stride = 1 if self.pace.stands_still(now * UNIT_NS, STILL_S, STILL_STEPS) else self.stride
         return choose_step({0: self.own.held}, {0: self.state.backup_step}, every=1, stride=stride)
@@ -246,7 +246,7 @@ class Job:
             found = rule.observe(list(shown.values()), self.now * UNIT_NS, apart=apart)
             if found is None:
                 continue
-            if found.named == FREE:
+            if found.named == NO_NAMED_STEP:
                 self.whole, self.freed = 0, max(self.freed, found.settled)
             elif found.whole > self.freed:
                 self.whole = max(self.whole, found.whole)

@@ -8,9 +8,9 @@ from typing import Any
 from everstep.decisions.checkpoints.align_backups import (
     BEHIND_S,
     CALM,
-    FREE,
     GIVEN_UP_S,
     MOST_LEAD_S,
+    NO_NAMED_STEP,
     Aligned,
     AlignRule,
     Backed,
@@ -25,7 +25,7 @@ class Job:
     def __init__(self, *, every: int = 1) -> None:
         self.rule = AlignRule(2, every)
         self.tick = 0
-        self.ranks = [Backed(rank, 0, 0, named=FREE, whole=0, calm=0, failing=False) for rank in (0, 1)]
+        self.ranks = [Backed(rank, 0, 0, named=NO_NAMED_STEP, whole=0, calm=0, failing=False) for rank in (0, 1)]
         self.keeps_up = [True, True]
 
     def set(self, rank: int, **fields: Any) -> None:
@@ -128,10 +128,10 @@ def test_a_job_that_stands_still_before_its_first_named_step_is_left_alone_until
         return job.rule.observe(job.ranks, round(job.tick * TICK_S * 1e9))
 
     told = [stand() for _ in range(20)]
-    free = Aligned(whole=0, settled=first.named - 1, named=FREE)
+    free = Aligned(whole=0, settled=first.named - 1, named=NO_NAMED_STEP)
     assert {one for one in told if one} == {free}
     for rank in (0, 1):
-        job.set(rank, named=FREE, whole=0, own_step=own)
+        job.set(rank, named=NO_NAMED_STEP, whole=0, own_step=own)
     assert [stand() for _ in range(20)] == [None] * 20
     job.keeps_up = [True, False]
     assert job.until_told().named > first.named - 1, "once it steps again, who is behind aligns all"
@@ -162,19 +162,19 @@ def test_what_a_rank_was_told_counts_for_those_only_that_adopted_a_name_since() 
 def test_machines_are_free_again_when_all_keep_up_for_a_while() -> None:
     job, told = aligned()
     for _ in range(CALM):
-        assert told.named != FREE
+        assert told.named != NO_NAMED_STEP
         job.adopt(told)
         job.back_up(told)
         for rank in (0, 1):
             job.set(rank, calm=job.ranks[rank].calm + 1)
         told = job.until_told()
-    free = Aligned(whole=0, settled=job.ranks[0].named, named=FREE)
+    free = Aligned(whole=0, settled=job.ranks[0].named, named=NO_NAMED_STEP)
     assert told == free
-    job.set(0, named=FREE, whole=0)
+    job.set(0, named=NO_NAMED_STEP, whole=0)
     job.keeps_up = [True, False]
     assert AlignRule(2).observe(job.ranks, 0) == free, "another watcher says the same"
     assert job.look() == free
-    job.set(1, named=FREE, whole=0)
+    job.set(1, named=NO_NAMED_STEP, whole=0)
     job.keeps_up = [True, True]
     assert [job.look() for _ in range(10)] == [None] * 10
 
@@ -186,7 +186,7 @@ def test_machines_stay_aligned_while_one_is_slow() -> None:
         job.back_up(told)
         job.set(0, calm=job.ranks[0].calm + 1)
         told = job.until_told()
-        assert told.named != FREE
+        assert told.named != NO_NAMED_STEP
 
 
 def test_a_rank_whose_backups_fail_is_waited_for_only_so_long() -> None:

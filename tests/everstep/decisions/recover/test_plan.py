@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from everstep.decisions.recover.plan import RestartPlan, plan_restart
-from everstep.decisions.recover.rules import CANNOT, PARK_WHEN, Action
+from everstep.decisions.recover.rules import NOT_OVERRULED, PARK_WHEN, Action
 from everstep.decisions.recover.state import RecoveryState
 from everstep.model.checkpoint_policy import CheckpointPolicy
 from everstep.model.incident import Anomaly, Evidence, Failure, RankExit, StateCopy, Symptom, Tier, Unlisted
@@ -98,4 +98,4 @@ def test_an_operator_cannot_overrule_what_is_not_possible() -> None:
     found = evidence(held=[])
     plan = plan_restart(found, state(unreached=[stuck], bad=[stuck]), by_operator=True, certain=True)
     assert said(plan) == (Action.PARK, "copies_out_of_reach")
-    assert set(PARK_WHEN) >= CANNOT
+    assert set(PARK_WHEN) >= NOT_OVERRULED

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.decisions.recover.rules import RestartFacts, backoff_s, judge, steady
+from everstep.decisions.recover.rules import RestartFacts, backoff_s, judge, still_counting
 from everstep.model.incident import Evidence, Failure, RankExit, StateCopy, Symptom, Tier
 from everstep.model.recovery_policy import RecoveryPolicy
 
@@ -117,7 +117,7 @@ def test_no_sequence_of_failures_is_reattempted_for_ever(steps: list[int]) -> No
     in_a_row = 0
     for step in steps:
         now = failure(step)
-        history = steady(history, now, POLICY)
+        history = still_counting(history, now, POLICY)
         in_a_row = len(history)
         if judge(facts(failure=now, history=tuple(history)), POLICY).action == "park":
             history = []
@@ -129,11 +129,11 @@ def test_no_sequence_of_failures_is_reattempted_for_ever(steps: list[int]) -> No
 def test_steady_progress_or_time_forgives() -> None:
     old = [failure(20, time_ns=1)]
 
-    assert steady(old, failure(119, time_ns=2), POLICY) == old
-    assert steady(old, failure(120, time_ns=2), POLICY) == []
-    assert steady(old, failure(21, time_ns=HOUR + 2), POLICY) == []
-    assert steady([failure(-1, time_ns=1)], failure(-1, time_ns=HOUR + 2), POLICY) == []
-    assert steady([failure(-1, shown=3)], failure(-1, shown=100), POLICY) == [], "it counts its steps by itself"
+    assert still_counting(old, failure(119, time_ns=2), POLICY) == old
+    assert still_counting(old, failure(120, time_ns=2), POLICY) == []
+    assert still_counting(old, failure(21, time_ns=HOUR + 2), POLICY) == []
+    assert still_counting([failure(-1, time_ns=1)], failure(-1, time_ns=HOUR + 2), POLICY) == []
+    assert still_counting([failure(-1, shown=3)], failure(-1, shown=100), POLICY) == [], "it counts its steps by itself"
 
 
 def test_a_fault_that_comes_again_at_the_same_place_is_the_same_whatever_lies_between() -> None:
@@ -142,13 +142,13 @@ def test_a_fault_that_comes_again_at_the_same_place_is_the_same_whatever_lies_be
     between = failure(4050, "SIGKILL", time_ns=HOUR)
     again = failure(5000, "ValueError", time_ns=9 * HOUR)
 
-    kept = steady([bad, between], again, POLICY)
+    kept = still_counting([bad, between], again, POLICY)
     assert kept == [bad]
     assert judge(facts(failure=again, history=(bad, *kept)), POLICY).action == "park"
     other = failure(5000, "SIGKILL", time_ns=9 * HOUR)
-    assert steady([bad, between], other, POLICY) == [], "another cause"
+    assert still_counting([bad, between], other, POLICY) == [], "another cause"
     beyond = failure(5400, time_ns=HOUR)
-    assert steady([bad, beyond], again, POLICY) == [], "the job had got over it"
+    assert still_counting([bad, beyond], again, POLICY) == [], "the job had got over it"
 
 
 def test_a_script_without_steps_of_ours_has_places_too() -> None:
@@ -158,7 +158,7 @@ def test_a_script_without_steps_of_ours_has_places_too() -> None:
     assert (parked.action, parked.reason) == ("park", "failed 3 times before any step was shown (ImportError)")
 
     later = [failure(-1, "ValueError", time_ns=nth * 2 * HOUR, shown=40) for nth in range(3)]
-    assert steady(later[:2], later[2], POLICY) == later[:2]
+    assert still_counting(later[:2], later[2], POLICY) == later[:2]
     parked = judge(facts(failure=later[2], history=tuple(later[:2])), POLICY)
     assert parked.reason == "failed 3 times after 40 steps of its process (ValueError)"
     elsewhere = failure(-1, "ValueError", shown=41)
@@ -170,8 +170,8 @@ def test_a_script_without_steps_of_ours_has_places_too() -> None:
 def test_where_only_time_can_tell_it_does() -> None:
     old = [failure(-1, "SIGKILL", time_ns=1, shown=0)]
 
-    assert steady(old, failure(-1, "SIGKILL", time_ns=HOUR, shown=0), POLICY) == old
-    assert steady(old, failure(-1, "SIGKILL", time_ns=HOUR + 1, shown=0), POLICY) == []
+    assert still_counting(old, failure(-1, "SIGKILL", time_ns=HOUR, shown=0), POLICY) == old
+    assert still_counting(old, failure(-1, "SIGKILL", time_ns=HOUR + 1, shown=0), POLICY) == []
 
 
 def test_what_every_rank_raises_after_steps_of_its_own_was_not_there_from_the_start() -> None:
