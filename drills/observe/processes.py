@@ -82,24 +82,27 @@ class CopyWatch(threading.Thread):
         self.copies: set[tuple[int, int, int]] = set()
         """(rank, pid, pid) of copies that lived at the same time."""
         self.looks = 0
-        self.blind_s = 0.0
-        """Longest time in which nobody looked, or nothing was seen, seconds."""
+        self._looked = time.monotonic()
+        self._longest_s = 0.0
+
+    @property
+    def blind_s(self) -> float:
+        """Longest time in which nobody looked, or nothing was seen, seconds; also when the thread is gone."""
+        return max(self._longest_s, 0.0 if self._ended.is_set() else time.monotonic() - self._looked)
 
     def run(self) -> None:
         """Look until stopped."""
-        last = time.monotonic()
+        self._looked = time.monotonic()
         while not self._ended.wait(SAMPLE_S):
             if self._look():
                 self.looks += 1
-                self.blind_s = max(self.blind_s, time.monotonic() - last)
-                last = time.monotonic()
-        self.blind_s = max(self.blind_s, time.monotonic() - last)
+                self._longest_s, self._looked = self.blind_s, time.monotonic()
 
     def _look(self) -> bool:
-        """Look once; False: nothing could be seen."""
+        """Look once; False: nothing could be seen, which whoever judges is told by ``blind_s``."""
         try:
             processes = self._tree.processes()
-        except TreeUnknown:
+        except (TreeUnknown, OSError, ValueError):
             return False
         by_rank: dict[int, list[ProcessInfo]] = {}
         for process in processes:
@@ -114,6 +117,7 @@ class CopyWatch(threading.Thread):
 
     def stop(self) -> None:
         """End it."""
+        self._longest_s = self.blind_s
         self._ended.set()
         self.join()
 

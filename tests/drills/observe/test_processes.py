@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -66,6 +67,19 @@ def test_processes_that_cannot_be_known_are_not_none() -> None:
         watch.stop()
         assert watch.looks == 0
         assert watch.blind_s > 0.2
+
+
+def test_a_watch_whose_thread_failed_has_seen_nothing_since(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CopyWatch, "_look", lambda _: 1 / 0)
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    watch = CopyWatch(Tree(os.getpid()))
+    watch.start()
+    time.sleep(0.3)
+
+    assert not watch.is_alive()
+    assert watch.blind_s > 0.2
+    watch.stop()
+    assert watch.blind_s > 0.2
 
 
 def test_what_a_job_left_is_named() -> None:
