@@ -132,7 +132,7 @@ class Ledger:
             if known is None:
                 connection.execute(update(Jobs).where(stub).values(started_ns=started_ns))
             key = {"name": spec.name, "started_ns": started_ns}
-            fill(connection, Jobs, key, {"spec": as_json(spec.shown())})
+            fill(connection, Jobs, key, {"spec": as_json(spec.without_secrets())})
             run = connection.scalar(select(Jobs.run).filter_by(**key))
             earlier_runs = select(Jobs.run).where(Jobs.name == spec.name, Jobs.run != run)
             return NumbersUsed(

@@ -107,7 +107,7 @@ class JobSpec(BaseModel):
         except TopologyError as error:
             raise ValueError(str(error)) from error
 
-    def shown(self) -> JobSpec:
+    def without_secrets(self) -> JobSpec:
         """The job as it may be shown and kept: without the values of variables that look like secrets."""
         return self.model_copy(update={"env": redacted(self.env, self.redact)})
 

@@ -114,7 +114,7 @@ class Run:
             return Checkpoint(things, None)
         file = SlotFile(
             Path(name),
-            slots=from_environment(environment.CHECKPOINT_SLOTS, 3),
+            slots=from_environment(environment.CHECKPOINT_SLOTS, 3),  # agents always say
             generation=from_environment(environment.GENERATION, 0),
         )
         # With two slots a rank that is a step ahead would have given up the step that the others are still saving.

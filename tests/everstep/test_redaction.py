@@ -37,7 +37,7 @@ def test_no_value_of_a_secret_is_left_and_nothing_else_changes(env: dict[str, st
 
 def test_patterns_are_the_jobs_own() -> None:
     spec = JobSpec(name="gpt", script="/gpt.py", env={"LICENCE": "1-2-3", "HF_TOKEN": "hf_abc"}, redact=["LICEN[CS]E"])
-    assert spec.shown().env == {"LICENCE": HIDDEN, "HF_TOKEN": "hf_abc"}
+    assert spec.without_secrets().env == {"LICENCE": HIDDEN, "HF_TOKEN": "hf_abc"}
     assert spec.env["LICENCE"] == "1-2-3"
 
 
