@@ -16,6 +16,7 @@ from drills.spec.stages import MOMENTS, REPORT, STAGES
 from everstep.errors import CannotInject, ConfigError
 from everstep.faults import exception_named
 from everstep.model.job import JobSpec
+from everstep.model.topology import SHORT_ORDER
 
 SIGNALS = ("KILL", "SEGV", "ABRT")
 NOTICED_S = 2.0
@@ -113,6 +114,10 @@ def _check_steps(request: DrillRequest) -> None:
 
 def _check_places(request: DrillRequest, spec: JobSpec) -> None:
     topology = spec.topology()
+    if request.mesh and not (request.script or request.config or set(topology.axes) == set(SHORT_ORDER)):
+        raise ConfigError(
+            "--mesh goes with a script of its own, after `--`: the example GPT has the axes pp, dp and tp"
+        )
     for rank in request.ranks:
         if not 0 <= rank < topology.world_size:
             raise ConfigError(f"--rank {rank} does not exist: ranks go from 0 to {topology.world_size - 1}")

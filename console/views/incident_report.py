@@ -15,6 +15,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from controlplane.shown import clean_line
+from everstep.decisions.detect.all import RULES
 from everstep.model.incident import NOT_CONFIRMED, Evidence, RankExit
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def _facts(record: IncidentRecord) -> list[tuple[str, ...]]:
         ("job", record.job),
         ("symptom", symptom(record)),
         ("cause", clean(record.cause or "")),
-        ("found by", f"rule {rule}" if (rule := str(anomaly.get("rule", ""))) else ""),
+        ("found by", _rule(str(anomaly.get("rule", "")))),
         ("seen on", ", ".join([*(f"rank {rank}" for rank in anomaly.get("ranks", [])), *anomaly.get("machines", [])])),
         ("fault at", clock(record.fault_ns)),
         ("at step", "" if record.step is None or record.step < 0 else str(record.step)),
@@ -110,6 +111,11 @@ def _facts(record: IncidentRecord) -> list[tuple[str, ...]]:
         ("evicted", ", ".join(record.evicted) or ("nobody" if record.closed_ns else "")),
     ]
     return [row for row in rows if row[1]]
+
+
+def _rule(name: str) -> str:
+    finds = {rule.name: rule.finds for rule in RULES}
+    return f"rule {name}: {finds.get(name, 'of another release')}" if name else ""
 
 
 def _story(record: IncidentRecord) -> list[tuple[str, ...]]:

@@ -46,6 +46,8 @@ TABLES: dict[str, type[BaseModel]] = {"checkpoint": CheckpointPolicy, "policy": 
 """The tables of a job file."""
 _TEXT = {"name", "script", "cwd", "python", "env_file", "disk_path", "remote_url"}
 _PATHS = ("script", "cwd", "python", "env_file", "disk_path", "remote_url")
+OPTIONS = {"ranks_per_machine": "ranks-per-machine", "groups": "group"}
+"""Options of the command line that are not called like their field."""
 _SHAPE = ("machines", "ranks_per_machine", "tp", "pp", "order", "mesh", "groups")
 
 
@@ -73,7 +75,7 @@ def load_job(
         if value is not None:
             draft.add(
                 {name: value},
-                "from " + ("the command line" if name in ("script", "args") else f"option --{name.replace('_', '-')}"),
+                "from " + ("the command line" if name in ("script", "args") else f"option --{OPTIONS.get(name, name)}"),
                 here,
             )
     return draft.checked()
@@ -181,7 +183,10 @@ class _Draft:
         value: Any = self.values
         key = ""
         for part in detail["loc"]:
-            value = value.get(part) if isinstance(value, dict) else value[int(part)]
+            try:
+                value = value.get(part) if isinstance(value, dict) else value[int(part)]
+            except (IndexError, ValueError, TypeError):  # what a validator made of it has more parts
+                break
             key += f"[{part}]" if isinstance(part, int) else f".{part}" if key else part
         source = self.sources.get(key) or self.sources.get(str(detail["loc"][0]), "")
         shown = repr(value) if len(repr(value)) <= 60 else repr(value)[:57] + "..."

@@ -73,7 +73,8 @@ class JobReport(BaseModel):
     pp: int
     dp: int
     sizes: str = ""
-    """The whole mesh: ``pp 2, dp 2, tp 2``."""
+    """The whole mesh for people: ``pp 2, dp 2, tp 2``."""
+    mesh: dict[str, int] = Field(default_factory=dict, description="Size of each axis, in order.")
     generation: int
     step: int | None
     loss: float | None
@@ -212,6 +213,7 @@ async def job_report(control: Control, job: str) -> JobReport:
         pp=topology.pp,
         dp=topology.dp,
         sizes=topology.text,
+        mesh=dict(topology.mesh),
         generation=state.generation if state.launched else 0,
         step=step,
         loss=loss,

@@ -166,7 +166,6 @@ DAMAGE = ("flip-bit", "truncate-file")
 """A copy is damaged, then it is needed."""
 ROOM = ("shm-full", "disk-full")
 """A file system of a machine is too small."""
-PEERS = ("hang-peer", "kill-peer")
 """Done to an agent while backups flow."""
 AWAY = ("link-down", "cut-off", "kill-postgres", "kill-workers")
 """Something is away for some seconds, on machines that have a network of their own."""

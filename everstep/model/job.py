@@ -13,7 +13,7 @@ from everstep.errors import TopologyError
 from everstep.model.assignment import Assignment
 from everstep.model.checkpoint_policy import CheckpointPolicy
 from everstep.model.recovery_policy import RecoveryPolicy
-from everstep.model.topology import SHORT_ORDER, Axis, Laid, Topology, parse_laid, parse_mesh
+from everstep.model.topology import SHORT_ORDER, Laid, Topology, parse_laid, parse_mesh
 from everstep.redaction import PATTERNS, redacted
 
 M = TypeVar("M")
@@ -48,7 +48,7 @@ class JobSpec(BaseModel):
     ranks_per_machine: int = Field(1, ge=1, description="Ranks on each machine.")
     tp: int = Field(1, ge=1, description="Tensor-parallel size.")
     pp: int = Field(1, ge=1, description="Pipeline-parallel size; the data-parallel size follows.")
-    order: tuple[Axis, ...] = Field(SHORT_ORDER, description="Mesh order, the last axis varies fastest.")
+    order: tuple[str, ...] = Field(SHORT_ORDER, description="Mesh order, the last axis varies fastest.")
     mesh: tuple[tuple[str, int], ...] = Field(
         (), description="Instead of tp, pp and order: axes with their sizes, in mesh order; one may be -1, the rest."
     )
@@ -99,11 +99,11 @@ class JobSpec(BaseModel):
         """A list of texts as on the command line, or a table of tables."""
         if isinstance(value, dict):
             value = [_laid_text(name, kind) for name, kind in value.items()]
-        texts = [value] if isinstance(value, str) else value
+        texts = value.split() if isinstance(value, str) else value
         if not isinstance(texts, list | tuple):
             raise ValueError('expected groups, e.g. {ep = {size = 4, over = ["dp_shard", "tp"]}}')
         try:
-            return tuple(parse_laid(kind) if isinstance(kind, str) else kind for kind in texts)
+            return tuple(parse_laid(kind) if isinstance(kind, str) else _laid(kind) for kind in texts)
         except TopologyError as error:
             raise ValueError(str(error)) from error
 
@@ -114,19 +114,33 @@ class JobSpec(BaseModel):
     @model_validator(mode="after")
     def _sizes(self) -> JobSpec:
         try:
-            self.topology()
+            topology = self.topology()
         except TopologyError as error:
             raise ValueError(str(error)) from error
+        if topology.is_short:
+            fields: dict[str, Any] = {
+                "tp": topology.tp,
+                "pp": topology.pp,
+                "order": topology.axes,
+                "mesh": (),
+                "groups": (),
+            }
+        else:
+            # Releases that know no mesh know no such order either: they refuse it, and start nothing with wrong sizes.
+            fields = {"tp": 1, "pp": 1, "order": topology.kinds, "mesh": topology.mesh, "groups": topology.laid}
+        self.__dict__.update(fields)
         return self
 
     def topology(self) -> Topology:
         """Sizes and groups."""
-        short = Topology.of(self.machines, self.ranks_per_machine, self.tp, self.pp, self.order)
         if not self.mesh:
+            order: Any = self.order
+            short = Topology.of(self.machines, self.ranks_per_machine, self.tp, self.pp, order)
             return replace(short, laid=self.groups) if self.groups else short
-        if (self.tp, self.pp, self.order) != (1, 1, SHORT_ORDER):
+        topology = Topology(self.machines, self.ranks_per_machine, self.mesh, self.groups)
+        if (self.tp, self.pp) != (1, 1) or self.order not in {SHORT_ORDER, topology.kinds}:
             raise TopologyError("mesh is given, and tp, pp or order as well: mesh says all of it")
-        return Topology(self.machines, self.ranks_per_machine, self.mesh, self.groups)
+        return topology
 
     def assignment(self, machines: Sequence[M]) -> Assignment[M]:
         """Which of the job's machines runs which ranks.
@@ -142,3 +156,11 @@ def _laid_text(name: str, kind: Any) -> str:
     if not isinstance(kind, dict) or set(kind) != {"size", "over"} or not isinstance(kind["over"], list):
         raise ValueError(f'{name} is no group: it must be like {name} = {{ size = 4, over = ["dp_shard", "tp"] }}')
     return f"{name}={kind['size']}:{'+'.join(map(str, kind['over']))}"
+
+
+def _laid(kind: Any) -> Laid:
+    """A laid group as a history has it: name, size, axes."""
+    if not isinstance(kind, list | tuple) or len(kind) != 3:
+        raise ValueError(f"{kind!r} is no group: it must be like ep=4:dp_shard+cp")
+    name, size, over = kind
+    return Laid(name, size, tuple(over))

@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
 from typing import Literal, NamedTuple, get_args
@@ -233,7 +233,7 @@ class Topology:
                 dp = dp * size + index
         return Coordinate(tuple(places), dp)
 
-    def rank_at(self, **places: int) -> int:
+    def rank_at(self, /, **places: int) -> int:
         """Rank at a place of the mesh: its index along each axis, 0 where none is named.
 
         Raises:
@@ -277,13 +277,23 @@ class Topology:
 
     def groups(self, kind: str) -> tuple[tuple[int, ...], ...]:
         """All parallel groups of one kind, in order of their lowest rank."""
+        size, over = self.size(kind), {laid.name: laid.over for laid in self.laid}.get(kind, (kind,))
         found, seen = [], bytearray(self.world_size)
         for rank in range(self.world_size):
             if not seen[rank]:
-                found.append(self.group(rank, kind))
-                for member in found[-1]:
+                ranks = self.along(rank, over)
+                found += [ranks[first : first + size] for first in range(0, len(ranks), size)]
+                for member in ranks:
                     seen[member] = 1
-        return tuple(found)
+        return tuple(sorted(found))
+
+    def numbers_alike(self, text: str) -> bool:
+        """Whether the topology that a text names gives every rank the same place; laid groups do not matter."""
+        try:
+            other = Topology.parse(text)
+        except TopologyError:
+            return False  # of a later release
+        return replace(other, laid=()) == replace(self, laid=())
 
     def machine(self, rank: int) -> int:
         """Index of the machine that holds a rank."""
@@ -302,6 +312,8 @@ class Topology:
         wrong = [name for name in (*self.axes, *(kind.name for kind in self.laid)) if not _NAME.fullmatch(name)]
         twice = [name for name, count in _counts(self.kinds).items() if count > 1]
         open_axes = [axis for axis, size in self.mesh if size == THE_REST]
+        if wrong_sizes := [axis for axis, size in self.mesh if type(size) is not int]:
+            raise TopologyError(f"the size of {wrong_sizes[0]} is {dict(self.mesh)[wrong_sizes[0]]!r}, no whole number")
         small = [axis for axis, size in self.mesh if size < 1 and size != THE_REST]
         rest = prod(size for _, size in self.mesh if size >= 1)
         if not self.mesh:
@@ -325,6 +337,8 @@ class Topology:
         for kind in self.laid:
             if unknown := [axis for axis in kind.over if axis not in sizes]:
                 raise TopologyError(f"{kind.name} is laid over {unknown[0]}: the mesh has {', '.join(self.axes)}")
+            if len(set(kind.over)) < len(kind.over):
+                raise TopologyError(f"{kind.name} is laid over an axis twice: {' and '.join(kind.over)}")
             ranks = prod(sizes[axis] for axis in kind.over)
             if not kind.over or kind.size < 1 or ranks % kind.size:
                 raise TopologyError(

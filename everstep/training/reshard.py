@@ -70,6 +70,29 @@ def _model_axes(topology: Topology) -> list[tuple[str, int]]:
     return sorted((axis, size) for axis, size in topology.mesh if size > 1 and axis not in topology.data_axes)
 
 
+def _same_axes(topology: Topology, old: Topology) -> dict[str, str]:
+    """Old axis → the new one that goes on with it; empty: which one that is cannot be told. Axes of one rank may come
+    and go, and a single data-parallel axis may have another name."""
+    wide = {axis for axis, size in topology.mesh if size > 1} - set(old.axes)
+    same = {axis: axis for axis in old.axes if axis in topology.axes}
+    if wide and len(topology.data_axes) == len(old.data_axes) == 1 and wide == {*topology.data_axes}:
+        return same | {old.data_axes[0]: topology.data_axes[0]}
+    gone = {axis for axis, size in old.mesh if size > 1} - set(same)
+    return {} if wide or gone else same
+
+
+def _laid_kinds(topology: Topology, old: Topology) -> set[str]:
+    return {laid.name for laid in (*topology.laid, *old.laid)}
+
+
+def _in_group(topology: Topology, rank: int, kind: str) -> tuple[int, int] | None:
+    """Size of a rank's group of one kind, and its place there; None: there are no such groups."""
+    if kind not in topology.kinds:
+        return None
+    group = topology.group(rank, kind)
+    return len(group), group.index(rank)
+
+
 class OldCheckpoint:
     """The manifests of all ranks of a checkpoint on disk.
 
@@ -113,12 +136,14 @@ class OldCheckpoint:
         Raises:
             CheckpointError: there is none.
         """
-        if _model_axes(topology) == _model_axes(self.topology):
+        old = self.topology
+        if _model_axes(topology) == _model_axes(old) and (same := _same_axes(topology, old)):
             place = topology.coordinate(rank)
-            like = dict(place.places)
-            first = self.topology.rank_at(**{axis: like[axis] for axis, _ in _model_axes(topology)})
-            replicas = self.topology.along(first, self.topology.data_axes)
-            return replicas[place.dp % len(replicas)]
+            source = old.rank_at(**{axis: place[same[axis]] % size for axis, size in old.mesh if axis in same})
+            if all(
+                _in_group(topology, rank, kind) == _in_group(old, source, kind) for kind in _laid_kinds(topology, old)
+            ):
+                return source
         if reason := self._differs():
             raise CheckpointError(
                 f"{self.folder} was saved with {self.topology.text} and cannot be read with {topology.text}: {reason}. "
@@ -128,8 +153,10 @@ class OldCheckpoint:
 
     def must_reseed(self, topology: Topology, rank: int, source: int) -> bool:
         """Whether a rank may not go on with the random number generators of its source."""
-        if _model_axes(topology) == _model_axes(self.topology):
-            existed = topology.coordinate(rank).dp < self.topology.dp
+        same = _same_axes(topology, self.topology)
+        if _model_axes(topology) == _model_axes(self.topology) and same:
+            place = topology.coordinate(rank)
+            existed = all(place[same[axis]] < size for axis, size in self.topology.mesh if axis in same)
             group: Sequence[int] = self.topology.along(source, self.topology.data_axes)
         else:
             existed, group = rank < self.topology.world_size, range(self.topology.world_size)

@@ -76,11 +76,12 @@ def left_by_earlier_run(held: Iterable[StateCopy], topology: Topology, at: int |
     """
     files = [copy for copy in held if copy.tier not in MEMORY]
     theirs = {copy.topology for copy in files if copy.completed_steps == at and copy.valid and copy.topology}
-    fits = [copy for copy in files if copy.topology in {"", str(topology)}]
-    if theirs and str(topology) not in theirs:
+    alike = {text: topology.numbers_alike(text) for text in {copy.topology for copy in files}}
+    fits = [copy for copy in files if not copy.topology or alike[copy.topology]]
+    if theirs and not any(alike[text] for text in theirs):
         raise CheckpointError(
             f"step {at} was saved with the sizes {max(theirs)}, and the job has {topology} now (machines, ranks on "
-            "each, tp, pp, order). Start it with the sizes that it had, or give the step's folder on disk to "
-            "--resume-path"
+            "each, then tp, pp, order or the axes). Start it with the sizes that it had, or give the step's folder on "
+            "disk to --resume-path"
         )
     return fits

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from everstep.decisions.detect.facts import JobFacts
 from everstep.model.incident import Anomaly
-from everstep.model.job import JobSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +23,3 @@ class Rule:
     """Where the threshold is from; *ours*: the papers leave it open."""
     judge: Callable[[JobFacts], Anomaly | None]
     """Keeps nothing between two calls."""
-
-    def threshold_of(self, spec: JobSpec) -> str:
-        """The threshold with the numbers of a job."""
-        return self.threshold.format(policy=spec.policy, checkpoint=spec.checkpoint)

@@ -193,6 +193,7 @@ def test_a_mesh_that_does_not_fit_is_named(mesh: tuple[tuple[str, int], ...], me
     ("laid", "message"),
     [
         ("ep=3:dp", "ep 3 cannot be laid over dp"),
+        ("ep=8:dp+dp", "ep is laid over an axis twice"),
         ("ep=2:cp", "ep is laid over cp: the mesh has dp"),
         ("dp=2:dp", "dp is in the mesh twice"),
         ("ep=two:dp", "is no laid group"),
@@ -214,3 +215,12 @@ def test_a_mesh_on_the_command_line() -> None:
 def test_a_kind_of_group_that_there_is_none_of_is_named() -> None:
     with pytest.raises(TopologyError, match="there are no cp groups: the mesh has pp, dp, tp"):
         Topology.of(2, 2).groups("cp")
+
+
+def test_laid_groups_do_not_matter_for_which_rank_is_where() -> None:
+    topology = Topology.parse("4,2,dp=2,pp=2,tp=2,ep=4:dp+tp")
+
+    assert topology.numbers_alike("4,2,2,2,dp-pp-tp")
+    assert Topology.parse("4,2,2,2,dp-pp-tp").numbers_alike(str(topology))
+    for other in ("4,2,2,2,pp-dp-tp", "8,1,2,2,dp-pp-tp", "4,2,dp=4,pp=2", "of a later release"):
+        assert not topology.numbers_alike(other)

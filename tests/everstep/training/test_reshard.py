@@ -22,7 +22,7 @@ from everstep.errors import CheckpointError
 from everstep.model.topology import Topology
 from everstep.shards.manifest import read_manifest
 from everstep.training.dtensors import meshes_of, on_mesh
-from everstep.training.reshard import read_resharded
+from everstep.training.reshard import OldCheckpoint, read_resharded
 from everstep.training.rng import RandomState
 from tests.everstep.training.old_jobs import STEP, Tree, as_rank, bits, save_all, shard
 
@@ -286,3 +286,37 @@ def test_placements_that_other_sizes_do_not_have_are_named(tmp_path: Path) -> No
     folder = save_all(tmp_path / "e", wide(2, tp=2), {"dp": 2, "tp": 2}, strided(13, Shard(0)))
     with as_rank(0, {"dp": 3, "tp": 2}) as mesh, pytest.raises(CheckpointError, match="with the same sizes only"):
         read(folder, 0, wide(3, tp=2), mesh)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "alike"),
+    [
+        ("4,1,1,1,pp-dp-tp", "8,1,1,1,pp-dp-tp", True),
+        ("4,1,dp=4", "8,1,dp_shard=8", True),  # one such axis by another name
+        ("4,1,dp_replicate=2,dp_shard=2", "8,1,dp_replicate=2,dp_shard=4", True),
+        ("4,1,dp_shard=4,ep=2:dp_shard", "8,1,dp_shard=8,ep=2:dp_shard", True),
+        ("4,1,dp_replicate=2,dp_shard=2,ep=2:dp_replicate", "8,1,dp_replicate=2,dp_shard=4,ep=2:dp_replicate", True),
+        ("8,1,dp_replicate=2,dp_shard=4,ep=4:dp_shard", "12,1,dp_replicate=2,dp_shard=6,ep=2:dp_shard", False),
+        ("4,1,dp_shard=4", "4,1,dp_shard=4,ep=2:dp_shard", False),
+        ("4,1,dp=4", "4,1,dp_replicate=2,dp_shard=2", False),  # which of the two goes on with it cannot be told
+        ("4,1,pp=1,dp=4,tp=1", "4,1,pp=1,dp=2,tp=2", False),
+    ],
+)
+def test_a_rank_takes_over_from_one_at_the_same_place(
+    monkeypatch: pytest.MonkeyPatch, old: str, new: str, alike: bool
+) -> None:
+    """Where there is none, states that differ are not taken for each other."""
+    before, after = OldCheckpoint.__new__(OldCheckpoint), Topology.parse(new)
+    before.topology, before.folder = Topology.parse(old), Path("step-000000001")
+    monkeypatch.setattr(OldCheckpoint, "_differs", lambda _: "an expert is no DTensor")
+
+    if not alike:
+        with pytest.raises(CheckpointError, match="an expert is no DTensor"):
+            for rank in range(after.world_size):
+                before.source(after, rank)
+        return
+    for rank in range(after.world_size):
+        source = before.source(after, rank)
+        for kind in (laid.name for laid in after.laid):
+            place = after.group(rank, kind).index(rank)
+            assert before.topology.group(source, kind).index(source) == place

@@ -44,9 +44,13 @@ def machine_targets(topology: Topology, placement: Placement) -> list[int]:
 
 def machines_of_groups(topology: Topology) -> dict[str, list[frozenset[int]]]:
     """For each group of each kind the machines that hold any rank of it."""
-    return {
-        kind: [frozenset(map(topology.machine, group)) for group in topology.groups(kind)] for kind in topology.kinds
-    }
+    found: dict[str, dict[object, set[int]]] = {axis: {} for axis in topology.axes}
+    for rank in range(topology.world_size):
+        places = topology.coordinate(rank).places
+        for axis in topology.axes:
+            others = tuple(place for place in places if place[0] != axis)
+            found[axis].setdefault(others, set()).add(topology.machine(rank))
+    return {axis: [frozenset(machines) for machines in groups.values()] for axis, groups in found.items()}
 
 
 def broken(groups: dict[str, list[frozenset[int]]], targets: Sequence[int]) -> dict[str, int]:

@@ -26,7 +26,7 @@ def test_every_rule_of_the_folder_is_in_the_list() -> None:
 
 
 def test_every_rule_says_its_threshold_with_the_numbers_of_the_job() -> None:
-    said = {rule.name: rule.threshold_of(job()) for rule in RULES}
+    said = {rule.name: rule.threshold.format(policy=job().policy, checkpoint=job().checkpoint) for rule in RULES}
 
     assert said["stall"] == "10 median step times, at least 5 s"
     assert said["stale-checkpoint"] == "the newest save is over 100 steps and 60 s old"
