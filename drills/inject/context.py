@@ -30,7 +30,7 @@ BACK_LIMIT_S = 60.0
 QUIET_S = 6.0
 """Backups that did not change for so long are what they are: a peer that failed is tried again every 5 s (ours)."""
 CATCH_UP_S = 2.0
-"""A blow waits for backups for so long (ours): a job takes some ten steps meanwhile."""
+"""A second fault waits for backups for so long (ours): a job takes some ten steps meanwhile."""
 SETTLE_LIMIT_S = 20.0
 """Backups and disks of a job that stands still are complete within this long (ours)."""
 

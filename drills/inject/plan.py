@@ -17,7 +17,7 @@ from everstep.model.job import JobSpec
 Fault = dict[str, Any]
 
 STRIKE = "strike"
-"""Id of the blow that makes copies needed."""
+"""Id of the second fault, which makes copies needed."""
 
 
 @dataclass(frozen=True, slots=True)

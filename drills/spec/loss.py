@@ -18,7 +18,7 @@ SURVIVED = 1
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """The blow after which copies are needed."""
+    """Second fault: what is killed so that copies are needed."""
 
     machines: tuple[int, ...] = ()
     """They lose power, and with it their memory."""
