@@ -81,16 +81,30 @@ def _same_axes(topology: Topology, old: Topology) -> dict[str, str]:
     return {} if wide or gone else same
 
 
-def _laid_kinds(topology: Topology, old: Topology) -> set[str]:
-    return {laid.name for laid in (*topology.laid, *old.laid)}
+def _counterparts(topology: Topology, old: Topology) -> list[int] | None:
+    """Rank → the old one at its place, data-parallel indices beyond the old sizes counted anew.
 
-
-def _in_group(topology: Topology, rank: int, kind: str) -> tuple[int, int] | None:
-    """Size of a rank's group of one kind, and its place there; None: there are no such groups."""
-    if kind not in topology.kinds:
+    None: some rank has none, or has another place in a group that is laid over axes. One answer holds for all ranks, so
+    that no two share a source by chance.
+    """
+    same = _same_axes(topology, old)
+    if not same or _model_axes(topology) != _model_axes(old):
         return None
-    group = topology.group(rank, kind)
-    return len(group), group.index(rank)
+    sizes = [(axis, size) for axis, size in old.mesh if axis in same]
+    places = map(topology.coordinate, range(topology.world_size))
+    found = [old.rank_at(**{axis: place[same[axis]] % size for axis, size in sizes}) for place in places]
+    for kind in {laid.name for laid in (*topology.laid, *old.laid)}:
+        if kind not in topology.kinds or kind not in old.kinds:
+            return None
+        now, before = _in_groups(topology, kind), _in_groups(old, kind)
+        if any(now[rank] != before[source] for rank, source in enumerate(found)):
+            return None
+    return found
+
+
+def _in_groups(topology: Topology, kind: str) -> dict[int, tuple[int, int]]:
+    """Rank → size of its group of one kind, and its place there."""
+    return {rank: (len(group), at) for group in topology.groups(kind) for at, rank in enumerate(group)}
 
 
 class OldCheckpoint:
@@ -136,14 +150,8 @@ class OldCheckpoint:
         Raises:
             CheckpointError: there is none.
         """
-        old = self.topology
-        if _model_axes(topology) == _model_axes(old) and (same := _same_axes(topology, old)):
-            place = topology.coordinate(rank)
-            source = old.rank_at(**{axis: place[same[axis]] % size for axis, size in old.mesh if axis in same})
-            if all(
-                _in_group(topology, rank, kind) == _in_group(old, source, kind) for kind in _laid_kinds(topology, old)
-            ):
-                return source
+        if counterparts := _counterparts(topology, self.topology):
+            return counterparts[rank]
         if reason := self._differs():
             raise CheckpointError(
                 f"{self.folder} was saved with {self.topology.text} and cannot be read with {topology.text}: {reason}. "
@@ -153,9 +161,8 @@ class OldCheckpoint:
 
     def must_reseed(self, topology: Topology, rank: int, source: int) -> bool:
         """Whether a rank may not go on with the random number generators of its source."""
-        same = _same_axes(topology, self.topology)
-        if _model_axes(topology) == _model_axes(self.topology) and same:
-            place = topology.coordinate(rank)
+        if _counterparts(topology, self.topology):
+            place, same = topology.coordinate(rank), _same_axes(topology, self.topology)
             existed = all(place[same[axis]] < size for axis, size in self.topology.mesh if axis in same)
             group: Sequence[int] = self.topology.along(source, self.topology.data_axes)
         else:

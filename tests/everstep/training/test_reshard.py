@@ -6,6 +6,7 @@ import os
 import random
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -320,3 +321,16 @@ def test_a_rank_takes_over_from_one_at_the_same_place(
         for kind in (laid.name for laid in after.laid):
             place = after.group(rank, kind).index(rank)
             assert before.topology.group(source, kind).index(source) == place
+
+
+def test_ranks_go_on_with_the_random_numbers_of_one_rank_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where states are interchangeable and places are not, ranks that share a source are told apart by their number."""
+    before, after = OldCheckpoint.__new__(OldCheckpoint), Topology.parse("8,1,dp_replicate=2,dp_shard=4,ep=4:dp_shard")
+    before.topology = Topology.parse("4,1,dp_replicate=2,dp_shard=2")
+    monkeypatch.setattr(OldCheckpoint, "_differs", lambda _: "")
+    generators = [SimpleNamespace(name="everstep.rng.torch", xxh3=rank) for rank in range(4)]
+    before.manifests = [SimpleNamespace(tensors=[generator]) for generator in generators]  # type: ignore[misc]
+
+    sources = [before.source(after, rank) for rank in range(8)]
+    kept = [source for rank, source in enumerate(sources) if not before.must_reseed(after, rank, source)]
+    assert sorted(kept) == [0, 1, 2, 3], "each goes on once"
