@@ -25,6 +25,12 @@ class CopyRules:
     _align: dict[int, AlignRule] = field(default_factory=dict)
     _drift: dict[int, DriftRule] = field(default_factory=dict)
 
+    def forget_before(self, generation: int) -> None:
+        """Keep nothing of generations before one."""
+        for rules in (self._persist, self._align, self._drift):
+            for old in [number for number in rules if number < generation]:
+                del rules[old]
+
     def persist(self, generation: int, shown: Sequence[Shown], now_ns: int) -> int | None:
         """The step that all machines should be asked to write to disk, now; None: none."""
         rule = self._persist.get(generation)

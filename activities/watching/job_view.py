@@ -114,6 +114,8 @@ class JobView:
             if machine in self._launched and machine not in self._emptied:
                 self._emptied[machine] = self._launched[machine]
                 self.woken.set()
+        if any(rank.generation > self._newest for rank in reply.ranks):
+            self._forget_old()
         disk = StepsOnDisk(frozenset(), 0, 0, 0)
         for rank in reply.ranks:
             steps = stored(rank.saved)
@@ -131,6 +133,15 @@ class JobView:
                 first=first,
                 saved_before=rank.rank in self._saves,
             )
+
+    def _forget_old(self) -> None:
+        """Of generations that are dealt with nothing is needed: a job lives for months, with thousands of ranks."""
+        newest = self._newest
+        self._first = {key: first for key, first in self._first.items() if key[0] >= newest}
+        self._steps = {generation: steps for generation, steps in self._steps.items() if generation >= newest}
+        over = {generation for generation in self._exits if generation < newest and generation in self.reported}
+        self._exits = {generation: exits for generation, exits in self._exits.items() if generation not in over}
+        self._copies.forget_before(newest)
 
     def runs(self, generation: int, step: int, now_ns: int) -> None:
         """The job's workflow knows a generation to run: all machines were launched, and a step was seen or waited for.

@@ -349,3 +349,23 @@ def test_a_rank_that_left_alone_is_told_from_one_that_left_first() -> None:
         left(job, 0, 200)
         if not symptoms:
             assert list(job.verdicts(200 * S)) == [Finished(2)]
+
+
+def test_what_is_dealt_with_is_forgotten() -> None:
+    """A job lives for months, and each of its generations may have thousands of ranks that ended."""
+    job = watched()
+    for generation in range(1, 30):
+        show(job, generation * S, 20, generation=generation, own_step=20, own_ns=S)
+        for rank in (0, 1):
+            end = pb.RankExited(rank=rank, exit=pb.Exit(kind=pb.Exit.SIGNAL, value=9, time_ns=5))
+            told = pb.Observation(id=f"m{rank}-1", sequence=generation, generation=generation, rank_exited=end)
+            job.ended(f"m{rank}", told, generation * S)
+        job.persist(generation * S)
+        job.align(generation * S)
+        assert [found.generation for found in anomalies(job, generation * S)] == [generation]
+        job.reported.add(generation)
+
+    copies = job._copies
+    for kept in (job._exits, job._steps, copies._persist, copies._align, copies._drift):
+        assert len(kept) <= 2
+    assert len(job._first) <= 4
