@@ -11,11 +11,11 @@ from everstep.model.incident import (
     Evidence,
     IncidentReport,
     Launched,
-    Model,
     Showing,
 )
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
+from everstep.model.message import Model
 
 PREPARE = "Prepare machines"
 STOP = "Stop ranks"

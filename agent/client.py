@@ -122,6 +122,10 @@ class AgentClient:
         """Where the agent takes and gives state, and the token for it; called by other agents."""
         return await self._call(self._stub.OpenExchange, request, timeout_s)
 
+    async def inspect(self, *, timeout_s: float | None = 5.0) -> pb.InspectReply:
+        """What the machine's inspections say now."""
+        return await self._call(self._stub.Inspect, pb.InspectRequest(), timeout_s)
+
     async def release(self, request: pb.ReleaseRequest, *, timeout_s: float | None = None) -> pb.ReleaseReply:
         """End the job on the machine."""
         return await self._call(self._stub.Release, request, timeout_s)

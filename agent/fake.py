@@ -52,6 +52,7 @@ from agent.statuses import NO_ANSWER, status_of
 from agent.v1 import agent_pb2 as pb
 from agent.v1 import agent_pb2_grpc
 from everstep.errors import AgentUnreachable, ConfigError, EverstepError, UnknownJob
+from everstep.model.health import Health
 
 CALLS_KEPT = 10_000
 """Calls that are recorded; the oldest are forgotten first (ours)."""
@@ -159,6 +160,7 @@ class FakeAgent:
             check_storage=lambda request: _named(request, pb.CheckStorageReply()),
             **dict.fromkeys(("start_store", "launch", "restore", "open_exchange"), lambda r: _named(r, of_no_job(r))),
             **dict.fromkeys(("persist", "align", "steps", "read_log"), of_no_job),
+            inspect=lambda _: pb.InspectReply(machine=machine, time_ns=time.time_ns(), verdict=Health.HEALTHY),
             observe=agent.observe,
             acknowledge=agent.acknowledge,
             progress=_nothing_runs,
@@ -186,7 +188,7 @@ class FakeAgent:
         return sum(call.open for call in self._of(method))
 
     def tell(self, *, job: str = "", generation: int = 0, **what: Any) -> pb.Observation:
-        """Number an observation and tell it; ``what`` is one of its three kinds."""
+        """Number an observation and tell it; ``what`` is one of its kinds."""
         return self.log.append(job=job, generation=generation, **what)
 
     def observe(self, request: pb.ObserveRequest) -> AsyncIterator[pb.Observation]:

@@ -21,6 +21,12 @@ from agent.jobs.network import socket_environment
 from agent.launcher.fork_pool import ForkServers
 from agent.launcher.from_template import end_of
 from agent.launcher.processes import Reaper
+from agent.monitor import all as all_inspections
+from agent.monitor.inspection import Site
+from agent.monitor.kept import KeptStates
+from agent.monitor.messages import to_message
+from agent.monitor.monitor import Monitor
+from agent.monitor.settings import MonitorSettings
 from agent.reporting import rank_logs
 from agent.reporting.observations import ObservationLog
 from agent.security import ClientSecurity, ServerSecurity
@@ -32,9 +38,11 @@ from agent.state.disk import StateDisk
 from agent.state.live import FOLDER as LIVE
 from agent.state.live import LiveLines, LiveRecords
 from agent.state.reads import Reads
+from agent.v1 import agent_pb2 as pb
 from agent.v1 import agent_pb2_grpc
-from everstep import private
+from everstep import environment, private
 from everstep.errors import AgentError, ConfigError
+from everstep.model.health import Finding
 
 SPARED = ("checkpoints",)
 """In the state folder: may be a link to a larger disk, and is as private as its owner wants it."""
@@ -45,6 +53,8 @@ CLOSE_S = 2.0
 """What waits for the disk when the agent ends has this long (ours)."""
 FORK_SERVERS = "fork-servers"
 """Folder of their sockets."""
+FAKE_GPUS = "fake-gpus.json"
+"""In the state folder of an agent of a local cluster: GPUs that drills have the monitor see."""
 
 logger = structlog.get_logger()
 
@@ -66,6 +76,8 @@ class AgentOptions:
     """What callers must show …"""
     peers: ClientSecurity = field(default_factory=ClientSecurity)
     """… and what this agent shows others."""
+    monitor: MonitorSettings = field(default_factory=MonitorSettings)
+    """How its inspections are set."""
     log_bytes: int = 64 << 20
     """A rank's log is rotated beyond this size."""
     log_backups: int = 3
@@ -135,7 +147,8 @@ async def _run(options: AgentOptions, server: grpc.aio.Server) -> None:
         exchange=exchange,
     )
     jobs = JobRegistry(host, RequestMemory(_lines(live, options, "requests.jsonl", disk)))
-    service = AgentService(jobs)
+    monitor = _monitor(options, jobs, live)
+    service = AgentService(jobs, monitor)
     adopted = await service.recover()
     exchange.port.start(jobs.port_of)
     host.fork_servers.warm_up()
@@ -143,6 +156,7 @@ async def _run(options: AgentOptions, server: grpc.aio.Server) -> None:
     await add_health(server)
     await server.start()
     logger.info("agent serves", listen=options.listen, data=exchange.port.port, pid=os.getpid(), adopted=adopted)
+    host.spawn(monitor.run())
     host.spawn(_drain(jobs))
     host.spawn(_rotate(jobs, options))
     await ended.wait()
@@ -157,6 +171,28 @@ async def _run(options: AgentOptions, server: grpc.aio.Server) -> None:
     jobs.memory.close()
     host.log.close()
     disk.close(CLOSE_S)
+
+
+def _monitor(options: AgentOptions, jobs: JobRegistry, live: Path) -> Monitor:
+    host, cluster = jobs.host, os.environ.get(environment.CLUSTER)
+    site = Site(
+        machine=options.machine,
+        host=options.host,
+        state_dir=options.state_dir,
+        shm_dir=options.shm_dir,
+        # In a local cluster one computer stands for all machines: each agent takes what is its own.
+        kernel_log_tag=f"everstep {cluster}/{options.machine}" if cluster else "",
+        fake_gpus=options.state_dir / FAKE_GPUS if cluster else None,
+        beside=(options.state_dir.parent, options.shm_dir.parent) if cluster else (),
+        disk_problem=lambda: host.disk.problem,
+        ranks=jobs.ranks_seen,
+    )
+    kept = KeptStates(live, options.state_dir, host.disk)
+
+    def tell(finding: Finding, over: bool) -> None:
+        host.log.append(machine_finding=pb.MachineFinding(finding=to_message(finding), over=over))
+
+    return Monitor(all_inspections.made(site, options.monitor, kept), kept, tell)
 
 
 def _lines(live: Path, options: AgentOptions, name: str, disk: StateDisk) -> LiveLines:

@@ -15,6 +15,7 @@
     │   ├── StillDying       ranks were killed and are not gone yet: ask again
     │   ├── Fenced           the command belongs to a generation that was stopped
     │   ├── ForkServerLost   the fork server died while it was needed
+    │   ├── CannotLook       an inspection of the machine cannot look
     │   ├── WireError        who is at the other end of a data port broke the protocol
     │   └── BackupRefused    an offer of a backup is not taken
     ├── ClusterError         the local cluster cannot be started or is not up
@@ -79,6 +80,10 @@ class Fenced(AgentError):
 
 class ForkServerLost(AgentError):
     """The fork server died while it was needed."""
+
+
+class CannotLook(AgentError):
+    """An inspection cannot look: a tool is missing, denied or silent. That is no fault of the machine."""
 
 
 class WireError(AgentError):

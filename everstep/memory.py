@@ -58,3 +58,18 @@ def _limited() -> list[tuple[Path, str, str]]:
             elif "memory" in controllers.split(","):
                 found.append((CGROUPS / "memory" / relative, "memory.limit_in_bytes", "memory.usage_in_bytes"))
     return found
+
+
+def oom_kills() -> int | None:
+    """How many processes the kernel has killed in the cgroup of this process, for its memory was used up.
+
+    Returns:
+        None: the kernel does not count that here.
+    """
+    for folder, _, _ in _limited():
+        for name in ("memory.events", "memory.oom_control"):
+            with contextlib.suppress(OSError, ValueError):
+                counts = dict(line.split() for line in (folder / name).read_text().splitlines())
+                if "oom_kill" in counts:
+                    return int(counts["oom_kill"])
+    return None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from everstep.model.incident import Anomaly, Failure, IncidentReport, Launched, Model, Showing, StageRecord, StateCopy
+from everstep.model.incident import Anomaly, Failure, IncidentReport, Launched, Showing, StageRecord, StateCopy
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
+from everstep.model.message import Model
 
 
 class Carried(Model):

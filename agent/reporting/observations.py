@@ -51,7 +51,7 @@ class ObservationLog:
         self._rewrite()
 
     def append(self, *, job: str = "", generation: int = 0, **what: Any) -> pb.Observation:
-        """Number, keep and publish an observation; ``what`` is one of its three kinds."""
+        """Number, keep and publish an observation; ``what`` is one of its kinds."""
         self.last += 1
         found = pb.Observation(
             sequence=self.last,

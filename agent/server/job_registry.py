@@ -17,6 +17,7 @@ from google.protobuf.message import Message
 from agent.checkpoints.peers.data_port import JobPort
 from agent.jobs.host import Host
 from agent.jobs.job_runner import JobRunner
+from agent.monitor.inspection import RankSeen
 from agent.server.idempotency import Command, RequestMemory
 from agent.state.job_record import FILE as RECORD
 from agent.state.job_record import JobRecord
@@ -41,6 +42,15 @@ class JobRegistry:
         self.runners: dict[str, JobRunner] = {}
         self.started_ns = time.time_ns()
         self._turn = asyncio.Lock()
+
+    def ranks_seen(self) -> list[RankSeen]:
+        """The ranks of all jobs that are here, for inspections. Called in any thread."""
+        return [
+            RankSeen(runner.record.job, rank.rank, rank.pid, rank.end is None)
+            for runner in list(self.runners.values())
+            if not runner.record.released
+            for rank in list(runner.record.of(runner.record.generation))
+        ]
 
     def port_of(self, job: str) -> JobPort | None:
         """What the data port may give and take for a job; None when it is not known here. Called in any thread."""

@@ -16,9 +16,11 @@ import everstep
 from agent.jobs.job_runner import RUN, JobRunner
 from agent.jobs.variables import taken
 from agent.launcher.fork_client import ForkServerClient
+from agent.monitor.messages import FINDINGS, inspect_reply, to_message
+from agent.monitor.monitor import Monitor
 from agent.reporting import rank_logs
 from agent.server.checkpoint_service import CheckpointsService
-from agent.server.job_registry import Context
+from agent.server.job_registry import Context, JobRegistry
 from agent.server.replies import evidence_of, progress_of
 from agent.state.job_record import JobRecord
 from agent.state.live import FOLDER as LIVE
@@ -40,7 +42,10 @@ logger = structlog.get_logger()
 class AgentService(CheckpointsService):
     """Serves one machine."""
 
-    _disk_free = 0
+    def __init__(self, jobs: JobRegistry, monitor: Monitor) -> None:
+        super().__init__(jobs)
+        self._monitor = monitor
+        self._disk_free = 0
 
     # Coming up.
 
@@ -223,8 +228,13 @@ class AgentService(CheckpointsService):
                 verify_bytes = request.verify_bytes if request.HasField("verify_bytes") else None
                 checkpoints = await self.held_after_stop(runner, verify_bytes)
             evidence = await asyncio.gather(*(evidence_of(runner, rank) for rank in ranks))
+            findings = map(to_message, self._monitor.findings()[:FINDINGS])
             return pb.StopReply(
-                ranks=evidence, checkpoints=checkpoints, unknown=unknown, disk_asked=runner.checkpoints.disk_asked
+                ranks=evidence,
+                checkpoints=checkpoints,
+                unknown=unknown,
+                disk_asked=runner.checkpoints.disk_asked,
+                findings=findings,
             )
 
         reply = await self.jobs.command("Stop", request, pb.StopReply, context, carry_out)
@@ -243,6 +253,10 @@ class AgentService(CheckpointsService):
             return pb.ReleaseReply(bytes_freed=await self.jobs.release(runner))
 
         return await self.jobs.command("Release", request, pb.ReleaseReply, context, carry_out)
+
+    async def Inspect(self, request: pb.InspectRequest, context: Context) -> pb.InspectReply:  # noqa: N802
+        """What the inspections say now; nothing is looked at for the answer."""
+        return inspect_reply(self.host.machine, time.time_ns(), self._monitor.states())
 
     async def Acknowledge(self, request: pb.AcknowledgeRequest, context: Context) -> pb.AcknowledgeReply:  # noqa: N802
         """Forget observations."""

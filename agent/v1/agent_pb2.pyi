@@ -642,6 +642,7 @@ class StopReply(_message.Message):
     UNKNOWN_FIELD_NUMBER: _builtins.int
     DISK_ASKED_FIELD_NUMBER: _builtins.int
     NOW_NS_FIELD_NUMBER: _builtins.int
+    FINDINGS_FIELD_NUMBER: _builtins.int
     unknown: _builtins.bool
     """the job was not known here: the machine, or its agent's memory, is new"""
     disk_asked: _builtins.int
@@ -654,6 +655,10 @@ class StopReply(_message.Message):
 
     @_builtins.property
     def checkpoints(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldCheckpoint]: ...
+    @_builtins.property
+    def findings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Finding]:
+        """what the machine's inspections say, the worst first"""
+
     def __init__(
         self,
         *,
@@ -662,10 +667,11 @@ class StopReply(_message.Message):
         unknown: _builtins.bool = ...,
         disk_asked: _builtins.int | None = ...,
         now_ns: _builtins.int = ...,
+        findings: _abc.Iterable[Global___Finding] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_disk_asked", b"_disk_asked", "disk_asked", b"disk_asked"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_disk_asked", b"_disk_asked", "checkpoints", b"checkpoints", "disk_asked", b"disk_asked", "now_ns", b"now_ns", "ranks", b"ranks", "unknown", b"unknown"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_disk_asked", b"_disk_asked", "checkpoints", b"checkpoints", "disk_asked", b"disk_asked", "findings", b"findings", "now_ns", b"now_ns", "ranks", b"ranks", "unknown", b"unknown"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__disk_asked: _TypeAlias = _typing.Literal["disk_asked"]  # noqa: Y015
     _WhichOneofArgType__disk_asked: _TypeAlias = _typing.Literal["_disk_asked", b"_disk_asked"]  # noqa: Y015
@@ -1345,6 +1351,7 @@ class Observation(_message.Message):
     RANK_EXITED_FIELD_NUMBER: _builtins.int
     FORK_SERVER_DIED_FIELD_NUMBER: _builtins.int
     AGENT_STARTED_FIELD_NUMBER: _builtins.int
+    MACHINE_FINDING_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     id: _builtins.str
     """"<machine>-<sequence>", the correlation id of all that follows from it"""
@@ -1358,6 +1365,8 @@ class Observation(_message.Message):
     def fork_server_died(self) -> Global___ForkServerDied: ...
     @_builtins.property
     def agent_started(self) -> Global___AgentStarted: ...
+    @_builtins.property
+    def machine_finding(self) -> Global___MachineFinding: ...
     def __init__(
         self,
         *,
@@ -1370,12 +1379,13 @@ class Observation(_message.Message):
         rank_exited: Global___RankExited | None = ...,
         fork_server_died: Global___ForkServerDied | None = ...,
         agent_started: Global___AgentStarted | None = ...,
+        machine_finding: Global___MachineFinding | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["agent_started", b"agent_started", "fork_server_died", b"fork_server_died", "rank_exited", b"rank_exited", "what", b"what"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["agent_started", b"agent_started", "fork_server_died", b"fork_server_died", "machine_finding", b"machine_finding", "rank_exited", b"rank_exited", "what", b"what"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_started", b"agent_started", "fork_server_died", b"fork_server_died", "generation", b"generation", "id", b"id", "job", b"job", "machine", b"machine", "rank_exited", b"rank_exited", "sequence", b"sequence", "time_ns", b"time_ns", "what", b"what"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_started", b"agent_started", "fork_server_died", b"fork_server_died", "generation", b"generation", "id", b"id", "job", b"job", "machine", b"machine", "machine_finding", b"machine_finding", "rank_exited", b"rank_exited", "sequence", b"sequence", "time_ns", b"time_ns", "what", b"what"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["rank_exited", "fork_server_died", "agent_started"]  # noqa: Y015
+    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["rank_exited", "fork_server_died", "agent_started", "machine_finding"]  # noqa: Y015
     _WhichOneofArgType_what: _TypeAlias = _typing.Literal["what", b"what"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_what) -> _WhichOneofReturnType_what | None: ...
 
@@ -1466,6 +1476,224 @@ class AgentStarted(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AgentStarted: _TypeAlias = AgentStarted  # noqa: Y015
+
+@_typing.final
+class MachineFinding(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FINDING_FIELD_NUMBER: _builtins.int
+    OVER_FIELD_NUMBER: _builtins.int
+    over: _builtins.bool
+    @_builtins.property
+    def finding(self) -> Global___Finding: ...
+    def __init__(
+        self,
+        *,
+        finding: Global___Finding | None = ...,
+        over: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["finding", b"finding"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finding", b"finding", "over", b"over"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MachineFinding: _TypeAlias = MachineFinding  # noqa: Y015
+
+@_typing.final
+class Finding(_message.Message):
+    """everstep/model/health.py says what the fields mean; words as there"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INSPECTION_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    VERDICT_FIELD_NUMBER: _builtins.int
+    ITEM_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    REMEDY_FIELD_NUMBER: _builtins.int
+    SURE_FIELD_NUMBER: _builtins.int
+    EVIDENCE_FIELD_NUMBER: _builtins.int
+    SINCE_NS_FIELD_NUMBER: _builtins.int
+    inspection: _builtins.str
+    reason: _builtins.str
+    verdict: _builtins.str
+    item: _builtins.str
+    text: _builtins.str
+    owner: _builtins.str
+    remedy: _builtins.str
+    sure: _builtins.bool
+    since_ns: _builtins.int
+    @_builtins.property
+    def evidence(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        inspection: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        verdict: _builtins.str = ...,
+        item: _builtins.str = ...,
+        text: _builtins.str = ...,
+        owner: _builtins.str = ...,
+        remedy: _builtins.str = ...,
+        sure: _builtins.bool = ...,
+        evidence: _abc.Iterable[_builtins.str] | None = ...,
+        since_ns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["evidence", b"evidence", "inspection", b"inspection", "item", b"item", "owner", b"owner", "reason", b"reason", "remedy", b"remedy", "since_ns", b"since_ns", "sure", b"sure", "text", b"text", "verdict", b"verdict"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Finding: _TypeAlias = Finding  # noqa: Y015
+
+@_typing.final
+class InspectRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InspectRequest: _TypeAlias = InspectRequest  # noqa: Y015
+
+@_typing.final
+class InspectReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MACHINE_FIELD_NUMBER: _builtins.int
+    TIME_NS_FIELD_NUMBER: _builtins.int
+    VERDICT_FIELD_NUMBER: _builtins.int
+    INSPECTIONS_FIELD_NUMBER: _builtins.int
+    machine: _builtins.str
+    time_ns: _builtins.int
+    verdict: _builtins.str
+    """of all inspections together"""
+    @_builtins.property
+    def inspections(self) -> _containers.RepeatedCompositeFieldContainer[Global___InspectionState]:
+        """none: the monitor is off"""
+
+    def __init__(
+        self,
+        *,
+        machine: _builtins.str = ...,
+        time_ns: _builtins.int = ...,
+        verdict: _builtins.str = ...,
+        inspections: _abc.Iterable[Global___InspectionState] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["inspections", b"inspections", "machine", b"machine", "time_ns", b"time_ns", "verdict", b"verdict"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InspectReply: _TypeAlias = InspectReply  # noqa: Y015
+
+@_typing.final
+class InspectionState(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class MeasuresEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class FactsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    NAME_FIELD_NUMBER: _builtins.int
+    LOOKS_AT_FIELD_NUMBER: _builtins.int
+    VERDICT_FIELD_NUMBER: _builtins.int
+    FINDINGS_FIELD_NUMBER: _builtins.int
+    MEASURES_FIELD_NUMBER: _builtins.int
+    FACTS_FIELD_NUMBER: _builtins.int
+    NOTE_FIELD_NUMBER: _builtins.int
+    INTERVAL_S_FIELD_NUMBER: _builtins.int
+    LOOKED_NS_FIELD_NUMBER: _builtins.int
+    LOOKS_FIELD_NUMBER: _builtins.int
+    BUSY_S_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    looks_at: _builtins.str
+    verdict: _builtins.str
+    note: _builtins.str
+    """why there is nothing to inspect"""
+    interval_s: _builtins.float
+    looked_ns: _builtins.int
+    """0: not yet"""
+    looks: _builtins.int
+    busy_s: _builtins.float
+    """CPU time of all looks"""
+    @_builtins.property
+    def findings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Finding]: ...
+    @_builtins.property
+    def measures(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """as Prometheus names them, labels included"""
+
+    @_builtins.property
+    def facts(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """what should be the same on all machines of a job"""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        looks_at: _builtins.str = ...,
+        verdict: _builtins.str = ...,
+        findings: _abc.Iterable[Global___Finding] | None = ...,
+        measures: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        facts: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        note: _builtins.str = ...,
+        interval_s: _builtins.float = ...,
+        looked_ns: _builtins.int = ...,
+        looks: _builtins.int = ...,
+        busy_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy_s", b"busy_s", "facts", b"facts", "findings", b"findings", "interval_s", b"interval_s", "looked_ns", b"looked_ns", "looks", b"looks", "looks_at", b"looks_at", "measures", b"measures", "name", b"name", "note", b"note", "verdict", b"verdict"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InspectionState: _TypeAlias = InspectionState  # noqa: Y015
 
 @_typing.final
 class AcknowledgeRequest(_message.Message):

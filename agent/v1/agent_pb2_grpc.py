@@ -114,6 +114,11 @@ class AgentStub:
                 request_serializer=agent_dot_v1_dot_agent__pb2.AlignRequest.SerializeToString,
                 response_deserializer=agent_dot_v1_dot_agent__pb2.AlignReply.FromString,
                 _registered_method=True)
+        self.Inspect = channel.unary_unary(
+                '/everstep.agent.v1.Agent/Inspect',
+                request_serializer=agent_dot_v1_dot_agent__pb2.InspectRequest.SerializeToString,
+                response_deserializer=agent_dot_v1_dot_agent__pb2.InspectReply.FromString,
+                _registered_method=True)
         self.OpenExchange = channel.unary_unary(
                 '/everstep.agent.v1.Agent/OpenExchange',
                 request_serializer=agent_dot_v1_dot_agent__pb2.OpenExchangeRequest.SerializeToString,
@@ -237,6 +242,13 @@ class AgentServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Inspect(self, request, context):
+        """What the inspections of this machine say now.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def OpenExchange(self, request, context):
         """Called by other agents: where to send or fetch state, and the token for it.
         """
@@ -326,6 +338,11 @@ def add_AgentServicer_to_server(servicer, server):
                     servicer.Align,
                     request_deserializer=agent_dot_v1_dot_agent__pb2.AlignRequest.FromString,
                     response_serializer=agent_dot_v1_dot_agent__pb2.AlignReply.SerializeToString,
+            ),
+            'Inspect': grpc.unary_unary_rpc_method_handler(
+                    servicer.Inspect,
+                    request_deserializer=agent_dot_v1_dot_agent__pb2.InspectRequest.FromString,
+                    response_serializer=agent_dot_v1_dot_agent__pb2.InspectReply.SerializeToString,
             ),
             'OpenExchange': grpc.unary_unary_rpc_method_handler(
                     servicer.OpenExchange,
@@ -765,6 +782,33 @@ class Agent:
             '/everstep.agent.v1.Agent/Align',
             agent_dot_v1_dot_agent__pb2.AlignRequest.SerializeToString,
             agent_dot_v1_dot_agent__pb2.AlignReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Inspect(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/everstep.agent.v1.Agent/Inspect',
+            agent_dot_v1_dot_agent__pb2.InspectRequest.SerializeToString,
+            agent_dot_v1_dot_agent__pb2.InspectReply.FromString,
             options,
             channel_credentials,
             insecure,

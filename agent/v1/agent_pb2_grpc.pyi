@@ -60,6 +60,8 @@ class AgentStub:
     """Write a coming step to disk as well, and keep the one that is whole everywhere."""
     Align: _aio.UnaryUnaryMultiCallable[_agent_pb2.AlignRequest, _agent_pb2.AlignReply]
     """Which step every rank has in its own memory and at its peer, and which one to back up next."""
+    Inspect: _aio.UnaryUnaryMultiCallable[_agent_pb2.InspectRequest, _agent_pb2.InspectReply]
+    """What the inspections of this machine say now."""
     OpenExchange: _aio.UnaryUnaryMultiCallable[_agent_pb2.OpenExchangeRequest, _agent_pb2.OpenExchangeReply]
     """Called by other agents: where to send or fetch state, and the token for it."""
 
@@ -193,6 +195,14 @@ class AgentServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_agent_pb2.AlignRequest, _abc.Awaitable[_agent_pb2.AlignReply]],
     ) -> _abc.Awaitable[_agent_pb2.AlignReply]:
         """Which step every rank has in its own memory and at its peer, and which one to back up next."""
+
+    @_abc_1.abstractmethod
+    def Inspect(
+        self,
+        request: _agent_pb2.InspectRequest,
+        context: _aio.ServicerContext[_agent_pb2.InspectRequest, _abc.Awaitable[_agent_pb2.InspectReply]],
+    ) -> _abc.Awaitable[_agent_pb2.InspectReply]:
+        """What the inspections of this machine say now."""
 
     @_abc_1.abstractmethod
     def OpenExchange(

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from agent.monitor.settings import MonitorSettings
 
 
 def agent(  # noqa: PLR0917
@@ -33,6 +36,10 @@ def agent(  # noqa: PLR0917
     ca_file: Annotated[
         Path | None,
         typer.Option(envvar="EVERSTEP_AGENT_CA_FILE", help="Authority (PEM) of the other agents' certificates."),
+    ] = None,
+    monitor: Annotated[
+        Path | None,
+        typer.Option(envvar="EVERSTEP_MONITOR", help="TOML file with settings of the inspections: docs/monitor.md."),
     ] = None,
     log_mib: Annotated[int, typer.Option(help="Rotate a rank's log beyond this size, MiB.", min=1)] = 64,
     log_backups: Annotated[int, typer.Option(help="Rotated logs to keep.", min=1)] = 3,
@@ -74,7 +81,20 @@ def agent(  # noqa: PLR0917
         template=template,
         security=security,
         peers=security.as_client(ca_file),
+        monitor=_monitor_settings(monitor),
         log_bytes=log_mib << 20,
         log_backups=log_backups,
     )
     asyncio.run(serve(options))
+
+
+def _monitor_settings(path: Path | None) -> MonitorSettings:
+    """What a file says of the inspections; without one, the defaults."""
+    from agent.monitor.all import known
+    from agent.monitor.settings import MonitorSettings
+    from controlplane.toml_file import read_toml
+
+    if path is None:
+        return MonitorSettings()
+    kinds = {name: kind.limits_type for name, kind in known().items()}
+    return MonitorSettings.parse(read_toml(path, "file with the monitor's settings"), kinds, str(path))

@@ -27,7 +27,7 @@ SHM_WANTED = 1 << 30
 DISK_WANTED = 1 << 30
 
 
-class Finding(BaseModel):
+class Examined(BaseModel):
     """One point of the examination."""
 
     name: str
@@ -37,7 +37,7 @@ class Finding(BaseModel):
     remedy: str = ""
 
 
-def examine(inventory: Path | None = None) -> list[Finding]:
+def examine(inventory: Path | None = None) -> list[Examined]:
     """Look at everything; a check that fails by itself is a finding, too.
 
     Args:
@@ -47,22 +47,22 @@ def examine(inventory: Path | None = None) -> list[Finding]:
     return [*findings, *([_guarded(partial(_inventory, inventory))] if inventory else [])]
 
 
-def _guarded(check: Callable[[], Finding]) -> Finding:
+def _guarded(check: Callable[[], Examined]) -> Examined:
     try:
         return check()
     except Exception as error:
         of = check.func if isinstance(check, partial) else check
         name = of.__name__.strip("_").replace("_", " ")
-        return Finding(name=name, status="missing", found=f"could not be looked at: {error}", remedy="see the message")
+        return Examined(name=name, status="missing", found=f"could not be looked at: {error}", remedy="see the message")
 
 
-def _python() -> Finding:
+def _python() -> Examined:
     status: Status = "ok" if sys.version_info >= (3, 11) and sys.platform == "linux" else "missing"
     found = f"{platform.python_version()} on {platform.system()} {platform.release()}, {sys.executable}"
-    return Finding(name="python", status=status, found=found, remedy="Python 3.11 or newer on Linux")
+    return Examined(name="python", status=status, found=found, remedy="Python 3.11 or newer on Linux")
 
 
-def _torch() -> Finding:
+def _torch() -> Examined:
     program = (
         "import time; began = time.time(); import torch; "
         "print(torch.__version__, torch.cuda.device_count(), time.time() - began)"
@@ -71,61 +71,61 @@ def _torch() -> Finding:
     loaded = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=False)
     if loaded.returncode:
         last = (loaded.stderr.strip().splitlines() or ["no message"])[-1]
-        return Finding(name="torch", status="missing", found=last, remedy=remedy)
+        return Examined(name="torch", status="missing", found=last, remedy=remedy)
     version, gpus, seconds = loaded.stdout.split()
-    return Finding(name="torch", status="ok", found=f"{version}, {gpus} GPUs, imported in {float(seconds):.1f} s")
+    return Examined(name="torch", status="ok", found=f"{version}, {gpus} GPUs, imported in {float(seconds):.1f} s")
 
 
-def _temporal() -> Finding:
+def _temporal() -> Examined:
     notes: list[str] = []
     remedy = "make temporal (downloads or builds it), or set TEMPORAL_ADDRESS to a server of yours"
     try:
         if choice := temporal_server.configured():
-            return Finding(name="temporal", status="ok", found=f"configured: {choice.address} ({choice.namespace})")
+            return Examined(name="temporal", status="ok", found=f"configured: {choice.address} ({choice.namespace})")
     except ClusterError as error:
-        return Finding(name="temporal", status="missing", found=str(error), remedy="correct the configuration")
+        return Examined(name="temporal", status="missing", found=str(error), remedy="correct the configuration")
     if installed := temporal_binary.installed(notes.append):
         binary, source = installed
         version = temporal_binary.server_version(binary)
-        return Finding(name="temporal", status="ok", found=f"{binary}, {source}, server {version}")
-    return Finding(name="temporal", status="missing", found="; ".join(notes) or "no server found", remedy=remedy)
+        return Examined(name="temporal", status="ok", found=f"{binary}, {source}, server {version}")
+    return Examined(name="temporal", status="missing", found="; ".join(notes) or "no server found", remedy=remedy)
 
 
-def _shared_memory() -> Finding:
+def _shared_memory() -> Examined:
     usage = shutil.disk_usage("/dev/shm")
     status: Status = "ok" if usage.free >= SHM_WANTED and os.access("/dev/shm", os.W_OK) else "missing"
     found = f"/dev/shm: {usage.free / 2**30:.1f} of {usage.total / 2**30:.1f} GiB free"
     remedy = "1 GiB and more, by the size of the checkpoints: mount -o remount,size=8G /dev/shm; docker: --shm-size=8g"
-    return Finding(name="shared memory", status=status, found=found, remedy=remedy)
+    return Examined(name="shared memory", status=status, found=found, remedy=remedy)
 
 
-def _pidfd() -> Finding:
+def _pidfd() -> Examined:
     try:
         os.close(os.pidfd_open(os.getpid()))
     except (AttributeError, OSError) as error:
         remedy = "Linux 5.4 or newer; in a sandbox, allow the system call pidfd_open"
-        return Finding(name="pidfd", status="missing", found=f"pidfd_open: {error}", remedy=remedy)
-    return Finding(name="pidfd", status="ok", found="process deaths are noticed at once")
+        return Examined(name="pidfd", status="missing", found=f"pidfd_open: {error}", remedy=remedy)
+    return Examined(name="pidfd", status="ok", found="process deaths are noticed at once")
 
 
-def _addresses() -> Finding:
+def _addresses() -> Examined:
     base = local_cluster.BASE_ADDRESS
     try:
         with ports.Claims() as claims:
             port = claims.choose(base)
     except OSError as error:
-        return Finding(name="addresses", status="missing", found=str(error), remedy="ip addr add 127.0.0.1/8 dev lo")
-    return Finding(name="addresses", status="ok", found=f"{base} and the next ones, e.g. port {port}")
+        return Examined(name="addresses", status="missing", found=str(error), remedy="ip addr add 127.0.0.1/8 dev lo")
+    return Examined(name="addresses", status="ok", found=f"{base} and the next ones, e.g. port {port}")
 
 
-def _ports() -> Finding:
+def _ports() -> Examined:
     wanted = (local_cluster.TEMPORAL_PORT, local_cluster.UI_PORT)
     taken = [str(port) for port in wanted if not ports.is_free("127.0.0.1", port)]
     found = f"taken: {', '.join(taken)}; a new cluster takes others" if taken else "7233 and 8233 are free"
-    return Finding(name="ports", status="ok", found=found)
+    return Examined(name="ports", status="ok", found=found)
 
 
-def _disk() -> Finding:
+def _disk() -> Examined:
     folder = everstep_home()
     while not folder.exists():
         folder = folder.parent
@@ -133,39 +133,39 @@ def _disk() -> Finding:
     fits = free >= DISK_WANTED and os.access(folder, os.W_OK)
     found = f"{everstep_home()}: {free / 2**30:.1f} GiB free"
     remedy = "1 GiB where we may write, or set EVERSTEP_HOME to another folder"
-    return Finding(name="disk", status="ok" if fits else "missing", found=found, remedy=remedy)
+    return Examined(name="disk", status="ok" if fits else "missing", found=found, remedy=remedy)
 
 
-def _go() -> Finding:
+def _go() -> Examined:
     if go := shutil.which("go"):
         version = subprocess.run([go, "version"], capture_output=True, text=True, check=False).stdout.strip()
-        return Finding(name="go", status="ok", found=version)
+        return Examined(name="go", status="ok", found=version)
     remedy = "only to build a Temporal server where none can be downloaded: Go 1.26"
-    return Finding(name="go", status="optional", found="not on PATH", remedy=remedy)
+    return Examined(name="go", status="optional", found="not on PATH", remedy=remedy)
 
 
-def _py_spy() -> Finding:
+def _py_spy() -> Examined:
     beside = Path(sys.executable).with_name("py-spy")
     program = str(beside) if beside.exists() else shutil.which("py-spy")
     if program:
-        return Finding(name="py-spy", status="ok", found=program)
-    return Finding(
+        return Examined(name="py-spy", status="ok", found=program)
+    return Examined(
         name="py-spy", status="optional", found="not found", remedy="stacks of hung ranks: uv pip install py-spy"
     )
 
 
-def _postgresql() -> Finding:
+def _postgresql() -> Examined:
     try:
         import psycopg
     except ImportError as error:
         remedy = "only for a ledger in PostgreSQL: uv pip install 'everstep[postgresql]'"
-        return Finding(name="postgresql", status="optional", found=f"no driver: {error}", remedy=remedy)
-    return Finding(
+        return Examined(name="postgresql", status="optional", found=f"no driver: {error}", remedy=remedy)
+    return Examined(
         name="postgresql", status="ok", found=f"driver psycopg {psycopg.__version__} (the default is SQLite)"
     )
 
 
-def _inventory(path: Path) -> Finding:
+def _inventory(path: Path) -> Examined:
     from agent.client import AgentPool
     from controlplane.inventory import NAMED, Answer, ask, load
 
@@ -184,10 +184,10 @@ def _inventory(path: Path) -> Finding:
     more = [f"and {len(troubled) - NAMED} more"] if len(troubled) > NAMED else []
     remedy = "start their agents, or see whether address, name, certificates and token are theirs"
     status: Status = "missing" if troubled else "ok"
-    return Finding(name="inventory", status=status, found="; ".join([text, *said, *more]), remedy=remedy)
+    return Examined(name="inventory", status=status, found="; ".join([text, *said, *more]), remedy=remedy)
 
 
-CHECKS: tuple[Callable[[], Finding], ...] = (
+CHECKS: tuple[Callable[[], Examined], ...] = (
     *(_python, _torch, _temporal, _shared_memory, _pidfd, _addresses, _ports, _disk),
     *(_go, _py_spy, _postgresql),
 )

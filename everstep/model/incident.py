@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from everstep.model.message import Model
 from everstep.model.words import AnyWord, Words
 
 
@@ -30,12 +31,6 @@ class Symptom(Words):
     """Steps go on, and the newest checkpoint in memory is too old."""
     LAUNCH_FAILED = "launch failed"
     """The ranks could not be started."""
-
-
-class Model(BaseModel):
-    """Base of the messages: frozen; fields that a newer release added are kept and passed on."""
-
-    model_config = ConfigDict(frozen=True, extra="allow")
 
 
 class Anomaly(Model):

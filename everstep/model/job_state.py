@@ -6,9 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from everstep.model.incident import NOT_CONFIRMED, Anomaly, Failure, IncidentReport, Model, Showing
+from everstep.model.incident import NOT_CONFIRMED, Anomaly, Failure, IncidentReport, Showing
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
+from everstep.model.message import Model
 from everstep.model.words import AnyWord
 
 JobStatus = Annotated[

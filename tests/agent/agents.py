@@ -46,6 +46,7 @@ class RunningAgent:
         security: what callers show it.
         machine: its name.
         alone: it starts its fork servers itself, as on a machine of its own; else a template forks them.
+        monitor: settings of its inspections; by default there are none, for this computer is busy with tests.
     """
 
     def __init__(
@@ -55,8 +56,10 @@ class RunningAgent:
         security: ClientSecurity | None = None,
         machine: str = "m1",
         alone: bool = False,
+        monitor: str = "off = true",
     ) -> None:
         self.machine = machine
+        self.monitor = monitor
         self.folder = folder
         self.state = folder / "state"
         self.shm = Path("/dev/shm") / f"everstep-test-{os.getpid()}-{uuid.uuid4().hex[:8]}"
@@ -64,6 +67,7 @@ class RunningAgent:
         """What the agent knows."""
         self.fork_servers = self.live / "fork-servers"
         self.address = f"{HOST}:{free_port(HOST)}"
+        options = (*options, "--monitor", str(folder / "monitor.toml"))
         self.options = options if alone else (*options, "--template", str(templates.shared().socket))
         self.security = security or ClientSecurity.from_environment()
         self.process: subprocess.Popen[bytes] | None = None
@@ -78,6 +82,7 @@ class RunningAgent:
 
     async def start(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "monitor.toml").write_text(self.monitor)
         with (self.folder / "agent.log").open("ab") as output:
             self.process = subprocess.Popen(self.command(), stdout=output, stderr=output)  # noqa: ASYNC220
         deadline = time.monotonic() + 30

@@ -174,7 +174,7 @@ def test_checkpoints_drills_the_doctor_and_errors_show_it(
         backup_machines={},
         backups=text,
     )
-    finding = doctor.Finding(name="torch", status="missing", found=text, remedy=text)
+    finding = doctor.Examined(name="torch", status="missing", found=text, remedy=text)
     monkeypatch.setattr(doctor, "examine", lambda *_: [finding])
     PlainConsole().print("\n".join(checkpoint_lines(copies, None)))
     drill.results([DrillResult(fault="kill-rank", problems=[text], said=[text], leaked=[text], promise=text)])

@@ -1,0 +1,50 @@
+"""The agent itself."""
+
+from __future__ import annotations
+
+import resource
+import threading
+import time
+from typing import ClassVar
+
+from pydantic import Field
+
+from agent.monitor.inspection import Inspection, Limits, Look, Reason
+from everstep.model.health import Remedy
+
+STATE_FOLDER = Reason("state-folder", "the agent's state folder cannot be written", remedy=Remedy.FREE_SPACE)
+FILES = Reason("agent-files", "the agent has nearly as many files open as it may", remedy=Remedy.CHECK_SETUP)
+
+
+class AgentLimits(Limits):
+    """Of the agent."""
+
+    files_share: float = Field(default=0.9, gt=0, le=1)
+    """More open files than this share of those allowed is too many (ours)."""
+
+
+class AgentInspection(Inspection):
+    """Whether the agent can do its work, and what it costs."""
+
+    name: ClassVar[str] = "agent"
+    looks_at: ClassVar[str] = "the agent: its state folder, files, memory, CPU time"
+    reasons: ClassVar[tuple[Reason, ...]] = (STATE_FOLDER, FILES)
+    limits_type: ClassVar[type[Limits]] = AgentLimits
+
+    def look(self) -> Look:
+        """Look at this process."""
+        findings = []
+        if problem := self.site.disk_problem():
+            findings.append(self.finding(STATE_FOLDER, "", problem, text=f"the state folder: {problem}"))
+        files = sum(1 for _ in (self.site.proc / "self/fd").iterdir())
+        allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if allowed != resource.RLIM_INFINITY and files > self.limits.files_share * allowed:
+            findings.append(self.finding(FILES, "", f"{files} of {allowed} files are open"))
+        pages = int((self.site.proc / "self/statm").read_text().split()[1])
+        measures = {
+            "process_cpu_seconds_total": time.process_time(),
+            "process_resident_memory_bytes": float(pages * resource.getpagesize()),
+            "process_open_fds": float(files),
+            "process_threads": float(threading.active_count()),
+        }
+        return Look(findings, measures)

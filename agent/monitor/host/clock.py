@@ -1,0 +1,98 @@
+"""The machine's wall clock."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from agent.monitor import events
+from agent.monitor.inspection import Inspection, Limits, Look, Reason
+from everstep.model.health import Health, Owner, Remedy
+
+JUMPED = Reason(
+    "clock-jumped",
+    "the wall clock was set",
+    Owner.MACHINE,
+    Remedy.WATCH,
+    Health.UNKNOWN,
+)
+UNSYNCED = Reason(
+    "clock-unsynced",
+    "the kernel does not know the wall clock to be right, and did earlier",
+    Owner.MACHINE,
+    Remedy.CHECK_SETUP,
+    Health.UNKNOWN,
+)
+NOT_SYNCED = 0x0040
+"""STA_UNSYNC, a bit of ``status``."""
+
+
+class _Timex(ctypes.Structure):
+    """``struct timex`` of Linux, as far as it is read; the rest is room."""
+
+    _fields_ = (
+        ("modes", ctypes.c_uint),
+        ("offset", ctypes.c_long),
+        ("freq", ctypes.c_long),
+        ("maxerror", ctypes.c_long),
+        ("esterror", ctypes.c_long),
+        ("status", ctypes.c_int),
+        ("room", ctypes.c_char * 256),
+    )
+
+
+def is_synced() -> bool:
+    """Whether the kernel knows its clock to be right, as a time service tells it.
+
+    Raises:
+        OSError: it does not say.
+    """
+    state = _Timex()
+    if ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(state)) < 0:
+        raise OSError(ctypes.get_errno(), "adjtimex failed")
+    return not state.status & NOT_SYNCED
+
+
+class ClockLimits(Limits):
+    """Of the clock."""
+
+    jump_s: float = Field(default=1.0, gt=0)
+    """Moved by more than this between two looks it was set (ours)."""
+    lasts_s: float = Field(default=600.0, gt=0)
+    """That it was set counts for this long (ours)."""
+
+
+class ClockInspection(Inspection):
+    """Whether the wall clock runs with the monotonic one, and whether a time service holds it."""
+
+    name: ClassVar[str] = "clock"
+    looks_at: ClassVar[str] = "the wall clock: set, or no longer held by a time service"
+    reasons: ClassVar[tuple[Reason, ...]] = (JUMPED, UNSYNCED)
+    limits_type: ClassVar[type[Limits]] = ClockLimits
+    synced: Callable[[], bool] = staticmethod(is_synced)
+
+    def __init__(self, site: Any, limits: Limits, kept: Mapping[str, Any], *, same_boot: bool) -> None:
+        super().__init__(site, limits, kept, same_boot=same_boot)
+        self._ahead_ns: int | None = None
+
+    def look(self) -> Look:
+        """Compare the clocks."""
+        # Suspended machines: CLOCK_BOOTTIME goes on while they sleep, as the wall clock does.
+        now_ns = self.site.now_ns()
+        ahead_ns = now_ns - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        kept = self.kept["events"] = events.current(self.kept.get("events", []), now_ns)
+        moved_s = 0.0 if self._ahead_ns is None else (ahead_ns - self._ahead_ns) / 1e9
+        self._ahead_ns = ahead_ns
+        if abs(moved_s) > self.limits.jump_s:
+            text = f"the wall clock was set by {moved_s:+.1f} s"
+            events.add(kept, self.finding(JUMPED, "", text, text=text), now_ns=now_ns, lasts_s=self.limits.lasts_s)
+        findings = events.findings(kept)
+        synced = self.synced()
+        self.kept["was_synced"] = synced or self.kept.get("was_synced", False)
+        if self.kept["was_synced"] and not synced:
+            findings.append(self.finding(UNSYNCED))
+        return Look(findings, {"clock_synced": float(synced)})

@@ -1,0 +1,86 @@
+"""The processors of the machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from agent.monitor import events
+from agent.monitor.host.procfiles import pressure
+from agent.monitor.inspection import Inspection, Limits, Look, Reason
+from everstep.model.health import Health, Owner, Remedy
+
+OVERLOADED = Reason(
+    "cpu-overload",
+    "processes wait for processors",
+    Owner.UNKNOWN,
+    Remedy.WATCH,
+    Health.UNKNOWN,
+    source="ByteRobust, table 1, has it as a symptom; the threshold is ours",
+)
+LOST = Reason("cpu-lost", "processors that were there are not", remedy=Remedy.REPLACE)
+HOT = Reason("cpu-hot", "a processor runs slower because it is too hot", remedy=Remedy.REPLACE, verdict=Health.UNKNOWN)
+
+
+class CpuLimits(Limits):
+    """Of processors."""
+
+    interval_s: float = Field(default=10.0, gt=0)
+    waiting_share: float = Field(default=0.6, gt=0, le=1)
+    """Overloaded: for this share of the last five minutes some process waited for a processor (ours)."""
+    hot_lasts_s: float = Field(default=600.0, gt=0)
+    """That a processor was too hot counts for this long (ours)."""
+
+
+class CpuInspection(Inspection):
+    """Whether they are all there, how long processes wait for them, and whether they are too hot."""
+
+    name: ClassVar[str] = "cpu"
+    looks_at: ClassVar[str] = "processors: all there, overloaded, too hot"
+    reasons: ClassVar[tuple[Reason, ...]] = (OVERLOADED, LOST, HOT)
+    limits_type: ClassVar[type[Limits]] = CpuLimits
+
+    def after_reboot(self, kept: Mapping[str, Any]) -> dict[str, Any]:
+        """How many there were holds; how often they were too hot is counted anew."""
+        return {"most": kept["most"]} if "most" in kept else {}
+
+    def look(self) -> Look:
+        """Read counters."""
+        now_ns = self.site.now_ns()
+        online = os.sysconf("SC_NPROCESSORS_ONLN")
+        most = self.kept["most"] = max(online, self.kept.get("most", 0))
+        waiting = pressure(self.site.proc, "cpu").get("some avg300", 0.0) / 100
+        findings = []
+        if waiting >= self.limits.waiting_share:
+            seen = f"some process waited for a processor {waiting:.0%} of the last 5 minutes"
+            findings.append(self.finding(OVERLOADED, "", seen, text=seen))
+        if online < most:
+            seen = f"{online} of {most} processors are there"
+            findings.append(self.finding(LOST, "", seen, text=seen))
+        self._heat(now_ns)
+        findings += events.findings(self.kept["events"])
+        load = os.getloadavg()[0]
+        measures = {"cpu_online": float(online), "cpu_waiting_ratio": waiting, "load1": load}
+        return Look(findings, measures, {"processors": str(online)})
+
+    def _heat(self, now_ns: int) -> None:
+        """A package that was throttled since the last look: its counter rose."""
+        known, counts = self.kept.get("throttled", {}), {}
+        kept = self.kept["events"] = events.current(self.kept.get("events", []), now_ns)
+        for file in sorted(self.site.sys.glob("devices/system/cpu/cpu*/thermal_throttle/package_throttle_count")):
+            cpu = file.parent.parent
+            try:
+                package = (cpu / "topology/physical_package_id").read_text().strip()
+                if package in counts:
+                    continue
+                counts[package] = int(file.read_text())
+            except (OSError, ValueError):
+                continue
+            rose = counts[package] - known.get(package, counts[package])
+            if rose > 0:
+                found = self.finding(HOT, f"processor {package}", f"slowed down {rose} times", since_ns=now_ns)
+                events.add(kept, found, now_ns=now_ns, lasts_s=self.limits.hot_lasts_s)
+        self.kept["throttled"] = counts

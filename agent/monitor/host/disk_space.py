@@ -1,0 +1,73 @@
+"""Room on the disks that the machine and its jobs write to."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import Field
+
+from agent.monitor.inspection import Inspection, Limits, Look, Reason
+from everstep.model.health import Finding, Remedy
+from everstep.text import size_text
+
+FULL = Reason(
+    "disk-full",
+    "a file system is full",
+    remedy=Remedy.FREE_SPACE,
+    source="ByteRobust, table 1, has it as a symptom; the threshold is ours",
+)
+NO_FILES_LEFT = Reason("disk-full-of-files", "a file system takes no more files", remedy=Remedy.FREE_SPACE)
+
+
+class DiskSpaceLimits(Limits):
+    """Of room on disks."""
+
+    interval_s: float = Field(default=2.0, gt=0)
+    free_share: float = Field(default=0.02, ge=0, le=1)
+    """Less room than this share of the file system is full (ours)."""
+    free_files_share: float = Field(default=0.01, ge=0, le=1)
+    """The same for files (inodes)."""
+    paths: list[str] = Field(default_factory=lambda: ["/", "/tmp"])
+    """Folders whose file systems are looked at, beside the agent's state folder; what is not there is left out."""
+
+
+class DiskSpaceInspection(Inspection):
+    """How much room there is. Shared memory is not looked at: checkpoints fill it on purpose."""
+
+    name: ClassVar[str] = "disk-space"
+    looks_at: ClassVar[str] = "room on file systems"
+    reasons: ClassVar[tuple[Reason, ...]] = (FULL, NO_FILES_LEFT)
+    limits_type: ClassVar[type[Limits]] = DiskSpaceLimits
+
+    def look(self) -> Look:
+        """Ask each file system once."""
+        seen: set[int] = set()
+        look = Look()
+        for path in (self.site.state_dir, *map(Path, self.limits.paths)):
+            try:
+                device, space = path.stat().st_dev, os.statvfs(path)
+            except FileNotFoundError:
+                continue
+            if device in seen or not space.f_blocks:
+                continue
+            seen.add(device)
+            look.findings += self._judged(path, space)
+            label = f'{{path="{path}"}}'
+            look.measures[f"filesystem_avail_bytes{label}"] = float(space.f_bavail * space.f_frsize)
+            look.measures[f"filesystem_size_bytes{label}"] = float(space.f_blocks * space.f_frsize)
+        return look
+
+    def _judged(self, path: Path, space: os.statvfs_result) -> list[Finding]:
+        found = []
+        free, size = space.f_bavail * space.f_frsize, space.f_blocks * space.f_frsize
+        if free < self.limits.free_share * size:
+            text = f"{size_text(free)} of {size_text(size)} free"
+            found.append(self.finding(FULL, str(path), text, text=f"the file system is full: {text}"))
+        if space.f_files and space.f_favail < self.limits.free_files_share * space.f_files:
+            text = f"{space.f_favail} of {space.f_files} files left"
+            found.append(
+                self.finding(NO_FILES_LEFT, str(path), text, text=f"the file system takes no more files: {text}")
+            )
+        return found

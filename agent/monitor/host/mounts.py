@@ -1,0 +1,157 @@
+"""File systems that are mounted: still there, still writable, still answering."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from agent.monitor.inspection import Inspection, Limits, Look, Reason
+from everstep.errors import CannotLook
+from everstep.model.health import Health, Owner, Remedy
+
+READ_ONLY = Reason(
+    "fs-readonly",
+    "a file system that was writable is read-only",
+    remedy=Remedy.REPLACE,
+    sure=True,
+    source="ByteRobust, figure 5, step 1: a disk fault",
+)
+MISSING = Reason(
+    "mount-missing",
+    "a file system that was mounted is not",
+    Owner.STORAGE,
+    Remedy.CHECK_SETUP,
+    source="ByteRobust, table 1, has it as a symptom",
+)
+HANGS = Reason(
+    "mount-hangs",
+    "a file system does not answer",
+    Owner.STORAGE,
+    Remedy.WATCH,
+    Health.UNKNOWN,
+    source="ByteRobust, table 1, has it as a symptom; the threshold is ours",
+)
+NETWORK = frozenset(
+    {
+        *("nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "lustre", "beegfs", "gpfs", "glusterfs"),
+        *("fuse.glusterfs", "fuse.s3fs", "fuse.mount-s3", "fuse.juicefs"),
+    }
+)
+"""Kinds of file systems that lie on other machines."""
+PSEUDO = frozenset(
+    {
+        *("proc", "sysfs", "cgroup", "cgroup2", "devpts", "devtmpfs", "mqueue", "securityfs", "debugfs", "tracefs"),
+        *("bpf", "autofs", "hugetlbfs", "pstore", "configfs", "fusectl", "binfmt_misc", "rpc_pipefs", "nsfs"),
+        *("efivarfs", "ramfs", "squashfs", "iso9660", "overlay"),
+    }
+)
+"""Kinds without contents of their own, read-only ones, and what containers are made of."""
+
+
+class MountsLimits(Limits):
+    """Of mounts."""
+
+    answer_s: float = Field(default=10.0, gt=0)
+    """A network file system that does not answer within this time hangs, seconds (ours)."""
+    required: list[str] = Field(default_factory=list)
+    """Mount points that must be there; beside these what was there once and lies on other machines."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """One line of /proc/self/mountinfo."""
+
+    point: str
+    kind: str
+    source: str
+    writable: bool
+
+
+def mounts(proc: Path) -> dict[str, Mount]:
+    """What is mounted now, by mount point; of several on one point the last.
+
+    Raises:
+        OSError: the table cannot be read.
+    """
+    found = {}
+    for line in (proc / "self/mountinfo").read_text(errors="surrogateescape").splitlines():
+        before, _, after = line.partition(" - ")
+        fields, (kind, source, options) = before.split(), after.split(" ", 2)
+        point = fields[4].encode().decode("unicode_escape") if "\\" in fields[4] else fields[4]
+        writable = "rw" in fields[5].split(",") and "rw" in options.split(",")
+        found[point] = Mount(point, kind, source, writable)
+    return found
+
+
+class MountsInspection(Inspection):
+    """Compares the table of mounts with what it was, and asks network file systems whether they answer."""
+
+    name: ClassVar[str] = "mounts"
+    looks_at: ClassVar[str] = "file systems: mounted, writable, answering"
+    reasons: ClassVar[tuple[Reason, ...]] = (READ_ONLY, MISSING, HANGS)
+    limits_type: ClassVar[type[Limits]] = MountsLimits
+
+    def __init__(self, site: Any, limits: Limits, kept: Mapping[str, Any], *, same_boot: bool) -> None:
+        super().__init__(site, limits, kept, same_boot=same_boot)
+        self._asked: dict[str, _Asked] = {}
+
+    def after_reboot(self, kept: Mapping[str, Any]) -> dict[str, Any]:
+        """A network file system that is not mounted after a start is missing; the rest is as it is."""
+        return {"network": kept.get("network", []), "writable": []}
+
+    def look(self) -> Look:
+        """Read the table."""
+        now = {point: mount for point, mount in mounts(self.site.proc).items() if self._is_ours(mount)}
+        was_writable, was_network = set(self.kept.get("writable", [])), set(self.kept.get("network", []))
+        look = Look(measures={"mounts": float(len(now))})
+        for point in sorted(was_writable & now.keys()):
+            if not now[point].writable:
+                look.findings.append(self.finding(READ_ONLY, point, f"{now[point].source} ({now[point].kind})"))
+        for point in sorted((was_network | set(self.limits.required)) - now.keys()):
+            look.findings.append(self.finding(MISSING, point))
+        for point, mount in sorted(now.items()):
+            if mount.kind in NETWORK and (silent_s := self._silent_s(point)):
+                text = f"the file system does not answer for {silent_s:.0f} s"
+                look.findings.append(self.finding(HANGS, point, f"{mount.source} ({mount.kind})", text=text))
+        self.kept = {
+            # What was unmounted on purpose is no longer expected to be writable, only to be there.
+            "writable": sorted((was_writable & now.keys()) | {point for point, mount in now.items() if mount.writable}),
+            "network": sorted(was_network | {point for point, mount in now.items() if mount.kind in NETWORK}),
+        }
+        return look
+
+    def _is_ours(self, mount: Mount) -> bool:
+        return mount.kind not in PSEUDO and not self.site.is_beside(Path(mount.point))
+
+    def _silent_s(self, point: str) -> float:
+        """How long a file system owes an answer, if that is too long; nobody waits for it here."""
+        asked = self._asked.get(point)
+        if asked is None or asked.answered:
+            if len(self._asked) > 4 * len(NETWORK):
+                raise CannotLook("too many file systems were asked and did not answer")
+            asked = self._asked[point] = _Asked(point)
+        silent_s = time.monotonic() - asked.since
+        return silent_s if not asked.answered and silent_s > self.limits.answer_s else 0.0
+
+
+class _Asked:
+    """A question to a file system, in a thread that may never come back."""
+
+    def __init__(self, point: str) -> None:
+        self.since = time.monotonic()
+        self.answered = False
+        self._point = point
+        threading.Thread(target=self._ask, name=f"ask {point}", daemon=True).start()
+
+    def _ask(self) -> None:
+        with suppress(OSError):  # an error is an answer too
+            os.statvfs(self._point)
+        self.answered = True

@@ -1,0 +1,107 @@
+"""The ranks on the machine, from outside: whether the kernel killed one, and what holds one up."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from agent.monitor import events
+from agent.monitor.inspection import Inspection, Limits, Look, RankSeen, Reason
+from everstep.memory import oom_kills
+from everstep.model.health import Finding, Health, Owner, Remedy
+
+OOM_KILLS = Reason(
+    "oom-kill-counted",
+    "the kernel killed processes because memory was used up within the agent's group of processes",
+    Owner.CODE,
+    Remedy.CHECK_CODE,
+    Health.UNKNOWN,
+    source="ByteRobust, table 1, has it as a symptom",
+)
+WAITING = Reason(
+    "rank-waits-in-kernel",
+    "a rank waits in the kernel, for a disk, a mount or a driver",
+    Owner.UNKNOWN,
+    Remedy.WATCH,
+    Health.UNKNOWN,
+)
+STOPPED = Reason(
+    "rank-stopped",
+    "a rank was stopped, as by SIGSTOP or a debugger",
+    Owner.UNKNOWN,
+    Remedy.WATCH,
+    Health.UNKNOWN,
+)
+TICKS = os.sysconf("SC_CLK_TCK")
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class RanksLimits(Limits):
+    """Of ranks."""
+
+    waits_s: float = Field(default=30.0, gt=0)
+    """A rank that waits in the kernel, or is stopped, at every look for this long is named (ours)."""
+    lasts_s: float = Field(default=600.0, gt=0)
+    """That the kernel killed processes counts for this long (ours)."""
+
+
+class RanksInspection(Inspection):
+    """State, CPU time and memory of every rank that the agent started. How ranks end is told by the agent itself."""
+
+    name: ClassVar[str] = "ranks"
+    looks_at: ClassVar[str] = "ranks: killed for memory, waiting in the kernel, stopped; their CPU time and memory"
+    reasons: ClassVar[tuple[Reason, ...]] = (OOM_KILLS, WAITING, STOPPED)
+    limits_type: ClassVar[type[Limits]] = RanksLimits
+
+    def __init__(self, site: Any, limits: Limits, kept: Mapping[str, Any], *, same_boot: bool) -> None:
+        super().__init__(site, limits, kept, same_boot=same_boot)
+        self._since: dict[tuple[int, str], float] = {}
+        """(Process, state) → since when it is in that state, by the monotonic clock."""
+
+    def look(self) -> Look:
+        """Read /proc of each."""
+        now_ns = self.site.now_ns()
+        look = Look()
+        self._count_kills(now_ns)
+        look.findings += events.findings(self.kept["events"])
+        ranks = [rank for rank in self.site.ranks() if rank.alive]
+        since, now = self._since, time.monotonic()
+        self._since = {}
+        for rank in ranks:
+            try:
+                text = (self.site.proc / str(rank.pid) / "stat").read_bytes()
+            except OSError:
+                continue  # it has just ended
+            fields = text.rpartition(b")")[2].split()
+            state = fields[0].decode()
+            label = f'{{job="{rank.job}",rank="{rank.rank}"}}'
+            look.measures[f"rank_cpu_seconds_total{label}"] = (int(fields[11]) + int(fields[12])) / TICKS
+            look.measures[f"rank_resident_memory_bytes{label}"] = float(int(fields[21]) * PAGE)
+            if state in "DtT":
+                key = (rank.pid, "D" if state == "D" else "T")
+                self._since[key] = since.get(key, now)
+                look.findings += self._held_up(rank, key[1], now - self._since[key])
+        return look
+
+    def _held_up(self, rank: RankSeen, state: str, seconds: float) -> list[Finding]:
+        if seconds < self.limits.waits_s:
+            return []
+        reason = WAITING if state == "D" else STOPPED
+        item, evidence = f"rank {rank.rank} of {rank.job}", f"process {rank.pid} is in state {state}"
+        since_ns = self.site.now_ns() - round(seconds * 1e9)
+        return [self.finding(reason, item, evidence, since_ns=since_ns)]
+
+    def _count_kills(self, now_ns: int) -> None:
+        kept = self.kept["events"] = events.current(self.kept.get("events", []), now_ns)
+        kills = oom_kills()
+        if kills is None:
+            return
+        rose = kills - self.kept.get("kills", kills)
+        self.kept["kills"] = kills
+        if rose > 0:
+            found = self.finding(OOM_KILLS, "", f"{rose} killed", text=f"the kernel killed {rose} for memory")
+            events.add(kept, found, now_ns=now_ns, lasts_s=self.limits.lasts_s)

@@ -1,0 +1,38 @@
+"""What should be the same on all machines of a job."""
+
+from __future__ import annotations
+
+import platform
+import re
+from contextlib import suppress
+from typing import ClassVar
+
+from pydantic import Field
+
+import everstep
+from agent.monitor.inspection import Inspection, Limits, Look, Reason
+
+DRIVER = re.compile(r"Kernel Module(?: for \S+)?\s+(\d[\d.]+)")
+
+
+class VersionsLimits(Limits):
+    """Of versions."""
+
+    interval_s: float = Field(default=60.0, gt=0)
+
+
+class VersionsInspection(Inspection):
+    """Versions of kernel, GPU driver and everstep. It finds nothing: which of two machines is odd is a comparison."""
+
+    name: ClassVar[str] = "versions"
+    looks_at: ClassVar[str] = "versions that should be the same everywhere"
+    reasons: ClassVar[tuple[Reason, ...]] = ()
+    limits_type: ClassVar[type[Limits]] = VersionsLimits
+
+    def look(self) -> Look:
+        """Read them."""
+        facts = {"kernel": platform.release(), "python": platform.python_version(), "everstep": everstep.__version__}
+        with suppress(OSError):
+            if found := DRIVER.search((self.site.proc / "driver/nvidia/version").read_text()):
+                facts["nvidia driver"] = found[1]
+        return Look(facts=facts)

@@ -1,0 +1,129 @@
+"""Runs one inspection in a thread of its own, and knows when it hangs."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+
+import structlog
+
+from agent.monitor.inspection import Inspection, Look, Reason
+from agent.monitor.kept import KeptStates
+from everstep.errors import CannotLook
+from everstep.model.health import Finding, Health, Owner, Remedy
+
+UNABLE = Reason(
+    "cannot-inspect",
+    "it cannot be inspected",
+    owner=Owner.UNKNOWN,
+    remedy=Remedy.CHECK_SETUP,
+    verdict=Health.UNKNOWN,
+)
+"""Every inspection can find this: it was not able to look."""
+HANGS = Reason(
+    "inspection-hangs",
+    "an inspection does not come back",
+    owner=Owner.UNKNOWN,
+    remedy=Remedy.WATCH,
+    verdict=Health.UNKNOWN,
+)
+"""Every inspection can find this: its look takes longer than it has."""
+
+logger = structlog.get_logger()
+
+
+class Inspector:
+    """One inspection at work.
+
+    Args:
+        inspection: What looks.
+        kept: Where its state goes.
+        changed: Called in the thread when what it says is other than before.
+    """
+
+    def __init__(self, inspection: Inspection, kept: KeptStates, changed: Callable[[], None]) -> None:
+        self.inspection = inspection
+        self._kept = kept
+        self._changed = changed
+        self._look = Look()
+        self._unable_since = 0
+        self._began = math.inf
+        """When the look began that is under way, by the monotonic clock; infinite: none is."""
+        self._ended = threading.Event()
+        self.looked_ns = 0
+        """When the last look came back; 0: none did."""
+        self.looks = 0
+        self.busy_s = 0.0
+        """CPU time of all looks."""
+        self._thread = threading.Thread(target=self._run, name=f"inspect {inspection.name}", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Look no more; a look that hangs is left to itself."""
+        self._ended.set()
+        self.inspection.close()
+
+    @property
+    def hangs_s(self) -> float:
+        """How much longer than it has the look that is under way takes, seconds; 0: it does not."""
+        limits = self.inspection.limits
+        allowed = limits.deadline_s + (limits.interval_s if self.inspection.waits else 0.0)
+        return max(time.monotonic() - self._began - float(allowed), 0.0)
+
+    @property
+    def knows(self) -> bool:
+        """Whether the last look was able to see: what it did not find is not there."""
+        return self.looks > 0 and not self._unable_since and not self.hangs_s
+
+    @property
+    def look(self) -> Look:
+        """What the last look saw; that it hangs, while it does."""
+        seen = self._look
+        if over_s := self.hangs_s:
+            text = f"{self.inspection.name} does not come back for {over_s + self.inspection.limits.deadline_s:.0f} s"
+            now_ns = self.inspection.site.now_ns()
+            hanging = self.inspection.finding(HANGS, "", text=text, since_ns=now_ns - round(over_s * 1e9))
+            return Look([*seen.findings, hanging], seen.measures, seen.facts, seen.note)
+        return seen
+
+    def look_once(self) -> Look:
+        """Look now, in this thread; what goes wrong is a finding."""
+        self._began = time.monotonic()
+        cpu = time.thread_time()
+        try:
+            seen = self.inspection.look()
+            self._unable_since = 0
+        except (CannotLook, OSError) as error:
+            seen = self._unable(str(error))
+        except Exception as error:
+            logger.exception("an inspection failed", inspection=self.inspection.name)
+            seen = self._unable(f"{type(error).__name__}: {error}")
+        self._began = math.inf
+        self.busy_s += time.thread_time() - cpu
+        self.looks += 1
+        self.looked_ns = self.inspection.site.now_ns()
+        return seen
+
+    def _unable(self, why: str) -> Look:
+        self._unable_since = self._unable_since or self.inspection.site.now_ns()
+        return Look([self._cannot(why)], note="")
+
+    def _cannot(self, why: str) -> Finding:
+        return self.inspection.finding(UNABLE, text=f"{self.inspection.name}: {why}", since_ns=self._unable_since)
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            seen = self.look_once()
+            if self._ended.is_set():
+                return
+            before, self._look = self._look, seen
+            self._kept.keep(self.inspection.name, self.inspection.kept)
+            if self.looks == 1 or {found.key for found in before.findings} != {found.key for found in seen.findings}:
+                self._changed()
+            if not self.inspection.waits or self._unable_since:
+                self._ended.wait(self.inspection.limits.interval_s)

@@ -1,0 +1,107 @@
+"""The inspection of the kernel log: Xid, SXid, disks, file systems, memory, lockups, network cards."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from agent.monitor import events
+from agent.monitor.inspection import Inspection, Limits, Look, Reason, Site
+from agent.monitor.kernel import rules, xid
+from agent.monitor.kernel.reader import KernelLine, KernelLog
+from everstep.model.health import Finding, Remedy
+
+XID = re.compile(r"NVRM: Xid \((?:PCI:)?(?P<pci>[0-9a-fA-F:.]+)\): (?P<code>\d+)(?:, |$)(?P<rest>.*)")
+SXID = re.compile(r"nvidia-nvswitch\d+: SXid \((?:PCI:)?(?P<pci>[0-9a-fA-F:.]+)\): (?P<code>\d+), (?P<rest>.*)")
+FELL_OFF = re.compile(r"(?:NVRM:\s+GPU|The NVIDIA GPU) (?P<pci>[0-9a-fA-F:.]+).*fallen off the bus")
+
+
+class KernelLogLimits(Limits):
+    """Of the kernel log."""
+
+    interval_s: float = Field(default=2.0, gt=0)
+    """Longest wait for a line; one that comes is read at once (ByteRobust, table 3: 2 s)."""
+    xid_lasts_s: float = Field(default=24 * 3600.0, gt=0)
+    """An Xid after which the GPU has to be reset counts for this long; one that asks for more, until the machine is
+    started anew (ours)."""
+    application_lasts_s: float = Field(default=600.0, gt=0)
+    """What a program caused counts for this long (ours)."""
+
+
+class KernelLogInspection(Inspection):
+    """Reads all since the machine was started, and then what comes, each line once, also over an agent's restart."""
+
+    name: ClassVar[str] = "kernel-log"
+    looks_at: ClassVar[str] = "the kernel log: GPU drivers, disks, file systems, memory, processors, network cards"
+    reasons: ClassVar[tuple[Reason, ...]] = (*xid.REASONS, *rules.REASONS)
+    limits_type: ClassVar[type[Limits]] = KernelLogLimits
+    waits: ClassVar[bool] = True
+
+    def __init__(self, site: Site, limits: Limits, kept: Mapping[str, Any], *, same_boot: bool) -> None:
+        super().__init__(site, limits, kept, same_boot=same_boot)
+        self.kept.setdefault("last", -1)
+        self.kept.setdefault("events", [])
+        self._log = KernelLog(site.kernel_log, self.kept["last"], site.now_ns)
+
+    def look(self) -> Look:
+        """Wait for lines, and judge them."""
+        for line in self._log.read(self.limits.interval_s):
+            self._take(line)
+        now_ns = self.site.now_ns()
+        self.kept = {"last": self._log.last, "events": events.current(self.kept["events"], now_ns)}
+        return Look(
+            findings=events.findings(self.kept["events"]),
+            measures={"kernel_log_missed_records_total": float(self._log.missed)},
+        )
+
+    def close(self) -> None:
+        """Nothing: the device is closed with the process, for the thread may read."""
+
+    def _take(self, line: KernelLine) -> None:
+        text = line.text
+        if line.from_user:
+            tag = self.site.kernel_log_tag
+            if not tag or not text.startswith(tag):
+                return  # anybody could have written it
+            text = text.removeprefix(tag).lstrip(": ")
+        now_ns = self.site.now_ns()
+        for found, lasts_s in self._judged(text, line.time_ns):
+            until_ns = line.time_ns + round((lasts_s or 0.0) * 1e9)
+            if lasts_s is None or until_ns > now_ns:
+                events.add(self.kept["events"], found, now_ns=line.time_ns, lasts_s=lasts_s)
+
+    def _judged(self, text: str, time_ns: int) -> list[tuple[Finding, float | None]]:
+        """What a line says, and for how long."""
+        if match := XID.search(text):
+            reason = xid.xid_of(int(match["code"]), match["rest"])
+            return [self._of_gpu(reason, f"GPU {match['pci']}", text, time_ns)]
+        if match := SXID.search(text):
+            fatal = match["rest"].startswith("Fatal")
+            reason = xid.SXID_FATAL if fatal else xid.SXID
+            return [self._of_gpu(reason, f"NVSwitch {match['pci']}", text, time_ns)]
+        if match := FELL_OFF.search(text):
+            pci = match["pci"].rstrip(".").split(".")[0]
+            return [self._of_gpu(xid.BY_CODE[79].reason, f"GPU {pci}", text, time_ns)]
+        if match := rules.OOM_KILL.search(text):
+            return [self._oom(match, text, time_ns)]
+        for rule in rules.RULES:
+            if match := rule.pattern.search(text):
+                name = next((value for value in match.groupdict().values() if value), "")
+                item = f"{rule.kind} {name}".strip() if name else ""
+                return [(self.finding(rule.reason, item, text, since_ns=time_ns), rule.lasts_s)]
+        return []
+
+    def _of_gpu(self, reason: Reason, item: str, text: str, time_ns: int) -> tuple[Finding, float | None]:
+        lasts_s = self.limits.application_lasts_s if not reason.sure else self.limits.xid_lasts_s
+        found = self.finding(reason, item, text, since_ns=time_ns)
+        return found, None if reason.remedy in {Remedy.REBOOT, Remedy.REPLACE} else lasts_s
+
+    def _oom(self, match: re.Match[str], text: str, time_ns: int) -> tuple[Finding, float | None]:
+        pid = int(match["pid"])
+        killed = next((rank for rank in self.site.ranks() if rank.pid == pid), None)
+        reason = rules.OOM_IN_LIMIT if match["cgroup"].startswith("Memory cgroup") else rules.OOM_OF_MACHINE
+        item = f"rank {killed.rank} of {killed.job}" if killed else "a process of no job"
+        return self.finding(reason, item, text, since_ns=time_ns), self.limits.application_lasts_s

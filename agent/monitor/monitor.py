@@ -1,0 +1,138 @@
+"""The monitor: all inspections of a machine at work, and what changes told as observations.
+
+A finding is told when it begins and when it is over. One that comes and goes is told as over only after it stayed away
+for ``OVER_S``, so that a part that flickers cannot fill the log of observations.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from agent.monitor.inspection import Inspection
+from agent.monitor.inspector import Inspector
+from agent.monitor.kept import KeptStates
+from everstep.model.health import Finding, Health, verdict_of, worst_first
+
+OVER_S = 30.0
+"""A finding that was not seen again for this long is over (ours)."""
+LOOK_S = 1.0
+"""Between two looks at which inspections hang, seconds (ours)."""
+TOLD = 64
+"""Findings of one inspection that are told; what comes beyond is shown and not told (ours)."""
+
+TOLD_BY = "monitor"
+"""Under this name it keeps what was told."""
+
+Tell = Callable[[Finding, bool], None]
+"""Takes a finding that began, or, where it is True, one that is over."""
+
+logger = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class InspectionState:
+    """What one inspection says now."""
+
+    name: str
+    looks_at: str
+    verdict: Health
+    findings: list[Finding]
+    measures: dict[str, float]
+    facts: dict[str, str]
+    note: str
+    interval_s: float
+    looked_ns: int
+    """When it looked last; 0: not yet."""
+    looks: int
+    busy_s: float
+    """CPU time of all looks, seconds."""
+
+
+class Monitor:
+    """Of one agent.
+
+    Args:
+        inspections: What looks.
+        kept: Where their states go.
+        tell: Takes what changed, in the event loop.
+    """
+
+    def __init__(self, inspections: Sequence[Inspection], kept: KeptStates, tell: Tell) -> None:
+        self._tell = tell
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._woken = asyncio.Event()
+        self._kept = kept
+        self._told: dict[tuple[str, str, str], tuple[Finding, float]] = {}
+        """What was told to have begun, by an earlier agent too, and when it was seen last, by the monotonic clock."""
+        for told in kept.of(TOLD_BY).get("findings", []):
+            found = Finding.model_validate(told)
+            self._told[found.key] = (found, time.monotonic())
+        self.inspectors = [Inspector(inspection, kept, self._wake) for inspection in inspections]
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        self._loop = asyncio.get_running_loop()
+        for inspector in self.inspectors:
+            inspector.start()
+        try:
+            while True:
+                self.tell_changes(time.monotonic())
+                self._woken.clear()
+                try:
+                    async with asyncio.timeout(LOOK_S):
+                        await self._woken.wait()
+                except TimeoutError:
+                    pass
+        finally:
+            for inspector in self.inspectors:
+                inspector.stop()
+
+    def states(self) -> list[InspectionState]:
+        """What every inspection says now."""
+        return [_state(inspector) for inspector in self.inspectors]
+
+    def findings(self) -> list[Finding]:
+        """All that is other than healthy now, the worst first."""
+        return worst_first(found for inspector in self.inspectors for found in inspector.look.findings)
+
+    def tell_changes(self, now_s: float) -> None:
+        """Tell what began, and what has been over for long enough; ``now_s``: by the monotonic clock."""
+        before = set(self._told)
+        for inspector in self.inspectors:
+            for found in inspector.look.findings[:TOLD]:
+                if found.key not in self._told:
+                    self._tell(found, False)
+                self._told[found.key] = (found, now_s)
+        blind = {inspector.inspection.name for inspector in self.inspectors if not inspector.knows}
+        for key, (found, seen_s) in list(self._told.items()):
+            if now_s - seen_s >= OVER_S and found.inspection not in blind:
+                del self._told[key]
+                self._tell(found, True)
+        if before != set(self._told):
+            self._kept.keep(TOLD_BY, {"findings": [found.model_dump(mode="json") for found, _ in self._told.values()]})
+
+    def _wake(self) -> None:
+        if self._loop and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._woken.set)
+
+
+def _state(inspector: Inspector) -> InspectionState:
+    inspection, look = inspector.inspection, inspector.look
+    return InspectionState(
+        name=inspection.name,
+        looks_at=inspection.looks_at,
+        verdict=verdict_of(look.findings) if inspector.looked_ns or look.findings else Health.UNKNOWN,
+        findings=look.findings,
+        measures=look.measures,
+        facts=look.facts,
+        note=look.note,
+        interval_s=inspection.limits.interval_s,
+        looked_ns=inspector.looked_ns,
+        looks=inspector.looks,
+        busy_s=inspector.busy_s,
+    )

@@ -1,0 +1,120 @@
+"""A site's own checks: a program that prints a verdict, or a class that is installed.
+
+A program says its verdict by its exit code, as health checks of Nagios and of Slurm sites do: 0 healthy, 1 a warning,
+2 faulty, 3 unknown; any other code is unknown too, for then the program itself failed. Its first line of output is the
+text, the others are evidence. Names of lines that begin with ``everstep:`` are settings of the finding, e.g.
+``everstep: reason=link-slow owner=network``.
+
+A class is a subclass of ``agent.monitor.inspection.Inspection``, named as an entry point of the group
+``everstep.inspections``.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import signal
+import subprocess
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, ClassVar
+
+from agent.monitor.inspection import Inspection, Look, Reason, Site
+from agent.monitor.settings import CheckLimits
+from everstep.errors import CannotLook, ConfigError
+from everstep.model.health import Health, Owner, Remedy
+
+ENTRY_POINTS = "everstep.inspections"
+OUTPUT_BYTES = 64 << 10
+"""Of a program, at most (ours)."""
+OK, WARNING, CRITICAL = 0, 1, 2
+SETTING = "everstep:"
+_MEANINGS = {
+    WARNING: (Health.UNKNOWN, "a check of the site warns"),
+    CRITICAL: (Health.FAULTY, "a check of the site failed"),
+}
+
+
+class OwnCheck(Inspection):
+    """Runs a program of the site's own."""
+
+    name: ClassVar[str] = "check"
+    looks_at: ClassVar[str] = "what a program of the site looks at"
+    reasons: ClassVar[tuple[Reason, ...]] = ()
+    limits_type = CheckLimits
+
+    def __init__(self, site: Site, limits: CheckLimits, kept: Mapping[str, Any], *, same_boot: bool) -> None:
+        super().__init__(site, limits, kept, same_boot=same_boot)
+        self.name = limits.name  # type: ignore[misc]  # each program is an inspection of its own
+
+    def look(self) -> Look:
+        """Run the program."""
+        code, output = self._run()
+        lines = [line.strip() for line in output.splitlines() if line.strip()]
+        text = next((line for line in lines if not line.startswith(SETTING)), "")
+        if code == OK:
+            return Look(note=text)
+        if code not in _MEANINGS:
+            raise CannotLook(f"{self.limits.command[0]} ended with {_said(code)}: {text or 'no output'}")
+        verdict, means = _MEANINGS[code]
+        reason = self._reason([line for line in lines if line.startswith(SETTING)], verdict, means)
+        rest = [line for line in lines if not line.startswith(SETTING)][1:]
+        return Look([self.finding(reason, "", *rest, text=f"{self.name}: {text or means}")])
+
+    def _reason(self, settings: list[str], verdict: Health, means: str) -> Reason:
+        words = [word for line in settings for word in line.removeprefix(SETTING).split()]
+        given = dict(word.split("=", 1) for word in words if "=" in word)
+        return Reason(
+            given.get("reason", self.name),
+            means,
+            Owner(given.get("owner", Owner.MACHINE)),
+            Remedy.WATCH if verdict is Health.UNKNOWN else Remedy.REPLACE,
+            verdict,
+            sure=self.limits.sure and verdict is Health.FAULTY,
+        )
+
+    def _run(self) -> tuple[int, str]:
+        """Exit code and output; what takes too long is ended with all that it started."""
+        command = self.limits.command
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=os.environ | {"EVERSTEP_MACHINE": self.site.machine},
+            )
+        except OSError as error:
+            raise CannotLook(f"{command[0]} cannot be run ({error.strerror}): check its path and mode") from error
+        try:
+            output, _ = process.communicate(timeout=self.limits.deadline_s)
+        except subprocess.TimeoutExpired:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            with suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=1.0)
+            raise CannotLook(f"{command[0]} did not end within {self.limits.deadline_s:g} s") from None
+        return process.returncode, output[:OUTPUT_BYTES].decode(errors="replace")
+
+
+def _said(code: int) -> str:
+    return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+
+def from_entry_points() -> list[type[Inspection]]:
+    """The classes that are installed.
+
+    Raises:
+        ConfigError: one cannot be loaded, or is no inspection.
+    """
+    found = []
+    for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
+        try:
+            kind = entry.load()
+        except Exception as error:
+            raise ConfigError(f"the inspection {entry.name} ({entry.value}) cannot be loaded: {error}") from error
+        if not (isinstance(kind, type) and issubclass(kind, Inspection)):
+            raise ConfigError(f"the inspection {entry.name} ({entry.value}) is no subclass of {Inspection.__name__}")
+        found.append(kind)
+    return found

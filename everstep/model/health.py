@@ -1,0 +1,108 @@
+"""What inspections say of a machine: healthy, faulty or unknown, why, whose matter it is, and what to do about it.
+
+These models are stored in histories and in the ledger: fields are only added, with
+defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pydantic import Field
+
+from everstep.model.message import Model
+from everstep.model.words import Words
+
+EVIDENCE_LINES = 5
+"""Of one finding (ours)."""
+EVIDENCE_CHARACTERS = 300
+"""Of one line of evidence (ours)."""
+
+
+class Health(Words):
+    """What is known of a machine, or of a part of it. Not being able to look is no fault."""
+
+    HEALTHY = "healthy"
+    FAULTY = "faulty"
+    UNKNOWN = "unknown"
+    """It could not be looked at, or what was seen does not say whose fault it is."""
+
+
+class Owner(Words):
+    """Where a fault comes from, and so who has to do something about it."""
+
+    MACHINE = "machine"
+    NETWORK = "network"
+    """What lies between machines; a link that goes down and comes back may be a switch's."""
+    CODE = "code"
+    """The job's own program, or its settings."""
+    DATA = "data"
+    """What the job reads."""
+    STORAGE = "storage"
+    """File systems and object storage that machines share."""
+    SCHEDULER = "scheduler"
+    """Who gave the machines took them away, or ended what ran on them."""
+    UNKNOWN = "unknown"
+
+
+class Remedy(Words):
+    """What to do about a finding, as vendors and operators of such machines say."""
+
+    NOTHING = "nothing"
+    WATCH = "watch"
+    """Alone it means little; count how often it comes."""
+    RESTART_JOB = "restart the job"
+    CHECK_CODE = "check the code"
+    FREE_SPACE = "free space"
+    CHECK_SETUP = "check the setup"
+    """What the inspection needs is missing, or it may not look."""
+    RESET_GPU = "reset the GPU"
+    REBOOT = "reboot"
+    REPLACE = "replace the machine"
+    """It is of no use until somebody has repaired it."""
+
+
+class Finding(Model):
+    """One thing that an inspection says of a machine, other than that all is well."""
+
+    inspection: str
+    """Name of the inspection (``agent.monitor.all``)."""
+    reason: str
+    """Reason code, e.g. ``gpu-lost``; it does not change from release to release."""
+    verdict: Health = Health.FAULTY
+    item: str = ""
+    """Which part of the machine, e.g. ``GPU 3`` or ``eth0``; empty: the machine."""
+    text: str = ""
+    """One line for a person."""
+    owner: Owner = Owner.MACHINE
+    remedy: Remedy = Remedy.WATCH
+    sure: bool = False
+    """It names this machine with high confidence: no further test is needed to act (ByteRobust, figure 5, step 1)."""
+    evidence: list[str] = Field(default_factory=list)
+    """What was seen, e.g. lines of the kernel log."""
+    since_ns: int = 0
+    """When it was seen first, by the machine's clock."""
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What it is about: the same fault of the same part is one finding, however often it is seen."""
+        return self.inspection, self.reason, self.item
+
+    @property
+    def headline(self) -> str:
+        """The part and what is wrong with it."""
+        return f"{self.item}: {self.text or self.reason}" if self.item else self.text or self.reason
+
+
+def verdict_of(findings: Iterable[Finding]) -> Health:
+    """What findings say of a machine together: one fault makes it faulty, and what is not known makes it unknown."""
+    verdicts = {finding.verdict for finding in findings}
+    if Health.FAULTY in verdicts:
+        return Health.FAULTY
+    return Health.UNKNOWN if verdicts - {Health.HEALTHY} else Health.HEALTHY
+
+
+def worst_first(findings: Iterable[Finding]) -> list[Finding]:
+    """Faults before what is unknown; those that name the machine with confidence, and the oldest, first."""
+    order = {Health.FAULTY: 0, Health.UNKNOWN: 1}
+    return sorted(findings, key=lambda found: (order.get(found.verdict, 2), not found.sure, found.since_ns, found.key))
