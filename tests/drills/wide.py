@@ -72,6 +72,8 @@ async def test_the_worker_dies_in_each_stage_of_a_lost_machine(drill: DrillOf, s
 HYBRID: dict[str, Any] = {
     "machines": 4,
     "ranks_per_machine": 1,
+    "tp": None,
+    "pp": None,
     "mesh": "dp_replicate=2,dp_shard=2",
     "groups": ["pair=2:dp_replicate+dp_shard"],
     "script": [str(example("fsdp2.py")), "--replicas", "2", "--dim", "16", "--heads", "2", "--steps", "36"],
