@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "status": ("jobs", "Jobs", "Where jobs stand."),
     "checkpoints": ("checkpoints", "Jobs", "Which checkpoints of a job exist, and where."),
     "logs": ("jobs", "Jobs", "The output of a job's ranks."),
+    "machines": ("machines", "Jobs", "What the inspections of machines say."),
     "stop": ("jobs", "Jobs", "End a job."),
     "resume": ("jobs", "Jobs", "Let a parked job try again."),
     "abandon": ("jobs", "Jobs", "Give a parked job up."),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from controlplane.shown import clean
@@ -29,3 +29,8 @@ class PlainConsole(Console):
 def styled(text: str, style: str = "") -> Text:
     """Text with a style."""
     return Text(clean(text), style=style)
+
+
+def together(*parts: RenderableType) -> Group:
+    """Several things, one below the other."""
+    return Group(*parts)

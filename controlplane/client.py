@@ -37,6 +37,7 @@ from everstep.model.incident import StageRecord
 from everstep.model.job import JobSpec
 from everstep.model.job_state import TASK_QUEUE, EarlierRun, IncidentSummary, JobState, job_workflow_id, jobs_query
 from everstep.model.machine import Machine
+from everstep.text import one_line
 from workflows import attributes
 from workflows.messages import JobResult
 from workflows.options import TASK_TIMEOUT
@@ -66,6 +67,7 @@ class Control:
         self.client = client
         self.cluster = cluster
         self.inventory = inventory
+        self._owner = cluster or inventory
         token_file = cluster.token_file if cluster else None
         authority = cluster.agents_ca if cluster else None
         self.agents = AgentPool(ClientSecurity(ca_file=authority, token_file=token_file) if token_file else None)
@@ -144,11 +146,14 @@ class Control:
         return option_of(self.cluster.name) if self.cluster else ""
 
     @property
+    def all_machines(self) -> list[Machine]:
+        """All machines, standbys too. Empty where it is not known which there are."""
+        return self._owner.machines if self._owner else []
+
+    @property
     def machines(self) -> list[Machine]:
-        """The machines that jobs may have: all but the standbys. Empty where it is not known which there are."""
-        if self.cluster is None:
-            return self.inventory.offered if self.inventory else []
-        return self.cluster.machines[: len(self.cluster.machines) - self.cluster.standbys]
+        """The machines that jobs may have: all but the standbys."""
+        return self.all_machines[: len(self.all_machines) - self._owner.standbys] if self._owner else []
 
     async def ledger(self) -> Ledger | None:
         """The ledger; None when there is none that can be read from here."""
@@ -368,7 +373,7 @@ class Control:
         except (ValueError, zlib.error) as error:  # pydantic's errors are ValueErrors
             raise ClusterError(
                 f"{what} says what this release cannot read: use the everstep that it was started with, or a newer "
-                f"one; 'everstep stop {what}{self.option}' works all the same ({_line(error)})"
+                f"one; 'everstep stop {what}{self.option}' works all the same ({one_line(error)})"
             ) from error
         except RPCError as error:
             if error.status is RPCStatusCode.NOT_FOUND and "namespace" in str(error).lower():
@@ -387,12 +392,6 @@ class Control:
                 raise ClusterError(f"Temporal is up but no worker answers for {what}: {hint}") from error
             hint = f"'everstep up{self.option}' starts it" if self.cluster else "check TEMPORAL_ADDRESS"
             raise ClusterError(f"Temporal does not answer ({error}): {hint}") from error
-
-
-def _line(error: BaseException) -> str:
-    """An error in one line, cut."""
-    line = " ".join(str(error).split())
-    return line if len(line) <= 200 else line[:198] + " …"
 
 
 def _status(status: WorkflowExecutionStatus | None) -> str:

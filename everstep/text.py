@@ -31,3 +31,9 @@ def first_of(first: Iterable[object], count: int, *, noun: str = "", separator: 
 def size_text(size: float) -> str:
     """A number of bytes: ``12.5 MB``, ``88.00 GB``."""
     return f"{size / 1e9:.2f} GB" if size >= 10**9 else f"{size / 1e6:.1f} MB"
+
+
+def one_line(error: BaseException) -> str:
+    """An error in one line, cut."""
+    line = " ".join(str(error).split())
+    return line if len(line) <= 200 else line[:198] + " …"

@@ -21,7 +21,7 @@ import activities.messages
 import workflows.messages
 from everstep import errors
 from everstep.errors import EverstepError
-from everstep.model import incident, job_state
+from everstep.model import health, incident, job_state
 from everstep.model.words import Words
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -196,7 +196,7 @@ def test_the_help_imports_nothing_heavy() -> None:
 
 def test_one_module_makes_consoles_and_text_for_terminals() -> None:
     """So that nothing from outside is markup: the others take them from ``console/terminal.py``."""
-    made = re.compile(r"rich\.(console|text|markup) import")
+    made = re.compile(r"rich\.(console|text|markup) import (?!RenderableType$)", re.MULTILINE)
     found = [path for path in (ROOT / "console").rglob("*.py") if made.search(path.read_text())]
 
     assert found == [ROOT / "console" / "terminal.py"]
@@ -318,7 +318,8 @@ CLOSED_ON_PURPOSE = {"order"}
 @pytest.mark.parametrize("model", MODELS, ids=lambda one: one.__name__)
 def test_no_message_has_a_closed_list(model: type[BaseModel]) -> None:
     """A closed list anywhere would make the whole message unreadable for the release before."""
-    known = {name for name, one in vars(incident).items() if isinstance(one, type) and issubclass(one, Enum)}
+    words = vars(incident) | vars(health)
+    known = {name for name, one in words.items() if isinstance(one, type) and issubclass(one, Enum)}
     schema = model.model_json_schema()
     closed = []
 
@@ -336,4 +337,4 @@ def test_no_message_has_a_closed_list(model: type[BaseModel]) -> None:
 
     assert closed == [], "use everstep.model.words: Words for an enum, AnyWord for a Literal"
     for name in known & set(schema.get("$defs", {})):
-        assert issubclass(getattr(incident, name), Words)
+        assert issubclass(words[name], Words)

@@ -17,8 +17,6 @@ with workflow.unsafe.imports_passed_through():
     from activities import messages
     from activities.ledger.records import NumbersUsed
     from activities.messages import RecordInput
-    from everstep.decisions.checkpoints.lineage import extended
-    from everstep.decisions.recover.rules import still_counting
     from everstep.model.incident import (
         CLOSED_OUTSIDE,
         Anomaly,
@@ -38,12 +36,13 @@ with workflow.unsafe.imports_passed_through():
     from workflows.first_launch import CannotStart, FirstLaunch
     from workflows.first_step import FirstStepWatch, suspect
     from workflows.incident.report import Closings
+    from workflows.learned import learn
     from workflows.messages import JobResult, check_generation, lost_incident
+    from workflows.observed import ObservedFaults
     from workflows.operator import read_request
     from workflows.options import TASK_TIMEOUT, on_ledger
 
 INCIDENTS_KEPT = 20
-FAILURES_KEPT = 50
 REJECTED_KEPT = 10
 STAGE_CHARACTERS = 120
 RESTS_ON_STEPS = {Symptom.STALL, Symptom.UNSAVED}
@@ -63,6 +62,7 @@ class JobWorkflow:
         self.first_step = FirstStepWatch(state, self._has_work)
         self.closings = Closings()
         self.reopening = Reopening(state, self._next_event, self.closings)
+        self.observed = ObservedFaults(state, self._note_opened, self._close)
         self.records: list[workflow.ActivityHandle[NumbersUsed]] = []
 
     # What watchers and operators say.
@@ -76,6 +76,11 @@ class JobWorkflow:
         # Kept even while an incident is open: it may be about a generation that the incident launched.
         self.state.pending.append(anomaly)
         return f"taken for generation {anomaly.generation}"
+
+    @workflow.update(name="observe", description="A watcher reports a fault with which the job goes on")
+    def observe(self, anomaly: Anomaly) -> str:
+        """Take a fault to be told."""
+        return self.observed.take(anomaly)
 
     @workflow.update(name="finished", description="A watcher reports that all ranks ended with success")
     def finished(self, generation: int) -> str:
@@ -159,6 +164,8 @@ class JobWorkflow:
                 case "anomaly":
                     if ended := await self._attend():
                         return ended
+                case "observed":
+                    self.observed.begin()
                 case _:
                     # No await may stand between this check and the end of the run: a report would be lost.
                     await workflow.wait_condition(workflow.all_handlers_finished)
@@ -201,11 +208,11 @@ class JobWorkflow:
             return "anomaly"
         if self.state.generation in self.finished_generations:
             return "finished"
-        return ""
+        return "observed" if self.observed.due else ""
 
     def _should_continue_as_new(self) -> bool:
         info = workflow.info()
-        if self.closings.pending:
+        if self.closings.pending or self.observed.under_way:
             return False
         return info.is_continue_as_new_suggested() or info.is_target_worker_deployment_version_changed()
 
@@ -257,6 +264,7 @@ class JobWorkflow:
         state = self.state
         self.handled_generation = anomaly.generation
         self.first_step.leave()
+        state.status, state.observed = "recovering", []  # what waits to be told is among what a stop finds
         while True:
             number = self._note_opened(anomaly)
             opened_ns = workflow.time_ns()
@@ -277,18 +285,23 @@ class JobWorkflow:
             report = lost_incident(anomaly, state.generation, str(error.cause or error))
         finally:
             stopper.cancel()
-        self._learn(number, report)
-        if report.unwritten:
-            incident = incident_workflow_id(state.spec.name, number)
-            self.closings.write(state.spec.name, incident, anomaly, opened_ns, report, position=report.unwritten)
+        self._learn(report)
+        self._close(number, opened_ns, anomaly, report)
         return report
+
+    def _close(self, number: int, opened_ns: int, anomaly: Anomaly, report: IncidentReport) -> None:
+        """Sum an incident up; write what closes it in the ledger, where it could not do so itself."""
+        self._sum_up(number, report)
+        if report.unwritten:
+            name = self.state.spec.name
+            incident = incident_workflow_id(name, number)
+            self.closings.write(name, incident, anomaly, opened_ns, report, position=report.unwritten)
 
     def _note_opened(self, anomaly: Anomaly) -> int:
         state = self.state
         state.incident_count += 1
         number = state.incident_count
         incident_id = incident_workflow_id(state.spec.name, number)
-        state.status = "recovering"
         state.incidents = [
             *state.incidents,
             IncidentSummary(id=incident_id, number=number, headline=anomaly.headline, opened_ns=anomaly.seen_ns),
@@ -311,28 +324,16 @@ class JobWorkflow:
         await workflow.wait_condition(lambda: self.state.stop_requested != "")
         await child.signal("abandon", {"operator": self.state.stop_requested[:100], "note": "the job is stopped"})
 
-    def _learn(self, number: int, report: IncidentReport) -> None:
-        state = self.state
-        state.generation = report.generation
-        state.status = "running" if report.recovered else "failed"
+    def _learn(self, report: IncidentReport) -> None:
+        wait_for_step = learn(self.state, report)
         self.reopening.over()
-        state.unproductive_s += report.seconds or 0.0
-        if report.failures:
-            still = still_counting(state.failures, report.failures[0], state.spec.policy)
-            state.failures = [*still, *report.failures][-FAILURES_KEPT:]
-        state.resume_step = report.resume_step
-        if report.showing.kind:
-            state.showing = report.showing
-        state.first_step_s = max(state.first_step_s, report.first_step_s)
-        if report.recovered and report.confirmation and not report.confirmed:
-            state.unconfirmed = report.confirmation.reason
+        if wait_for_step:
             self.first_step.expect()
-        state.lineage = extended(state.lineage, report.lineage)
-        self._sum_up(number, report)
 
     def _sum_up(self, number: int, report: IncidentReport) -> None:
-        summary = next(summary for summary in self.state.incidents if summary.number == number)
-        self._replace(summary.closed(report))
+        for summary in self.state.incidents:
+            if summary.number == number:
+                self._replace(summary.closed(report))
         self._show()
 
     async def _stopped(self) -> JobResult:
@@ -355,6 +356,8 @@ class JobWorkflow:
         state = self.state
         state.status, state.outcome = status, outcome  # type: ignore[assignment]  # one of JobStatus
         self._show()
+        if self.observed.under_way:
+            await self.observed.told()
         await asyncio.gather(
             self._record(),
             activity_calls.release(state.spec, state.machines, state.run),

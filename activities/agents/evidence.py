@@ -13,8 +13,10 @@ from collections.abc import Iterable, Mapping
 
 from activities.agents.convert import TIERS, code_of, signal_of
 from activities.payloads import packed_bytes
+from agent.monitor.messages import finding_of
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.detect.root_cause import is_victim, said_of_a_peer
+from everstep.model.health import MachineFinding, worst_first
 from everstep.model.incident import Evidence, RankExit, StateCopy, Tier, Unlisted
 
 PACKED_LIMIT = 900_000
@@ -23,6 +25,8 @@ HELD_LIMIT = 4000
 """Copies in one payload, about 250 bytes each and squeezed 25; more where one step of all ranks has more (ours)."""
 DAMAGED_LIMIT = 100
 """Damaged copies that are named (ours)."""
+FINDINGS_LIMIT = 64
+"""Findings of inspections, of some 500 bytes each (ours)."""
 TAILS = 32
 """Ranks whose end of the output is kept whole: those that ended first (ours)."""
 LINE = 300
@@ -61,11 +65,21 @@ def evidence_of(
             emptied=sorted(machine for machine, reply in replies.items() if reply.unknown),
             disk_shared=shared,
             unlisted=unlisted_of({machine: reply.checkpoints for machine, reply in replies.items()}),
+            findings=findings_of(replies),
             disk_asked=max(
                 (reply.disk_asked for reply in replies.values() if reply.HasField("disk_asked")), default=None
             ),
         )
     )
+
+
+def findings_of(replies: Mapping[str, pb.StopReply]) -> list[MachineFinding]:
+    """What the inspections of all machines say, the worst of all first, and not more than fit."""
+    found = [(machine, finding_of(message)) for machine, reply in replies.items() for message in reply.findings]
+    first = worst_first([finding for _, finding in found])
+    place = {id(finding): position for position, finding in enumerate(first)}
+    found.sort(key=lambda entry: (place[id(entry[1])], entry[0]))
+    return [MachineFinding(machine=machine, finding=finding) for machine, finding in found[:FINDINGS_LIMIT]]
 
 
 def unlisted_of(

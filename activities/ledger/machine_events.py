@@ -8,6 +8,7 @@ import structlog
 
 from activities.ledger.ledger import Ledger
 from activities.ledger.records import MachineEventRecord
+from agent.monitor.messages import finding_of
 from agent.v1 import agent_pb2 as pb
 from everstep.backoff import Backoff
 
@@ -76,5 +77,10 @@ def event_text(observation: pb.Observation) -> str:
             return f"agent started (pid {started.pid}), adopted {started.adopted_ranks} ranks"
         case "fork_server_died":
             return f"fork server (pid {observation.fork_server_died.pid}) died; its ranks live on"
+        case "machine_finding":
+            found = finding_of(observation.machine_finding.finding)
+            over = "over: " if observation.machine_finding.over else ""
+            whose = f"owner: {found.owner}, remedy: {found.remedy}"
+            return f"{over}{found.verdict}: {found.headline} ({found.reason}; {whose})"
         case other:
             return str(other)

@@ -15,18 +15,21 @@ from activities.agents.convert import seen_of
 from activities.watching.acknowledgements import Acknowledgements
 from activities.watching.copy_rules import CopyRules
 from activities.watching.shown import FirstShown, Shown, stored
+from agent.monitor.messages import finding_of
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.checkpoints.align_backups import Aligned
 from everstep.decisions.checkpoints.common_disk_step import Agreed, StepsOnDisk
 from everstep.decisions.clocks import stream_shift_ns
 from everstep.decisions.detect.all import anomalies
 from everstep.decisions.detect.exits import has_finished
-from everstep.decisions.detect.facts import JobFacts, ObservedExit
+from everstep.decisions.detect.facts import FindingSeen, JobFacts, ObservedExit
 from everstep.decisions.detect.step_watch import StepWatch
-from everstep.model.incident import Anomaly
+from everstep.model.incident import Anomaly, Symptom
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
 
+FINDINGS_KEPT = 1000
+"""Of inspections, that the job was not told; more of them say nothing new (ours)."""
 SILENT_S = 10.0
 """An agent that said nothing for this long, although it speaks every second, is named in a stall (ours)."""
 BARE_S = 5.0
@@ -77,6 +80,8 @@ class JobView:
     """Machine → what makes its times the watcher's."""
     _steps: dict[int, StepWatch] = field(default_factory=dict)
     """Generation → how long it has not stepped."""
+    _findings: dict[tuple[str, tuple[str, str, str]], FindingSeen] = field(default_factory=dict)
+    """(Machine, what it is about) → what its inspections say now, and the job was not told."""
     _copies: CopyRules = field(init=False)
 
     def __post_init__(self) -> None:
@@ -96,6 +101,22 @@ class JobView:
         )
         self.acknowledgements.ended(machine, observation)
         self.woken.set()
+
+    def found(self, machine: str, observation: pb.Observation, now_ns: int) -> None:
+        """An inspection found something on a machine, or what it had found is over."""
+        finding = finding_of(observation.machine_finding.finding)
+        key = machine, finding.key
+        if observation.machine_finding.over:
+            self._findings.pop(key, None)
+        elif len(self._findings) < FINDINGS_KEPT:
+            self._findings[key] = FindingSeen(observation.id, machine, finding, now_ns)
+
+    def told(self, anomaly: Anomaly) -> None:
+        """The job's workflow knows of an anomaly."""
+        if anomaly.symptom is Symptom.MACHINE_FAULT:
+            self._findings = {key: seen for key, seen in self._findings.items() if seen.id != anomaly.id}
+        else:
+            self.reported.add(anomaly.generation)
 
     def ends(self, generation: int) -> int:
         """How many ranks of a generation have ended."""
@@ -187,6 +208,7 @@ class JobView:
             silent=[
                 m.name for m in self.machines if now_ns - self._last_heard_ns.get(m.name, -math.inf) > SILENT_S * 1e9
             ],
+            findings=list(self._findings.values()),
         )
 
     def persist(self, now_ns: int) -> int | None:

@@ -18,7 +18,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 
@@ -29,6 +29,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from activities.heartbeat import steady_ns
 from activities.turns import ShareOfTime, in_turns
+from activities.watching.asking import asking
 from activities.watching.job_view import BARE_S, Finished, JobView
 from activities.watching.once import Once
 from agent.client import AgentClient, AgentPool
@@ -37,7 +38,7 @@ from agent.v1 import agent_pb2 as pb
 from everstep.backoff import Backoff
 from everstep.decisions.checkpoints.common_disk_step import Agreed
 from everstep.errors import EverstepError
-from everstep.model.incident import Anomaly
+from everstep.model.incident import Anomaly, Symptom
 from everstep.model.job import JobSpec
 from everstep.model.job_state import NOT_YET, JobState, job_workflow_id, jobs_query
 from everstep.model.machine import Machine
@@ -66,7 +67,6 @@ ENDS_TOLD = 64
 
 MachineEvent = Callable[[pb.Observation], asyncio.Future[None]]
 """Takes what happened to a machine; done once it is written down."""
-Call = Callable[[AgentClient], Awaitable[object]]
 
 
 class Watcher:
@@ -212,7 +212,10 @@ class Watcher:
             write("rank ended", observation=observation.id, rank=rank, generation=generation)
             if known == ENDS_TOLD:
                 log.info("further ends of ranks are not told one by one", generation=generation)
-        elif self._machine_event is not None:
+            return
+        if observation.HasField("machine_finding"):
+            job.found(machine.name, observation, steady_ns())
+        if self._machine_event is not None:
             job.acknowledgements.noted(machine.name, observation, self._machine_event(observation))
 
     async def _follow(self, job: JobView, machine: Machine) -> None:
@@ -253,7 +256,7 @@ class Watcher:
         """Ask all machines to write a step to disk when it is time, and tell which of those on disk all ranks have."""
         last_sent: tuple[int, Agreed] | None = None
         sent_at, pace = -math.inf, ShareOfTime()
-        async with _asking(self._agents, job) as ask:
+        async with asking(self._agents, job) as ask:
             await asyncio.sleep(TICK_S / 3)  # not in one turn of the loop with the judge
             while True:
                 pace.begin()
@@ -278,7 +281,7 @@ class Watcher:
     async def _align(self, job: JobView) -> None:
         """Let machines back up the same steps, once one is too slow to back up every step, or ranks drift apart."""
         last_sent, pace = None, ShareOfTime()
-        async with _asking(self._agents, job) as ask:
+        async with asking(self._agents, job) as ask:
             await asyncio.sleep(2 * TICK_S / 3)
             while True:
                 pace.begin()
@@ -307,12 +310,15 @@ class Watcher:
         """Tell the workflow, until it took it; returns False when the job is over."""
         generation = verdict.generation
         handle = self._client.get_workflow_handle(job_workflow_id(job.spec.name))
-        name, argument = ("report", verdict) if isinstance(verdict, Anomaly) else ("finished", generation)
+        name, argument, id = _update_of(verdict)
         while True:
             try:
-                await handle.execute_update(name, argument, id=f"{name}-{generation}", result_type=str)
+                await handle.execute_update(name, argument, id=id, result_type=str)
                 break
             except WorkflowUpdateFailedError as error:
+                if name == "observe":  # a release that takes none; the ledger has it
+                    log.warning("the job takes no reports of machine faults", error=str(error.cause))
+                    break
                 if isinstance(error.cause, ApplicationError) and error.cause.type == NOT_YET:
                     return True  # told again as long as it holds
                 # The run ended while the update was under way: a next run has to be told again.
@@ -322,7 +328,10 @@ class Watcher:
                     return False
                 log.warning("the job did not take the report yet", error=str(error))
                 await asyncio.sleep(RETRY_S)
-        job.reported.add(generation)
+        if isinstance(verdict, Anomaly):
+            job.told(verdict)
+        else:
+            job.reported.add(generation)
         log.info("reported", verdict=name, generation=generation, observation=getattr(verdict, "id", ""))
         return True
 
@@ -361,39 +370,16 @@ class Watcher:
                 wait_s = min(2 * wait_s, ACKNOWLEDGE_S)
 
 
+def _update_of(verdict: Anomaly | Finished) -> tuple[str, Anomaly | int, str]:
+    """The update that tells it to the job's workflow: its name, argument, and an id that is the same for all
+    watchers."""
+    if isinstance(verdict, Finished):
+        return "finished", verdict.generation, f"finished-{verdict.generation}"
+    if verdict.symptom is Symptom.MACHINE_FAULT:
+        return "observe", verdict, f"observe-{verdict.id}"
+    return "report", verdict, f"report-{verdict.generation}"
+
+
 def _learn(job: JobView, state: JobState) -> None:
     if state.status == "running":
         job.runs(state.generation, max(state.resume_step, 1), steady_ns())
-
-
-@contextlib.asynccontextmanager
-async def _asking(agents: AgentPool, job: JobView) -> AsyncIterator[Callable[[Call], None]]:
-    """Gives a function that sends a call to each machine of a job, unless its last call has not ended yet."""
-    asked: dict[str, asyncio.Task[None]] = {}
-    rounds: set[asyncio.Task[None]] = set()
-    silent: set[str] = set()
-
-    async def ask(machine: Machine, call: Call) -> None:
-        try:
-            await call(agents.get(machine.address))
-            silent.discard(machine.name)
-        except EverstepError as error:
-            if machine.name not in silent:
-                silent.add(machine.name)
-                log.warning("a machine was not asked for copies of state", machine=machine.name, error=str(error))
-
-    async def ask_each(call: Call) -> None:
-        async for machine in in_turns(job.machines):
-            if machine.name not in asked or asked[machine.name].done():
-                asked[machine.name] = asyncio.create_task(ask(machine, call))
-
-    def ask_all(call: Call) -> None:
-        going = asyncio.create_task(ask_each(call))
-        rounds.add(going)
-        going.add_done_callback(rounds.discard)
-
-    try:
-        yield ask_all
-    finally:
-        for task in [*rounds, *asked.values()]:
-            task.cancel()

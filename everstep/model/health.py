@@ -94,6 +94,18 @@ class Finding(Model):
         return f"{self.item}: {self.text or self.reason}" if self.item else self.text or self.reason
 
 
+class MachineFinding(Model):
+    """A finding, and on which machine."""
+
+    machine: str
+    finding: Finding
+
+    @property
+    def headline(self) -> str:
+        """The machine, the part, and what is wrong with it, with the reason code."""
+        return f"{self.machine}: {self.finding.headline} ({self.finding.reason})"
+
+
 def verdict_of(findings: Iterable[Finding]) -> Health:
     """What findings say of a machine together: one fault makes it faulty, and what is not known makes it unknown."""
     verdicts = {finding.verdict for finding in findings}

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from everstep.model.health import MachineFinding
 from everstep.model.message import Model
 from everstep.model.words import AnyWord, Words
 
@@ -31,6 +32,8 @@ class Symptom(Words):
     """Steps go on, and the newest checkpoint in memory is too old."""
     LAUNCH_FAILED = "launch failed"
     """The ranks could not be started."""
+    MACHINE_FAULT = "machine fault"
+    """An inspection found a machine faulty while its ranks go on."""
 
 
 class Anomaly(Model):
@@ -50,6 +53,8 @@ class Anomaly(Model):
     """How long no step had been seen by then, seconds: the job had stopped earlier than it was seen."""
     rule: str = ""
     """Name of the rule that found it (``everstep.decisions.detect.all``); empty: none did, e.g. a launch failed."""
+    findings: list[MachineFinding] = Field(default_factory=list)
+    """What inspections said, where it rests on that."""
 
 
 class RankExit(Model):
@@ -185,6 +190,8 @@ class Evidence(Model):
     """Disks and remote storage that were asked for copies and did not tell, by reason."""
     searched: bool = False
     """All disks and remote storage were asked, those too of which a machine that came back empty knows nothing."""
+    findings: list[MachineFinding] = Field(default_factory=list)
+    """What the inspections of the machines say, the worst first, not more than fit."""
     disk_asked: int | None = None
     """The newest step that machines were asked to write to disk since the launch, beside those due by their number;
     0: none; None: no machine can say."""
@@ -223,6 +230,8 @@ class Stage(Words):
     """It waits for an operator, or for machines that are silent."""
     ACCEPTED = "accepted"
     """An operator gave up what may be newer; only noted, an incident does not stay in it."""
+    OBSERVED = "observed"
+    """A fault was seen with which the job goes on; nothing was done."""
     RECOVERED = "recovered"
     NOT_CONFIRMED = "running, not confirmed"
     ABANDONED = "abandoned"
@@ -294,7 +303,7 @@ class IncidentReport(Model):
 
     headline: str
     resolution: str
-    """``reattempt``, ``resumed by operator``, ``running, not confirmed``, ``abandoned`` or
+    """``reattempt``, ``resumed by operator``, ``running, not confirmed``, ``observed``, ``abandoned`` or
     ``closed from outside``."""
     cause: str
     step: int
@@ -326,6 +335,8 @@ class IncidentReport(Model):
     """Place of the last entry in the ledger, where that did not take it in time: the job writes it; 0: it did."""
     launched: Launched | None = None
     """What was launched last, where the job writes that too."""
+    findings: list[MachineFinding] = Field(default_factory=list)
+    """What inspections of the machines said, the worst first."""
 
 
 CLOSED_OUTSIDE = "closed from outside"

@@ -122,6 +122,10 @@ class JobState(BaseModel):
     """Of which so many were of earlier runs."""
     failures: list[Failure] = Field(default_factory=list, description="For the next decision, bounded.")
     pending: list[Anomaly] = Field(default_factory=list)
+    observed: list[Anomaly] = Field(default_factory=list)
+    """Faults with which the job goes on, that no incident has told yet."""
+    observed_told: dict[str, int] = Field(default_factory=dict)
+    """Machine, part and reason of such faults → when they were told, nanoseconds."""
     unconfirmed: str = ""
     """Why the newest generation runs and is not confirmed: no step of it was seen; empty: it stepped, or it does not
     run."""

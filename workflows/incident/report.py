@@ -38,6 +38,27 @@ def recovered_report(incident: Incident, confirmation: Confirmation) -> Incident
     )
 
 
+def observed_report(incident: Incident) -> IncidentReport:
+    """Of one that only tells a fault, with which the job goes on."""
+    input = incident.input
+    reasons = [found.finding.reason for found in input.anomaly.findings]
+    return IncidentReport(
+        headline=f"Observed, the job goes on: {input.anomaly.headline}",
+        resolution="observed",
+        cause=", ".join(reasons) or str(input.anomaly.symptom),
+        step=-1,
+        lost_steps=0,
+        evicted=[],
+        stages=[],
+        generation=input.generation,
+        resume_step=input.resume_step,
+        recovered=True,
+        seconds=None,
+        failures=[],
+        findings=input.anomaly.findings,
+    )
+
+
 def abandoned_report(incident: Incident) -> IncidentReport:
     """Of one that was given up."""
     return _report(
@@ -78,6 +99,7 @@ def _report(
         confirmed=confirmation is None or confirmation.confirmed,
         showing=confirmation.showing if confirmation and confirmation.showing.kind else incident.state.showing,
         first_step_s=round(incident.first_step_s, 3),
+        findings=incident.state.findings,
     )
 
 

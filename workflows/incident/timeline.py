@@ -83,7 +83,7 @@ class IncidentTimeline:
         workflow.set_current_details(
             web_ui.incident_page(
                 self.reason
-                if self.stage in {Stage.RECOVERED, Stage.NOT_CONFIRMED, Stage.ABANDONED}
+                if self.stage in {Stage.OBSERVED, Stage.RECOVERED, Stage.NOT_CONFIRMED, Stage.ABANDONED}
                 else f"{self.stage}: {self.reason or self.headline}",
                 self.stages,
                 workflow.info().namespace,

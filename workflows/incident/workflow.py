@@ -17,10 +17,10 @@ from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
     from everstep.decisions.recover.rules import Action
-    from everstep.model.incident import Confirmation, IncidentReport, Stage, StageRecord
+    from everstep.model.incident import Confirmation, IncidentReport, Stage, StageRecord, Symptom
     from workflows import activity_calls
     from workflows.incident.incident import Abandoned, Incident
-    from workflows.incident.report import abandoned_report, recovered_report
+    from workflows.incident.report import abandoned_report, observed_report, recovered_report
     from workflows.incident.stages.decide import decide
     from workflows.incident.stages.park import park
     from workflows.incident.stages.reattempt import reattempt
@@ -74,6 +74,8 @@ class IncidentWorkflow:
 
     async def _flow(self) -> IncidentReport:
         incident = self.incident
+        if incident.input.anomaly.symptom is Symptom.MACHINE_FAULT:
+            return await self._observed()
         incident.timeline.enter(Stage.STOP)
         try:
             evidence = await (refresh_evidence if incident.looks_again else stop)(incident)
@@ -93,6 +95,12 @@ class IncidentWorkflow:
                     evidence = await stop(incident)
         except Abandoned:
             return await self._given_up()
+
+    async def _observed(self) -> IncidentReport:
+        """The job goes on; what is to be done about the machine is not decided here."""
+        report = observed_report(self.incident)
+        self.incident.timeline.enter(Stage.OBSERVED, report.headline)
+        return await self.incident.timeline.close(report, None)
 
     async def _recovered(self, confirmation: Confirmation) -> IncidentReport:
         incident = self.incident

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from everstep.model.health import Finding
 from everstep.model.incident import RankExit
 from everstep.model.job import JobSpec
 
@@ -58,6 +59,18 @@ class RankFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class FindingSeen:
+    """What an inspection found on a machine of the job, and no incident told yet."""
+
+    id: str
+    """Id of the observation."""
+    machine: str
+    finding: Finding
+    heard_ns: int
+    """When the watcher heard of it."""
+
+
+@dataclass(frozen=True, slots=True)
 class JobFacts:
     """What is known of one generation of a job now."""
 
@@ -80,3 +93,5 @@ class JobFacts:
     """Machine that ran this generation and knows nothing of the job any more → the ranks that it ran."""
     silent: Sequence[str] = ()
     """Machines whose agents have said nothing for a while."""
+    findings: Sequence[FindingSeen] = ()
+    """In the order in which they were heard of."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from everstep.decisions.checkpoints.choose_restore import Restore, choose_restore, copy_of
 from everstep.decisions.checkpoints.lineage import FROM_NOTHING, UNKNOWN, Runs, usable
+from everstep.decisions.detect.machine_causes import explanation
 from everstep.decisions.detect.root_cause import (
     MACHINE_LOST,
     failure_of,
@@ -18,11 +19,13 @@ from everstep.decisions.recover.confirm import showing_of
 from everstep.decisions.recover.doubt import Doubt, Known, doubt_of
 from everstep.decisions.recover.rules import still_counting
 from everstep.model.assignment import Assignment
+from everstep.model.health import MachineFinding
 from everstep.model.incident import (
     Anomaly,
     CopyToRestore,
     Evidence,
     Failure,
+    RankExit,
     Restored,
     Showing,
     StateCopy,
@@ -32,6 +35,8 @@ from everstep.model.incident import (
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
 
+FINDINGS_KEPT = 64
+"""Of inspections (ours)."""
 CORRUPT = "CorruptCheckpoint"
 """End of the name of what a rank raises when the state that it restores is damaged."""
 
@@ -86,6 +91,8 @@ class RecoveryState:
     """Reattempts so far, since an operator resumed."""
     asked: int = 0
     """How often storage was asked for copies since the incident began, or was resumed."""
+    findings: list[MachineFinding] = field(default_factory=list)
+    """What the inspections of the machines said at any stop, the newest stop first."""
     hold: str = ""
     """Why an operator has to say how the job goes on; empty once one did."""
     _chosen: tuple[Evidence, tuple[object, ...], Restore] | None = None
@@ -94,10 +101,13 @@ class RecoveryState:
     def merge_evidence(self, evidence: Evidence) -> Evidence:
         """Take the evidence of a stop; returns it with all machines that lost what they had."""
         self.emptied |= set(evidence.emptied)
+        known = {(seen.machine, *seen.finding.key) for seen in evidence.findings}
+        earlier = [seen for seen in self.findings if (seen.machine, *seen.finding.key) not in known]
+        self.findings = [*evidence.findings, *earlier][:FINDINGS_KEPT]
         if self.lineage and self.lineage[-1] == (evidence.generation, self.resume_step):
             damaged = found_damaged(evidence, self.resume_step)
-            known = set(self.bad)
-            self.bad += [copy for copy in damaged if copy not in known]
+            found = set(self.bad)
+            self.bad += [copy for copy in damaged if copy not in found]
         return evidence.model_copy(update={"emptied": sorted(self.emptied)})
 
     def failed(self, failure: Failure) -> None:
@@ -123,6 +133,12 @@ class RecoveryState:
     def headline(self, evidence: Evidence) -> str:
         """What happened, as the evidence has it; empty: it does not say."""
         end = first_failure(evidence.exits)
+        explained = explanation([*self.findings, *self.anomaly.findings], end)
+        seen = self._seen(end)
+        return "; ".join(filter(None, [explained.headline if explained else "", seen]))
+
+    def _seen(self, end: RankExit | None) -> str:
+        """What ranks and machines showed from outside."""
         if lost := self.lost_machines():
             gone = set(lost)
             ranks = {machine: ranks for machine, ranks in self.assignment.each() if machine in gone}

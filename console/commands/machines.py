@@ -1,0 +1,103 @@
+"""``everstep machines``: what the inspections of machines say."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from controlplane.client import Control
+    from controlplane.queries.machines import MachineReport
+
+WATCH_S = 1.0
+"""Between two looks of --watch, seconds (ours)."""
+
+
+def machines(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[MACHINE]...", help="Show these, in full.")] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it again every second, until Ctrl-C.")] = False,
+    measures: Annotated[bool, typer.Option("--measures", help="With a machine: all that is measured as well.")] = False,
+    cluster: Annotated[str, typer.Option("--cluster", metavar="NAME", help="Local cluster.")] = "default",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one entry for each machine.")] = False,
+) -> None:
+    """Show what the inspections of machines say: healthy, faulty or unknown, why, whose matter it is, what to do.
+
+    Unknown is what could not be looked at, and what was seen that does not say
+    whose fault it is. It is no fault of the machine. A machine whose agent does not
+    answer is unknown.
+
+    The machines are those of the local cluster, or of the inventory that
+    EVERSTEP_INVENTORY names. Inspections, reason codes and settings:
+    docs/monitor.md.
+
+    Examples:
+
+        everstep machines
+
+        everstep machines m2 --watch
+
+        everstep machines --json | jq '.[] | select(.verdict == "faulty") | .machine'
+
+    Exit codes: 0 shown; 2 no such machine; 3 no cluster.
+    """
+    from console.commands.exit_codes import finish
+
+    finish(_machines(names or [], cluster, watch=watch, measures=measures, as_json=as_json))
+
+
+async def _machines(names: list[str], cluster: str, *, watch: bool, measures: bool, as_json: bool) -> int:
+    from controlplane.client import Control
+
+    async with await Control.connect(cluster) as control:
+        if not watch:
+            _show(await _asked(control, names), full=bool(names), measures=measures, as_json=as_json)
+            return 0
+        from rich.live import Live
+
+        from console.terminal import PlainConsole
+
+        with Live(console=PlainConsole(), auto_refresh=False, screen=False) as live:
+            while True:
+                live.update(_rendered(await _asked(control, names), full=bool(names), measures=measures), refresh=True)
+                await asyncio.sleep(WATCH_S)
+
+
+async def _asked(control: Control, names: list[str]) -> list[MachineReport]:
+    from controlplane.queries.machines import ask_machines
+    from everstep.errors import ConfigError
+    from everstep.text import listed
+
+    known = {machine.name: machine for machine in control.all_machines}
+    if unknown := [name for name in names if name not in known]:
+        raise ConfigError(f"there is no machine {listed(unknown, 5)}; there are {listed(sorted(known), 20)}")
+    return await ask_machines(control.agents, [known[name] for name in names or known])
+
+
+def _rendered(reports: list[MachineReport], *, full: bool, measures: bool) -> RenderableType:
+    from console.terminal import together
+    from console.views.machines import machine_table, machines_table, measure_lines, odd_lines
+    from controlplane.queries.machines import odd_ones
+
+    if not full:
+        return together(machines_table(reports), *odd_lines(odd_ones(reports)))
+    parts: list[RenderableType] = []
+    for report in reports:
+        parts.append(f"{report.machine}  {report.address}  {report.verdict}  {report.problem}".rstrip())
+        parts.append(machine_table(report))
+        parts += measure_lines(report) if measures else []
+    return together(*parts)
+
+
+def _show(reports: list[MachineReport], *, full: bool, measures: bool, as_json: bool) -> None:
+    if as_json:
+        import json
+
+        print(json.dumps([report.model_dump(mode="json") for report in reports], indent=2))
+        return
+    from console.terminal import PlainConsole
+
+    PlainConsole().print(_rendered(reports, full=full, measures=measures), soft_wrap=False)

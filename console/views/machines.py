@@ -1,0 +1,96 @@
+"""What inspections say of machines, as a person reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from console.terminal import styled
+from controlplane import text
+from controlplane.queries.machines import MachineReport, OddMachine
+from everstep.model.health import Finding, Health
+from everstep.text import listed
+
+STYLE = {Health.HEALTHY: "green", Health.FAULTY: "red"}
+"""Colour of a verdict; yellow for all others."""
+HEALTHY_SHOWN = 16
+"""More healthy machines than this are counted (ours)."""
+FINDINGS_SHOWN = 5
+"""Of one machine in the list (ours)."""
+
+
+def machines_table(reports: Sequence[MachineReport]) -> Table:
+    """All machines, the faulty ones first."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("Machine", "Verdict", "Since"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("What", overflow="fold")
+    order = {Health.FAULTY: 0, Health.UNKNOWN: 1}
+    shown = sorted(reports, key=lambda report: order.get(report.verdict, 2))
+    healthy = [report for report in shown if report.verdict is Health.HEALTHY]
+    if len(healthy) > HEALTHY_SHOWN:
+        shown = [report for report in shown if report.verdict is not Health.HEALTHY]
+    for report in shown:
+        rows = [(_since(report, found), what(found)) for found in report.findings[:FINDINGS_SHOWN]]
+        if len(report.findings) > FINDINGS_SHOWN:
+            rows.append(("", f"and {len(report.findings) - FINDINGS_SHOWN} more: everstep machines {report.machine}"))
+        rows = rows or [("", report.problem)]
+        table.add_row(report.machine, styled(report.verdict, _style(report.verdict)), *rows[0])
+        for since, line in rows[1:]:
+            table.add_row("", "", since, line)
+    if len(healthy) > HEALTHY_SHOWN:
+        table.add_row(f"{len(healthy)} others", styled(Health.HEALTHY, _style(Health.HEALTHY)), "", "")
+    return table
+
+
+def machine_table(report: MachineReport) -> Table:
+    """One machine, inspection by inspection."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("Inspection", "Verdict", "Every", "Looked", "Since"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("What", overflow="fold")
+    for inspection in report.inspections:
+        ago_s = max(report.now_ns - inspection.looked_ns, 0) / 1e9
+        looked = f"{ago_s:.0f} s ago" if inspection.looked_ns else "not yet"
+        rows = []
+        for found in inspection.findings:
+            rows.append((_since(report, found), what(found)))
+            rows += [("", f"  {line}") for line in found.evidence if line not in found.text]
+        rows = rows or [("", inspection.note)]
+        every = f"{inspection.interval_s:g} s"
+        table.add_row(inspection.name, styled(inspection.verdict, _style(inspection.verdict)), every, looked, *rows[0])
+        for since, line in rows[1:]:
+            table.add_row("", "", "", "", since, line)
+    return table
+
+
+def measure_lines(report: MachineReport) -> list[str]:
+    """What was measured, one line each."""
+    facts = [f"{name}: {value}" for name, value in sorted(report.facts.items())]
+    measures = [
+        f"{name} {value:g}" for inspection in report.inspections for name, value in sorted(inspection.measures.items())
+    ]
+    return [*facts, *measures]
+
+
+def what(found: Finding) -> str:
+    """What was found, its reason code, whose matter it is, and what to do."""
+    return f"{found.headline} ({found.reason}; owner {found.owner}; {found.remedy})"
+
+
+def odd_lines(odd: Sequence[OddMachine]) -> list[str]:
+    """What is not the same everywhere."""
+    return [
+        f"differs: {entry.fact} {entry.value} on {listed(entry.machines, FINDINGS_SHOWN)}"
+        + (f", {entry.usual} elsewhere" if entry.usual else "")
+        for entry in odd
+    ]
+
+
+def _since(report: MachineReport, found: Finding) -> str:
+    return text.duration(max(report.now_ns - found.since_ns, 0) / 1e9) if found.since_ns else text.DASH
+
+
+def _style(verdict: Health) -> str:
+    return STYLE.get(verdict, "yellow")

@@ -1,0 +1,127 @@
+"""What the inspections of machines say, gathered from their agents."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+
+from pydantic import BaseModel
+
+from agent.client import AgentPool
+from agent.monitor.messages import finding_of
+from agent.v1 import agent_pb2 as pb
+from everstep.errors import EverstepError
+from everstep.model.health import Finding, Health, worst_first
+from everstep.model.machine import Machine
+
+ASKED_AT_ONCE = 64
+"""Machines (ours)."""
+ANSWER_S = 5.0
+"""A machine that does not answer within this time is unknown, seconds (ours)."""
+
+
+class InspectionReport(BaseModel):
+    """One inspection of one machine."""
+
+    name: str
+    looks_at: str
+    verdict: Health
+    findings: list[Finding]
+    measures: dict[str, float]
+    note: str
+    """Why there is nothing to inspect; empty: there is."""
+    interval_s: float
+    looked_ns: int
+    """When it looked last, by the machine's clock; 0: not yet."""
+
+
+class MachineReport(BaseModel):
+    """One machine; an entry of the JSON of ``everstep machines``."""
+
+    machine: str
+    address: str
+    verdict: Health
+    problem: str = ""
+    """Why its agent does not say anything; empty: it does."""
+    findings: list[Finding] = []
+    """Of all inspections, the worst first."""
+    facts: dict[str, str] = {}
+    """What should be the same on all machines of a job."""
+    inspections: list[InspectionReport] = []
+    now_ns: int = 0
+    """The machine's clock."""
+
+
+class OddMachine(BaseModel):
+    """Machines on which something is not as on most."""
+
+    fact: str
+    value: str
+    machines: list[str]
+    usual: str
+    """On most machines."""
+
+
+async def ask_machines(agents: AgentPool, machines: Sequence[Machine]) -> list[MachineReport]:
+    """Ask all machines at once; one that does not answer is unknown."""
+    gate = asyncio.Semaphore(ASKED_AT_ONCE)
+
+    async def ask(machine: Machine) -> MachineReport:
+        async with gate:
+            try:
+                return report_of(machine, await agents.get(machine.address).inspect(timeout_s=ANSWER_S))
+            except EverstepError as error:
+                return MachineReport(
+                    machine=machine.name, address=machine.address, verdict=Health.UNKNOWN, problem=str(error)
+                )
+
+    return list(await asyncio.gather(*map(ask, machines)))
+
+
+def report_of(machine: Machine, reply: pb.InspectReply) -> MachineReport:
+    """What one machine answered."""
+    inspections = [
+        InspectionReport(
+            name=state.name,
+            looks_at=state.looks_at,
+            verdict=Health(state.verdict),
+            findings=list(map(finding_of, state.findings)),
+            measures=dict(state.measures),
+            note=state.note,
+            interval_s=state.interval_s,
+            looked_ns=state.looked_ns,
+        )
+        for state in reply.inspections
+    ]
+    off = "" if inspections else "its monitor is off"
+    return MachineReport(
+        machine=machine.name,
+        address=machine.address,
+        verdict=Health(reply.verdict) if inspections else Health.UNKNOWN,
+        problem=off,
+        findings=worst_first(found for inspection in inspections for found in inspection.findings),
+        facts={name: value for state in reply.inspections for name, value in state.facts.items()},
+        inspections=inspections,
+        now_ns=reply.time_ns,
+    )
+
+
+def odd_ones(reports: Iterable[MachineReport]) -> list[OddMachine]:
+    """Facts that differ between machines; of two values that are equally frequent neither is the usual one."""
+    values: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for report in reports:
+        for fact, value in report.facts.items():
+            values[fact][value].append(report.machine)
+    found = []
+    for fact, machines in sorted(values.items()):
+        if len(machines) < 2:
+            continue
+        counts = Counter({value: len(names) for value, names in machines.items()}).most_common()
+        usual = counts[0][0] if counts[0][1] > counts[1][1] else ""
+        found += [
+            OddMachine(fact=fact, value=value, machines=names, usual=usual)
+            for value, names in sorted(machines.items())
+            if value != usual
+        ]
+    return found

@@ -1,0 +1,97 @@
+"""Faults with which a job goes on: each is told by an incident of its own, in which nothing is done."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from temporalio import workflow
+from temporalio.exceptions import ChildWorkflowError, WorkflowAlreadyStartedError
+
+with workflow.unsafe.imports_passed_through():
+    from everstep.model.incident import Anomaly, IncidentReport
+    from everstep.model.job_state import IncidentSummary, JobState
+    from workflows.child_incident import open_incident
+    from workflows.messages import lost_incident
+
+AGAIN_S = 3600.0
+"""The same fault of the same part is told again after this time at the earliest (ours)."""
+WAITING = 32
+"""Faults that wait to be told, at most: more of them say nothing new (ours)."""
+TOLD = 200
+"""Faults of which it is remembered that they were told (ours)."""
+
+
+class ObservedFaults:
+    """Of one job.
+
+    Args:
+        state: The job's.
+        note: Notes that an incident was opened; returns its number.
+        close: Takes the number of an incident that is over, when it was opened, its anomaly and its report.
+    """
+
+    def __init__(
+        self,
+        state: JobState,
+        note: Callable[[Anomaly], int],
+        close: Callable[[int, int, Anomaly, IncidentReport], None],
+    ) -> None:
+        self._state = state
+        self._note = note
+        self._close = close
+        self._telling: set[asyncio.Task[None]] = set()
+
+    def take(self, anomaly: Anomaly) -> str:
+        """Take a fault; returns what is done with it, for people."""
+        state, now_ns = self._state, workflow.time_ns()
+        if state.status not in {"starting", "running"}:
+            return "an incident is open, and asks the machines itself"
+        found = anomaly.findings[0] if anomaly.findings else None
+        key = " ".join([found.machine, *found.finding.key]) if found else anomaly.id
+        told_ns = state.observed_told.get(key)
+        if told_ns is not None and now_ns - told_ns < AGAIN_S * 1e9:
+            return "told already"
+        if len(state.observed) >= WAITING:
+            return f"{WAITING} others wait"
+        newest = sorted({**state.observed_told, key: now_ns}.items(), key=lambda entry: entry[1])[-TOLD:]
+        state.observed_told = dict(newest)
+        state.observed.append(anomaly)
+        return "taken"
+
+    @property
+    def due(self) -> bool:
+        """Whether one can be told now."""
+        return bool(self._state.observed) and self._state.status == "running"
+
+    @property
+    def under_way(self) -> bool:
+        """Whether an incident that tells one is open."""
+        return bool(self._telling)
+
+    def begin(self) -> None:
+        """Open the incidents of all that wait; nobody waits for their end."""
+        waiting, self._state.observed = self._state.observed, []
+        for anomaly in waiting:
+            task = asyncio.create_task(self._tell(anomaly), name="observed fault")
+            self._telling.add(task)
+            task.add_done_callback(self._telling.discard)
+
+    async def told(self) -> None:
+        """Wait until all that are open are over."""
+        await asyncio.gather(*self._telling, return_exceptions=True)
+
+    async def _tell(self, anomaly: Anomaly) -> None:
+        while True:
+            number, opened_ns = self._note(anomaly), workflow.time_ns()
+            try:
+                child = await open_incident(self._state, number, anomaly)
+                break
+            except WorkflowAlreadyStartedError:
+                summaries: list[IncidentSummary] = self._state.incidents
+                self._state.incidents = [summary for summary in summaries if summary.number != number]
+        try:
+            report = await child
+        except ChildWorkflowError as error:
+            report = lost_incident(anomaly, self._state.generation, str(error.cause or error))
+        self._close(number, opened_ns, anomaly, report)
