@@ -18,6 +18,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from everstep.model.health import EVIDENCE_CHARACTERS, EVIDENCE_LINES, Finding, Health, Owner, Remedy
 
+ITEM_CHARACTERS = 100
+"""Of the part of a machine that a finding is about (ours)."""
+
 
 class Limits(BaseModel):
     """How often an inspection looks, and its thresholds; the base of each inspection's own."""
@@ -168,8 +171,8 @@ class Inspection(ABC):
             inspection=self.name,
             reason=reason.code,
             verdict=verdict or reason.verdict,
-            item=item,
-            text=text or reason.means,
+            item=item[:ITEM_CHARACTERS],
+            text=(text or reason.means)[:EVIDENCE_CHARACTERS],
             owner=reason.owner,
             remedy=reason.remedy,
             sure=reason.sure,

@@ -122,6 +122,11 @@ class Inspector:
             if self._ended.is_set():
                 return
             before, self._look = self._look, seen
+            since = {found.key: found.since_ns for found in before.findings}
+            seen.findings = [
+                found.model_copy(update={"since_ns": min(found.since_ns, since.get(found.key, found.since_ns))})
+                for found in seen.findings
+            ]
             self._kept.keep(self.inspection.name, self.inspection.kept)
             if self.looks == 1 or {found.key for found in before.findings} != {found.key for found in seen.findings}:
                 self._changed()

@@ -86,7 +86,10 @@ class MonitorSettings(BaseModel):
             if not isinstance(fields, dict):
                 raise ConfigError(f"{origin}: {name} must be a table: write [{name}] and its settings below")
             _checked(known[name], fields, f"{origin}: [{name}]")
-        return _checked(cls, {name: table[name] for name in own & table.keys()} | {"limits": limits}, origin)
+        settings = _checked(cls, {name: table[name] for name in own & table.keys()} | {"limits": limits}, origin)
+        if taken := [check.name for check in settings.check if check.name in known]:
+            raise ConfigError(f"{origin}: {taken[0]!r} is the name of an inspection: give the check another one")
+        return settings
 
 
 def limits_of(settings: MonitorSettings, name: str, kind: type[Limits]) -> Limits:

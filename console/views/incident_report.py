@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from controlplane.shown import clean_line
 from everstep.decisions.detect.all import RULES
+from everstep.model.health import MachineFinding
 from everstep.model.incident import NOT_CONFIRMED, Evidence, RankExit
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 LOG_LINES = 12
 """Lines of a rank's error output in a report (ours)."""
 EXITS_SHOWN = 8
+FINDINGS_SHOWN = 8
 
 _CONTROL = re.compile(r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -86,10 +88,14 @@ def report_blocks(record: IncidentRecord, ui_link: str = "") -> list[Block]:
     evidence = record.parsed_evidence()
     if evidence is not None:
         blocks.append(Block("Evidence", _exits(evidence, record.fault_ns)))
+        if findings := _findings(evidence.findings):
+            blocks.append(Block("What inspections say of the machines", findings))
         culprit = next((end for end in _by_themselves(evidence) if end.log_tail.strip()), None)
         if culprit is not None:
             lines = clean(culprit.log_tail).rstrip().splitlines()[-LOG_LINES:]
             blocks.append(Block(f"End of rank {culprit.rank}'s error output", [(line,) for line in lines]))
+    elif report := record.parsed_report():
+        blocks += [Block("What inspections say of the machines", rows) for rows in [_findings(report.findings)] if rows]
     blocks.append(Block("More", _more(record, evidence, ui_link)))
     return blocks
 
@@ -154,6 +160,18 @@ def _stages(record: IncidentRecord) -> list[tuple[str, ...]]:
 def _by_themselves(evidence: Evidence) -> list[RankExit]:
     mine = [end for end in evidence.exits if not end.stopped_by_us]
     return sorted(mine, key=lambda end: (end.time_ns, end.rank))
+
+
+def _findings(findings: Sequence[MachineFinding]) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for seen in findings[:FINDINGS_SHOWN]:
+        found = seen.finding
+        rows.append((seen.machine, str(found.verdict), clean(found.headline), found.reason))
+        rows.append(("", "", f"owner {found.owner}, {found.remedy}", ""))
+        rows += [("", "", f"  {clean(line)}", "") for line in found.evidence if line not in found.text]
+    if len(findings) > FINDINGS_SHOWN:
+        rows.append((f"and {len(findings) - FINDINGS_SHOWN} more",))
+    return rows
 
 
 def _exits(evidence: Evidence, fault_ns: int | None) -> list[tuple[str, ...]]:

@@ -70,7 +70,7 @@ RULES: tuple[KernelRule, ...] = (
         kind="disk",
     ),
     _rule(
-        "fs-readonly",
+        "fs-made-readonly",
         "the kernel made a file system read-only after errors",
         r"(?:EXT4-fs|F2FS-fs|BTRFS\w*)[^(]*\((?:device )?(?P<item>[^)]+)\).*(?:[Rr]emounting filesystem read-only|"
         r"forced readonly)|XFS \((?P<item2>[^)]+)\).*(?:Filesystem has been shut down|[Ss]hutting down filesystem)",

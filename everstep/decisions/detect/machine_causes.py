@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from everstep.decisions.detect.root_cause import is_victim
 from everstep.model.health import Health, MachineFinding
 from everstep.model.incident import RankExit
 
@@ -18,8 +19,9 @@ SIGKILL = 9
 def explanation(findings: Iterable[MachineFinding], end: RankExit | None) -> MachineFinding | None:
     """The finding that explains an end; None: none does.
 
-    First what names a machine with confidence, whichever it is: ranks elsewhere follow. Then any fault of the machine
-    on which the first rank ended. Then that the kernel killed this very rank for memory. Nothing else is concluded.
+    First that the kernel killed this very rank for memory, then a fault of the machine on which it ran. A fault of
+    another machine explains it only where the rank ended because a peer went away, or no rank ended by itself, and
+    where it names that machine with confidence. Nothing else is concluded.
 
     Args:
         findings: What inspections say, the worst first.
@@ -28,10 +30,11 @@ def explanation(findings: Iterable[MachineFinding], end: RankExit | None) -> Mac
     found = [seen for seen in findings if end is None or not end.time_ns or _recent(seen, end)]
     faulty = [seen for seen in found if seen.finding.verdict is Health.FAULTY]
     sure = [seen for seen in faulty if seen.finding.sure]
-    if sure or end is None:
+    if end is None:
         return next(iter(sure), None)
+    killed = [seen for seen in found if _killed(seen, end)]
     here = [seen for seen in faulty if seen.machine == end.machine]
-    return next(iter([*here, *(seen for seen in found if _killed(seen, end))]), None)
+    return next(iter([*killed, *here, *(sure if is_victim(end) else [])]), None)
 
 
 def _recent(seen: MachineFinding, end: RankExit) -> bool:

@@ -1,0 +1,208 @@
+"""The inspections of the host, on files of a machine that is not there and on this one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.monitor.all import INSPECTIONS
+from agent.monitor.host import clock, cpu, disk_space, memory, mounts, ranks
+from agent.monitor.inspection import RankSeen
+from everstep.model.health import Health
+from tests.agent.monitor.sites import Place, reasons
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Path:
+    """A /proc with what is read there."""
+    folder = tmp_path / "proc"
+    (folder / "pressure").mkdir(parents=True)
+    (folder / "self").mkdir()
+    return folder
+
+
+def write_memory(proc: Path, total: int, available: int) -> None:
+    (proc / "meminfo").write_text(f"MemTotal: {total >> 10} kB\nMemAvailable: {available >> 10} kB\n")
+
+
+@pytest.mark.parametrize("kind", [kind for kind in INSPECTIONS if ".host." in kind.__module__])
+def test_each_finds_nothing_wrong_with_this_computer_that_names_it(kind: type, place: Place) -> None:
+    """This computer may be busy, and in a container: what is not known is no fault."""
+    seen = place.look(place.begin(kind))
+    assert [found for found in seen.findings if found.verdict is Health.FAULTY] == []
+    assert seen.measures or seen.facts or kind is ranks.RanksInspection
+
+
+def test_memory_that_is_nearly_used_up(place: Place, proc: Path) -> None:
+    write_memory(proc, 100 * GIB, 1 * GIB)
+    [found] = place.look(place.begin(memory.MemoryInspection, proc=proc)).findings
+    assert (found.reason, found.verdict) == ("memory-low", Health.UNKNOWN)
+
+
+def test_memory_that_is_gone_after_a_start(place: Place, proc: Path) -> None:
+    write_memory(proc, 512 * GIB, 500 * GIB)
+    place.look(place.begin(memory.MemoryInspection, proc=proc))
+    place.boot = "boot-2"
+    write_memory(proc, 511 * GIB, 500 * GIB)
+    assert reasons(place.look(place.begin(memory.MemoryInspection, proc=proc))) == []
+    place.boot = "boot-3"
+    write_memory(proc, 448 * GIB, 440 * GIB)
+    assert reasons(place.look(place.begin(memory.MemoryInspection, proc=proc))) == [("memory-lost", "")]
+
+
+@pytest.mark.parametrize(("percent", "expected"), [("10.00", []), ("75.00", [("cpu-overload", "")])])
+def test_processors_that_are_waited_for(place: Place, proc: Path, percent: str, expected: object) -> None:
+    (proc / "pressure/cpu").write_text(f"some avg10=0.00 avg60=0.00 avg300={percent} total=1\n")
+    assert reasons(place.look(place.begin(cpu.CpuInspection, proc=proc))) == expected
+
+
+def test_a_kernel_that_does_not_say_how_long_is_waited(place: Place, proc: Path) -> None:
+    assert reasons(place.look(place.begin(cpu.CpuInspection, proc=proc))) == []
+
+
+def test_processors_that_are_gone(place: Place, monkeypatch: pytest.MonkeyPatch, proc: Path) -> None:
+    monkeypatch.setattr(os, "sysconf", lambda name: 64)
+    place.look(place.begin(cpu.CpuInspection, proc=proc))
+    monkeypatch.setattr(os, "sysconf", lambda name: 60)
+    [found] = place.look(place.begin(cpu.CpuInspection, proc=proc)).findings
+    assert (found.reason, found.text) == ("cpu-lost", "60 of 64 processors are there")
+
+
+def test_a_processor_that_is_too_hot_for_some_time(place: Place, tmp_path: Path, proc: Path) -> None:
+    folder = tmp_path / "sys/devices/system/cpu/cpu0"
+    for name in ("thermal_throttle", "topology"):
+        (folder / name).mkdir(parents=True)
+    counter = folder / "thermal_throttle/package_throttle_count"
+    (folder / "topology/physical_package_id").write_text("1\n")
+
+    def look(count: int) -> list[tuple[str, str]]:
+        counter.write_text(f"{count}\n")
+        return reasons(place.look(place.begin(cpu.CpuInspection, sys=tmp_path / "sys", proc=proc)))
+
+    assert look(500) == []  # since the machine was started: nothing is known of when
+    assert look(503) == [("cpu-hot", "processor 1")]
+    place.clock.pass_s(3600)
+    assert look(503) == []
+    assert look(2) == []  # it was set back
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MB and 64 files."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=4m,nr_inodes=64", "everstep-test", str(folder)]
+    made = subprocess.run(command, capture_output=True, check=False)
+    if made.returncode:
+        pytest.skip(f"file systems cannot be mounted here: {made.stderr.decode().strip()}")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_a_disk_that_is_full_and_has_room_again(place: Place, small_disk: Path) -> None:
+    limits = disk_space.DiskSpaceLimits(paths=[str(small_disk), str(small_disk / "none")])
+    inspection = place.begin(disk_space.DiskSpaceInspection, limits)
+    assert reasons(place.look(inspection)) == []
+    (small_disk / "fill").write_bytes(bytes(4 << 20))
+    [found] = place.look(inspection).findings
+    assert (found.reason, found.item, found.verdict) == ("disk-full", str(small_disk), Health.FAULTY)
+    (small_disk / "fill").unlink()
+    for number in range(63):
+        (small_disk / str(number)).touch()
+    assert reasons(place.look(inspection)) == [("disk-full-of-files", str(small_disk))]
+
+
+def test_a_file_system_that_turns_read_only(place: Place, small_disk: Path) -> None:
+    inspection = place.begin(mounts.MountsInspection)
+    assert reasons(place.look(inspection)) == []
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    [found] = place.look(place.begin(mounts.MountsInspection)).findings  # by the next agent too
+    assert (found.reason, found.item, found.sure) == ("fs-readonly", str(small_disk), True)
+    elsewhere = place.begin(mounts.MountsInspection, beside=(small_disk.parent,))
+    assert reasons(place.look(elsewhere)) == []
+    subprocess.run(["mount", "-o", "remount,rw", small_disk], check=True)
+    assert reasons(place.look(inspection)) == []
+
+
+MOUNTS = """\
+24 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw
+25 24 0:5 / /proc rw - proc proc rw
+26 24 0:40 / /data/with\\040space rw,relatime shared:1 - nfs4 10.0.0.5:/data rw,vers=4.2
+27 24 8:2 / /was/read/only ro,relatime - ext4 /dev/sdb1 ro
+"""
+
+
+def test_a_network_file_system_that_is_gone_also_after_a_start(place: Place, proc: Path) -> None:
+    table = proc / "self/mountinfo"
+    table.write_text(MOUNTS)
+    assert reasons(place.look(place.begin(mounts.MountsInspection, proc=proc))) == []
+    table.write_text(MOUNTS.replace("26 24", "# 26").replace("/data/with\\040space", "/proc").replace("nfs4", "proc"))
+    place.boot = "boot-2"
+    expected = [("mount-missing", "/data/with space")]
+    assert reasons(place.look(place.begin(mounts.MountsInspection, proc=proc))) == expected
+
+
+def test_a_network_file_system_that_hangs_holds_up_nobody(
+    place: Place, proc: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (proc / "self/mountinfo").write_text(MOUNTS)
+    monkeypatch.setattr(os, "statvfs", lambda path: time.sleep(1.5))
+    inspection = place.begin(mounts.MountsInspection, mounts.MountsLimits(answer_s=0.05), proc=proc)
+    assert reasons(inspection.look()) == []
+    time.sleep(0.1)
+    [found] = inspection.look().findings
+    assert (found.reason, found.item, found.verdict) == ("mount-hangs", "/data/with space", Health.UNKNOWN)
+
+
+def test_a_clock_that_is_set_is_told_for_some_time(place: Place) -> None:
+    inspection = place.begin(clock.ClockInspection)
+    inspection.synced = lambda: True  # type: ignore[attr-defined]
+    place.clock.ns = time.time_ns()
+    assert reasons(place.look(inspection)) == []
+    place.clock.pass_s(30)
+    [found] = place.look(inspection).findings
+    assert (found.reason, found.verdict) == ("clock-jumped", Health.UNKNOWN)
+
+
+def test_a_clock_that_was_never_held_is_none_that_was_lost(place: Place) -> None:
+    inspection = place.begin(clock.ClockInspection)
+    place.clock.ns = time.time_ns()
+    found = []
+    for synced in (False, True, False):
+        inspection.synced = lambda synced=synced: synced  # type: ignore[attr-defined]
+        found.append(reasons(place.look(inspection)))
+    assert found == [[], [], [("clock-unsynced", "")]]
+
+
+def test_kills_for_memory_are_counted_from_the_first_look_on(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = iter([7, 9, 9])
+    monkeypatch.setattr(ranks, "oom_kills", lambda: next(counts))
+    assert reasons(place.look(place.begin(ranks.RanksInspection))) == []
+    assert reasons(place.look(place.begin(ranks.RanksInspection))) == [("oom-kill-counted", "")]
+    place.clock.pass_s(3600)
+    assert reasons(place.look(place.begin(ranks.RanksInspection))) == []
+
+
+def test_a_rank_that_is_stopped_is_named_and_its_time_is_measured(place: Place) -> None:
+    process = subprocess.Popen([shutil.which("sleep") or "sleep", "60"])
+    try:
+        process.send_signal(19)
+        seen = [RankSeen("gpt", 3, process.pid, alive=True), RankSeen("gpt", 4, process.pid, alive=False)]
+        inspection = place.begin(ranks.RanksInspection, ranks.RanksLimits(waits_s=0.01), ranks=lambda: seen)
+        deadline = time.monotonic() + 20
+        while not (look := place.look(inspection)).findings:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert reasons(look) == [("rank-stopped", "rank 3 of gpt")]
+        assert 'rank_cpu_seconds_total{job="gpt",rank="3"}' in look.measures
+    finally:
+        process.kill()
+        process.wait()

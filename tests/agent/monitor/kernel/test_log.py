@@ -1,0 +1,164 @@
+"""The kernel log, as a file of records and as the real device."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.monitor.inspection import Inspection, RankSeen
+from agent.monitor.kernel.log import KernelLogInspection, KernelLogLimits
+from agent.monitor.kernel.reader import KernelLog
+from everstep.errors import CannotLook
+from everstep.model.health import Health, Owner
+from tests.agent.monitor.sites import Place, reasons
+
+FELL_OFF = "NVRM: Xid (PCI:0000:05:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+EXCEPTION = "NVRM: Xid (PCI:0000:05:00): 13, pid=4711, name=python3, Graphics SM Warp Exception on (GPC 9, TPC 5, SM 0)"
+REMOVED = "NVRM: Xid (PCI:0000:05:00): 45, pid=4711, name=python3, Ch 00000010"
+NO_WAIT = KernelLogLimits(interval_s=0.001)
+
+
+class Device:
+    """A pipe that gives one record at each read, as the device does, if it is fed one by one."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        os.mkfifo(path)
+        self._file = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+        self.last = 99
+
+    def write(self, text: str, *, priority: int = 3, ago_s: float = 0.0, sequence: int = 0) -> None:
+        self.last = sequence or self.last + 1
+        since_boot_us = time.monotonic_ns() // 1000 - round(ago_s * 1e6)
+        os.write(self._file, f"{priority},{self.last},{since_boot_us},-;{text}\n KEY=value\n".encode())
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Iterator[Device]:
+    made = Device(tmp_path / "kmsg")
+    yield made
+    made.close()
+
+
+def begin(place: Place, device: Device, **site: Any) -> Inspection:
+    return place.begin(KernelLogInspection, NO_WAIT, kernel_log=device.path, **site)
+
+
+def told(place: Place, device: Device, *lines: str, **site: Any) -> list[tuple[str, str]]:
+    inspection = begin(place, device, **site)
+    for line in lines:
+        device.write(line)
+        seen = place.look(inspection)
+    return reasons(seen)
+
+
+def test_a_gpu_that_fell_off_the_bus_names_the_machine_until_a_reboot(place: Place, device: Device) -> None:
+    assert told(place, device, FELL_OFF) == [("xid-79", "GPU 0000:05:00")]
+    place.clock.pass_s(30 * 24 * 3600)
+    inspection = begin(place, device)
+    [found] = place.look(inspection).findings
+    assert (found.verdict, found.owner, found.sure) == (Health.FAULTY, Owner.MACHINE, True)
+    place.boot = "boot-2"
+    assert place.look(begin(place, device)).findings == []
+
+
+def test_what_a_program_did_is_forgotten_soon_and_is_no_fault(place: Place, device: Device) -> None:
+    inspection = begin(place, device)
+    device.write(EXCEPTION)
+    [found] = place.look(inspection).findings
+    assert (found.verdict, found.owner) == (Health.UNKNOWN, Owner.CODE)
+    place.clock.pass_s(3600)
+    assert place.look(inspection).findings == []
+
+
+def test_work_that_is_removed_after_a_crash_concludes_nothing(place: Place, device: Device) -> None:
+    inspection = begin(place, device)
+    for _ in range(8):
+        device.write(REMOVED)
+        seen = place.look(inspection)
+    [found] = seen.findings
+    assert (found.verdict, found.owner, found.sure) == (Health.UNKNOWN, Owner.UNKNOWN, False)
+    assert found.text.endswith("(8 times)")
+
+
+def test_an_agent_that_begins_anew_reads_each_line_once(place: Place, device: Device) -> None:
+    assert told(place, device, EXCEPTION) == [("xid-13", "GPU 0000:05:00")]
+    inspection = begin(place, device)
+    device.write(EXCEPTION, sequence=device.last)  # the device gives all from the oldest on
+    [found] = place.look(inspection).findings
+    assert "times" not in found.text
+
+
+def test_what_a_process_wrote_counts_only_with_the_tag(place: Place, device: Device) -> None:
+    inspection = begin(place, device)
+    device.write(FELL_OFF, priority=11)
+    assert place.look(inspection).findings == []
+    tagged = begin(place, device, kernel_log_tag="drill c1/m1")
+    for owner in ("m2", "m1"):
+        device.write(f"drill c1/{owner}: {FELL_OFF}", priority=11)
+        seen = place.look(tagged)
+    assert reasons(seen) == [("xid-79", "GPU 0000:05:00")]
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "expected"), [("Memory cgroup out of memory", "oom-kill-limit"), ("Out of memory", "oom-kill")]
+)
+def test_a_rank_that_was_killed_for_memory_is_named(place: Place, device: Device, cgroup: str, expected: str) -> None:
+    ranks = [RankSeen("gpt", 5, 4711, alive=False)]
+    line = f"{cgroup}: Killed process 4711 (python3) total-vm:1kB, anon-rss:1kB, UID:0 pgtables:1kB oom_score_adj:0"
+    assert told(place, device, line, ranks=lambda: ranks) == [(expected, "rank 5 of gpt")]
+
+
+def test_old_lines_count_from_when_they_were_written(place: Place, device: Device) -> None:
+    inspection = begin(place, device)
+    device.write(EXCEPTION, ago_s=7200)
+    assert place.look(inspection).findings == []
+
+
+def test_lines_that_were_overwritten_are_counted(place: Place, device: Device) -> None:
+    log = KernelLog(device.path)
+    device.write("one")
+    assert [line.text for line in log.read(1.0)] == ["one"]
+    device.write("five", sequence=device.last + 4)
+    assert [line.text for line in log.read(1.0)] == ["five"]
+    assert log.missed == 3
+    log.close()
+
+
+@pytest.mark.parametrize("record", ["", "no record", "3,x,1,-;text", "3;text"])
+def test_what_is_no_record_is_left_out(place: Place, device: Device, record: str) -> None:
+    log = KernelLog(device.path)
+    os.write(device._file, (record or "\n").encode())
+    assert list(log.read(1.0)) == []
+    log.close()
+
+
+def test_a_log_that_may_not_be_read_is_unknown(tmp_path: Path) -> None:
+    with pytest.raises(CannotLook, match="cannot be read"):
+        list(KernelLog(tmp_path / "none").read(0))
+
+
+def test_the_real_device(place: Place) -> None:
+    """A line through /dev/kmsg, where this process may write there; else that it may not is what is seen."""
+    tag = f"everstep test {os.getpid()}"
+    inspection = place.begin(KernelLogInspection, KernelLogLimits(interval_s=5), kernel_log_tag=tag)
+    place.clock.ns = time.time_ns()
+    try:
+        Path("/dev/kmsg").write_text(f"<3>{tag}: {FELL_OFF}\n")
+    except OSError:
+        if not os.access("/dev/kmsg", os.R_OK):
+            with pytest.raises(CannotLook):
+                inspection.look()
+        return
+    deadline = time.monotonic() + 20
+    while not (seen := inspection.look()).findings:
+        assert time.monotonic() < deadline
+    assert reasons(seen) == [("xid-79", "GPU 0000:05:00")]

@@ -1,0 +1,88 @@
+"""A machine of files, for inspections to look at, and inspections with scripted looks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from agent.monitor.inspection import Inspection, Limits, Look, Reason, Site
+from agent.monitor.kept import KeptStates
+from everstep.model.health import Health, Owner, Remedy
+
+BROKEN = Reason("part-broken", "a part is broken", Owner.MACHINE, Remedy.REPLACE, sure=True)
+UNCLEAR = Reason("part-unclear", "a part is odd", Owner.UNKNOWN, Remedy.WATCH, Health.UNKNOWN)
+
+
+@dataclass
+class Clock:
+    """A wall clock that tests set."""
+
+    ns: int = 1_800_000_000_000_000_000
+
+    def __call__(self) -> int:
+        return self.ns
+
+    def pass_s(self, seconds: float) -> None:
+        self.ns += round(seconds * 1e9)
+
+
+@dataclass
+class Place:
+    """Folders of a machine, and what was kept on it."""
+
+    folder: Path
+    clock: Clock = field(default_factory=Clock)
+    boot: str = "boot-1"
+
+    def site(self, **more: Any) -> Site:
+        """The machine."""
+        for name in ("state", "shm"):
+            (self.folder / name).mkdir(exist_ok=True)
+        where: dict[str, Any] = {
+            "state_dir": self.folder / "state",
+            "shm_dir": self.folder / "shm",
+            "now_ns": self.clock,
+        }
+        return Site(**(where | more))
+
+    def kept(self) -> KeptStates:
+        """What an agent that begins now finds."""
+        return KeptStates(self.folder, boot=self.boot)
+
+    def begin(self, kind: type[Inspection], limits: Limits | None = None, **site: Any) -> Inspection:
+        """An inspection of an agent that begins now."""
+        kept = self.kept()
+        return kind(self.site(**site), limits or kind.limits_type(), kept.of(kind.name), same_boot=kept.same_boot)
+
+    def look(self, inspection: Inspection) -> Look:
+        """One look; what is to be kept is."""
+        seen = inspection.look()
+        self.kept().keep(inspection.name, inspection.kept)
+        return seen
+
+
+class Scripted(Inspection):
+    """Does what a test says."""
+
+    name: ClassVar[str] = "scripted"
+    looks_at: ClassVar[str] = "what a test says"
+    reasons: ClassVar[tuple[Reason, ...]] = (BROKEN, UNCLEAR)
+    does: Callable[[], Look]
+
+    def look(self) -> Look:
+        """Do it."""
+        return self.does()
+
+
+def scripted(place: Place, does: Callable[[], Look], **limits: float) -> Scripted:
+    """An inspection that does so."""
+    inspection = Scripted(place.site(), Limits(**({"interval_s": 0.01} | limits)), {}, same_boot=True)
+    inspection.does = does
+    return inspection
+
+
+def reasons(look: Look) -> list[tuple[str, str]]:
+    """What it found: reason code and part."""
+    return [(found.reason, found.item) for found in look.findings]

@@ -1,0 +1,89 @@
+"""One inspection at work: what goes wrong in a look is a finding, and never the agent's trouble."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from agent.monitor.inspection import Look
+from agent.monitor.inspector import HANGS, UNABLE, Inspector
+from everstep.errors import CannotLook
+from everstep.model.health import Health, verdict_of
+from tests.agent.monitor.sites import BROKEN, Place, reasons, scripted
+
+
+def inspector_of(place: Place, does: Callable[[], Look], **limits: float) -> Inspector:
+    return Inspector(scripted(place, does, **limits), place.kept(), lambda: None)
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("error", [CannotLook("no tool"), PermissionError(13, "denied"), ValueError("odd output")])
+def test_what_cannot_be_looked_at_is_unknown(place: Place, error: Exception) -> None:
+    def fails() -> Look:
+        raise error
+
+    seen = inspector_of(place, fails).look_once()
+
+    assert reasons(seen) == [(UNABLE.code, "")]
+    assert verdict_of(seen.findings) is Health.UNKNOWN
+    assert str(error) in seen.findings[0].text
+
+
+def test_since_when_it_is_unknown_holds(place: Place) -> None:
+    def fails() -> Look:
+        raise CannotLook("no tool")
+
+    inspector = inspector_of(place, fails)
+    began = inspector.look_once().findings[0].since_ns
+    place.clock.pass_s(60)
+
+    assert inspector.look_once().findings[0].since_ns == began
+
+
+def test_a_look_that_hangs_is_said_to_hang_and_what_was_seen_before_stays(place: Place) -> None:
+    go_on = threading.Event()
+    looks = 0
+
+    def hangs_at_the_second() -> Look:
+        nonlocal looks
+        looks += 1
+        if looks > 1:
+            go_on.wait()
+        return Look([inspector.inspection.finding(BROKEN, "part 1")])
+
+    inspector = inspector_of(place, hangs_at_the_second, deadline_s=0.05)
+    inspector.start()
+    try:
+        until(lambda: inspector.hangs_s > 0)
+        assert reasons(inspector.look) == [(BROKEN.code, "part 1"), (HANGS.code, "")]
+        assert not inspector.knows
+        go_on.set()
+        until(lambda: inspector.hangs_s == 0 and inspector.looks > 2)
+        assert reasons(inspector.look) == [(BROKEN.code, "part 1")]
+        assert inspector.knows
+    finally:
+        go_on.set()
+        inspector.stop()
+
+
+def test_since_when_something_is_broken_holds_from_look_to_look(place: Place) -> None:
+    def broken() -> Look:
+        place.clock.pass_s(1)
+        return Look([inspector.inspection.finding(BROKEN, "part 1")])
+
+    inspector = inspector_of(place, broken)
+    began = place.clock() + 1_000_000_000
+    inspector.start()
+    until(lambda: inspector.looks > 3)
+    inspector.stop()
+
+    assert inspector.look.findings[0].since_ns == began

@@ -1,0 +1,108 @@
+"""All inspections together: what is told when, once, over the death of an agent too."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from agent.monitor.inspection import Look
+from agent.monitor.monitor import OVER_S, TOLD, Monitor
+from everstep.errors import CannotLook
+from everstep.model.health import Finding
+from tests.agent.monitor.sites import BROKEN, UNCLEAR, Place, Scripted, scripted
+
+Told = list[tuple[str, str, bool]]
+
+
+class Watched:
+    """A monitor of one inspection, which looks when the test says so."""
+
+    def __init__(self, place: Place, told: Told) -> None:
+        self.seen: Look | Exception = Look()
+        self.inspection: Scripted = scripted(place, self._look)
+        self.monitor = Monitor([self.inspection], place.kept(), self._tell)
+        self._told = told
+        self.inspector = self.monitor.inspectors[0]
+
+    def _look(self) -> Look:
+        if isinstance(self.seen, Exception):
+            raise self.seen
+        return self.seen
+
+    def _tell(self, finding: Finding, over: bool) -> None:
+        self._told.append((finding.reason, finding.item, over))
+
+    def at(self, now_s: float, *items: str) -> None:
+        self.seen = Look([self.inspection.finding(BROKEN, item) for item in items])
+        self.again(now_s)
+
+    def again(self, now_s: float) -> None:
+        self.inspector._look = self.inspector.look_once()
+        self.monitor.tell_changes(now_s)
+
+
+@pytest.fixture
+def told() -> Told:
+    return []
+
+
+def test_what_begins_is_told_once_and_what_stays_away_is_over(place: Place, told: Told) -> None:
+    watched = Watched(place, told)
+    watched.at(0, "a")
+    watched.at(1, "a")
+    assert told == [("part-broken", "a", False)]
+    watched.at(2)
+    watched.at(1 + OVER_S / 2, "a")  # it flickers
+    watched.at(OVER_S)
+    assert len(told) == 1
+    watched.at(2 + 2 * OVER_S)
+    assert told == [("part-broken", "a", False), ("part-broken", "a", True)]
+
+
+def test_what_cannot_be_looked_at_is_not_over(place: Place, told: Told) -> None:
+    watched = Watched(place, told)
+    watched.at(0, "a")
+    watched.seen = CannotLook("no tool")
+    watched.again(10 * OVER_S)
+    assert ("part-broken", "a", True) not in told
+    watched.at(20 * OVER_S)
+    assert ("part-broken", "a", True) in told
+
+
+def test_the_next_agent_tells_nothing_again_and_tells_the_end(place: Place, told: Told) -> None:
+    Watched(place, told).at(0, "a")
+    told.clear()
+    later = Watched(place, told)
+    later.at(0, "a")
+    assert told == []
+    later.at(1e12)
+    assert told == [("part-broken", "a", True)]
+
+
+def test_before_the_first_look_of_the_next_agent_nothing_is_over(place: Place, told: Told) -> None:
+    Watched(place, told).at(0, "a")
+    told.clear()
+    Watched(place, told).monitor.tell_changes(1e12)
+    assert told == []
+
+
+def test_an_inspection_that_finds_thousands_of_things_tells_some(place: Place, told: Told) -> None:
+    watched = Watched(place, told)
+    watched.at(0, *(f"part {number}" for number in range(10_000)))
+    assert len(told) == TOLD
+
+
+async def test_what_is_found_is_told_at_once_and_the_worst_is_shown_first(place: Place) -> None:
+    told = asyncio.Queue[Finding]()
+    inspection = scripted(place, lambda: Look([inspection.finding(UNCLEAR), inspection.finding(BROKEN, "a")]))
+    monitor = Monitor([inspection], place.kept(), lambda finding, over: told.put_nowait(finding))
+    running = asyncio.create_task(monitor.run())
+    try:
+        assert {(await told.get()).reason, (await told.get()).reason} == {"part-unclear", "part-broken"}
+        assert [found.reason for found in monitor.findings()] == ["part-broken", "part-unclear"]
+        [state] = monitor.states()
+        assert state.verdict == "faulty"
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)

@@ -1,0 +1,79 @@
+"""A site's own checks: real programs."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from agent.monitor.inspection import Look
+from agent.monitor.own_checks import OwnCheck
+from agent.monitor.settings import CheckLimits
+from everstep.errors import CannotLook
+from everstep.model.health import Health, Owner
+from everstep.processes import living
+from tests.agent.monitor.sites import Place
+
+
+def run(place: Place, program: str, **limits: object) -> Look:
+    settings = CheckLimits(name="site-health", command=["sh", "-c", program], **limits)
+    return OwnCheck(place.site(machine="m7"), settings, {}, same_boot=True).look()
+
+
+def test_a_program_that_ends_with_0_says_healthy(place: Place) -> None:
+    seen = run(place, "echo all well on $EVERSTEP_MACHINE")
+    assert (seen.findings, seen.note) == ([], "all well on m7")
+
+
+@pytest.mark.parametrize(("code", "verdict"), [(1, Health.UNKNOWN), (2, Health.FAULTY)])
+def test_a_warning_is_unknown_and_a_failure_is_faulty(place: Place, code: int, verdict: Health) -> None:
+    [found] = run(place, f"echo disk is slow; echo 12 MB/s; exit {code}").findings
+    assert found.verdict is verdict
+    assert (found.reason, found.text, found.evidence) == ("site-health", "site-health: disk is slow", ["12 MB/s"])
+    assert (found.owner, found.sure) == (Owner.MACHINE, False)
+
+
+def test_it_names_reason_and_owner(place: Place) -> None:
+    [found] = run(place, "echo 'everstep: reason=link-slow owner=network'; echo slow; exit 2", sure=True).findings
+    assert (found.reason, found.owner, found.sure) == ("link-slow", Owner.NETWORK, True)
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [("echo cannot say; exit 3", "exit code 3: cannot say"), ("exit 127", "no output"), ("kill -9 $$", "signal 9")],
+)
+def test_a_program_that_fails_itself_is_unknown(place: Place, program: str, said: str) -> None:
+    with pytest.raises(CannotLook, match=said):
+        run(place, program)
+
+
+def test_one_that_is_not_there_is_unknown(place: Place) -> None:
+    limits = CheckLimits(name="none", command=["/no/such/program"])
+    with pytest.raises(CannotLook, match="cannot be run"):
+        OwnCheck(place.site(), limits, {}, same_boot=True).look()
+
+
+def test_one_that_hangs_is_ended_with_all_that_it_started(place: Place) -> None:
+    mark = f"{os.getpid()}.{time.monotonic_ns()}"
+    with pytest.raises(CannotLook, match=r"did not end within 0\.3 s"):
+        run(place, f"{sys.executable} -c 'import time; time.sleep(600)' {mark} & wait", deadline_s=0.3)
+
+    deadline = time.monotonic() + 20
+    while any(mark.encode() in _command(process.pid) for process in living()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def test_output_of_any_size_and_of_any_bytes(place: Place) -> None:
+    [found] = run(place, r"head -c 3000000 /dev/zero | tr '\0' 'x'; printf '\377'; exit 2").findings
+    assert len(found.text) < 1000

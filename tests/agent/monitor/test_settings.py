@@ -1,0 +1,84 @@
+"""Settings of the monitor: what is wrong is said with where and what there is."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from agent.monitor.all import INSPECTIONS, known, made
+from agent.monitor.inspection import Limits
+from agent.monitor.inspector import HANGS, UNABLE
+from agent.monitor.settings import MonitorSettings
+from everstep.errors import ConfigError
+from everstep.model.health import Remedy
+from tests.agent.monitor.sites import Place
+
+KINDS = {kind.name: kind.limits_type for kind in INSPECTIONS}
+
+
+def parsed(**table: Any) -> MonitorSettings:
+    return MonitorSettings.parse(table, KINDS, "monitor.toml")
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ({"kernel_log": {}}, "monitor.toml: there is no inspection 'kernel_log'; there are agent, clock"),
+        ({"memory": 3}, "monitor.toml: memory must be a table"),
+        ({"memory": {"available": 0.1}}, "monitor.toml: [memory]: there is no setting 'available'; there are availab"),
+        ({"memory": {"available_share": 2}}, "monitor.toml: [memory]: available_share is 2: "),
+        ({"memory": {"interval_s": 0}}, "monitor.toml: [memory]: interval_s is 0: "),
+        ({"silence": "gpu-hot"}, "monitor.toml: silence is 'gpu-hot': "),
+        ({"check": [{"name": "A b", "command": ["true"]}]}, "monitor.toml: check.0.name is 'A b': "),
+        ({"check": [{"name": "a", "command": []}]}, "monitor.toml: check.0.command is []: "),
+        ({"check": [{"name": "a", "command": ["true"]}] * 2}, "two checks are named 'a'"),
+        ({"check": [{"name": "memory", "command": ["true"]}]}, "'memory' is the name of an inspection"),
+    ],
+)
+def test_what_is_wrong_is_said(table: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        parsed(**table)
+
+
+def test_what_is_off_does_not_look(place: Place) -> None:
+    all_names = {inspection.name for inspection in made(place.site(), MonitorSettings(), place.kept())}
+    fewer = {inspection.name for inspection in made(place.site(), parsed(memory={"off": True}), place.kept())}
+
+    assert all_names == set(known())
+    assert all_names - fewer == {"memory"}
+    assert made(place.site(), parsed(off=True), place.kept()) == []
+
+
+def test_settings_reach_their_inspection(place: Place) -> None:
+    settings = parsed(cpu={"interval_s": 7}, check=[{"name": "site", "command": ["true"]}])
+    inspections = {inspection.name: inspection for inspection in made(place.site(), settings, place.kept())}
+
+    assert inspections["cpu"].limits.interval_s == 7
+    assert inspections["site"].limits.command == ["true"]
+
+
+def test_reason_codes_are_unique_and_spelled_alike() -> None:
+    codes = [reason.code for kind in INSPECTIONS for reason in (*kind.reasons, UNABLE, HANGS)]
+    own = [code for code in codes if code not in {UNABLE.code, HANGS.code}]
+
+    assert len(own) == len(set(own))
+    assert all(re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", code) for code in codes)
+
+
+def test_every_reason_says_what_to_do_and_none_is_sure_without_being_a_fault() -> None:
+    for kind in INSPECTIONS:
+        for reason in kind.reasons:
+            assert reason.means
+            assert reason.remedy in Remedy
+            assert reason.verdict == "faulty" or not reason.sure
+
+
+def test_defaults_are_those_of_the_paper() -> None:
+    """Host 2 s, GPU 10 s, network 30 s (table 3); what costs more, or changes seldom, is looked at less often."""
+    seldom = {"cpu", "versions"}
+    host = [kind for kind in INSPECTIONS if ".host." in kind.__module__ or ".kernel." in kind.__module__]
+    assert {kind.limits_type().interval_s for kind in host if kind.name not in seldom} == {2.0}
+    assert all(kind.limits_type().deadline_s > 0 for kind in INSPECTIONS)
+    assert issubclass(KINDS["memory"], Limits)
