@@ -8,6 +8,7 @@ from pathlib import Path
 
 from controlplane.local import mounts
 from drills.clusters import network
+from drills.inject import devices, memory_group
 from drills.spec import settings
 from drills.spec.catalogue import CONTROL_FAULTS, DAMAGE, FITS, LOSSES, RANK_FAULTS, ROOM, THEN, WHERE, kind_of
 from drills.spec.request import DrillRequest
@@ -24,6 +25,8 @@ NOTICED_S = 2.0
 LEDGER_LIMIT_S = 20.0
 """The end of a job is written for 30 s; it is to be in the ledger (ours)."""
 HANG_LIMIT_S = 30.0
+AFTER_WHICH = ("kill-agent", "kill-peer", "xid", "gpu-lost")
+"""Faults after which another one may follow."""
 OPENS = (*RANK_FAULTS, *LOSSES)
 """Faults that open an incident for others to strike in."""
 
@@ -48,7 +51,11 @@ def check(request: DrillRequest) -> None:
     _check_away(request, spec)
     if request.needs_network and (said := network.missing(with_postgres=request.base == "kill-postgres")):
         raise CannotInject(f"{request.base}: {said}")
-    if request.base in ROOM and (said := mounts.why_not(Path(tempfile.gettempdir()))):
+    if request.base == "oom" and (said := memory_group.why_not()):
+        raise CannotInject(f"oom: {said}")
+    if request.base == "xid" and (said := devices.why_not()):
+        raise CannotInject(f"xid: {said}")
+    if request.base in (*ROOM, "fs-readonly") and (said := mounts.why_not(Path(tempfile.gettempdir()))):
         raise CannotInject(f"{request.base}: {said}")
 
 
@@ -58,9 +65,9 @@ def _check_during(request: DrillRequest) -> None:
     elif request.during and not (request.fault == "kill-agent" and request.during == "launch"):
         raise ConfigError(f"--during {request.during} does not go with {request.fault}: use it with kill-worker")
     if request.then:
-        if request.fault not in ("kill-agent", "kill-peer") or request.during:
-            raise ConfigError(f"--then {request.then} goes with kill-agent or kill-peer, and without --during")
-        _one_of("--then", request.then, THEN)
+        if request.fault not in AFTER_WHICH or request.during:
+            raise ConfigError(f"--then {request.then} goes with {', '.join(AFTER_WHICH)}, and without --during")
+        _one_of("--then", request.then, THEN if request.fault in ("kill-agent", "kill-peer") else THEN[:1])
 
 
 def _check_stage(request: DrillRequest) -> None:

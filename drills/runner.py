@@ -14,6 +14,7 @@ from controlplane.local import mounts
 from drills import checks
 from drills.clusters.local import DrillCluster, Say, silent
 from drills.clusters.network import NetworkCluster
+from drills.inject import devices
 from drills.inject.context import DrillContext
 from drills.inject.from_outside import inject
 from drills.inject.full_disks import small_room
@@ -26,6 +27,7 @@ from drills.judge.result import DrillResult
 from drills.observe.processes import CopyWatch
 from drills.observe.step_records import Records
 from drills.spec.describe import describe
+from drills.spec.findings import expected_of
 from drills.spec.request import PACE, DrillRequest, example
 from everstep import environment
 from everstep.errors import ClusterError, EverstepError
@@ -98,7 +100,7 @@ class Drill:
         plan_of_faults.write()
         cluster.say(f"{name}: {describe(self.request, spec)}")
         context = DrillContext(cluster, self.request, spec, machines, plan_of_faults)
-        with small_room(context):
+        with small_room(context), devices.prepared(context):
             facts = await self._watched(context)
             facts.marks = plan_of_faults.fired()
             await self._gather(context, facts)
@@ -174,6 +176,8 @@ class Drill:
         for incident in facts.incidents:
             facts.texts += await gather.texts(cluster, incident)
             facts.launches_ns += await gather.launches(cluster, incident.id)
+        if expected_of(self.request):
+            facts.machine_events = await devices.machine_events(context)
         last = facts.incidents[-1] if facts.incidents else None
         if last and last.report and last.report.recovered and last.report.resume_step > 0:
             moved = await gather.moved(cluster, last.id)

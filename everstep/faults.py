@@ -126,6 +126,11 @@ def act(fault: Fault) -> None:
             os.kill(os.getpid(), signal.SIGSTOP)
         case "exit-rank":
             os._exit(int(fault["code"]))
+        case "oom":
+            Path(fault["group"], "cgroup.procs").write_text(str(os.getpid()))
+            taken = []
+            while True:
+                taken.append(b"x" * (1 << 24))
         case "hold":
             # Not a fault: the job waits here until the drill has seen what it wants to see.
             deadline = time.monotonic() + fault.get("hold_s", HOLD_S)

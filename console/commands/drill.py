@@ -21,7 +21,9 @@ def drill(  # noqa: PLR0917 - one parameter for each option
     list_faults: Annotated[bool, typer.Option("--list", help="List all faults, and which are not built yet.")] = False,
     rank: Annotated[list[int] | None, typer.Option(help="Rank to strike; several at once. Default: the last.")] = None,
     signal: Annotated[str, typer.Option(help="kill-rank: KILL, SEGV or ABRT.")] = "KILL",
-    code: Annotated[int, typer.Option(min=0, max=255, help="exit-rank: the exit code, 0 included.")] = 1,
+    code: Annotated[
+        int | None, typer.Option(min=0, max=255, help="exit-rank: the exit code, 0 included; xid: its number.")
+    ] = None,
     exception: Annotated[str, typer.Option(help="raise: a built-in exception.")] = "RuntimeError",
     machine: Annotated[str, typer.Option(help="Machine to strike, m2 or 2.")] = "",
     at_step: Annotated[int, typer.Option(min=0, help="Step at which the fault strikes.")] = 20,
@@ -112,7 +114,7 @@ def drill(  # noqa: PLR0917 - one parameter for each option
         raise ConfigError("name a fault; 'everstep drill --list' shows them")
     for option, goes_with, changed in (
         ("--signal", "kill-rank", signal != "KILL"),
-        ("--code", "exit-rank", code != 1),
+        ("--code", "exit-rank xid", code is not None),
         ("--exception", "raise", exception != "RuntimeError"),
         ("--kind", "kill-group", kind != ""),
         ("--index", "kill-group", index != 0),

@@ -96,10 +96,8 @@ def _report(out: PlainConsole, run: DrillResult) -> None:
     out.print(styled(run.fault, "bold").append(f" ({run.job}): ", "not bold").append(verdict))
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 2))
     table.add_row("fault", "fired" if run.fired else styled("did not fire", "red"))
-    if run.incidents:
-        table.add_row("detected", f"{_s(run.detected_s)} after the fault: {', '.join(run.incidents)}")
-    back = "the part was back" if run.resolution == "absorbed" else "all ranks had completed a step again"
-    table.add_row("back", f"{_s(run.recovered_s)} after the fault {back} ({run.resolution or 'no resolution'})")
+    for row in _noticed(run):
+        table.add_row(*row)
     if run.stages:
         table.add_row("stages", ", ".join(f"{name} {_s(seconds)}" for name, seconds in run.stages))
     if run.parts:
@@ -130,6 +128,17 @@ def _report(out: PlainConsole, run: DrillResult) -> None:
         out.print(f"  {link}")
     for problem in run.problems:
         out.print(styled("  problem", "red").append(f": {clean(problem)}", "default"))
+
+
+def _noticed(run: DrillResult) -> list[tuple[str, str]]:
+    """When the fault was seen, and when it was over."""
+    detected, recovered = f"{_s(run.detected_s)} after the fault", f"{_s(run.recovered_s)} after the fault"
+    if run.resolution == "observed":
+        told = ", ".join(run.incidents) or "in the ledger, and no incident"
+        return [("told", f"{detected}: {told}; the job went on")]
+    back = "the part was back" if run.resolution == "absorbed" else "all ranks had completed a step again"
+    rows = [("detected", f"{detected}: {', '.join(run.incidents)}")] if run.incidents else []
+    return [*rows, ("back", f"{recovered} {back} ({run.resolution or 'no resolution'})")]
 
 
 def _runs(out: PlainConsole, runs: list[DrillResult]) -> None:

@@ -66,6 +66,16 @@ def shrink(folder: Path, spare: int) -> None:
         raise ClusterError(f"the file system on {folder} cannot be made smaller: {said}")
 
 
+def remount(folder: Path, *, read_only: bool) -> None:
+    """Make a file system of :func:`small` read-only, or writable again.
+
+    Raises:
+        ClusterError: it cannot be done; the message says why.
+    """
+    if said := _run("mount", "-o", f"remount,{'ro' if read_only else 'rw'}", str(folder)):
+        raise ClusterError(f"the file system on {folder} cannot be mounted anew: {said}")
+
+
 def why_not(folder: Path) -> str:
     """Why nothing can be mounted below a folder; empty: it can."""
     trial = folder / f"mount-{os.getpid()}"

@@ -12,10 +12,11 @@ from controlplane.local import procfs
 from drills.inject import damage
 from drills.inject.away import take_away
 from drills.inject.context import LOOK_S, DrillContext
+from drills.inject.devices import break_device
 from drills.inject.full_disks import fill_disk, fill_memory
 from drills.observe.observed import Absorbed
 from drills.observe.processes import await_rank_of, children
-from drills.spec.catalogue import AWAY
+from drills.spec.catalogue import AWAY, DEVICES
 from drills.spec.request import DrillRequest
 from everstep import faults
 from everstep.errors import CannotInject, ClusterError
@@ -66,6 +67,7 @@ def _action(request: DrillRequest) -> Action:
         "hang-peer": _hang,
         "kill-peer": _kill_in_transfer,
         "kill-forkserver": _kill_fork_server,
+        **dict.fromkeys(DEVICES, break_device),
         "kill-agent": _kill_agent,
     }
     if request.base not in actions:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from drills.clusters.local import DrillCluster
-from drills.spec.catalogue import CONTROL_FAULTS, LOSSES, MACHINE_FAULTS
+from drills.inject.memory_group import folder_of_group
+from drills.spec.catalogue import CONTROL_FAULTS, DEVICES, LOSSES, MACHINE_FAULTS
 from drills.spec.request import DrillRequest
 from everstep import faults
 from everstep.errors import CannotInject
@@ -89,7 +90,7 @@ def _hold(plan: Path, rank: int, step: int, point: str) -> Fault:
 def outside_faults(request: DrillRequest) -> list[Fault]:
     """What the injector itself does, in the order in which it comes."""
     names: list[str] = []
-    if request.fault in MACHINE_FAULTS:
+    if request.fault in (*MACHINE_FAULTS, *DEVICES):
         names = [request.fault, *([STRIKE] if request.then else [])]
     elif request.outside:
         names = [] if request.base in LOSSES else [request.base]
@@ -110,8 +111,10 @@ def rank_faults(request: DrillRequest, ranks: list[int]) -> list[Fault]:
             match request.base:
                 case "kill-rank":
                     fault["signal"] = request.signal
+                case "oom":
+                    fault["group"] = str(folder_of_group())
                 case "exit-rank":
-                    fault["code"] = request.code
+                    fault["code"] = request.exit_code
                 case "raise":
                     fault["exception"] = request.exception
             found.append(fault)

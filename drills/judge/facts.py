@@ -41,6 +41,15 @@ class IncidentFacts:
     history: list[dict[str, Any]] = field(default_factory=list)
 
 
+OBSERVED = "observed"
+"""Resolution of an incident that only tells a fault, with which the job goes on."""
+
+
+def is_observed(incident: IncidentFacts) -> bool:
+    """Whether an incident only tells a fault."""
+    return incident.report is not None and incident.report.resolution == OBSERVED
+
+
 @dataclass(slots=True)
 class DrillFacts:
     """Everything that the judge looks at."""
@@ -56,6 +65,8 @@ class DrillFacts:
     seen: DrillObservations = field(default_factory=DrillObservations)
     texts: list[str] = field(default_factory=list)
     """What the incidents said, whole lines: stages, conclusions, headlines."""
+    machine_events: list[str] = field(default_factory=list)
+    """What the ledger has of the machine whose device broke, oldest first."""
     restored_from: dict[str, int] = field(default_factory=dict)
     """Tier → ranks that went on from a copy there, in the last restart."""
     comparison: Comparison | None = None

@@ -9,9 +9,11 @@ from typing import Any
 
 from drills.inject.plan import STRIKE
 from drills.judge.compare import Comparison
-from drills.judge.facts import DrillFacts
+from drills.judge.facts import OBSERVED, DrillFacts, is_observed
+from drills.judge.findings import findings_told
 from drills.judge.result import DrillResult
 from drills.spec.catalogue import CONTROL_FAULTS
+from drills.spec.findings import goes_on
 from drills.spec.request import DrillRequest, example
 from everstep.model.incident import IncidentReport
 from everstep.model.job import JobSpec
@@ -37,7 +39,9 @@ FOUND = ("checksum", "damaged", "truncated", "cut short", "bytes")
 
 def judge(request: DrillRequest, spec: JobSpec, facts: DrillFacts) -> DrillResult:
     """What came of a drill."""
-    reports = [incident.report for incident in facts.incidents if incident.report]
+    observed = goes_on(request)
+    told = [incident for incident in facts.incidents if observed or not is_observed(incident)]
+    reports = [incident.report for incident in told if incident.report]
     comparison = facts.comparison or Comparison(not_compared=["anything: the job did not finish"])
     result = DrillResult(
         fault=request.fault,
@@ -71,6 +75,7 @@ def judge(request: DrillRequest, spec: JobSpec, facts: DrillFacts) -> DrillResul
         *_not_fired(facts),
         *(_not_absorbed(facts, result) if request.absorbed else _not_recovered(request, spec, facts, result, reports)),
         *copies_told(request, facts, result),
+        *findings_told(request, spec, facts),
         *_differences(spec, facts),
         *_not_clean(facts),
     ]
@@ -97,13 +102,21 @@ def _time(request: DrillRequest, facts: DrillFacts, result: DrillResult, reports
     """Fill in when it was seen and over, counted from the fault that opened the incident."""
     times = [mark["time_ns"] for name, mark in facts.marks.items() if mark and _opens(request, name, facts.marks)]
     fault_ns = min(times, default=None)
+    if goes_on(request):
+        result.resolution, result.steps_lost = OBSERVED, 0
+        if facts.incidents and fault_ns is not None:
+            result.detected_s = _seconds(fault_ns, facts.incidents[0].opened_ns)
+        elif facts.seen.absorbed and facts.seen.absorbed.back_ns:
+            result.detected_s = _seconds(facts.seen.absorbed.killed_ns, facts.seen.absorbed.back_ns)
+        return
+    opened = [incident for incident in facts.incidents if not is_observed(incident)]
     if request.absorbed:
-        result.resolution = "absorbed" if not facts.incidents else None
-        result.steps_lost = 0 if not facts.incidents else None
+        result.resolution = "absorbed" if not opened else None
+        result.steps_lost = 0 if not opened else None
         if facts.seen.absorbed and facts.seen.absorbed.back_ns:
             result.recovered_s = _seconds(facts.seen.absorbed.killed_ns, facts.seen.absorbed.back_ns)
-    if facts.incidents and fault_ns is not None:
-        result.detected_s = _seconds(fault_ns, facts.incidents[0].opened_ns)
+    if opened and fault_ns is not None:
+        result.detected_s = _seconds(fault_ns, opened[0].opened_ns)
     if not reports:
         return
     last = reports[-1]
@@ -150,8 +163,9 @@ def _not_absorbed(facts: DrillFacts, result: DrillResult) -> list[str]:
     found = []
     if facts.outcome != "finished":
         found.append(f"the job did not finish: {facts.headline or 'not in time'}")
-    if facts.incidents:
-        found.append(f"it opened {len(facts.incidents)} incidents although no rank was hurt")
+    opened = [incident for incident in facts.incidents if not is_observed(incident)]
+    if opened:
+        found.append(f"it opened {len(opened)} incidents although no rank was hurt")
     if facts.generations > 1:
         found.append(f"the job was launched {facts.generations} times")
     if facts.seen.absorbed is None or facts.seen.absorbed.back_ns is None:
@@ -184,8 +198,9 @@ def _not_recovered(
     found = []
     if facts.outcome != "finished":
         found.append(f"the job did not finish: {facts.headline or 'not in time'}")
-    if len(facts.incidents) != request.times:
-        found.append(f"{request.times} faults opened {len(facts.incidents)} incidents")
+    opened = [incident for incident in facts.incidents if not is_observed(incident)]
+    if len(opened) != request.times:
+        found.append(f"{request.times} faults opened {len(opened)} incidents")
     found += [f"{incident.id} is still open" for incident in facts.incidents if incident.report is None]
     found += [f"not recovered: {report.headline}" for report in reports if not report.recovered]
     found += _steps(facts, result, reports)

@@ -269,8 +269,8 @@ class Episodes:
         """
         incidents = await self._closed()
         seen = await look(context, step, late=GAP if hung else 0, unheld_before=self._known.unheld or ())
-        seen.incidents = incidents
-        self._incidents += len(seen.incidents)
+        seen.incidents = [incident for incident in incidents if not gather.is_observed(incident)]
+        self._incidents += len(incidents)
         for incident in seen.incidents:
             seen.failed_tasks += await failed_tasks(self.cluster, incident.id)
         agents, name = self.cluster.control.agents, self.job.spec.name

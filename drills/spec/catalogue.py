@@ -77,7 +77,11 @@ CATALOGUE: tuple[FaultKind, ...] = (
         draws=("stage",),
     ),
     FaultKind("kill-during-save", "--rank R", "SIGKILL in the middle of a checkpoint write", draws=("rank",)),
-    FaultKind("xid", "--machine M --code N", "the kernel's line about a GPU error", _DEVICES),
+    FaultKind(
+        "xid",
+        "--machine M [--code N] [--then kill-rank]",
+        "the kernel's line about a GPU error, through /dev/kmsg; the job goes on unless a rank is killed with it",
+    ),
     FaultKind("gpu-lost", "--machine M", "a GPU falls off the bus", _DEVICES),
     FaultKind("gpu-hot", "--machine M", "a GPU overheats", _DEVICES),
     FaultKind("nic-down", "--machine M", "a network card goes down", _DEVICES),
@@ -88,8 +92,8 @@ CATALOGUE: tuple[FaultKind, ...] = (
         "no space for checkpoints on a machine's disk; then memory is lost",
         draws=("machine",),
     ),
-    FaultKind("fs-readonly", "--machine M", "the machine's file system turns read-only", _DEVICES),
-    FaultKind("oom", "--machine M", "a rank is killed for its memory", _DEVICES),
+    FaultKind("fs-readonly", "--machine M", "the file system of a machine's disk checkpoints turns read-only"),
+    FaultKind("oom", "--rank R", "a rank takes memory until the kernel kills it, in a group of processes of its own"),
     FaultKind(
         "link-down",
         "--machine M [--seconds S]",
@@ -154,7 +158,7 @@ CATALOGUE: tuple[FaultKind, ...] = (
     ),
 )
 
-RANK_FAULTS = ("kill-rank", "stop-rank", "exit-rank", "raise", "kill-during-save")
+RANK_FAULTS = ("kill-rank", "stop-rank", "exit-rank", "raise", "kill-during-save", "oom")
 """Acted out by the rank itself, at a step."""
 MACHINE_FAULTS = ("kill-agent", "kill-forkserver")
 """Done from outside to a process beside the ranks."""
@@ -169,6 +173,8 @@ ROOM = ("shm-full", "disk-full")
 """Done to an agent while backups flow."""
 AWAY = ("link-down", "cut-off", "kill-postgres", "kill-workers")
 """Something is away for some seconds, on machines that have a network of their own."""
+DEVICES = ("xid", "gpu-lost", "gpu-hot", "nic-down", "nic-flap", "fs-readonly")
+"""A device of a machine breaks, and inspections find it; the job goes on, unless the drill kills a rank with it."""
 THEN = ("kill-rank", "kill-machine")
 """What may follow, once a killed agent is back."""
 WHERE = ("buffer", "backup", "file")

@@ -35,7 +35,7 @@ def _fault(request: DrillRequest, spec: JobSpec) -> str:
     return {
         "kill-rank": f"SIG{request.signal} to {ranks}",
         "stop-rank": f"SIGSTOP to {ranks}",
-        "exit-rank": f"{ranks} leaves with code {request.code}",
+        "exit-rank": f"{ranks} leaves with code {request.exit_code}",
         "raise": f"{ranks} raises {request.exception}",
         "kill-during-save": f"SIGKILL to {ranks} in the middle of a save",
         "kill-agent": f"SIGKILL to the agent of {machine}",
@@ -51,6 +51,13 @@ def _fault(request: DrillRequest, spec: JobSpec) -> str:
         "cut-off": f"{machine} and the control host do not reach each other for {seconds}",
         "kill-postgres": f"SIGKILL to the ledger's server, which stays away for {seconds} at least",
         "kill-workers": f"SIGKILL to all workers, which stay away for {seconds}",
+        "xid": f"Xid {request.xid_code} in the kernel log of {machine}",
+        "gpu-lost": f"a GPU of {machine} is lost",
+        "gpu-hot": f"a GPU of {machine} is too hot",
+        "nic-down": f"a network card of {machine} is down",
+        "nic-flap": f"a network card of {machine} goes down and up",
+        "fs-readonly": f"the file system of the disk checkpoints of {machine} turns read-only",
+        "oom": f"{ranks} is killed for memory",
         "kill-peer": f"SIGKILL to the agent of {machine} in the middle of a backup",
     }.get(request.base, request.base)
 

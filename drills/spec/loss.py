@@ -71,7 +71,7 @@ def loss_of(request: DrillRequest, spec: JobSpec) -> Loss:
             machines = {topology.machine(owners(peers, topology, machine)[0])}
         case "kill-postgres" | "kill-workers":
             ranks = tuple(request.struck_ranks(spec))
-        case "kill-agent" if request.then == "kill-rank":
+        case "kill-agent" | "xid" | "gpu-lost" if request.then == "kill-rank":
             ranks = (topology.ranks(machine)[0],)
         case "kill-agent" if request.then:
             machines = {machine}

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from controlplane.files import file_of_ours
 from controlplane.job_file.job_file import load_job
 from drills.spec import settings
-from drills.spec.catalogue import AWAY, CONTROL_FAULTS, DAMAGE, MACHINE_FAULTS, RANK_FAULTS
+from drills.spec.catalogue import AWAY, CONTROL_FAULTS, DAMAGE, DEVICES, MACHINE_FAULTS, RANK_FAULTS
 from drills.spec.settings import machine_names
 from everstep.errors import ConfigError
 from everstep.model.job import JobSpec
@@ -38,7 +38,8 @@ class DrillRequest(BaseModel):
     fault: str
     ranks: list[int] = Field(default_factory=list, description="Ranks that the fault strikes; default: the last.")
     signal: str = "KILL"
-    code: int = Field(1, ge=0, le=255)
+    code: int | None = Field(None, ge=0, le=255)
+    """Exit code of a rank, by default 1; of an Xid its number, by default 79."""
     exception: str = "RuntimeError"
     machine: str = ""
     """``m2`` or ``2``; default: the machine of the struck rank, or the last one."""
@@ -85,9 +86,20 @@ class DrillRequest(BaseModel):
         return self.fault
 
     @property
+    def xid_code(self) -> int:
+        """The number of an Xid; by default that of a GPU that fell off the bus."""
+        return 79 if self.code is None else self.code
+
+    @property
+    def exit_code(self) -> int:
+        """With which a rank leaves."""
+        return 1 if self.code is None else self.code
+
+    @property
     def absorbed(self) -> bool:
         """Whether the job deserves to go on without an incident."""
-        return (self.base in MACHINE_FAULTS and not self.then) or self.base in ("hang-peer", "cut-off")
+        beside = (*MACHINE_FAULTS, *DEVICES)
+        return (self.base in beside and not self.then) or self.base in ("hang-peer", "cut-off")
 
     @property
     def waits_at_hold(self) -> bool:
@@ -189,7 +201,7 @@ class DrillRequest(BaseModel):
     @property
     def struck_again(self) -> bool:
         """Whether a second fault follows once the first is over."""
-        return self.base == "kill-peer" or (self.base == "kill-agent" and bool(self.then))
+        return self.base == "kill-peer" or (self.base in ("kill-agent", *DEVICES) and bool(self.then))
 
     def struck_ranks(self, spec: JobSpec) -> list[int]:
         """The ranks that the fault strikes."""

@@ -30,7 +30,8 @@ class DiskSpaceLimits(Limits):
     free_files_share: float = Field(default=0.01, ge=0, le=1)
     """The same for files (inodes)."""
     paths: list[str] = Field(default_factory=lambda: ["/", "/tmp"])
-    """Folders whose file systems are looked at, beside the agent's state folder; what is not there is left out."""
+    """Folders whose file systems are looked at, beside the agent's state folder and that of disk checkpoints in
+    it; what is not there is left out."""
 
 
 class DiskSpaceInspection(Inspection):
@@ -45,7 +46,8 @@ class DiskSpaceInspection(Inspection):
         """Ask each file system once."""
         seen: set[int] = set()
         look = Look()
-        for path in (self.site.state_dir, *map(Path, self.limits.paths)):
+        own = self.site.state_dir
+        for path in (own, own / "checkpoints", *map(Path, self.limits.paths)):
             try:
                 device, space = path.stat().st_dev, os.statvfs(path)
             except FileNotFoundError:

@@ -86,7 +86,7 @@ class KernelLogInspection(Inspection):
             pci = match["pci"].rstrip(".").split(".")[0]
             return [self._of_gpu(xid.BY_CODE[79].reason, f"GPU {pci}", text, time_ns)]
         if match := rules.OOM_KILL.search(text):
-            return [self._oom(match, text, time_ns)]
+            return self._oom(match, text, time_ns)
         for rule in rules.RULES:
             if match := rule.pattern.search(text):
                 name = next((value for value in match.groupdict().values() if value), "")
@@ -99,9 +99,11 @@ class KernelLogInspection(Inspection):
         found = self.finding(reason, item, text, since_ns=time_ns)
         return found, None if reason.remedy in {Remedy.REBOOT, Remedy.REPLACE} else lasts_s
 
-    def _oom(self, match: re.Match[str], text: str, time_ns: int) -> tuple[Finding, float | None]:
+    def _oom(self, match: re.Match[str], text: str, time_ns: int) -> list[tuple[Finding, float | None]]:
         pid = int(match["pid"])
         killed = next((rank for rank in self.site.ranks() if rank.pid == pid), None)
+        if killed is None and self.site.beside:
+            return []  # of another agent, or of nobody here
         reason = rules.OOM_IN_LIMIT if match["cgroup"].startswith("Memory cgroup") else rules.OOM_OF_MACHINE
         item = f"rank {killed.rank} of {killed.job}" if killed else "a process of no job"
-        return self.finding(reason, item, text, since_ns=time_ns), self.limits.application_lasts_s
+        return [(self.finding(reason, item, text, since_ns=time_ns), self.limits.application_lasts_s)]

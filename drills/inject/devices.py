@@ -1,0 +1,128 @@
+"""Devices of a machine that break, so that its inspections have something to find."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from controlplane.local import mounts
+from drills.inject import memory_group
+from drills.inject.context import LOOK_S, DrillContext
+from drills.inject.full_disks import disk_of
+from drills.observe.observed import Absorbed
+from drills.spec.findings import expected_of
+from everstep.errors import AgentError, CannotInject, ClusterError, EverstepError
+
+KERNEL_LOG = Path("/dev/kmsg")
+FOUND_LIMIT_S = 60.0
+"""An inspection has found what is broken within this long; the longest default period is 30 s (ours)."""
+TOLD_LIMIT_S = 20.0
+"""An incident tells it, or the ledger has it, within this long after that (ours)."""
+FALLEN_OFF = "pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+
+
+@contextlib.contextmanager
+def prepared(context: DrillContext) -> Iterator[None]:
+    """What has to be there before the job starts, for something to break; nothing for other faults."""
+    if context.request.base == "fs-readonly":
+        with mounts.small(disk_of(context), 1 << 30):
+            yield
+    elif context.request.base == "oom":
+        with memory_group.small_group():
+            yield
+    else:
+        yield
+
+
+def why_not() -> str:
+    """Why no line can be written into the kernel log; empty: it can."""
+    return "" if os.access(KERNEL_LOG, os.W_OK) else f"{KERNEL_LOG} cannot be written: it needs root"
+
+
+async def break_device(context: DrillContext) -> None:
+    """Break it once the job has come to the step, and wait until that is found and told."""
+    await context.reach(context.request.at_step)
+    broken_ns = time.time_ns()
+    _break(context)
+    context.mark(context.request.base, time_ns=broken_ns)
+    await _found(context)
+    if not context.request.then:
+        await _told(context)
+    context.seen.absorbed = Absorbed(broken_ns, time.time_ns())
+
+
+def _break(context: DrillContext) -> None:
+    """Break it now.
+
+    Raises:
+        CannotInject: this computer does not let us.
+    """
+    match context.request.base:
+        case "xid":
+            code = context.request.xid_code
+            rest = FALLEN_OFF if code == 79 else "injected"
+            write_kernel_line(context, f"NVRM: Xid (PCI:0000:05:00): {code}, {rest}")
+        case "fs-readonly":
+            mounts.remount(disk_of(context), read_only=True)
+        case other:
+            raise CannotInject(f"{other}: nothing here injects it")
+
+
+def write_kernel_line(context: DrillContext, text: str) -> None:
+    """Write a line into the kernel log, for the agent of the struck machine only.
+
+    Raises:
+        CannotInject: this process may not write there.
+    """
+    tag = f"everstep {context.cluster.file.id}/{context.target.name}"
+    try:
+        KERNEL_LOG.write_text(f"<3>{tag}: {text}\n")
+    except OSError as error:
+        raise CannotInject(f"{KERNEL_LOG} cannot be written ({error.strerror}): it needs root") from error
+
+
+async def _found(context: DrillContext) -> None:
+    """Wait until the machine's agent has found it.
+
+    Raises:
+        ClusterError: it does not.
+    """
+    expected = expected_of(context.request)
+    assert expected is not None
+    deadline = time.monotonic() + FOUND_LIMIT_S
+    while time.monotonic() < deadline:
+        with contextlib.suppress(AgentError):
+            reply = await context.cluster.control.agents.get(context.target.address).inspect(timeout_s=1.0)
+            if any(found.reason == expected.reason for state in reply.inspections for found in state.findings):
+                return
+        await asyncio.sleep(LOOK_S)
+    raise ClusterError(f"the agent of {context.target.name} did not find {expected.reason} within {FOUND_LIMIT_S:g} s")
+
+
+async def _told(context: DrillContext) -> None:
+    """Wait until an incident tells it, or the ledger has it; what is not told is for the judge to see."""
+    expected = expected_of(context.request)
+    assert expected is not None
+    deadline = time.monotonic() + TOLD_LIMIT_S
+    while time.monotonic() < deadline:
+        with contextlib.suppress(EverstepError):
+            if expected.opens_incident:
+                state = await context.cluster.control.state(context.spec.name)
+                if any(incident.resolution for incident in state.incidents):
+                    return
+            elif expected.reason in " ".join(await machine_events(context)):
+                return
+        await asyncio.sleep(LOOK_S)
+
+
+async def machine_events(context: DrillContext) -> list[str]:
+    """What the ledger has of the struck machine."""
+    ledger = await context.cluster.control.ledger()
+    if ledger is None:
+        return []
+    events = await asyncio.to_thread(ledger.machine_events)
+    return [event.text for event in events if event.machine == context.target.name]

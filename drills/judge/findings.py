@@ -1,0 +1,44 @@
+"""Whether a device that broke was told: with the right reason code, machine and owner. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from drills.judge.facts import DrillFacts, is_observed
+from drills.spec.findings import Expected, expected_of, goes_on
+from drills.spec.request import DrillRequest
+from everstep.model.health import MachineFinding
+from everstep.model.job import JobSpec
+
+
+def findings_told(request: DrillRequest, spec: JobSpec, facts: DrillFacts) -> list[str]:
+    """What is wrong with what was told of a device that broke; nothing where none did."""
+    expected = expected_of(request)
+    if expected is None:
+        return []
+    machine = request.struck_machine(spec)
+    found = [] if _noted(facts.machine_events, expected) else [f"the ledger has no {expected.reason} of {machine}"]
+    observed = [incident.report for incident in facts.incidents if is_observed(incident) and incident.report]
+    wrong = [report.headline for report in observed if not _told(report.findings, expected, machine)]
+    found += [f"an incident tells something else: {headline}" for headline in wrong]
+    if goes_on(request) and expected.opens_incident and len(observed) != 1:
+        found.append(f"{len(observed)} incidents tell {expected.reason}")
+    elif goes_on(request) and not expected.opens_incident and observed:
+        found.append(f"{expected.reason} is {expected.verdict}, and {len(observed)} incidents tell it")
+    stopped = [incident.report for incident in facts.incidents if incident.report and not is_observed(incident)]
+    if stopped and not any(_told(report.findings, expected, machine) for report in stopped):
+        found.append(f"no incident has {expected.reason} of {machine} among its findings")
+    return found
+
+
+def _noted(events: Iterable[str], expected: Expected) -> bool:
+    return any(f"({expected.reason}; owner: {expected.owner}," in text for text in events)
+
+
+def _told(findings: Iterable[MachineFinding], expected: Expected, machine: str) -> bool:
+    wanted = machine, expected.reason, expected.owner, expected.verdict
+    return any((seen.machine, *_of(seen)) == wanted for seen in findings)
+
+
+def _of(seen: MachineFinding) -> tuple[str, str, str]:
+    return seen.finding.reason, seen.finding.owner, seen.finding.verdict

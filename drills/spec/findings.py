@@ -1,0 +1,49 @@
+"""What inspections have to find when a drill breaks a device of a machine. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agent.monitor.kernel.xid import xid_of
+from drills.spec.catalogue import DEVICES
+from drills.spec.request import DrillRequest
+from everstep.model.health import Health, Owner
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """A finding."""
+
+    reason: str
+    """Reason code."""
+    owner: Owner
+    verdict: Health = Health.FAULTY
+
+    @property
+    def opens_incident(self) -> bool:
+        """Whether an incident tells it; what is unknown is noted in the ledger only."""
+        return self.verdict is Health.FAULTY
+
+
+EXPECTED = {
+    "gpu-lost": Expected("gpu-lost", Owner.MACHINE),
+    "gpu-hot": Expected("gpu-hot", Owner.MACHINE),
+    "nic-down": Expected("nic-down", Owner.NETWORK),
+    "nic-flap": Expected("nic-flap", Owner.NETWORK, Health.UNKNOWN),
+    "disk-full": Expected("disk-full", Owner.MACHINE),
+    "fs-readonly": Expected("fs-readonly", Owner.MACHINE),
+    "oom": Expected("oom-kill-limit", Owner.CODE, Health.UNKNOWN),
+}
+
+
+def expected_of(request: DrillRequest) -> Expected | None:
+    """What a drill has inspections find; None: nothing."""
+    if request.base == "xid":
+        reason = xid_of(request.xid_code, "")
+        return Expected(reason.code, reason.owner, reason.verdict)
+    return EXPECTED.get(request.base)
+
+
+def goes_on(request: DrillRequest) -> bool:
+    """Whether the job goes on with the fault, which is only told."""
+    return request.base in DEVICES and not request.then
