@@ -1,0 +1,109 @@
+"""What one stream of lines says of the failure: its most likely beginning, as far as it tells."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from everstep.decisions.classify.findings import LogHit, RaisedException, ScannedLog, StreamFindings
+from everstep.decisions.classify.rule import FaultClass, LogRule, Owner, Role, Weight
+from everstep.decisions.classify.tracebacks import Frame, user_frame
+
+NEAR = 200
+"""Lines before the last exception of a stream within which a plain line may be its cause (ours): what is further away
+was survived."""
+GOES_ON = 200
+"""Lines after an exception that say that the stream went on, and that it was handled (ours)."""
+USER_EXCEPTION = LogRule(
+    "user-exception",
+    FaultClass.USER_EXCEPTION,
+    Owner.CODE,
+    (),
+    r"$^",
+    "Python: an exception that no rule knows",
+    (),
+    (),
+)
+"""Stands for the rule of an exception that no rule knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceLine:
+    """A line of a log that says something."""
+
+    source: str
+    line: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class LogCandidate:
+    """One thing that a stream tells, and that may be how it began."""
+
+    rule: LogRule
+    weight: Weight
+    line: EvidenceLine
+    rank: int | None
+    time: float | None = None
+    frame: Frame | None = None
+    """Of the user's code, where an exception shows one."""
+    count: int = 1
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """The smaller, the more it is the cause."""
+        return self.rule.role, -self.weight
+
+
+def candidates_of(log: ScannedLog) -> list[LogCandidate]:
+    """The best candidate of each stream first, then the others of it: nearest to the beginning first."""
+    found: list[LogCandidate] = []
+    for stream in log.streams:
+        found += sorted(_of_stream(stream, log.lines), key=lambda one: (one.order, one.line.line))
+    return found
+
+
+def _of_stream(stream: StreamFindings, lines: int) -> list[LogCandidate]:
+    groups = list(stream.groups)
+    last = groups[-1][-1].line if groups else 0
+    found = [_raised(stream, group, last, lines) for group in groups]
+    # A role alone is the same for all hits of a rule: the first one that may belong to the end stands for them.
+    nearest: dict[str, LogHit] = {}
+    for hit in (*stream.first.values(), *stream.recent):
+        known = nearest.get(hit.rule.name)
+        if known is None or _weight(hit, last) > _weight(known, last):
+            nearest[hit.rule.name] = hit
+    found += [
+        LogCandidate(
+            hit.rule,
+            _weight(hit, last),
+            EvidenceLine(stream.source, hit.line, hit.text),
+            stream.rank,
+            hit.time,
+            count=stream.counts[name],
+        )
+        for name, hit in nearest.items()
+    ]
+    return found
+
+
+def _weight(hit: LogHit, last: int) -> Weight:
+    """A plain line long before the last exception was survived."""
+    return Weight.WEAK if hit.weight is Weight.PLAIN and last - hit.line > NEAR else hit.weight
+
+
+def _raised(stream: StreamFindings, group: list[RaisedException], last: int, lines: int) -> LogCandidate:
+    """An exception with those that led to it: the first of them that a special rule knows is the cause."""
+    known = [one for one in group if one.rule is not None]
+    special = [one for one in known if one.rule is not None and one.rule.weight > Weight.WEAK]
+    cause = (special or known or group)[0]
+    # What led to a special one and is known by no rule comes first all the same: a KeyError before a closed connection.
+    first = group[0]
+    if first.rule is None and cause.rule is not None and cause.rule.role.is_consequence:
+        cause = first
+    rule = cause.rule or USER_EXCEPTION
+    survived = cause.goes_on or (last - group[-1].line > NEAR) or lines - group[-1].line > GOES_ON
+    weight = Weight.WEAK if survived else Weight.PLAIN if cause.rule is None else Weight.DECISIVE
+    frame = user_frame(cause.block) or next((one for other in group if (one := user_frame(other.block))), None)
+    return LogCandidate(
+        rule, weight, EvidenceLine(stream.source, cause.line, cause.text), stream.rank, cause.time, frame, len(group)
+    )
