@@ -9,10 +9,8 @@ from everstep.decisions.classify.rule import FaultClass, LogRule, Owner, Role, W
 from everstep.decisions.classify.tracebacks import Frame, user_frame
 
 NEAR = 200
-"""Lines before the last exception of a stream within which a plain line may be its cause (ours): what is further away
-was survived."""
-GOES_ON = 200
-"""Lines after an exception that say that the stream went on, and that it was handled (ours)."""
+"""Ordinary lines, for each rank of a log (ours). So many after an exception say that the program went on, and so many
+between a plain line and the last exception that it is not its cause."""
 USER_EXCEPTION = LogRule(
     "user-exception",
     FaultClass.USER_EXCEPTION,
@@ -58,24 +56,26 @@ def candidates_of(log: ScannedLog) -> list[LogCandidate]:
     """The best candidate of each stream first, then the others of it: nearest to the beginning first."""
     found: list[LogCandidate] = []
     for stream in log.streams:
-        found += sorted(_of_stream(stream, log.lines), key=lambda one: (one.order, one.line.line))
+        found += sorted(_of_stream(stream, log), key=lambda one: (one.order, one.line.line))
     return found
 
 
-def _of_stream(stream: StreamFindings, lines: int) -> list[LogCandidate]:
+def _of_stream(stream: StreamFindings, log: ScannedLog) -> list[LogCandidate]:
     groups = list(stream.groups)
-    last = groups[-1][-1].line if groups else 0
-    found = [_raised(stream, group, last, lines) for group in groups]
+    last = groups[-1][-1].quiet if groups else 0
+    # Lines of other ranks stand between those of one.
+    patience = NEAR * len(log.streams)
+    found = [_raised(stream, group, log.quiet - group[-1].quiet > patience) for group in groups]
     # A role alone is the same for all hits of a rule: the first one that may belong to the end stands for them.
     nearest: dict[str, LogHit] = {}
     for hit in (*stream.first.values(), *stream.recent):
         known = nearest.get(hit.rule.name)
-        if known is None or _weight(hit, last) > _weight(known, last):
+        if known is None or _weight(hit, last - patience) > _weight(known, last - patience):
             nearest[hit.rule.name] = hit
     found += [
         LogCandidate(
             hit.rule,
-            _weight(hit, last),
+            _weight(hit, last - patience),
             EvidenceLine(stream.source, hit.line, hit.text),
             stream.rank,
             hit.time,
@@ -86,12 +86,12 @@ def _of_stream(stream: StreamFindings, lines: int) -> list[LogCandidate]:
     return found
 
 
-def _weight(hit: LogHit, last: int) -> Weight:
+def _weight(hit: LogHit, since: int) -> Weight:
     """A plain line long before the last exception was survived."""
-    return Weight.WEAK if hit.weight is Weight.PLAIN and last - hit.line > NEAR else hit.weight
+    return Weight.WEAK if hit.weight is Weight.PLAIN and hit.quiet < since else hit.weight
 
 
-def _raised(stream: StreamFindings, group: list[RaisedException], last: int, lines: int) -> LogCandidate:
+def _raised(stream: StreamFindings, group: list[RaisedException], went_on: bool) -> LogCandidate:
     """An exception with those that led to it: the first of them that a special rule knows is the cause."""
     known = [one for one in group if one.rule is not None]
     special = [one for one in known if one.rule is not None and one.rule.weight > Weight.WEAK]
@@ -101,8 +101,7 @@ def _raised(stream: StreamFindings, group: list[RaisedException], last: int, lin
     if first.rule is None and cause.rule is not None and cause.rule.role.is_consequence:
         cause = first
     rule = cause.rule or USER_EXCEPTION
-    survived = cause.goes_on or (last - group[-1].line > NEAR) or lines - group[-1].line > GOES_ON
-    weight = Weight.WEAK if survived else Weight.PLAIN if cause.rule is None else Weight.DECISIVE
+    weight = Weight.WEAK if cause.goes_on or went_on else Weight.DECISIVE
     frame = user_frame(cause.block) or next((one for other in group if (one := user_frame(other.block))), None)
     return LogCandidate(
         rule, weight, EvidenceLine(stream.source, cause.line, cause.text), stream.rank, cause.time, frame, len(group)

@@ -22,6 +22,8 @@ class LogHit:
     weight: Weight
     time: float | None = None
     """Seconds since 1970, where the line or one shortly before it says so."""
+    quiet: int = 0
+    """Lines before it that are of no traceback and of no rule: they say that the program went on."""
 
 
 @dataclass(slots=True)
@@ -38,6 +40,8 @@ class RaisedException:
     goes_on: bool = False
     """Logged as a warning or less."""
     time: float | None = None
+    quiet: int = 0
+    """As of a hit."""
 
 
 @dataclass(slots=True)
@@ -82,3 +86,5 @@ class ScannedLog:
     source: str
     lines: int
     streams: list[StreamFindings]
+    quiet: int
+    """Lines that are of no traceback and of no rule."""

@@ -76,7 +76,7 @@ def _choose(top: Sequence[LogCandidate]) -> tuple[LogCandidate | None, str]:
     by_log: dict[str, list[LogCandidate]] = defaultdict(list)
     for one in top:
         by_log[one.line.source].append(one)
-    firsts = [_first_in_log(group) for group in by_log.values()]
+    firsts = [min(group, key=lambda one: one.line.line) for group in by_log.values()]
     if len({one.rule.name for one in firsts}) == 1:
         return min(firsts, key=_when), "first in its log"
     best = min(one.order for one in firsts)
@@ -89,17 +89,6 @@ def _choose(top: Sequence[LogCandidate]) -> tuple[LogCandidate | None, str]:
         if (other.time or 0) - (timed[0].time or 0) > CLOCKS_S:
             return timed[0], f"first by time, {(other.time or 0) - (timed[0].time or 0):.0f} s before the next"
     return None, "several causes, and nothing says which was first"
-
-
-def _first_in_log(group: Sequence[LogCandidate]) -> LogCandidate:
-    """The first line of a log among its causes; a known one in an exception's own chain of lines before a bare one."""
-    first = min(group, key=lambda one: one.line.line)
-    known = [one for one in group if one.rule.name != "user-exception" and one.line.line - first.line.line <= CLOSE]
-    return min(known, key=lambda one: one.line.line) if first.rule.name == "user-exception" and known else first
-
-
-CLOSE = 0
-"""Lines after an unknown exception within which a known cause is the same event (ours)."""
 
 
 def _when(one: LogCandidate) -> tuple[float, str, int]:

@@ -25,7 +25,7 @@ _PREFIX = re.compile(
 )
 _RANK_ANYWHERE = re.compile(r"\[[Rr]ank ?(\d+)\]|\bRank (\d+)\]|\(local_rank: \d+\) rank[: ](\d+)|^\s+rank\s*: (\d+)")
 _RANK_OF_FILE = re.compile(r"(?:^|[/_.-])rank[_.-]?(\d+)(?=[^0-9]|$)|/attempt_\d+/(\d+)/std(?:err|out)\.log$", re.IGNORECASE)
-_QUIET = re.compile(r"\b(?:WARN(?:ING)?|INFO|DEBUG|NOTICE)\b|^[WI]\d{4} |Warning: |\b(?:retry|retrying|trying again)\b", re.IGNORECASE)
+_QUIET = re.compile(r"(?<!NCCL )\b(?:WARN(?:ING)?|INFO|DEBUG|NOTICE)\b|^[WI]\d{4} |Warning: |\b(?:retry|retrying|trying again)\b", re.IGNORECASE)
 
 
 def clean(line: str) -> str:

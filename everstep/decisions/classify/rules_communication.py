@@ -84,8 +84,9 @@ COMMUNICATION_RULES = (
         "nccl-abort-by-watchdog",
         FaultClass.HANG,
         Owner.UNKNOWN,
-        ("taking the entire process down", "to avoid data inconsistency", "tearing down", "taking down"),
-        r"[Tt]o avoid data inconsistency, we are taking the entire process down|taking the entire process down",
+        ("taking the entire process down", "to avoid data inconsistency", "c10::dist"),
+        r"[Tt]o avoid data inconsistency, we are taking the entire process down|taking the entire process down"
+        r"|terminate called after throwing an instance of 'c10::Dist\w*Error'",
         TORCH + ", ProcessGroupNCCL",
         ("[rank0]:[E1121 07:36:57.001 ProcessGroupNCCL.cpp:621] To avoid data inconsistency, we are taking the entire "
          "process down.",),
@@ -97,11 +98,13 @@ COMMUNICATION_RULES = (
         FaultClass.HANG,
         Owner.UNKNOWN,
         ("timed out waiting", "monitoredbarrier"),
-        r"Timed out waiting \d+ms for (?:send|recv) operation|failed to pass monitoredBarrier|monitoredBarrier.*(?:timed|time)",
+        r"Timed out waiting \d+ms for (?:send|recv) operation|failed to pass monitoredBarrier|monitoredBarrier.*(?:timed|time|received errors)",
         GLOO,
         ("RuntimeError: [../gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 1800000ms for recv operation to "
          "complete",
-         "RuntimeError: Rank 2 failed to pass monitoredBarrier in 30000 ms"),
+         "RuntimeError: Rank 2 failed to pass monitoredBarrier in 30000 ms",
+         "RuntimeError: Rank 2 successfully reached monitoredBarrier, but received errors while waiting for send/recv from "
+         "rank 0."),
         ("TimeoutError: Timed out waiting for shard 7 of the dataset",),
         role=Role.WAIT,
     ),

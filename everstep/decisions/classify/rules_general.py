@@ -16,6 +16,7 @@ GENERAL_RULES = (
         ERRNO + ", ENOENT: code and data may both be wrong",
         ("FileNotFoundError: [Errno 2] No such file or directory: '/data/train.bin'",),
         ("no such files were needed",),
+        weight=Weight.WEAK,
     ),
     LogRule(
         "permission",
@@ -26,6 +27,7 @@ GENERAL_RULES = (
         ERRNO + ", EACCES, EPERM",
         ("PermissionError: [Errno 13] Permission denied: '/data/out'",),
         ("permission denied requests: 0",),
+        weight=Weight.WEAK,
     ),
     LogRule(
         "bare-connection-lost",

@@ -165,11 +165,11 @@ GPU_RULES = (
         "cuda-device-unavailable",
         FaultClass.GPU_UNAVAILABLE,
         Owner.MACHINE,
-        ("cuda", "nvidia driver"),
+        ("cuda", "nvidia driver", "no gpus found"),
         r"CUDA-capable device\(s\) is/are busy or unavailable|no CUDA-capable device is detected|CUDA unknown error"
         r"|CUDA driver initialization failed|Found no NVIDIA driver|NVIDIA driver on your system is too old"
         r"|CUDA driver version is insufficient|CUDA error: system not yet initialized|cudaErrorSystemNotReady"
-        r"|CUDA error: unknown error|No CUDA GPUs are available|CUDA error: hardware stack error"
+        r"|CUDA error: unknown error|No CUDA GPUs are available|requires at least one CUDA device|no GPUs found|CUDA error: hardware stack error"
         r"|Error 80[234]: .*(?:system not yet initialized|driver)",
         CUDA,
         (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -23,6 +24,9 @@ def limits(name: str) -> Callable[[], None] | None:
 def start(name: str, script: Path, log: Path, **more: str) -> subprocess.Popen[bytes]:
     """One process with its output in a file."""
     command = [sys.executable, "-u", str(script)]
+    if name == "read-only":
+        more["READ_ONLY"] = "/mnt"
+        command = ["unshare", "-m", "sh", "-c", f"mount -t tmpfs -o ro none /mnt && exec {' '.join(command)}"]
     if name == "worker-shm":
         command = ["unshare", "-m", "sh", "-c", f"mount -t tmpfs -o size=8m none /dev/shm && exec {' '.join(command)}"]
     environment = os.environ | more
@@ -46,6 +50,13 @@ def run(name: str, folder: Path, small: Path) -> None:
         print(name, [process.wait(timeout=90) for process in started], flush=True)
 
 
+def neutral(folder: Path) -> None:
+    """Paths of the machine that ran them become those of nobody."""
+    for path in (path for path in folder.rglob("*.log") if path.is_file()):
+        data = path.read_bytes().replace(sys.prefix.encode(), b"/venv").replace(sys.base_prefix.encode(), b"/usr")
+        path.write_bytes(re.sub(rb"/tmp/tmp\w+/", b"/job/", data))
+
+
 def main() -> None:
     """All of them, or those that are named."""
     folder, names = Path(sys.argv[1]), sys.argv[2:] or list(FAULTS)
@@ -56,6 +67,7 @@ def main() -> None:
                 run(name, folder, Path(small))
         finally:
             subprocess.run(["umount", small], check=True)
+            neutral(folder)
 
 
 if __name__ == "__main__":

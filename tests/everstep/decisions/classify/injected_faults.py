@@ -148,7 +148,7 @@ gzip.open("/tmp/everstep-cut.gz").read()
     "script-missing": "",
     "shared-object": "import ctypes\nctypes.CDLL('libnccl_of_nobody.so.2')\n",
     "cannot-import-name": "from torch import flash_attention_of_nobody\n",
-    "read-only": "open('/proc/version', 'a').write('x')\n",
+    "read-only": "import os\nopen(os.environ['READ_ONLY'] + '/ckpt', 'w')\n",
     "file-missing": "open('/data/of/nobody/train.bin', 'rb')\n",
     "many-files": "kept = []\nwhile True: kept.append(open('/dev/null'))\n",
     "many-threads": "import threading, time\nwhile True: threading.Thread(target=time.sleep, args=(9,), daemon=True).start()\n",
@@ -164,7 +164,7 @@ w = torch.ones(2, requires_grad=True)
 (w.sum() * float("nan")).backward()
 torch.nn.utils.clip_grad_norm_([w], 1.0, error_if_nonfinite=True)
 """,
-    "interrupt": "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(5)\n",
+    "interrupt": "import os, signal, time\nsignal.signal(signal.SIGINT, signal.default_int_handler)\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(5)\n",
     "shape": """
 import torch
 def forward(model, batch):
