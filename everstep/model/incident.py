@@ -38,6 +38,23 @@ class Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow")
 
 
+class Classification(Model):
+    """What ended a rank, by its exit, its exception and the end of its output (``everstep.decisions.classify``)."""
+
+    fault: str
+    """The class, e.g. ``gpu out of memory``; ``unknown`` where nothing says it."""
+    owner: str
+    """Who has to act: machine, network, code, data, storage, scheduler or unknown."""
+    reason: str
+    """Reason code: the name of the rule, e.g. ``gpu-out-of-memory``."""
+    consequence: bool = False
+    """It follows from the end of another process."""
+    place: str = ""
+    """Of an exception: ``file:line in function`` of the user's code."""
+    evidence: list[str] = Field(default_factory=list)
+    """The lines that say so, the first one first; empty: the exit alone does, or they are not kept."""
+
+
 class Anomaly(Model):
     """One fault as a watcher reports it to the job."""
 
@@ -55,6 +72,8 @@ class Anomaly(Model):
     """How long no step had been seen by then, seconds: the job had stopped earlier than it was seen."""
     rule: str = ""
     """Name of the rule that found it (``everstep.decisions.detect.all``); empty: none did, e.g. a launch failed."""
+    classification: Classification | None = None
+    """Of the rank that ended; None: none did, or the release that wrote it did not say."""
 
 
 class RankExit(Model):
@@ -73,6 +92,8 @@ class RankExit(Model):
     shown_steps: int = -1
     """Steps that this process showed: the most of its reports, its calls of the optimizer and, 0 or 1, bodies of
     ``run.steps``; -1: not known."""
+    classification: Classification | None = None
+    """Made when all of its output was at hand; None: not made, ask ``root_cause.classification_of``."""
 
 
 class Tier(Words):
@@ -207,6 +228,8 @@ class Failure(Model):
     time_ns: int = 0
     shown: int = -1
     """Steps that the process that failed had shown; -1: not known. Says the place where ``step`` does not."""
+    classification: Classification | None = None
+    """Of the rank that failed first; None: none did, or it is not known."""
 
 
 class Stage(Words):
@@ -331,6 +354,8 @@ class IncidentReport(Model):
     """Place of the last entry in the ledger, where that did not take it in time: the job writes it; 0: it did."""
     launched: Launched | None = None
     """What was launched last, where the job writes that too."""
+    classification: Classification | None = None
+    """Of the failure that opened it: class, owner and the lines that say so; None: no rank failed by itself."""
 
 
 CLOSED_OUTSIDE = "closed from outside"

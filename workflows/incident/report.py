@@ -78,6 +78,7 @@ def _report(
         confirmed=confirmation is None or confirmation.confirmed,
         showing=confirmation.showing if confirmation and confirmation.showing.kind else incident.state.showing,
         first_step_s=round(incident.first_step_s, 3),
+        classification=first.classification if first else incident.input.anomaly.classification,
     )
 
 

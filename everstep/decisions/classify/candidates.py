@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from everstep.decisions.classify.findings import LogHit, RaisedException, ScannedLog, StreamFindings
@@ -42,9 +43,14 @@ class LogCandidate:
     line: EvidenceLine
     rank: int | None
     time: float | None = None
-    frame: Frame | None = None
-    """Of the user's code, where an exception shows one."""
+    blocks: Sequence[Sequence[str]] = ()
+    """Lines of the tracebacks of an exception, the one of the cause first."""
     count: int = 1
+
+    @property
+    def frame(self) -> Frame | None:
+        """Of the user's code, where the exception, or one that came of it, shows one."""
+        return next((frame for block in self.blocks if (frame := user_frame(block))), None)
 
     @property
     def order(self) -> tuple[int, int]:
@@ -102,7 +108,7 @@ def _raised(stream: StreamFindings, group: list[RaisedException], went_on: bool)
         cause = first
     rule = cause.rule or USER_EXCEPTION
     weight = Weight.WEAK if cause.goes_on or went_on else Weight.DECISIVE
-    frame = user_frame(cause.block) or next((one for other in group if (one := user_frame(other.block))), None)
+    blocks = (cause.block, *(one.block for one in group if one is not cause))
     return LogCandidate(
-        rule, weight, EvidenceLine(stream.source, cause.line, cause.text), stream.rank, cause.time, frame, len(group)
+        rule, weight, EvidenceLine(stream.source, cause.line, cause.text), stream.rank, cause.time, blocks, len(group)
     )

@@ -6,6 +6,7 @@ a traceback is open every line is read. What is kept does not grow with the log.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 from everstep.decisions.classify.all import TRIGGERS
@@ -35,12 +36,17 @@ BLOCK_LINES = 400
 """Lines of a traceback that are read (ours): of a deep recursion the beginning."""
 OPEN_LINES = 200_000
 """Lines of all ranks within which a traceback that was begun has to end (ours)."""
+SMALL = 1 << 15
+"""Bytes up to which one expression of all triggers is quicker than one search for each (measured)."""
+PREFIX_BEGINS = set("[(0123456789")
+"""What a further part of a prefix may begin with."""
 MESSAGE_LINES = 12
 """Further lines of an exception's message that are looked at (ours)."""
 ORIGINAL = f"Original {HEADER}"
 """How torch begins the traceback of another process within an exception's message."""
 SAYS_LITTLE = {"nccl-system-error", "nccl-error", "nccl-internal-error", "nccl-cuda-error", "cuda-error"}
 """Rules of exceptions whose message may say more in a further line."""
+_ANY_TRIGGER = re.compile(b"|".join(map(re.escape, TRIGGERS)))
 
 
 @dataclass(slots=True)
@@ -69,6 +75,7 @@ class LogScanner:
         self._rank = rank_of_file(source) if rank is None else rank
         self._matcher = matcher or LineMatcher()
         self._held = self._before = b""
+        self._prefix: tuple[str, int | None] = ("", None)
         self._lines = self._noted = 0
         self._streams: dict[int | None, StreamFindings] = {}
         self._open: dict[int | None, _Open] = {}
@@ -84,6 +91,15 @@ class LogScanner:
             self._held = held[end:]
             if end:
                 self._read(held[:end])
+
+    def raised_last(self, beginning: str) -> bool:
+        """Whether the last exception so far begins like that."""
+        last = max(
+            (stream.groups[-1][-1] for stream in self._streams.values() if stream.groups),
+            key=lambda one: one.line,
+            default=None,
+        )
+        return last is not None and last.text.startswith(beginning)
 
     def close(self) -> ScannedLog:
         """What was found."""
@@ -114,11 +130,21 @@ class LogScanner:
             number += piece.count(b"\n", counted, at)
             counted = at
             line = clean(flat[at : min(end, at + HELD)].decode(errors="replace"))
-            text, rank = without_prefix(line)
+            text, rank = self._without_prefix(line)
             self._line(line, text, rank, number, _Place(flat, at, self._before), triggered=at in triggered)
             at = end + 1
         self._lines += piece.count(b"\n")
         self._before = (self._before + flat[-LOOK_BACK:])[-LOOK_BACK:]
+
+    def _without_prefix(self, line: str) -> tuple[str, int | None]:
+        """As the function of that name: most lines have the prefix of the line before."""
+        prefix, rank = self._prefix
+        rest = line[len(prefix) :]
+        if prefix and line.startswith(prefix) and rest[:1] not in PREFIX_BEGINS:
+            return rest, rank
+        text, rank = without_prefix(line)
+        self._prefix = line[: len(line) - len(text)], rank
+        return text, rank
 
     def _line(
         self, line: str, text: str, rank: int | None, number: int, place: _Place, *, triggered: bool
@@ -236,6 +262,8 @@ class _Place:
 def _starts(flat: bytes) -> set[int]:
     """Where the lines begin that have a trigger."""
     lowered = flat.lower()
+    if len(flat) < SMALL:
+        return {flat.rfind(b"\n", 0, found.start()) + 1 for found in _ANY_TRIGGER.finditer(lowered)}
     starts = set()
     for trigger in TRIGGERS:
         at = lowered.find(trigger)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 HEADER = "Traceback (most recent call last)"
 CHAINED = (
-    "During handling of the above exception, another exception occurred",
-    "The above exception was the direct cause of the following exception",
+    "During handling of the above exception",
+    "The above exception was the direct cause",
 )
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<name>.+))?')
 _EXCEPTION = re.compile(r"^((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?::(?=\s|$)|$)")

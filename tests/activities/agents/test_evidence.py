@@ -201,7 +201,7 @@ def test_the_first_failure_is_the_same_without_the_output_that_was_left_out(exit
     kept = bounded_exits(exits)
 
     first, before = first_failure(kept), first_failure(exits)
-    assert first == before
+    assert (first and first.rank) == (before and before.rank)
     assert [is_victim(end) for end in kept if not end.stopped_by_us] == [
         is_victim(end) for end in exits if not end.stopped_by_us
     ]
