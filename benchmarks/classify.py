@@ -1,8 +1,8 @@
 """How fast logs are classified: a long log of a run that went well until its end, one in which every line has a word
 that rules look for, the ends of 10,000 ranks' output, and one log in which 1,000 ranks raise at once.
 
-One process, on memory: what a disk or a decompression costs is not in it. The aims are held against CPU time: nothing here
-waits, so that this is the time on an idle core.
+One process, on memory: what a disk or a decompression costs is not in it. The aims are held against CPU
+time: nothing here waits, so that this is the time on an idle core.
 
     python -P -m benchmarks.classify
     python -P -m benchmarks.classify --quick --json
@@ -44,7 +44,9 @@ def quiet_log(megabytes: int, line: str) -> bytes:
     ]
     block = "".join(lines).encode()
     whole = block * (megabytes * 1_000_000 // len(block) + 1)
-    return whole[: megabytes * 1_000_000] + b'\nTraceback (most recent call last):\n  File "t.py", line 3\nKeyError: 3\n'
+    return (
+        whole[: megabytes * 1_000_000] + b'\nTraceback (most recent call last):\n  File "t.py", line 3\nKeyError: 3\n'
+    )
 
 
 def tails(ranks: int) -> list[bytes]:
@@ -109,7 +111,9 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     megabytes, ranks, times = (20, 1_000, 3) if options.quick else (200, 10_000, 5)
-    quiet = quiet_log(megabytes, "2026-11-21 07:36:{second:02d} INFO trainer: step {step} loss {loss:.4f} tokens/s {rate}\n")
+    quiet = quiet_log(
+        megabytes, "2026-11-21 07:36:{second:02d} INFO trainer: step {step} loss {loss:.4f} tokens/s {rate}\n"
+    )
     loud = quiet_log(megabytes // 10, "07:36:{second:02d} WARNING step {step}: loader timeout, failed {rate} times\n")
     ends, together = tails(ranks), merged(min(ranks, 1_000))
     rows = []

@@ -16,7 +16,9 @@ def classify(
     ] = None,
     exit_code: Annotated[
         int | None,
-        typer.Option("--exit-code", metavar="N", help="Of the job or rank: 137 as shells tell it, or -9.", min=-64, max=255),
+        typer.Option(
+            "--exit-code", metavar="N", help="Of the job or rank: 137 as shells tell it, or -9.", min=-64, max=255
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

@@ -61,4 +61,5 @@ TRIGGERS = (
     b"wrong fs",
     b"sigterm",
 )
-"""Lower-case texts: only lines with one of them are looked at. Each example of a rule has one of them (a test holds that); fewer of them is faster."""
+"""Lower-case texts: only lines with one of them are looked at. Each example of a rule has one of them (a test holds
+that); the fewer there are, the faster it is."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from everstep.decisions.classify.findings import LogHit, RaisedException, ScannedLog, StreamFindings
-from everstep.decisions.classify.rule import FaultClass, LogRule, Owner, Role, Weight
+from everstep.decisions.classify.rule import FaultClass, LogRule, Owner, Weight
 from everstep.decisions.classify.tracebacks import Frame, user_frame
 
 NEAR = 200

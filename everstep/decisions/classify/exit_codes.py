@@ -25,7 +25,12 @@ class ExitReading:
 
 CODES: dict[int, tuple[str, FaultClass, Owner, str]] = {
     0: ("ended with code 0", FaultClass.NO_FAILURE, Owner.UNKNOWN, "ended-with-0"),
-    2: ("exit code 2: of argparse and shells wrong usage, of others anything", FaultClass.UNKNOWN, Owner.UNKNOWN, "exit-code"),
+    2: (
+        "exit code 2: of argparse and shells wrong usage, of others anything",
+        FaultClass.UNKNOWN,
+        Owner.UNKNOWN,
+        "exit-code",
+    ),
     124: ("exit code 124: a time-out of the command timeout", FaultClass.HANG, Owner.UNKNOWN, "ended-by-timeout"),
     126: ("exit code 126: the command cannot be executed", FaultClass.PERMISSION, Owner.UNKNOWN, "not-executable"),
     127: ("exit code 127: the command was not found", FaultClass.DEPENDENCY, Owner.CODE, "command-not-found"),

@@ -39,23 +39,37 @@ def first_cause(logs: Iterable[ScannedLog], exit_code: int | None = None) -> Log
         return _of_exit(reading, found, lines)
     pool = strong or ([] if reading is not None and reading.code == 0 else _only_weak(found))
     if not pool:
-        return _of_exit(reading, found, lines) if reading else LogVerdict(
-            FaultClass.UNKNOWN, Owner.UNKNOWN, "no-known-line", others=_others(found, ""), lines=lines
+        return (
+            _of_exit(reading, found, lines)
+            if reading
+            else LogVerdict(FaultClass.UNKNOWN, Owner.UNKNOWN, "no-known-line", others=_others(found, ""), lines=lines)
         )
     best = min(one.order for one in pool)
     top = [one for one in pool if one.order == best]
     # An exception that no rule knows weighs less than a known one, and may still be what began.
     if best[0] == Role.CAUSE:
         top = [one for one in pool if one.rule.role is Role.CAUSE]
-    elif reading is not None and best[0] > Role.END and reading.fault not in (FaultClass.UNKNOWN, FaultClass.NO_FAILURE, FaultClass.CRASHED):
+    elif (
+        reading is not None
+        and best[0] > Role.END
+        and reading.fault not in (FaultClass.UNKNOWN, FaultClass.NO_FAILURE, FaultClass.CRASHED)
+    ):
         return _of_exit(reading, found, lines)
     chosen, how = _choose(top)
     if chosen is None:
         return LogVerdict(
-            FaultClass.UNKNOWN, Owner.UNKNOWN, "several-causes", decided_by=how, others=_others(found, ""), exit=reading, lines=lines
+            FaultClass.UNKNOWN,
+            Owner.UNKNOWN,
+            "several-causes",
+            decided_by=how,
+            others=_others(found, ""),
+            exit=reading,
+            lines=lines,
         )
-    same = [one for one in found if one.rule.name == chosen.rule.name and one.weight >= min(chosen.weight, Weight.PLAIN)]
-    return _verdict(chosen, same, how, found, reading, lines)
+    same = [
+        one for one in found if one.rule.name == chosen.rule.name and one.weight >= min(chosen.weight, Weight.PLAIN)
+    ]
+    return _verdict(chosen, same, how, found=found, reading=reading, lines=lines)
 
 
 def _ended(strong: Sequence[LogCandidate]) -> bool:
@@ -96,7 +110,13 @@ def _when(one: LogCandidate) -> tuple[float, str, int]:
 
 
 def _verdict(
-    chosen: LogCandidate, same: Sequence[LogCandidate], how: str, found: Sequence[LogCandidate], reading: ExitReading | None, lines: int
+    chosen: LogCandidate,
+    same: Sequence[LogCandidate],
+    how: str,
+    *,
+    found: Sequence[LogCandidate],
+    reading: ExitReading | None,
+    lines: int,
 ) -> LogVerdict:
     rule = chosen.rule
     order = sorted(same, key=lambda one: (one is not chosen, _when(one)))
@@ -118,7 +138,13 @@ def _verdict(
 
 def _of_exit(reading: ExitReading, found: Sequence[LogCandidate], lines: int) -> LogVerdict:
     return LogVerdict(
-        reading.fault, reading.owner, reading.reason, decided_by="the exit code", others=_others(found, ""), exit=reading, lines=lines
+        reading.fault,
+        reading.owner,
+        reading.reason,
+        decided_by="the exit code",
+        others=_others(found, ""),
+        exit=reading,
+        lines=lines,
     )
 
 

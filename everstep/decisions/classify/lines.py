@@ -13,6 +13,7 @@ _STAMP = (
     r"(?P<year>\d{4})-(?P<month>\d\d)-(?P<day>\d\d)[T _](?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d)"
     r"(?:[.,](?P<fraction>\d{1,9}))?(?P<zone>Z|[+-]\d\d:?\d\d)?"
 )
+_PARTS = ("year", "month", "day", "hour", "minute", "second")
 _TIME = re.compile(_STAMP)
 _PREFIX = re.compile(
     r"(?:\s*(?:"
@@ -24,8 +25,13 @@ _PREFIX = re.compile(
     r") ?)+"
 )
 _RANK_ANYWHERE = re.compile(r"\[[Rr]ank ?(\d+)\]|\bRank (\d+)\]|\(local_rank: \d+\) rank[: ](\d+)|^\s+rank\s*: (\d+)")
-_RANK_OF_FILE = re.compile(r"(?:^|[/_.-])rank[_.-]?(\d+)(?=[^0-9]|$)|/attempt_\d+/(\d+)/std(?:err|out)\.log$", re.IGNORECASE)
-_QUIET = re.compile(r"(?<!NCCL )\b(?:WARN(?:ING)?|INFO|DEBUG|NOTICE)\b|^[WI]\d{4} |Warning: |\b(?:retry|retrying|trying again)\b", re.IGNORECASE)
+_RANK_OF_FILE = re.compile(
+    r"(?:^|[/_.-])rank[_.-]?(\d+)(?=[^0-9]|$)|/attempt_\d+/(\d+)/std(?:err|out)\.log$", re.IGNORECASE
+)
+_QUIET = re.compile(
+    r"(?<!NCCL )\b(?:WARN(?:ING)?|INFO|DEBUG|NOTICE)\b|^[WI]\d{4} |Warning: |\b(?:retry|retrying|trying again)\b",
+    re.IGNORECASE,
+)
 
 
 def clean(line: str) -> str:
@@ -68,7 +74,8 @@ def time_of(line: str) -> float | None:
     if not found:
         return None
     try:
-        moment = datetime(*(int(found[part]) for part in ("year", "month", "day", "hour", "minute", "second")), tzinfo=UTC)
+        year, month, day, hour, minute, second = map(int, found.group(*_PARTS))
+        moment = datetime(year, month, day, hour, minute, second, tzinfo=UTC)
     except ValueError:
         return None
     offset = 0

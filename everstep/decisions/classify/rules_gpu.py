@@ -71,7 +71,8 @@ GPU_RULES = (
         _XID + r"(?:46|54|62|109|110|119|120|143|151|156|158|169)\b",
         XID_CATALOGUE,
         (
-            "NVRM: Xid (PCI:0000:9b:00): 119, pid=1240590, name=python, Timeout after 6s of waiting for RPC response from "
+            "NVRM: Xid (PCI:0000:9b:00): 119, pid=1240590, name=python, Timeout after 6s of waiting for RPC "
+            "response from "
             "GPU4 GSP! Expected function 76 (GSP_RM_CONTROL) (0x20803032 0x58c).",
         ),
         ("NVRM: Xid (PCI:0000:9b:00): 11, pid=119, name=python",),
@@ -119,7 +120,10 @@ GPU_RULES = (
         ("xid",),
         r"\bS?Xid \([^)]*\): \d+",
         XID_CATALOGUE + ": no action of its own, or a number that is not known",
-        ("NVRM: Xid (PCI:0000:10:1c): 63, pid=1896, Row Remapper: New row marked for remapping, reset gpu to activate.",),
+        (
+            "NVRM: Xid (PCI:0000:10:1c): 63, pid=1896, Row Remapper: New row marked for remapping, reset gpu to "
+            "activate.",
+        ),
         ("exid (3): 63",),
         weight=Weight.WEAK,
     ),
@@ -127,12 +131,21 @@ GPU_RULES = (
         "nvml-gpu-lost",
         FaultClass.GPU_UNAVAILABLE,
         Owner.MACHINE,
-        ("gpu is lost", "gpu requires reset", "device handle for gpu", "nvml", "nvidia-smi has failed", "no devices were found"),
-        r"GPU is lost|GPU requires reset|Unable to determine the device handle for GPU|NVMLError_(?:GpuIsLost|ResetRequired)"
+        (
+            "gpu is lost",
+            "gpu requires reset",
+            "device handle for gpu",
+            "nvml",
+            "nvidia-smi has failed",
+            "no devices were found",
+        ),
+        r"GPU is lost|GPU requires reset|Unable to determine the device handle for GPU|NVMLError_(?:GpuIsLost"
+        r"|ResetRequired)"
         r"|Failed to initialize NVML|NVIDIA-SMI has failed|^No devices were found",
         "NVIDIA: nvmlErrorString, nvidia-smi",
         (
-            "Unable to determine the device handle for GPU0000:3B:00.0: GPU is lost.  Reboot the system to recover this GPU",
+            "Unable to determine the device handle for GPU0000:3B:00.0: GPU is lost.  Reboot the system to recover "
+            "this GPU",
             "Failed to initialize NVML: Driver/library version mismatch",
             "pynvml.NVMLError_GpuIsLost: GPU is lost",
         ),
@@ -169,7 +182,8 @@ GPU_RULES = (
         r"CUDA-capable device\(s\) is/are busy or unavailable|no CUDA-capable device is detected|CUDA unknown error"
         r"|CUDA driver initialization failed|Found no NVIDIA driver|NVIDIA driver on your system is too old"
         r"|CUDA driver version is insufficient|CUDA error: system not yet initialized|cudaErrorSystemNotReady"
-        r"|CUDA error: unknown error|No CUDA GPUs are available|requires at least one CUDA device|no GPUs found|CUDA error: hardware stack error"
+        r"|CUDA error: unknown error|No CUDA GPUs are available|requires at least one CUDA device|no GPUs found"
+        r"|CUDA error: hardware stack error"
         r"|Error 80[234]: .*(?:system not yet initialized|driver)",
         CUDA,
         (
@@ -187,8 +201,10 @@ GPU_RULES = (
         ("not compiled with cuda", "no kernel image", "compiled with cuda enabled"),
         r"Torch not compiled with CUDA enabled|no kernel image is available for execution",
         "torch, CUDA runtime",
-        ("AssertionError: Torch not compiled with CUDA enabled",
-         "RuntimeError: CUDA error: no kernel image is available for execution on the device"),
+        (
+            "AssertionError: Torch not compiled with CUDA enabled",
+            "RuntimeError: CUDA error: no kernel image is available for execution on the device",
+        ),
         ("compiled with cuda 13.2",),
     ),
     LogRule(
@@ -200,7 +216,8 @@ GPU_RULES = (
         r"|CUBLAS_STATUS_ALLOC_FAILED|cuda.*failed to allocate",
         "torch.cuda.OutOfMemoryError",
         (
-            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB",
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of "
+            "79.11 GiB",
             "RuntimeError: CUDA error: out of memory",
         ),
         ("out of memory retries: 0", "java.lang.OutOfMemoryError: heap"),
@@ -215,7 +232,7 @@ GPU_RULES = (
         (
             "RuntimeError: CUDA error: device-side assert triggered",
             "/build/aten/src/ATen/native/cuda/Indexing.cu:1553: operator(): block: [7,0,0], thread: [32,0,0] Assertion "
-            "`-sizes[i] <= index && index < sizes[i] && \"index out of bounds\"` failed.",
+            '`-sizes[i] <= index && index < sizes[i] && "index out of bounds"` failed.',
         ),
         ("AssertionError: the assertion on the batch failed",),
     ),
@@ -254,7 +271,8 @@ GPU_RULES = (
         FaultClass.CUDA_ERROR,
         Owner.UNKNOWN,
         ("launch failure", "illegal instruction was encountered", "launch timed out"),
-        r"unspecified launch failure|CUDA error: an illegal instruction was encountered|CUDA error: the launch timed out",
+        r"unspecified launch failure|CUDA error: an illegal instruction was encountered"
+        r"|CUDA error: the launch timed out",
         CUDA,
         ("RuntimeError: CUDA error: unspecified launch failure",),
         ("launch failures: 0",),
@@ -264,10 +282,13 @@ GPU_RULES = (
         FaultClass.CUDA_ERROR,
         Owner.UNKNOWN,
         ("cublas_status_", "cudnn", "cusolver_status_", "cufft"),
-        r"CUDA error: CUBLAS_STATUS_(?!SUCCESS)|cuDNN error: |CUDNN_STATUS_(?!SUCCESS)\w+|cusolver error: |cuFFT error: ",
+        r"CUDA error: CUBLAS_STATUS_(?!SUCCESS)|cuDNN error: |CUDNN_STATUS_(?!SUCCESS)\w+|cusolver error: "
+        r"|cuFFT error: ",
         "torch: cuBLAS, cuDNN, cuSOLVER, cuFFT",
-        ("RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx( handle, opa, opb)`",
-         "RuntimeError: cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
+        (
+            "RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx( handle, opa, opb)`",
+            "RuntimeError: cuDNN error: CUDNN_STATUS_EXECUTION_FAILED",
+        ),
         ("cudnn version 90100", "CUBLAS_STATUS_SUCCESS"),
     ),
     LogRule(
@@ -277,8 +298,11 @@ GPU_RULES = (
         ("re-initialize cuda",),
         r"Cannot re-initialize CUDA in forked subprocess",
         "torch.cuda",
-        ("RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the "
-         "'spawn' start method",),
+        (
+            "RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you "
+            "must use the "
+            "'spawn' start method",
+        ),
         ("re-initialize CUDA graphs",),
     ),
     LogRule(

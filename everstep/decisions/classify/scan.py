@@ -21,7 +21,7 @@ from everstep.decisions.classify.lines import (
     without_prefix,
 )
 from everstep.decisions.classify.match import LineMatcher
-from everstep.decisions.classify.rule import LogRule, Weight
+from everstep.decisions.classify.rule import Weight
 from everstep.decisions.classify.tracebacks import CHAINED, HEADER, exception_line, exception_name
 
 PIECE = 1 << 18
@@ -146,9 +146,7 @@ class LogScanner:
         self._prefix = line[: len(line) - len(text)], rank
         return text, rank
 
-    def _line(
-        self, line: str, text: str, rank: int | None, number: int, place: _Place, *, triggered: bool
-    ) -> None:
+    def _line(self, line: str, text: str, rank: int | None, number: int, place: _Place, *, triggered: bool) -> None:
         """One line; of those without a trigger only what belongs to an open traceback counts."""
         message = self._messages.get(rank)
         if message is not None:
@@ -167,7 +165,7 @@ class LogScanner:
                 return
             if not text[0].isspace() and exception_line(text):
                 del self._open[rank]
-                self._raised(line, text, rank, number, opened.block, opened.time)
+                self._raised(line, text, rank, number, block=opened.block, time=opened.time)
             elif len(opened.block) >= BLOCK_LINES or number - opened.begun > OPEN_LINES:
                 del self._open[rank]
             else:
@@ -191,9 +189,7 @@ class LogScanner:
             message.raised.text = f"{message.raised.text[: SHOWN // 2]} … {stripped}"[:SHOWN]
             del self._messages[rank]
 
-    def _one(
-        self, line: str, text: str, rank: int | None, number: int, place: _Place, *, in_message: bool
-    ) -> None:
+    def _one(self, line: str, text: str, rank: int | None, number: int, place: _Place, *, in_message: bool) -> None:
         """A line that is no part of a traceback."""
         stripped = text.strip()
         if stripped.startswith(CHAINED):
@@ -205,7 +201,7 @@ class LogScanner:
         if name.endswith(("Error", "Exception")) or (rule is not None and "." in name):
             if not in_message:
                 self._noted += 1
-                self._raised(line, text, rank, number, [], place.time())
+                self._raised(line, text, rank, number, block=[], time=place.time())
         elif rule is not None:
             rank = rank_in(text) if rank is None else rank
             weight = rule.weight
@@ -216,11 +212,13 @@ class LogScanner:
             self._stream(rank).hit(hit)
 
     def _raised(
-        self, line: str, text: str, rank: int | None, number: int, block: list[str], time: float | None
+        self, line: str, text: str, rank: int | None, number: int, *, block: list[str], time: float | None
     ) -> None:
         rule = self._matcher.rule_of(text)
         goes_on = not block and says_it_goes_on(line[:SHOWN])
-        raised = RaisedException(number, text[:SHOWN], rule, block, goes_on=goes_on, time=time, quiet=number - self._noted)
+        raised = RaisedException(
+            number, text[:SHOWN], rule, block, goes_on=goes_on, time=time, quiet=number - self._noted
+        )
         self._stream(rank).raised(raised)
         if rule is not None and rule.name in SAYS_LITTLE:
             self._messages[rank] = _Message(raised)

@@ -14,7 +14,8 @@ CHAINED = (
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<name>.+))?')
 _EXCEPTION = re.compile(r"^((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?::(?=\s|$)|$)")
 _LIBRARY = re.compile(
-    r"site-packages/|dist-packages/|/lib/python\d|/lib64/python\d|^<frozen|^<string>|^<__array_function__|/bin/torchrun$|/bin/\w+run$"
+    r"site-packages/|dist-packages/|/lib/python\d|/lib64/python\d|^<frozen|^<string>|^<__array_function__"
+    r"|/bin/torchrun$|/bin/\w+run$"
     r"|\.pyx$|/importlib/|(?:^|/)everstep/(?:training|faults)"
 )
 

@@ -55,6 +55,8 @@ class LogVerdict:
         where = f" on rank{'s' if len(self.ranks) > 1 else ''} {listed(self.ranks)}" if self.ranks else ""
         said = self.evidence[0].text if self.evidence else (self.exit.text if self.exit else "no line is known")
         if self.fault is FaultClass.UNKNOWN and self.others:
-            said = f"{self.decided_by}: " + listed([f"{one.fault} ({one.reason})" for one in self.others if not one.consequence])
+            said = f"{self.decided_by}: " + listed(
+                [f"{one.fault} ({one.reason})" for one in self.others if not one.consequence]
+            )
         only = ", a consequence; the cause is not in these logs" if self.consequence else ""
         return f"{self.fault}, owner {self.owner}{where}{only}: {said}"

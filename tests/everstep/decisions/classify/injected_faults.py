@@ -1,6 +1,6 @@
 """Faults that are really injected, to make the logs of ``labelled/``: each is a small program that fails.
 
-    python -P tests/everstep/decisions/classify/inject.py FOLDER [NAME…]
+    python -P -m tests.everstep.decisions.classify.inject FOLDER [NAME…]
 
 A name that begins with ``ranks-`` is run as three gloo processes with a log each. What the labels say was known before
 the run: it is what the program does.
@@ -50,7 +50,8 @@ FAULTS: dict[str, str] = {
         "        ctypes.string_at(0)"
     ),
     "ranks-wrapped": ranks(
-        "def fault(step):\n    if rank == 2:\n        try:\n            {}['weights']\n        except KeyError as error:\n"
+        "def fault(step):\n    if rank == 2:\n        try:\n            {}['weights']\n"
+        "        except KeyError as error:\n"
         "            raise RuntimeError('cannot build the model') from error"
     ),
     "ranks-memory": ranks(
@@ -121,7 +122,7 @@ for batch in torch.utils.data.DataLoader(Data(), batch_size=8, num_workers=2): p
 """,
     "array-too-large": "import numpy\nnumpy.ones(10**13)\n",
     "tensor-too-large": "import torch\ntorch.ones(10**13)\n",
-    "json": "import json\njson.loads('{\"text\": \"abc\" \"label\": 3}')\n",
+    "json": 'import json\njson.loads(\'{"text": "abc" "label": 3}\')\n',
     "cut-checkpoint": """
 import torch
 torch.save({"w": torch.zeros(1000)}, "/tmp/everstep-cut.pt")
@@ -144,14 +145,21 @@ open("/tmp/everstep-cut.gz", "wb").write(data[:-300])
 gzip.open("/tmp/everstep-cut.gz").read()
 """,
     "not-utf8": "print(b'caf\\xe9 au lait'.decode())\n",
-    "arguments": "import argparse\np = argparse.ArgumentParser('train.py'); p.add_argument('--lr')\np.parse_args(['--lrr', '3'])\n",
+    "arguments": """
+import argparse
+p = argparse.ArgumentParser('train.py'); p.add_argument('--lr')
+p.parse_args(['--lrr', '3'])
+""",
     "script-missing": "",
     "shared-object": "import ctypes\nctypes.CDLL('libnccl_of_nobody.so.2')\n",
     "cannot-import-name": "from torch import flash_attention_of_nobody\n",
     "read-only": "import os\nopen(os.environ['READ_ONLY'] + '/ckpt', 'w')\n",
     "file-missing": "open('/data/of/nobody/train.bin', 'rb')\n",
     "many-files": "kept = []\nwhile True: kept.append(open('/dev/null'))\n",
-    "many-threads": "import threading, time\nwhile True: threading.Thread(target=time.sleep, args=(9,), daemon=True).start()\n",
+    "many-threads": """
+import threading, time
+while True: threading.Thread(target=time.sleep, args=(9,), daemon=True).start()
+""",
     "nan-anomaly": """
 import torch
 torch.autograd.set_detect_anomaly(True)
@@ -164,7 +172,12 @@ w = torch.ones(2, requires_grad=True)
 (w.sum() * float("nan")).backward()
 torch.nn.utils.clip_grad_norm_([w], 1.0, error_if_nonfinite=True)
 """,
-    "interrupt": "import os, signal, time\nsignal.signal(signal.SIGINT, signal.default_int_handler)\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(5)\n",
+    "interrupt": """
+import os, signal, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
+os.kill(os.getpid(), signal.SIGINT)
+time.sleep(5)
+""",
     "shape": """
 import torch
 def forward(model, batch):
@@ -188,7 +201,12 @@ store = dist.TCPStore("127.0.0.1", 29616, 1, True, timeout=datetime.timedelta(se
 store.get("of-nobody")
 """,
     "abort": "import os, faulthandler\nfaulthandler.enable()\nos.abort()\n",
-    "cxx-abort": "import torch, ctypes\nctypes.CDLL(None).abort\nimport threading\nctypes.CDLL('libstdc++.so.6')['_ZSt9terminatev']()\n",
+    "cxx-abort": """
+import torch, ctypes
+ctypes.CDLL(None).abort
+import threading
+ctypes.CDLL('libstdc++.so.6')['_ZSt9terminatev']()
+""",
     "assertion": "def check(batch):\n    assert len(batch) == 8, f'batch of {len(batch)}'\ncheck([1, 2])\n",
     "exit-3": "import sys\nprint('step 7 loss 2.31')\nsys.exit(3)\n",
     "fine": "for step in range(40): print(f'step {step} loss {2.5 / (step + 1):.4f} errors 0')\n",
