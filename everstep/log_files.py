@@ -53,7 +53,7 @@ def pieces(name: str) -> Iterator[bytes]:
     try:
         with Path(name).open("rb") as file:
             source = gzip.GzipFile(fileobj=file) if file.peek(len(GZIP))[: len(GZIP)] == GZIP else file
-            while data := source.read(PIECE):
+            while data := source.read1(PIECE):
                 yield data
     except (EOFError, zlib.error):
         return

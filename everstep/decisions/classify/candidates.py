@@ -94,7 +94,7 @@ def _of_stream(stream: StreamFindings, log: ScannedLog) -> list[LogCandidate]:
 
 def _weight(hit: LogHit, since: int) -> Weight:
     """A plain line long before the last exception was survived."""
-    return Weight.WEAK if hit.weight is Weight.PLAIN and hit.quiet < since else hit.weight
+    return Weight.SURVIVED if hit.weight is Weight.PLAIN and hit.quiet < since else hit.weight
 
 
 def _raised(stream: StreamFindings, group: list[RaisedException], went_on: bool) -> LogCandidate:
@@ -107,7 +107,7 @@ def _raised(stream: StreamFindings, group: list[RaisedException], went_on: bool)
     if first.rule is None and cause.rule is not None and cause.rule.role.is_consequence:
         cause = first
     rule = cause.rule or USER_EXCEPTION
-    weight = Weight.WEAK if cause.goes_on or went_on else Weight.DECISIVE
+    weight = Weight.SURVIVED if cause.goes_on or went_on else Weight.DECISIVE
     blocks = (cause.block, *(one.block for one in group if one is not cause))
     return LogCandidate(
         rule, weight, EvidenceLine(stream.source, cause.line, cause.text), stream.rank, cause.time, blocks, len(group)

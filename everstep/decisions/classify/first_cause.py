@@ -78,8 +78,8 @@ def _ended(strong: Sequence[LogCandidate]) -> bool:
 
 
 def _only_weak(found: Sequence[LogCandidate]) -> list[LogCandidate]:
-    """What may have been survived is the cause only where nothing else is there and it tells of an end."""
-    return [one for one in found if one.rule.role is not Role.SUMMARY and one.rule.fault is not FaultClass.UNKNOWN]
+    """Weak words count where nothing else is there; what was survived, and what launchers sum up, never does."""
+    return [one for one in found if one.weight is Weight.WEAK and one.rule.role is not Role.SUMMARY]
 
 
 def _choose(top: Sequence[LogCandidate]) -> tuple[LogCandidate | None, str]:

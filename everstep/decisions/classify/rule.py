@@ -87,8 +87,10 @@ class Role(IntEnum):
 class Weight(IntEnum):
     """How much one line says when nothing stands beside it."""
 
+    SURVIVED = 0
+    """The program went on, or says that it does."""
     WEAK = 1
-    """It may be handled and gone: a retry, a word that others use too."""
+    """A word that many use: it counts where nothing better is there."""
     PLAIN = 2
     DECISIVE = 3
     """Nothing goes on after it."""

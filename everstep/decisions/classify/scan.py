@@ -206,7 +206,7 @@ class LogScanner:
             rank = rank_in(text) if rank is None else rank
             weight = rule.weight
             if weight < Weight.DECISIVE and says_it_goes_on(line[:SHOWN]):
-                weight = Weight.WEAK
+                weight = Weight.SURVIVED
             self._noted += 1
             hit = LogHit(rule, number, stripped[:SHOWN], weight, place.time(), number - self._noted)
             self._stream(rank).hit(hit)

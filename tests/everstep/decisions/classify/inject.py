@@ -9,9 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-from injected_faults import FAULTS
-
+from tests.everstep.decisions.classify.injected_faults import FAULTS
 
 LIMITS = {"many-files": "ulimit -n 64", "many-threads": "ulimit -v 1000000"}
 """What the kernel refuses a program of that name."""
