@@ -29,7 +29,7 @@ _RANK_OF_FILE = re.compile(
     r"(?:^|[/_.-])rank[_.-]?(\d+)(?=[^0-9]|$)|/attempt_\d+/(\d+)/std(?:err|out)\.log$", re.IGNORECASE
 )
 _QUIET = re.compile(
-    r"(?<!NCCL )\b(?:WARN(?:ING)?|INFO|DEBUG|NOTICE)\b|^[WI]\d{4} |Warning: |\b(?:retry|retrying|trying again)\b",
+    r"(?<!NCCL )\b(?:WARN(?:ING)?(?! {2,}[A-Z])|INFO|DEBUG|NOTICE)\b|^[WI]\d{4} |Warning: |\b(?:retry|retrying|trying again)\b",
     re.IGNORECASE,
 )
 
@@ -61,7 +61,10 @@ def rank_of_file(name: str) -> int | None:
 
 
 def says_it_goes_on(line: str) -> bool:
-    """Whether a line is a warning or less by its own words: what it tells of was survived."""
+    """Whether a line is a warning or less by its own words: what it tells of was survived.
+
+    NCCL and the events of Kubernetes call a warning what ends a process.
+    """
     return _QUIET.search(line) is not None
 
 

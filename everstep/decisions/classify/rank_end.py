@@ -12,9 +12,6 @@ from everstep.decisions.classify.verdict import LogVerdict
 TAIL = 4096
 """Characters at the end of a rank's output that are looked at: libraries wrap an exception in another one, and the
 cause stands above it (2,400 characters above the end for one of torch's pipelining, measured)."""
-ALIKE = 60
-"""Characters by which an exception is found again in the output, where lines may be cut (ours)."""
-
 _MATCHER = LineMatcher()
 
 
@@ -29,6 +26,6 @@ def classify_end(exception: str, log_tail: str, exit_code: int | None) -> LogVer
     """
     scanner = LogScanner("output", matcher=_MATCHER)
     scanner.feed(log_tail[-TAIL:].encode(errors="replace") + b"\n")
-    if exception and not scanner.raised_last(exception[:ALIKE]):
+    if exception and not scanner.raised_last(exception):
         scanner.feed(exception.encode(errors="replace") + b"\n")
     return first_cause([scanner.close()], exit_code)

@@ -36,6 +36,8 @@ BLOCK_LINES = 400
 """Lines of a traceback that are read (ours): of a deep recursion the beginning."""
 OPEN_LINES = 200_000
 """Lines of all ranks within which a traceback that was begun has to end (ours)."""
+ALIKE = 60
+"""Characters by which an exception is found again (ours)."""
 SMALL = 1 << 15
 """Bytes up to which one expression of all triggers is quicker than one search for each (measured)."""
 PREFIX_BEGINS = set("[(0123456789")
@@ -92,14 +94,18 @@ class LogScanner:
             if end:
                 self._read(held[:end])
 
-    def raised_last(self, beginning: str) -> bool:
-        """Whether the last exception so far begins like that."""
+    def raised_last(self, exception: str) -> bool:
+        """Whether it is the last exception so far; of a long one the beginning suffices, as lines may be cut."""
         last = max(
             (stream.groups[-1][-1] for stream in self._streams.values() if stream.groups),
             key=lambda one: one.line,
             default=None,
         )
-        return last is not None and last.text.startswith(beginning)
+        if last is None:
+            return False
+        if len(exception) > ALIKE:
+            return last.text.startswith(exception[:ALIKE])
+        return last.text.strip() == exception.strip()
 
     def close(self) -> ScannedLog:
         """What was found."""
