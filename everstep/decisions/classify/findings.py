@@ -70,6 +70,8 @@ class StreamFindings:
 
     def raised(self, raised: RaisedException) -> None:
         """Take an exception."""
+        if self.groups and self.groups[-1][-1].line == raised.line - 1:
+            self.linked = True  # the line of an exception directly below that of another one belongs to its message
         if self.groups and self.before_last:
             self.groups[-1].insert(0, raised)
         elif self.groups and self.linked and len(self.groups[-1]) < RECENT:

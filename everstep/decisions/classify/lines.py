@@ -29,7 +29,8 @@ _RANK_OF_FILE = re.compile(
     r"(?:^|[/_.-])rank[_.-]?(\d+)(?=[^0-9]|$)|/attempt_\d+/(\d+)/std(?:err|out)\.log$", re.IGNORECASE
 )
 _QUIET = re.compile(
-    r"(?<!NCCL )\b(?:WARN(?:ING)?(?! {2,}[A-Z])|INFO|DEBUG|NOTICE)\b|^[WI]\d{4} |Warning: |\b(?:retry|retrying|trying again)\b",
+    r"(?<!NCCL )\b(?:WARN(?:ING)?(?! {2,}[A-Z])|INFO|DEBUG|NOTICE)\b|^[WI]\d{4} |Warning: |"
+    r"\b(?:retry|retrying|trying again)\b",
     re.IGNORECASE,
 )
 

@@ -160,7 +160,7 @@ COMMUNICATION_RULES = (
         FaultClass.CONNECTION_LOST,
         Owner.NETWORK,
         ("connection timed out", "no route to host", "network is unreachable"),
-        r"(?:gloo|TCPStore|Dist(?:Network|Store|Backend)Error|NCCL).*"
+        r"(?:gloo|TCPStore|Dist(?:Network|Store|Backend)Error|NCCL|socket(?:Start|Poll)Connect).*"
         r"(?:Connection timed out|No route to host|Network is unreachable)",
         "Linux: ETIMEDOUT, EHOSTUNREACH, ENETUNREACH, in a line of those who talk to peers",
         (
@@ -185,7 +185,8 @@ COMMUNICATION_RULES = (
             "remote peer",
             "client socket has failed",
         ),
-        r"(?:gloo|TCPStore|Dist(?:Network|Store|Backend)Error|NCCL|socket\.cpp|socketProgress).*"
+        r"(?:gloo|TCPStore|Dist(?:Network|Store|Backend)Error|NCCL|socket\.cpp|socketProgress|socket(?:Start"
+        r"|Poll)Connect).*"
         r"(?:Connection (?:closed|reset) by (?:remote )?peer|Connection refused|Broken pipe|[Cc]losed by remote peer)"
         r"|Connection closed by (?:remote )?peer|Connection was likely closed|sendBytes failed|recvValue failed"
         r"|client socket has failed to connect",

@@ -212,13 +212,16 @@ GPU_RULES = (
         FaultClass.GPU_OUT_OF_MEMORY,
         Owner.CODE,
         ("out of memory", "outofmemory", "cublas_status_alloc_failed", "failed to allocate"),
-        r"CUDA out of memory|CUDA error: out of memory|OutOfMemoryError: (?:CUDA|HIP)|CUDA_ERROR_OUT_OF_MEMORY"
+        r"CUDA out of memory|RESOURCE_EXHAUSTED: Out of memory|CUDA error: out of memory|OutOfMemoryError: (?:CUDA"
+        r"|HIP)|CUDA_ERROR_OUT_OF_MEMORY"
         r"|CUBLAS_STATUS_ALLOC_FAILED|cuda.*failed to allocate",
         "torch.cuda.OutOfMemoryError",
         (
             "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of "
             "79.11 GiB",
             "RuntimeError: CUDA error: out of memory",
+            "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 12 "
+            "bytes.",
         ),
         ("out of memory retries: 0", "java.lang.OutOfMemoryError: heap"),
     ),

@@ -33,10 +33,12 @@ HOST_RULES = (
             "out-of-memory",
             "exceeded memory limit",
             "oom killer",
+            "term_memlimit",
         ),
         r"Detected \d+ oom[_-]kill event|\bOOMKilled\b(?!: false)|OUT_OF_MEMORY\b.*(?:slurm|job)"
         r"|Memory cgroup out of memory"
-        r"|oom-kill:constraint=CONSTRAINT_MEMCG|exceeded (?:step |job )?memory limit|Some of (?:your processes"
+        r"|oom-kill:constraint=CONSTRAINT_MEMCG|exceeded (?:step |job )?memory limit|TERM_MEMLIMIT"
+        r"|Some of (?:your processes"
         r"|the step tasks) "
         r"(?:may )?have been (?:killed by the cgroup out-of-memory handler|OOM Killed)",
         "Slurm; Kubernetes; Linux kernel: the limit of the job's own cgroup",
@@ -53,8 +55,9 @@ HOST_RULES = (
         "oom-kill",
         FaultClass.HOST_OUT_OF_MEMORY,
         Owner.UNKNOWN,
-        ("oom-killer", "out of memory: kill", "oom-kill:"),
-        r"invoked oom-killer|Out of memory: Kill(?:ed)? process \d+|oom-kill:constraint=CONSTRAINT_NONE",
+        ("oom-killer", "out of memory: kill", "oom-kill:", "memory pressure", "ray.exceptions.outofmemory"),
+        r"invoked oom-killer|ray\.exceptions\.OutOfMemoryError|killed due to memory pressure"
+        r"|Out of memory: Kill(?:ed)? process \d+|oom-kill:constraint=CONSTRAINT_NONE",
         KERNEL + ": whose memory it was is not said",
         (
             "Out of memory: Killed process 4242 (pt_main_thread) total-vm:181234kB",

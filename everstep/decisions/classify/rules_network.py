@@ -59,6 +59,7 @@ NETWORK_RULES = (
             "urlopen error",
             "http error",
             "server error",
+            "client error",
             "too many requests",
             "newconnectionerror",
             "couldn't connect to",

@@ -59,7 +59,7 @@ PROCESS_RULES = (
         Owner.UNKNOWN,
         ("sigkill", "killed", "signal 9", "-9"),
         r"Signal 9 \(SIGKILL\) received by PID|\bSIGKILL\b|task \d+: Killed|^\s*Killed\s*$|line \d+:\s+\d+ Killed\s"
-        r"|exited? (?:with|on) (?:code -9|signal 9)|exitcode\s*: -9\b|Exit Code:\s+137",
+        r"|exited? (?:with|on) (?:code -9|signal 9)|exitcode\s*: -9\b|return code = -9\b|Exit Code:\s+137",
         "torchrun, mpirun, srun, bash: by whom it does not say",
         (
             "  traceback : Signal 9 (SIGKILL) received by PID 4242",
@@ -122,6 +122,7 @@ PROCESS_RULES = (
         (
             "childfailederror",
             "exited with exit code",
+            "exits with return code",
             "exitcode",
             "root cause (first",
             "calledprocesserror",
@@ -130,7 +131,8 @@ PROCESS_RULES = (
             "processraisedexception",
             "job has failed",
         ),
-        r"ChildFailedError|srun: error: .*Exited with exit code \d+|failed \(exitcode: -?\d+\)"
+        r"ChildFailedError|exits with return code = -?[1-9]|srun: error: .*Exited with exit code \d+"
+        r"|failed \(exitcode: -?\d+\)"
         r"|Root Cause \(first observed failure\)"
         r"|subprocess\.CalledProcessError: Command .* returned non-zero|CrashLoopBackOff|ProcessExitedException"
         r"|ProcessRaisedException",

@@ -25,7 +25,7 @@ def test_every_log_has_a_label_and_every_label_a_class() -> None:
     assert inside == meant
     assert {one.fault for one in entries} <= {str(fault) for fault in FaultClass}
     assert len({one.path for one in entries}) == len(entries)
-    assert {one.part for one in entries} == {"tuned", "held-out"}
+    assert {one.part for one in entries} == {"tuned", "held-out", "second held-out"}
 
 
 def test_an_exception_is_told_with_its_place_in_the_users_code() -> None:
