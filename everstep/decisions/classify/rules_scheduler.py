@@ -63,11 +63,11 @@ SCHEDULER_RULES = (
         FaultClass.EVICTED,
         Owner.SCHEDULER,
         ("evicted", "evicting", "low on resource", "exceeded its local ephemeral"),
-        r"\bEvicted\b|[Tt]he node was low on resource|Pod ephemeral local storage usage exceeds"
+        r"(?-i:\bEvicted\b)|[Tt]he node was low on resource|Pod ephemeral local storage usage exceeds"
         r"|The node had condition: \[",
         KUBERNETES,
         ("Warning  Evicted  kubelet  The node was low on resource: ephemeral-storage. Threshold quantity: 10Gi",),
-        ("evicting 3 keys from the cache",),
+        ("evicting 3 keys from the cache", "cache: evicted 3 entries"),
         weight=Weight.DECISIVE,
     ),
     LogRule(
