@@ -32,7 +32,7 @@ def test_a_packed_log_is_known_by_its_first_bytes_and_a_broken_one_ends_early(tm
 
 
 def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there is no file or folder .*/none"):
+    with pytest.raises(ConfigError, match="there is no file or folder"):
         log_files([str(tmp_path / "none")])
     with pytest.raises(ConfigError, match="cannot be read"):
         list(pieces(str(tmp_path)))

@@ -46,7 +46,7 @@ def first_cause(logs: Iterable[ScannedLog], exit_code: int | None = None) -> Log
         )
     best = min(one.order for one in pool)
     top = [one for one in pool if one.order == best]
-    # An exception that no rule knows weighs less than a known one, and may still be what began.
+    # Of causes the order in which they came says more than how sure each one is.
     if best[0] == Role.CAUSE:
         top = [one for one in pool if one.rule.role is Role.CAUSE]
     elif (

@@ -29,10 +29,9 @@ _RANK_OF_FILE = re.compile(
     r"(?:^|[/_.-])rank[_.-]?(\d+)(?=[^0-9]|$)|/attempt_\d+/(\d+)/std(?:err|out)\.log$", re.IGNORECASE
 )
 _QUIET = re.compile(
-    r"(?<!NCCL )\b(?:WARN(?:ING)?(?! {2,}[A-Z])|INFO|DEBUG|NOTICE)\b|^[WI]\d{4} |Warning: |"
-    r"\b(?:retry|retrying|trying again)\b",
-    re.IGNORECASE,
+    r"(?<!NCCL )(?<!=)\b(?:WARN(?:ING)?(?! {2,}[A-Z])|INFO|DEBUG|NOTICE)\b|^[WI]\d{4} |Warning: ", re.IGNORECASE
 )
+_TRIED_AGAIN = re.compile(r"\b(?:retry|retrying|trying again)\b", re.IGNORECASE)
 
 
 def clean(line: str) -> str:
@@ -66,7 +65,12 @@ def says_it_goes_on(line: str) -> bool:
 
     NCCL and the events of Kubernetes call a warning what ends a process.
     """
-    return _QUIET.search(line) is not None
+    return _QUIET.search(line) is not None or is_tried_again(line)
+
+
+def is_tried_again(line: str) -> bool:
+    """Whether a line says that what failed is tried again."""
+    return _TRIED_AGAIN.search(line) is not None
 
 
 def time_of(line: str) -> float | None:

@@ -14,6 +14,7 @@ from everstep.decisions.classify.findings import LogHit, RaisedException, Scanne
 from everstep.decisions.classify.lines import (
     SHOWN,
     clean,
+    is_tried_again,
     rank_in,
     rank_of_file,
     says_it_goes_on,
@@ -221,7 +222,7 @@ class LogScanner:
         self, line: str, text: str, rank: int | None, number: int, *, block: list[str], time: float | None
     ) -> None:
         rule = self._matcher.rule_of(text)
-        goes_on = not block and says_it_goes_on(line[:SHOWN])
+        goes_on = not block and is_tried_again(line[:SHOWN])
         raised = RaisedException(
             number, text[:SHOWN], rule, block, goes_on=goes_on, time=time, quiet=number - self._noted
         )

@@ -69,6 +69,15 @@ def test_what_was_survived_is_no_cause() -> None:
     assert (unsure.fault, [one.reason for one in unsure.others]) == (FaultClass.UNKNOWN, ["disk-full"])
 
 
+def test_the_name_of_a_setting_is_no_level_of_a_log() -> None:
+    said = (
+        "torch.distributed.DistBackendError: NCCL error in: P.cpp:1, unhandled system error (run with NCCL_DEBUG=INFO)"
+    )
+
+    assert verdict_of(said).reason == "nccl-system-error"
+    assert verdict_of("ConnectionError: busy, retrying in 5 s\nstep 1\nKeyError: 3\n").evidence[0].line == 3
+
+
 def test_a_handler_that_fails_too_is_not_the_cause() -> None:
     chained = f"{CLOSED}\nDuring handling of the above exception, another exception occurred:\n\nValueError: cleanup\n"
     own = f"KeyError: 'a'\n\nDuring handling of the above exception, another exception occurred:\n\n{CLOSED}"
