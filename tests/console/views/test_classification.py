@@ -37,8 +37,8 @@ def test_an_incident_shows_class_owner_place_and_evidence() -> None:
     record = IncidentRecord(id="incident/gpt/0001", job="gpt", run=1, number=1)
     shown = record.model_copy(update={"anomaly": {"classification": found.model_dump(mode="json")}})
 
-    facts = dict(row for row in report_blocks(shown)[0].rows)
+    facts = {row[0]: row[1] for row in report_blocks(shown)[0].rows}
     assert facts["class"] == "disk full (disk-full)"
     assert (facts["owner"], facts["in"]) == ("storage", "/job/train.py:15 in save")
     assert facts["evidence"] == "OSError: [Errno 28] No space left on device"
-    assert "class" not in dict(row for row in report_blocks(record)[0].rows)
+    assert "class" not in {row[0] for row in report_blocks(record)[0].rows}
