@@ -31,6 +31,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "resume": ("jobs", "Jobs", "Let a parked job try again."),
     "abandon": ("jobs", "Jobs", "Give a parked job up."),
     "incidents": ("incidents", "Jobs", "What went wrong, and what was done."),
+    "classify": ("classify", "Jobs", "What ended a job, from its logs alone; no cluster is needed."),
     "incident": ("incidents", "Jobs", "One incident: seen, decided, done, with times."),
     "drill": ("drill", "Game days", "Inject a real fault and judge the recovery."),
     "sweep": ("sweep", "Game days", "Kill the worker at every event of an incident in turn."),

@@ -6,6 +6,7 @@ from agent.v1 import agent_pb2 as pb
 from everstep import environment
 from everstep.decisions.checkpoints.placement import Placement
 from everstep.decisions.detect.facts import ObservedExit
+from everstep.decisions.detect.root_cause import classification_of
 from everstep.import_variables import read_at_import
 from everstep.model.assignment import Assignment
 from everstep.model.incident import RankExit, Tier
@@ -37,6 +38,8 @@ def seen_of(observation: pb.Observation, heard_ns: int, *, shift_ns: int = 0) ->
         completed_steps=exited.completed_steps,
         exception=exited.exception,
     )
+    # Once: of thousands of ends a watcher looks at all when each of them is heard of.
+    end = end.model_copy(update={"classification": classification_of(end)})
     return ObservedExit(
         id=observation.id, end=end, attached=exited.attached, finished=exited.finished, heard_ns=heard_ns
     )

@@ -15,7 +15,7 @@ from activities.agents.convert import TIERS, code_of, signal_of
 from activities.payloads import packed_bytes
 from agent.monitor.messages import finding_of
 from agent.v1 import agent_pb2 as pb
-from everstep.decisions.detect.root_cause import is_victim, said_of_a_peer
+from everstep.decisions.detect.root_cause import classification_of, is_victim
 from everstep.model.health import MachineFinding, worst_first
 from everstep.model.incident import Evidence, RankExit, StateCopy, Tier, Unlisted
 
@@ -185,7 +185,7 @@ def fitted(evidence: Evidence, *, at: int | None = None) -> Evidence:
     for per_rank, characters in NARROWER:
         if packed_bytes(kept.model_dump_json()) <= PACKED_LIMIT:
             break
-        exits = [_cut(end, characters, end.log_tail) for end in exits]
+        exits = [_bare(_cut(end, characters, end.log_tail)) for end in exits]
         held = nearest_of_each(held, per_rank, at=at)
         kept = _counted(evidence, exits, held)
     return kept
@@ -251,18 +251,27 @@ def bounded(held: list[StateCopy], *, at: int | None = None, limit: int = HELD_L
 
 
 def bounded_exits(exits: list[RankExit]) -> list[RankExit]:
-    """The ends, with the output of the first ones only; who is a victim of another rank stays a victim."""
+    """The ends, classified while all of their output is at hand, and then with the output of the first ones only."""
+    exits = [end if end.stopped_by_us else _classified(end) for end in exits]
     if len(exits) <= TAILS:
         return exits
     own = sorted((end for end in exits if not end.stopped_by_us), key=lambda end: (is_victim(end), end.time_ns))
     with_output = {end.rank for end in own[:TAILS]}
-    return [_cut(end, LINE, end.log_tail if end.rank in with_output else "") for end in exits]
+    return [_cut(end, LINE, end.log_tail) if end.rank in with_output else _bare(_cut(end, LINE, "")) for end in exits]
+
+
+def _classified(end: RankExit) -> RankExit:
+    return end.model_copy(update={"classification": classification_of(end)})
 
 
 def _cut(end: RankExit, characters: int, log_tail: str) -> RankExit:
-    """An end with less text, which says still whether a peer went away."""
-    cut = end.model_copy(update={"exception": end.exception[:characters], "log_tail": log_tail})
-    peer_text = "" if end.stopped_by_us else said_of_a_peer(end)
-    if not peer_text or is_victim(cut):
-        return cut
-    return cut.model_copy(update={"log_tail": f"{log_tail}\n{peer_text}".lstrip()})
+    """An end with less text."""
+    return end.model_copy(update={"exception": end.exception[:characters], "log_tail": log_tail})
+
+
+def _bare(end: RankExit) -> RankExit:
+    """An end whose class is kept, and not the lines that say it."""
+    if end.classification is None:
+        return end
+    bare = end.classification.model_copy(update={"place": "", "evidence": []})
+    return end.model_copy(update={"classification": bare})

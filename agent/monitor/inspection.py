@@ -16,7 +16,8 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from everstep.model.health import EVIDENCE_CHARACTERS, EVIDENCE_LINES, Finding, Health, Owner, Remedy
+from everstep.model.health import EVIDENCE_CHARACTERS, EVIDENCE_LINES, Finding, Health, Remedy
+from everstep.model.owner import Owner
 
 ITEM_CHARACTERS = 100
 """Of the part of a machine that a finding is about (ours)."""

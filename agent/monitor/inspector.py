@@ -12,7 +12,8 @@ import structlog
 from agent.monitor.inspection import Inspection, Look, Reason
 from agent.monitor.kept import KeptStates
 from everstep.errors import CannotLook
-from everstep.model.health import Finding, Health, Owner, Remedy
+from everstep.model.health import Finding, Health, Remedy
+from everstep.model.owner import Owner
 
 UNABLE = Reason(
     "cannot-inspect",

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 from agent.monitor.monitor import InspectionState
 from agent.v1 import agent_pb2 as pb
-from everstep.model.health import Finding, Health, Owner, Remedy, verdict_of
+from everstep.model.health import Finding, Health, Remedy, verdict_of
+from everstep.model.owner import Owner
 
 FINDINGS = 64
 """In one answer, at most, the worst first (ours)."""

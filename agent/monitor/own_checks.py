@@ -22,7 +22,8 @@ from typing import Any, ClassVar
 from agent.monitor.inspection import Inspection, Look, Reason, Site
 from agent.monitor.settings import CheckLimits
 from everstep.errors import CannotLook, ConfigError
-from everstep.model.health import Health, Owner, Remedy
+from everstep.model.health import Health, Remedy
+from everstep.model.owner import Owner
 
 ENTRY_POINTS = "everstep.inspections"
 OUTPUT_BYTES = 64 << 10

@@ -10,6 +10,7 @@ import re
 import signal
 import urllib.parse
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 from controlplane.shown import clean_line
 from everstep.decisions.detect.all import RULES
 from everstep.model.health import MachineFinding
-from everstep.model.incident import NOT_CONFIRMED, Evidence, RankExit
+from everstep.model.incident import NOT_CONFIRMED, Classification, Evidence, RankExit
 
 if TYPE_CHECKING:
     from activities.ledger.records import IncidentRecord
@@ -106,6 +107,7 @@ def _facts(record: IncidentRecord) -> list[tuple[str, ...]]:
         ("job", record.job),
         ("symptom", symptom(record)),
         ("cause", clean(record.cause or "")),
+        *_class_rows(record),
         ("found by", _rule(str(anomaly.get("rule", "")))),
         ("seen on", ", ".join([*(f"rank {rank}" for rank in anomaly.get("ranks", [])), *anomaly.get("machines", [])])),
         ("fault at", clock(record.fault_ns)),
@@ -117,6 +119,30 @@ def _facts(record: IncidentRecord) -> list[tuple[str, ...]]:
         ("evicted", ", ".join(record.evicted) or ("nobody" if record.closed_ns else "")),
     ]
     return [row for row in rows if row[1]]
+
+
+def _class_rows(record: IncidentRecord) -> list[tuple[str, ...]]:
+    """What the first failure was, who owns it, where in the user's code, and the lines that say so."""
+    found = _classification(record)
+    if found is None:
+        return []
+    also = ", a consequence: its cause is elsewhere" if found.consequence else ""
+    return [
+        ("class", clean(f"{found.fault} ({found.reason}){also}")),
+        ("owner", clean(found.owner)),
+        ("in", clean(found.place)),
+        *(("evidence", clean(line)) for line in found.evidence),
+    ]
+
+
+def _classification(record: IncidentRecord) -> Classification | None:
+    """The report's, else that of the anomaly, else none: of a release that made none."""
+    report = record.parsed_report()
+    if report is not None:
+        return report.classification
+    with suppress(ValueError):
+        return Classification.model_validate((record.anomaly or {}).get("classification"))
+    return None
 
 
 def _rule(name: str) -> str:

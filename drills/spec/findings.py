@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from agent.monitor.kernel.xid import xid_of
 from drills.spec.catalogue import DEVICES
 from drills.spec.request import DrillRequest
-from everstep.model.health import Health, Owner
+from everstep.model.health import Health
+from everstep.model.owner import Owner
 
 
 @dataclass(frozen=True, slots=True)

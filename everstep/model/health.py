@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pydantic import Field
 
 from everstep.model.message import Model
+from everstep.model.owner import Owner
 from everstep.model.words import Words
 
 EVIDENCE_LINES = 5
@@ -26,23 +27,6 @@ class Health(Words):
     FAULTY = "faulty"
     UNKNOWN = "unknown"
     """It could not be looked at, or what was seen does not say whose fault it is."""
-
-
-class Owner(Words):
-    """Where a fault comes from, and so who has to do something about it."""
-
-    MACHINE = "machine"
-    NETWORK = "network"
-    """What lies between machines; a link that goes down and comes back may be a switch's."""
-    CODE = "code"
-    """The job's own program, or its settings."""
-    DATA = "data"
-    """What the job reads."""
-    STORAGE = "storage"
-    """File systems and object storage that machines share."""
-    SCHEDULER = "scheduler"
-    """Who gave the machines took them away, or ended what ran on them."""
-    UNKNOWN = "unknown"
 
 
 class Remedy(Words):

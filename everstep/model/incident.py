@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from everstep.model.health import MachineFinding
-from everstep.model.message import Model
-from everstep.model.words import AnyWord, Words
+from everstep.model.message import AnyWord, Model
+from everstep.model.words import Words
 
 
 class Symptom(Words):
@@ -36,6 +36,23 @@ class Symptom(Words):
     """An inspection found a machine faulty while its ranks go on."""
 
 
+class Classification(Model):
+    """What ended a rank, by its exit, its exception and the end of its output (``everstep.decisions.classify``)."""
+
+    fault: str
+    """The class, e.g. ``gpu out of memory``; ``unknown`` where nothing says it."""
+    owner: str
+    """Who has to act: machine, network, code, data, storage, scheduler or unknown."""
+    reason: str
+    """Reason code: the name of the rule, e.g. ``gpu-out-of-memory``."""
+    consequence: bool = False
+    """It follows from the end of another process."""
+    place: str = ""
+    """Of an exception: ``file:line in function`` of the user's code."""
+    evidence: list[str] = Field(default_factory=list)
+    """The lines that say so, the first one first; empty: the exit alone does, or they are not kept."""
+
+
 class Anomaly(Model):
     """One fault as a watcher reports it to the job."""
 
@@ -55,6 +72,8 @@ class Anomaly(Model):
     """Name of the rule that found it (``everstep.decisions.detect.all``); empty: none did, e.g. a launch failed."""
     findings: list[MachineFinding] = Field(default_factory=list)
     """What inspections said, where it rests on that."""
+    classification: Classification | None = None
+    """Of the rank that ended; None: none did, or the release that wrote it did not say."""
 
 
 class RankExit(Model):
@@ -73,6 +92,8 @@ class RankExit(Model):
     shown_steps: int = -1
     """Steps that this process showed: the most of its reports, its calls of the optimizer and, 0 or 1, bodies of
     ``run.steps``; -1: not known."""
+    classification: Classification | None = None
+    """Made when all of its output was at hand; None: not made, ask ``root_cause.classification_of``."""
 
 
 class Tier(Words):
@@ -209,6 +230,8 @@ class Failure(Model):
     time_ns: int = 0
     shown: int = -1
     """Steps that the process that failed had shown; -1: not known. Says the place where ``step`` does not."""
+    classification: Classification | None = None
+    """Of the rank that failed first; None: none did, or it is not known."""
 
 
 class Stage(Words):
@@ -337,6 +360,8 @@ class IncidentReport(Model):
     """What was launched last, where the job writes that too."""
     findings: list[MachineFinding] = Field(default_factory=list)
     """What inspections of the machines said, the worst first."""
+    classification: Classification | None = None
+    """Of the failure that opened it: class, owner and the lines that say so; None: no rank failed by itself."""
 
 
 CLOSED_OUTSIDE = "closed from outside"

@@ -9,8 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from everstep.model.incident import NOT_CONFIRMED, Anomaly, Failure, IncidentReport, Showing
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
-from everstep.model.message import Model
-from everstep.model.words import AnyWord
+from everstep.model.message import AnyWord, Model
 
 JobStatus = Annotated[
     Literal["starting", "running", "recovering", "parked", "stopping", "finished", "failed", "stopped"], AnyWord

@@ -11,9 +11,6 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Self
 
-from pydantic import GetPydanticSchema
-from pydantic_core import core_schema
-
 
 class Words(StrEnum):
     """Base of the enums that cross Temporal or are stored: any other text becomes a member of its own, not listed."""
@@ -30,7 +27,3 @@ class Words(StrEnum):
     def known(self) -> bool:
         """Whether this release knows the word."""
         return type(self).__members__.get(self.name) is self
-
-
-AnyWord = GetPydanticSchema(lambda _source, _handler: core_schema.str_schema())
-"""Annotates a ``Literal``: the type checker sees the list, and a model takes any text."""

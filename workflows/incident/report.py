@@ -100,6 +100,7 @@ def _report(
         showing=confirmation.showing if confirmation and confirmation.showing.kind else incident.state.showing,
         first_step_s=round(incident.first_step_s, 3),
         findings=incident.state.findings,
+        classification=first.classification if first else incident.input.anomaly.classification,
     )
 
 

@@ -11,7 +11,8 @@ from pydantic import Field
 
 from agent.monitor import events
 from agent.monitor.inspection import Inspection, Limits, Look, Reason
-from everstep.model.health import Health, Owner, Remedy
+from everstep.model.health import Health, Remedy
+from everstep.model.owner import Owner
 
 JUMPED = Reason(
     "clock-jumped",

@@ -10,7 +10,8 @@ from pydantic import Field
 from agent.monitor.host.procfiles import meminfo, pressure
 from agent.monitor.inspection import Inspection, Limits, Look, Reason
 from everstep.memory import memory_available
-from everstep.model.health import Health, Owner, Remedy
+from everstep.model.health import Health, Remedy
+from everstep.model.owner import Owner
 from everstep.text import size_text
 
 LOW = Reason(

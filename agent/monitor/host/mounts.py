@@ -15,7 +15,8 @@ from pydantic import Field
 
 from agent.monitor.inspection import Inspection, Limits, Look, Reason
 from everstep.errors import CannotLook
-from everstep.model.health import Health, Owner, Remedy
+from everstep.model.health import Health, Remedy
+from everstep.model.owner import Owner
 
 READ_ONLY = Reason(
     "fs-readonly",

@@ -12,7 +12,8 @@ from pydantic import Field
 from agent.monitor import events
 from agent.monitor.inspection import Inspection, Limits, Look, RankSeen, Reason
 from everstep.memory import oom_kills
-from everstep.model.health import Finding, Health, Owner, Remedy
+from everstep.model.health import Finding, Health, Remedy
+from everstep.model.owner import Owner
 
 OOM_KILLS = Reason(
     "oom-kill-counted",

@@ -10,7 +10,8 @@ import re
 from dataclasses import dataclass
 
 from agent.monitor.inspection import Reason
-from everstep.model.health import Health, Owner, Remedy
+from everstep.model.health import Health, Remedy
+from everstep.model.owner import Owner
 
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from agent.monitor.inspection import Reason
-from everstep.model.health import Health, Owner, Remedy
+from everstep.model.health import Health, Remedy
+from everstep.model.owner import Owner
 
 CATALOGUE = "NVIDIA Xid catalogue, 2025-10"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from everstep.decisions.detect.facts import JobFacts, ObservedExit
-from everstep.decisions.detect.root_cause import headline_of, symptom_of
+from everstep.decisions.detect.root_cause import classification_of, headline_of, symptom_of
 from everstep.model.incident import Anomaly
 
 
@@ -33,4 +33,5 @@ def anomaly_of(facts: JobFacts, seen: ObservedExit) -> Anomaly:
         ranks=[end.rank],
         machines=[end.machine],
         seen_ns=end.time_ns,
+        classification=classification_of(end),
     )

@@ -7,67 +7,39 @@ consequence.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
-from everstep.model.incident import Failure, RankExit, Symptom
+from everstep.decisions.classify.rank_end import classify_end
+from everstep.model.incident import Classification, Failure, RankExit, Symptom
 from everstep.signals import signal_name
 from everstep.text import listed
 
 MACHINE_LOST = "machine lost"
 """Cause of a failure in which a machine lost all that it knew and ran."""
 
-# What a rank says when a peer went away: gloo ("Connection closed by peer [127.0.0.1]:4213", "Timed out waiting
-# 1800000ms for recv operation to complete"), torch's TCPStore ("failed to recv, got 0 bytes. Connection was likely
-# closed", "The client socket has timed out after 60000ms") and NCCL ("ncclRemoteError").
-PEER_WENT_AWAY = (
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Connection was likely closed",
-    "Connection refused",
-    "Broken pipe",
-    "ms for recv operation to complete",
-    "ms for send operation to complete",
-    "The client socket has timed out after",
-    "ncclRemoteError",
-)
-# The kernel's words for ETIMEDOUT, EHOSTUNREACH and ENETUNREACH: a dataset's server may be what cannot be reached, so
-# they count on a line of those who talk to peers only.
-NETWORK_FAILED = re.compile(
-    r"^.*(?:gloo|TCPStore|Dist(?:Network|Store|Backend)Error|NCCL).*"
-    r"(?:Connection timed out|No route to host|Network is unreachable)",
-    re.MULTILINE,
-)
-_TRACEBACK = "Traceback (most recent call last)"
-_CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
+EVIDENCE_LINES = 3
+"""Lines that are kept of one rank's output as evidence of its class (ours)."""
 
-TAIL = 4096
-"""Characters at the end of a rank's output that are looked at: libraries wrap an exception in another one, and the
-cause stands above it (2,400 characters above the end for one of torch's pipelining, measured)."""
+
+def classification_of(end: RankExit) -> Classification:
+    """What ended a rank; made once, where all of its output was at hand, and kept."""
+    if end.classification is not None:
+        return end.classification
+    code = -end.signal if end.signal else end.code
+    verdict = classify_end(end.exception, end.log_tail, code)
+    return Classification(
+        fault=verdict.fault.value,
+        owner=verdict.owner.value,
+        reason=verdict.reason,
+        consequence=verdict.consequence,
+        place=verdict.place,
+        evidence=[line.text for line in verdict.evidence[:EVIDENCE_LINES]],
+    )
 
 
 def is_victim(end: RankExit) -> bool:
-    """Whether a rank ended because another one went away."""
-    return said_of_a_peer(end) != ""
-
-
-def said_of_a_peer(end: RankExit) -> str:
-    """The words by which a rank says that a peer went away; empty: it does not."""
-    return _peer_in(f"{end.exception}\n{end.log_tail[-TAIL:]}")
-
-
-def _peer_in(text: str) -> str:
-    failed = NETWORK_FAILED.search(text)
-    return next((phrase for phrase in PEER_WENT_AWAY if phrase in text), failed.group().strip() if failed else "")
-
-
-def _raised(end: RankExit) -> str:
-    """The exception that ended a rank, with those that led to it; not what was logged before."""
-    parts = end.log_tail[-TAIL:].split(_TRACEBACK)
-    first = len(parts) - 1
-    while first > 1 and any(link in parts[first - 1] for link in _CHAINED):
-        first -= 1
-    return "\n".join([end.exception, *parts[first:]]) if first else end.exception
+    """Whether a rank ended because another one went away, or did not come."""
+    return classification_of(end).consequence
 
 
 def first_failure(ends: Sequence[RankExit]) -> RankExit | None:
@@ -100,24 +72,26 @@ def symptom_of(end: RankExit) -> Symptom:
     if end.signal:
         return Symptom.CRASH
     if end.exception:
-        return Symptom.CONNECTION_LOST if _peer_in(_raised(end)) else Symptom.USER_ERROR
+        return Symptom.CONNECTION_LOST if is_victim(end) else Symptom.USER_ERROR
     if end.code == 0:
         return Symptom.EARLY_EXIT
     return Symptom.CRASH
 
 
 def headline_of(end: RankExit) -> str:
-    """One line for a person: ``rank 5 on m2 ended by SIGKILL``."""
+    """One line for a person: ``rank 5 on m2 ended by SIGKILL``, with its class where its output tells that."""
     where = f"rank {end.rank} on {end.machine}"
+    found = classification_of(end)
+    why = f" ({found.fault})" if found.evidence and not end.exception else ""
     if end.signal:
-        return f"{where} ended by {signal_name(end.signal)}"
+        return f"{where} ended by {signal_name(end.signal)}{why}"
     if end.exception:
         return f"{where} raised {end.exception[:120]}"
     if end.code is None:
         return f"{where} ended, its exit status is unknown"
     if end.code == 0:
         return f"{where} left with code 0 before the job was over"
-    return f"{where} ended with exit code {end.code}"
+    return f"{where} ended with exit code {end.code}{why}"
 
 
 def headline_of_loss(lost: Mapping[str, Sequence[int]], end: RankExit | None) -> str:
@@ -142,4 +116,5 @@ def failure_of(end: RankExit, *, generation: int, step: int, now_ns: int) -> Fai
         cause=cause_of(end),
         time_ns=now_ns,
         shown=end.shown_steps,
+        classification=classification_of(end),
     )

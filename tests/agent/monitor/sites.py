@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 
 from agent.monitor.inspection import Inspection, Limits, Look, Reason, Site
 from agent.monitor.kept import KeptStates
-from everstep.model.health import Health, Owner, Remedy
+from everstep.model.health import Health, Remedy
+from everstep.model.owner import Owner
 
 BROKEN = Reason("part-broken", "a part is broken", Owner.MACHINE, Remedy.REPLACE, sure=True)
 UNCLEAR = Reason("part-unclear", "a part is odd", Owner.UNKNOWN, Remedy.WATCH, Health.UNKNOWN)

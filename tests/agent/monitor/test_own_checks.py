@@ -13,7 +13,8 @@ from agent.monitor.inspection import Look
 from agent.monitor.own_checks import OwnCheck
 from agent.monitor.settings import CheckLimits
 from everstep.errors import CannotLook
-from everstep.model.health import Health, Owner
+from everstep.model.health import Health
+from everstep.model.owner import Owner
 from everstep.processes import living
 from tests.agent.monitor.sites import Place
 

@@ -6,7 +6,8 @@ import pytest
 
 from agent.monitor.kernel import rules, xid
 from agent.monitor.kernel.log import FELL_OFF, SXID, XID
-from everstep.model.health import Health, Owner
+from everstep.model.health import Health
+from everstep.model.owner import Owner
 
 EXAMPLES = [(rule, text) for rule in rules.RULES for text in rule.examples]
 NOISE = (

@@ -1,0 +1,59 @@
+"""Python's tracebacks: which exception, where in the user's code, and what led to it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+HEADER = "Traceback (most recent call last)"
+CHAINED = (
+    "During handling of the above exception",
+    "The above exception was the direct cause",
+)
+_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<name>.+))?')
+_EXCEPTION = re.compile(r"^((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?::(?=\s|$)|$)")
+_LIBRARY = re.compile(
+    r"site-packages/|dist-packages/|/lib/python\d|/lib64/python\d|^<frozen|^<string>|^<__array_function__"
+    r"|/bin/torchrun$|/bin/\w+run$"
+    r"|\.pyx$|/importlib/|(?:^|/)everstep/(?:training|faults)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A place in a program."""
+
+    file: str
+    line: int
+    function: str
+
+    @property
+    def text(self) -> str:
+        """``train.py:26 in main``, with the path as it was printed."""
+        return f"{self.file}:{self.line}" + (f" in {self.function}" if self.function else "")
+
+
+def exception_line(text: str) -> bool:
+    """Whether a line without indentation names an exception: ``ValueError: bad``, ``KeyError``."""
+    return _EXCEPTION.match(text) is not None
+
+
+def exception_name(text: str) -> str:
+    """``torch.OutOfMemoryError`` of ``torch.OutOfMemoryError: CUDA …``; empty: it names none."""
+    found = _EXCEPTION.match(text)
+    return found[1] if found else ""
+
+
+def user_frame(block: Sequence[str]) -> Frame | None:
+    """The innermost frame of a traceback that is no library's; None: it has none.
+
+    Args:
+        block: Its lines, without prefixes.
+    """
+    found = None
+    for line in block:
+        frame = _FRAME.match(line)
+        if frame and not _LIBRARY.search(frame["file"]):
+            found = Frame(frame["file"], int(frame["line"]), (frame["name"] or "").strip())
+    return found
