@@ -10,15 +10,17 @@ Layout, little endian::
     64    published u64 · attached u32 · finished u32 · completed_steps i64 · optimizer_steps u64 · optimizer_ns i64
     128   milestones 7 x i64 (forked, script_entered, joined, restored, first_step, loop_entered, loop_left), ns
     256   ring of ``capacity`` records of 64 bytes:
-          sequence u64 · step i64 · time_ns i64 · loss f64 · grad_norm f64 · tokens i64
+          sequence u64 · step i64 · time_ns i64 · loss f64 · grad_norm f64 · tokens i64 · given u32
 
 A record is valid when its sequence is what its place says: the writer stores
 the record first and ``published`` last; a reader that was lapped drops what the
-writer has overwritten meanwhile.
+writer has overwritten meanwhile. ``given`` says which of the numbers the script gave (``LOSS``, ``GRAD_NORM``): what it
+did not give is NaN as well, and no fault. Writers of earlier releases leave it 0.
 """
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import struct
@@ -34,6 +36,8 @@ VERSION = 1
 RING = 256
 RECORD_BYTES = 64
 DEFAULT_CAPACITY = 4096
+LOSS, GRAD_NORM = 1, 2
+"""Bits of ``given``."""
 
 _HEAD = struct.Struct("<8sIIIIQ")
 _PUBLISHED = struct.Struct("<Q")
@@ -43,7 +47,7 @@ _I64 = struct.Struct("<q")
 _U64 = struct.Struct("<Q")
 _OPTIMIZER = struct.Struct("<Qq")
 _MILESTONES = struct.Struct("<7q")
-_RECORD = struct.Struct("<Qqqddq")
+_RECORD = struct.Struct("<QqqddqI")
 _AT_STATE, _AT_ATTACHED, _AT_FINISHED, _AT_COMPLETED, _AT_OPTIMIZER, _AT_MILESTONES = 64, 72, 76, 80, 88, 128
 
 Milestone = Literal["forked", "script_entered", "joined", "restored", "first_step", "loop_entered", "loop_left"]
@@ -59,6 +63,8 @@ class StepRecord(NamedTuple):
     loss: float
     grad_norm: float
     tokens: int
+    given: int = 0
+    """Which numbers the script gave: ``LOSS``, ``GRAD_NORM``; of an earlier release 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +135,13 @@ class ReportFile:
 
     # The writer: the rank.
 
-    def report(self, step: int, loss: float, grad_norm: float, tokens: int) -> None:
-        """Publish one record; never blocks."""
+    def report(self, step: int, loss: float | None, grad_norm: float | None, tokens: int) -> None:
+        """Publish one record; never blocks. None: not known."""
+        given = (0 if loss is None else LOSS) | (0 if grad_norm is None else GRAD_NORM)
+        loss, grad_norm = math.nan if loss is None else loss, math.nan if grad_norm is None else grad_norm
         sequence = self._published
         at = RING + sequence % self.capacity * RECORD_BYTES
-        _RECORD.pack_into(self._map, at, sequence, step, time.time_ns(), loss, grad_norm, tokens)
+        _RECORD.pack_into(self._map, at, sequence, step, time.time_ns(), loss, grad_norm, tokens, given)
         self._published = sequence + 1
         _PUBLISHED.pack_into(self._map, _AT_STATE, sequence + 1)
 
