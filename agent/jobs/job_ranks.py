@@ -14,6 +14,7 @@ import structlog
 from agent.jobs.host import Host
 from agent.launcher.processes import End, Watch, kill_family, maps, start_ticks
 from agent.reporting import rank_logs
+from agent.reporting.metrics import JobMetrics
 from agent.reporting.step_archive import Reports, StepArchive
 from agent.state.job_record import JobRecord, RankRecord, StoreRecord
 from agent.v1 import agent_pb2 as pb
@@ -50,6 +51,7 @@ class JobRanks:
         host.disk.run(("logs", record.job), lambda: private.make_folder(self.folder / "logs"))
         self.archive = StepArchive(self.folder)
         self.reports = Reports(self.shm)
+        self.metrics = JobMetrics()
         self._drained = Reports(self.shm)
         """Those of the thread that drains them."""
         self._watches: dict[tuple[int, int], Watch] = {}
