@@ -10,6 +10,7 @@ from typing import Any
 from drills.inject.plan import STRIKE
 from drills.judge.compare import Comparison
 from drills.judge.facts import DrillFacts
+from drills.judge.not_finite import not_finite_told
 from drills.judge.result import DrillResult
 from drills.spec.catalogue import CONTROL_FAULTS
 from drills.spec.request import DrillRequest, example
@@ -71,6 +72,7 @@ def judge(request: DrillRequest, spec: JobSpec, facts: DrillFacts) -> DrillResul
         *_not_fired(facts),
         *(_not_absorbed(facts, result) if request.absorbed else _not_recovered(request, spec, facts, result, reports)),
         *copies_told(request, facts, result),
+        *not_finite_told(request, spec, facts, reports),
         *_differences(spec, facts),
         *_not_clean(facts),
     ]
@@ -188,7 +190,7 @@ def _not_recovered(
         found.append(f"{request.times} faults opened {len(facts.incidents)} incidents")
     found += [f"{incident.id} is still open" for incident in facts.incidents if incident.report is None]
     found += [f"not recovered: {report.headline}" for report in reports if not report.recovered]
-    found += _steps(facts, result, reports)
+    found += _steps(request, facts, result, reports)
     # The first launch, one for each fault, and one more where a launch itself is what the fault breaks.
     most = 1 + request.times + (request.during == "launch")
     if facts.generations > most:
@@ -212,7 +214,7 @@ def _ledger(facts: DrillFacts, reports: list[IncidentReport]) -> list[str]:
     return found + [f"the ledger does not know {text}" for text in facts.ledger_lacks]
 
 
-def _steps(facts: DrillFacts, result: DrillResult, reports: list[IncidentReport]) -> list[str]:
+def _steps(request: DrillRequest, facts: DrillFacts, result: DrillResult, reports: list[IncidentReport]) -> list[str]:
     """What the incidents say was lost, against what the step records show."""
     lost, redone = result.steps_lost, result.steps_redone
     if lost is None or redone is None:
@@ -221,7 +223,7 @@ def _steps(facts: DrillFacts, result: DrillResult, reports: list[IncidentReport]
     found = [
         f"{report.lost_steps} steps lost, {most} would have done"
         for report in reports
-        if report.lost_steps and report.lost_steps > most
+        if report.lost_steps and report.lost_steps > most and request.base != "nan"  # judged by where it went back to
     ]
     # The step under way may have been reported and not completed: one more per incident.
     if facts.records.of and not lost <= redone <= lost + len(reports):

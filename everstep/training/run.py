@@ -6,7 +6,6 @@ nothing is kept: the same script runs under torchrun and plain python.
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -184,7 +183,14 @@ class Run:
             if state is not None:
                 state.drain()
 
-    def report(self, step: int, *, loss: float | Tensor, grad_norm: float | Tensor = math.nan, tokens: int = 0) -> None:
+    def report(
+        self,
+        step: int,
+        *,
+        loss: float | Tensor | None = None,
+        grad_norm: float | Tensor | None = None,
+        tokens: int = 0,
+    ) -> None:
         """Report how a step went: a store into mapped memory, which never blocks.
 
         Args:
@@ -192,8 +198,9 @@ class Run:
             loss: A number, or a tensor or array of one element. One on a GPU is not
                 waited for: it is copied aside and published when it has arrived.
                 A DTensor must be whole on each rank (``full_tensor()``): a report
-                never asks other ranks.
-            grad_norm: Norm of the gradient, likewise; NaN: not known. A DTensor that
+                never asks other ranks. None: this rank has none, as in all stages of a
+                pipeline but the last. NaN is a loss that went wrong, and opens an incident.
+            grad_norm: Norm of the gradient, likewise; None: not known. A DTensor that
                 is spread over ranks counts as not known, with a warning.
             tokens: Tokens that this rank trained on in this step.
 
@@ -202,7 +209,8 @@ class Run:
         """
         if self._faults is not None:
             self._faults.meet("step", step)
-        loss, grad_norm = plain("loss", loss), plain("grad_norm", grad_norm)
+        loss = None if loss is None else plain("loss", loss)
+        grad_norm = None if grad_norm is None else plain("grad_norm", grad_norm)
         if self._reports is None:
             return
         if on_device(loss) or on_device(grad_norm):
@@ -279,6 +287,11 @@ class Run:
     def _install_fault_hook(self) -> None:
         """Let the faults of a drill happen between backward and the optimizer's step."""
         from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+        from everstep.training.poison import poison_forward
+
+        assert self._faults is not None
+        self._faults.poison = poison_forward
 
         def meet(*_: Any) -> None:
             if self._step is not None and self._faults is not None:

@@ -8,7 +8,7 @@ import pytest
 
 from drills.checks import check
 from drills.clusters.local import DrillCluster
-from drills.inject.plan import outside_faults
+from drills.inject.plan import outside_faults, rank_faults
 from drills.spec.catalogue import AWAY, CATALOGUE, kind_of
 from drills.spec.request import DrillRequest
 from everstep.errors import CannotInject, ConfigError
@@ -27,6 +27,7 @@ BUILT = {
     *("kill-worker", "kill-temporal", "kill-during-save", "kill-machine", "kill-group", "disk-full"),
     *("flip-bit", "truncate-file", "shm-full", "hang-peer", "kill-peer"),
     *("link-down", "cut-off", "kill-postgres", "kill-workers"),
+    "nan",
 }
 
 
@@ -188,3 +189,13 @@ def test_what_needs_a_network_is_refused_where_none_can_be_made(monkeypatch: pyt
     for fault in AWAY:
         with pytest.raises(CannotInject, match=f"{fault}: .*need root"):
             check(DrillRequest(fault=fault))
+
+
+def test_a_nan_of_a_machine_comes_again_and_one_of_a_rank_does_not() -> None:
+    assert DrillRequest(fault="nan", ranks=[1]).times == 1
+    bound = DrillRequest(fault="nan", machine="1")
+    assert (bound.times, bound.bound) == (3, True)
+
+    spec = bound.spec("job", {})
+    planned = rank_faults(bound, bound.struck_ranks(spec))
+    assert [(fault["machine"], fault["point"], fault["at_step"]) for fault in planned] == [("m1", "begin", 20)] * 3
