@@ -9,6 +9,7 @@ Layout, little endian::
     0     magic 8s · version u32 · generation u32 · rank u32 · pid u32 · capacity u64
     64    published u64 · attached u32 · finished u32 · completed_steps i64 · optimizer_steps u64 · optimizer_ns i64
     128   milestones 7 x i64 (forked, script_entered, joined, restored, first_step, loop_entered, loop_left), ns
+    192   flops_per_token f64 · peak_flops f64 · derived u32; all 0: not known, or of an earlier release
     256   ring of ``capacity`` records of 64 bytes:
           sequence u64 · step i64 · time_ns i64 · loss f64 · grad_norm f64 · tokens i64 · given u32
 
@@ -48,7 +49,9 @@ _U64 = struct.Struct("<Q")
 _OPTIMIZER = struct.Struct("<Qq")
 _MILESTONES = struct.Struct("<7q")
 _RECORD = struct.Struct("<QqqddqI")
+_FLOPS = struct.Struct("<ddI")
 _AT_STATE, _AT_ATTACHED, _AT_FINISHED, _AT_COMPLETED, _AT_OPTIMIZER, _AT_MILESTONES = 64, 72, 76, 80, 88, 128
+_AT_FLOPS = 192
 
 Milestone = Literal["forked", "script_entered", "joined", "restored", "first_step", "loop_entered", "loop_left"]
 MILESTONES: tuple[Milestone, ...] = get_args(Milestone)
@@ -65,6 +68,17 @@ class StepRecord(NamedTuple):
     tokens: int
     given: int = 0
     """Which numbers the script gave: ``LOSS``, ``GRAD_NORM``; of an earlier release 0."""
+
+
+class Flops(NamedTuple):
+    """What a token costs this rank, and what its device can do: the parts of the MFU."""
+
+    per_token: float = 0.0
+    """Floating point operations for one token; 0: not known."""
+    peak: float = 0.0
+    """Of the rank's device, a second; 0: not known."""
+    derived: bool = False
+    """``per_token`` is 6 for each parameter of this rank's share of the model; else it was given, for all of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +98,7 @@ class Snapshot:
     """When it stepped last, by its machine's clock; 0: it has not, or is of an older release."""
     milestones: dict[str, int]
     newest: StepRecord | None
+    flops: Flops
 
 
 class ReportFile:
@@ -168,6 +183,10 @@ class ReportFile:
         _OPTIMIZER.pack_into(self._map, _AT_OPTIMIZER, count, time.time_ns())
         return count
 
+    def set_flops(self, flops: Flops) -> None:
+        """Say what a token costs."""
+        _FLOPS.pack_into(self._map, _AT_FLOPS, *flops)
+
     def mark(self, milestone: Milestone) -> None:
         """Note when the rank got to a milestone; only the first time counts."""
         at = _MILESTONE_AT[milestone]
@@ -200,6 +219,7 @@ class ReportFile:
             stepped_ns=max(optimizer_ns, newest[-1].time_ns if newest else 0),
             milestones=milestones,
             newest=newest[-1] if newest else None,
+            flops=self._flops(),
         )
 
     def records(self, start: int) -> tuple[int, list[StepRecord]]:
@@ -219,6 +239,10 @@ class ReportFile:
         # Meanwhile the writer may have come round: what lies in its next place or before may be half overwritten.
         safe = self._published_now() - self.capacity
         return published, [record for sequence, record in found if sequence > safe]
+
+    def _flops(self) -> Flops:
+        per_token, peak, derived = _FLOPS.unpack_from(self._map, _AT_FLOPS)
+        return Flops(per_token, peak, bool(derived))
 
     def _published_now(self) -> int:
         published: int = _PUBLISHED.unpack_from(self._map, _AT_STATE)[0]

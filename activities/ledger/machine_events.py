@@ -76,5 +76,7 @@ def event_text(observation: pb.Observation) -> str:
             return f"agent started (pid {started.pid}), adopted {started.adopted_ranks} ranks"
         case "fork_server_died":
             return f"fork server (pid {observation.fork_server_died.pid}) died; its ranks live on"
+        case "metric_noted":
+            return f"rank {observation.metric_noted.rank}: {observation.metric_noted.text}"
         case other:
             return str(other)

@@ -238,6 +238,14 @@ class JobRanks:
             if report := self._drained.get(rank, generation):
                 self.archive.drain(report)
 
+    def tell_metrics(self) -> None:
+        """Tell of jumps and declines that ranks report, once each."""
+        for rank in self.record.of(self.record.generation):
+            if report := self.reports.get(rank.rank, rank.generation):
+                for text in self.metrics.news(report):
+                    noted = pb.MetricNoted(rank=rank.rank, text=text)
+                    self.host.log.append(job=self.record.job, generation=rank.generation, metric_noted=noted)
+
     def save(self) -> None:
         """Keep the record; nothing is waited for, and nothing fails."""
         self.host.records.keep(self.record)

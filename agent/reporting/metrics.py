@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.detect.metric_watch import MetricWatch, Series
 from everstep.errors import EverstepError
-from everstep.step_reports import ReportFile
+from everstep.step_reports import Flops, ReportFile
 
 
 @dataclass(slots=True)
@@ -29,6 +29,20 @@ class JobMetrics:
 
     def __init__(self) -> None:
         self._ranks: dict[int, _Read] = {}
+        self._told: dict[str, int] = {}
+        """Kind of news → the step from which on it was told last."""
+
+    def news(self, report: ReportFile) -> list[str]:
+        """What a rank's reports show that no rank of this machine has shown yet, as texts.
+
+        A loss that is a mean over ranks jumps on all of them: it is told once. What an
+        agent finds when it looks first, e.g. after a restart, was told before it.
+        """
+        fresh = report.rank not in self._ranks
+        found = shown_in(metrics_message(self.of(report), Flops()))
+        new = [(kind, step, text) for kind, step, text in found if self._told.get(kind) != step]
+        self._told |= {kind: step for kind, step, _ in new}
+        return [] if fresh else [text for _, _, text in new]
 
     def of(self, report: ReportFile) -> MetricWatch:
         """All that a rank has reported until now, that of earlier generations included."""
@@ -60,7 +74,7 @@ def _take_up(read: _Read, report: ReportFile) -> None:
     file.close()
 
 
-def metrics_message(watch: MetricWatch) -> pb.Metrics:
+def metrics_message(watch: MetricWatch, flops: Flops) -> pb.Metrics:
     """The metrics of one rank as the schema says them."""
     pace = watch.pace
     return pb.Metrics(
@@ -71,7 +85,25 @@ def metrics_message(watch: MetricWatch) -> pb.Metrics:
         step_s=pace.step_s,
         typical_step_s=pace.typical_step_s,
         slow_since=pace.slow_since,
+        flops_per_token=flops.per_token,
+        peak_flops=flops.peak,
+        flops_derived=flops.derived,
     )
+
+
+def shown_in(metrics: pb.Metrics) -> list[tuple[str, int, str]]:
+    """What is worth telling of one rank's metrics: its kind, the step where it began, and a text."""
+    found = []
+    for kind, series in (("loss", metrics.loss), ("gradient norm", metrics.grad_norm)):
+        if series.jump_steps:
+            text = f"the {kind} jumped at step {series.jump_step}: {series.jump_ratio:.1f} times its median"
+            found.append((kind, series.jump_step, text))
+    if metrics.slow_since >= 0 and metrics.typical_step_s:
+        text = (
+            f"steps take {metrics.step_s:.3g} s since step {metrics.slow_since}, {metrics.typical_step_s:.3g} s before"
+        )
+        found.append(("speed", metrics.slow_since, text))
+    return found
 
 
 def _series(series: Series) -> pb.Series:

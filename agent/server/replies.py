@@ -40,7 +40,7 @@ def progress_of(runner: JobRunner) -> list[pb.RankProgress]:
             progress.milestones.CopyFrom(pb.Milestones(**now.milestones))
             progress.tokens = runner.ranks.archive.tokens(rank.rank, rank.generation)
             if now.newest:
-                progress.metrics.CopyFrom(metrics_message(runner.ranks.metrics.of(report)))
+                progress.metrics.CopyFrom(metrics_message(runner.ranks.metrics.of(report), now.flops))
                 progress.loss, progress.grad_norm = now.newest.loss, now.newest.grad_norm
         found.append(progress)
     return found

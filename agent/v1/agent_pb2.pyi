@@ -1345,6 +1345,7 @@ class Observation(_message.Message):
     RANK_EXITED_FIELD_NUMBER: _builtins.int
     FORK_SERVER_DIED_FIELD_NUMBER: _builtins.int
     AGENT_STARTED_FIELD_NUMBER: _builtins.int
+    METRIC_NOTED_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     id: _builtins.str
     """"<machine>-<sequence>", the correlation id of all that follows from it"""
@@ -1358,6 +1359,8 @@ class Observation(_message.Message):
     def fork_server_died(self) -> Global___ForkServerDied: ...
     @_builtins.property
     def agent_started(self) -> Global___AgentStarted: ...
+    @_builtins.property
+    def metric_noted(self) -> Global___MetricNoted: ...
     def __init__(
         self,
         *,
@@ -1370,12 +1373,13 @@ class Observation(_message.Message):
         rank_exited: Global___RankExited | None = ...,
         fork_server_died: Global___ForkServerDied | None = ...,
         agent_started: Global___AgentStarted | None = ...,
+        metric_noted: Global___MetricNoted | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["agent_started", b"agent_started", "fork_server_died", b"fork_server_died", "rank_exited", b"rank_exited", "what", b"what"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["agent_started", b"agent_started", "fork_server_died", b"fork_server_died", "metric_noted", b"metric_noted", "rank_exited", b"rank_exited", "what", b"what"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_started", b"agent_started", "fork_server_died", b"fork_server_died", "generation", b"generation", "id", b"id", "job", b"job", "machine", b"machine", "rank_exited", b"rank_exited", "sequence", b"sequence", "time_ns", b"time_ns", "what", b"what"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_started", b"agent_started", "fork_server_died", b"fork_server_died", "generation", b"generation", "id", b"id", "job", b"job", "machine", b"machine", "metric_noted", b"metric_noted", "rank_exited", b"rank_exited", "sequence", b"sequence", "time_ns", b"time_ns", "what", b"what"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["rank_exited", "fork_server_died", "agent_started"]  # noqa: Y015
+    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["rank_exited", "fork_server_died", "agent_started", "metric_noted"]  # noqa: Y015
     _WhichOneofArgType_what: _TypeAlias = _typing.Literal["what", b"what"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_what) -> _WhichOneofReturnType_what | None: ...
 
@@ -1444,6 +1448,30 @@ class ForkServerDied(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ForkServerDied: _TypeAlias = ForkServerDied  # noqa: Y015
+
+@_typing.final
+class MetricNoted(_message.Message):
+    """A jump or a decline that a rank of this machine reports; nothing is done about it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
+    text: _builtins.str
+    def __init__(
+        self,
+        *,
+        rank: _builtins.int = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rank", b"rank", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MetricNoted: _TypeAlias = MetricNoted  # noqa: Y015
 
 @_typing.final
 class AgentStarted(_message.Message):
@@ -1647,8 +1675,9 @@ class Metrics(_message.Message):
     STEP_S_FIELD_NUMBER: _builtins.int
     TYPICAL_STEP_S_FIELD_NUMBER: _builtins.int
     SLOW_SINCE_FIELD_NUMBER: _builtins.int
-    MFU_FIELD_NUMBER: _builtins.int
-    MFU_FROM_FIELD_NUMBER: _builtins.int
+    FLOPS_PER_TOKEN_FIELD_NUMBER: _builtins.int
+    PEAK_FLOPS_FIELD_NUMBER: _builtins.int
+    FLOPS_DERIVED_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """of the newest report"""
     tokens_per_s: _builtins.float
@@ -1659,10 +1688,12 @@ class Metrics(_message.Message):
     """median before them; 0: not known"""
     slow_since: _builtins.int
     """step from which on it is slower than it was; -1: it is not"""
-    mfu: _builtins.float
-    """model FLOPs utilization over the last steps; 0: not known"""
-    mfu_from: _builtins.str
-    """which numbers that rests on, for people"""
+    flops_per_token: _builtins.float
+    """of the whole model, or where derived of this rank's share; 0: not known"""
+    peak_flops: _builtins.float
+    """of this rank's device, a second; 0: not known"""
+    flops_derived: _builtins.bool
+    """6 for each parameter that this rank has"""
     @_builtins.property
     def loss(self) -> Global___Series: ...
     @_builtins.property
@@ -1677,12 +1708,13 @@ class Metrics(_message.Message):
         step_s: _builtins.float = ...,
         typical_step_s: _builtins.float = ...,
         slow_since: _builtins.int = ...,
-        mfu: _builtins.float = ...,
-        mfu_from: _builtins.str = ...,
+        flops_per_token: _builtins.float = ...,
+        peak_flops: _builtins.float = ...,
+        flops_derived: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["grad_norm", b"grad_norm", "loss", b"loss"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["grad_norm", b"grad_norm", "loss", b"loss", "mfu", b"mfu", "mfu_from", b"mfu_from", "slow_since", b"slow_since", "step", b"step", "step_s", b"step_s", "tokens_per_s", b"tokens_per_s", "typical_step_s", b"typical_step_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["flops_derived", b"flops_derived", "flops_per_token", b"flops_per_token", "grad_norm", b"grad_norm", "loss", b"loss", "peak_flops", b"peak_flops", "slow_since", b"slow_since", "step", b"step", "step_s", b"step_s", "tokens_per_s", b"tokens_per_s", "typical_step_s", b"typical_step_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

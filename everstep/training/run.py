@@ -6,6 +6,7 @@ nothing is kept: the same script runs under torchrun and plain python.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from everstep.errors import ConfigError
 from everstep.faults import RankFaults
 from everstep.model.topology import Axis, Coordinate, Topology
 from everstep.slots.file import SlotFile
-from everstep.step_reports import ReportFile
+from everstep.step_reports import Flops, ReportFile
 from everstep.training.checkpoint import Checkpoint, Stateful
 from everstep.training.deferred_reports import PendingReport, number, on_device, plain
 from everstep.training.launch_environment import JoinSizes, from_environment, origin_of, topology_of_job
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
 
+UNKNOWN = Flops()
+
 
 def join(
     *,
@@ -35,6 +38,8 @@ def join(
     order: Sequence[Axis] | None = None,
     mesh: Mapping[str, int] | None = None,
     groups: Sequence[str] | None = None,
+    flops_per_token: float | None = None,
+    peak_flops: float | None = None,
 ) -> Run:
     """Join the job that this rank belongs to. Call it once, early in the script.
 
@@ -46,6 +51,9 @@ def join(
         mesh: Instead of these: every axis by name, in order, with its size, as
             in ``{"pp": 2, "dp_replicate": 2, "dp_shard": -1}``; -1: what the others leave.
         groups: Parallel groups laid over axes, as in ``["ep=8:dp_shard+cp"]``; None: the job's.
+        flops_per_token: Floating point operations of the whole model, forward and backward, for one token; None: 6
+            for each parameter of the models that are given to ``checkpoint``.
+        peak_flops: What this rank's device can do in a second; None: what is known of its GPU.
 
     Raises:
         TopologyError: the sizes do not multiply, or are not those of the job.
@@ -58,13 +66,16 @@ def join(
     if report_file:
         reports = ReportFile.open(Path(report_file))
         reports.attach()
-    return Run(topology, from_environment("RANK", 0), reports)
+    for name, value in (("flops_per_token", flops_per_token), ("peak_flops", peak_flops)):
+        if value is not None and not 0 < value < math.inf:
+            raise ConfigError(f"everstep.join({name}={value}) is no number above 0: leave it out if it is not known")
+    return Run(topology, from_environment("RANK", 0), reports, Flops(flops_per_token or 0.0, peak_flops or 0.0))
 
 
 class Run:
     """This rank's handle on its job; made by ``join``."""
 
-    def __init__(self, topology: Topology, rank: int, reports: ReportFile | None) -> None:
+    def __init__(self, topology: Topology, rank: int, reports: ReportFile | None, flops: Flops = UNKNOWN) -> None:
         self.topology = topology
         self.rank = rank
         self.world_size = topology.world_size
@@ -73,6 +84,7 @@ class Run:
         self.resumed_from: int | None = None
         """Completed steps of the state that the loop went on from; None before the loop and on a fresh start."""
         self._reports = reports
+        self._flops = flops
         self._step: int | None = None
         self._state: Checkpoint | None = None
         self._entered = False
@@ -109,6 +121,7 @@ class Run:
             CheckpointError: the checkpoint file cannot be opened.
         """
         name = os.environ.get(environment.CHECKPOINT_FILE)
+        self._tell_flops(things)
         if not self.active or not name:
             return Checkpoint(things, None)
         file = SlotFile(
@@ -278,6 +291,15 @@ class Run:
         self._reports.complete(first)
         self._reports.mark("restored")
         return first
+
+    def _tell_flops(self, things: Mapping[str, Stateful]) -> None:
+        """Say what a token costs: as it was given, or by the models."""
+        if self._reports is None:
+            return
+        from everstep.training.flops import with_defaults
+
+        self._flops = with_defaults(self._flops, things.values(), self.topology)
+        self._reports.set_flops(self._flops)
 
     def _publish_held(self, *, wait: bool) -> None:
         assert self._reports is not None
