@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,7 +85,10 @@ class Run:
         """Completed steps of the state that the loop went on from; None before the loop and on a fresh start."""
         self._reports = reports
         self._flops = flops
-        self._step: int | None = None
+        self.step: int | None = None
+        """The step of ``steps`` that is under way; None: none is."""
+        self.reported = 0
+        """Calls of ``report``."""
         self._state: Checkpoint | None = None
         self._entered = False
         self._held: list[PendingReport] = []
@@ -142,7 +145,7 @@ class Run:
         *,
         start: int = 0,
         warm_up: Callable[[], object] | None = None,
-    ) -> Iterator[int]:
+    ) -> Generator[int, None, None]:
         """The steps of training: ``for step in run.steps(total, state)``. Enter it once.
 
         At entry the state is restored at the step that all ranks agreed on;
@@ -178,7 +181,7 @@ class Run:
         first = self._restore(state, start, warm_up)
         try:
             for step in range(first, total):
-                self._step = step
+                self.step = step
                 if self._faults is not None:
                     self._faults.meet("begin", step)
                 yield step
@@ -226,6 +229,7 @@ class Run:
         grad_norm = None if grad_norm is None else plain("grad_norm", grad_norm)
         if self._reports is None:
             return
+        self.reported += 1
         if on_device(loss) or on_device(grad_norm):
             self._publish_held(wait=True)
             self._held.append(PendingReport(step, loss, grad_norm, tokens))
@@ -239,7 +243,7 @@ class Run:
         Raises:
             CheckpointError: the last save failed.
         """
-        self._step = None
+        self.step = None
         if self._state is not None:
             self._state.wait()
             self._state.close()
@@ -316,7 +320,7 @@ class Run:
         self._faults.poison = poison_forward
 
         def meet(*_: Any) -> None:
-            if self._step is not None and self._faults is not None:
-                self._faults.meet("step", self._step)
+            if self.step is not None and self._faults is not None:
+                self._faults.meet("step", self.step)
 
         register_optimizer_step_pre_hook(meet)

@@ -150,7 +150,9 @@ class Pace:
         self._records.append((step, time_ns, tokens))
         seconds = (time_ns - self._records[0][1]) / 1e9
         if len(self._records) > 1 and seconds > 0:
-            self.step_s, self.tokens_per_s = seconds / (len(self._records) - 1), self._tokens / seconds
+            # Who reports every tenth step has made ten from one report to the next.
+            steps = max(step - self._records[0][0], len(self._records) - 1)
+            self.step_s, self.tokens_per_s = seconds / steps, self._tokens / seconds
         self._since_look += 1
         if len(self._records) > PACE_STEPS and self._since_look >= PACE_STEPS:
             self._since_look = 0
