@@ -12,7 +12,7 @@ BIN := .venv/bin
 UV := $(shell command -v uv 2>/dev/null || echo .tools/uv/bin/uv)
 STAMP := .venv/.everstep-installed
 
-.PHONY: help setup temporal demo test lint types stubs bench sweep drills soak mutants s3 lock clean
+.PHONY: help setup temporal demo test lint types stubs bench sweep drills soak mutants s3 integrations lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -70,6 +70,14 @@ s3: setup ## remote storage against a server that speaks S3 (moto), in an enviro
 	  > "$$(.tools/s3/bin/python -c 'import site; print(site.getsitepackages()[0])')/everstep-venv.pth"
 	@test -x .tools/s3/bin/moto_server || .tools/s3/bin/pip install --quiet s3fs 'moto[server]'
 	@.tools/s3/bin/python -P -m pytest tests/agent/checkpoints/tiers/test_s3.py
+
+integrations: setup ## Hugging Face, wandb and TensorBoard under everstep, in an environment beside .venv (their imports are slow)
+	@test -x .tools/integrations/bin/pip || $(BIN)/python -m venv .tools/integrations
+	@echo "import site; site.addsitedir('$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')')" \
+	  > "$$(.tools/integrations/bin/python -c 'import site; print(site.getsitepackages()[0])')/everstep-venv.pth"
+	@.tools/integrations/bin/python -c 'import accelerate, tensorboard, transformers, wandb' 2>/dev/null || \
+	  .tools/integrations/bin/pip install --quiet 'transformers>=5' 'accelerate>=1.1' 'wandb>=0.19' 'tensorboard>=2.18'
+	@.tools/integrations/bin/python -P -m pytest tests/everstep/integrations
 
 COMPILE = $(UV) pip compile --quiet --universal --upgrade --no-header --no-emit-index-url --generate-hashes
 lock: setup ## resolve all dependencies anew: requirements.lock, and what installs and builds, in deploy/

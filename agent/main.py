@@ -205,6 +205,7 @@ async def _drain(jobs: JobRegistry) -> None:
         for runner in jobs.runners.values():
             if runner.record.living():
                 runner.ranks.drain()
+                runner.ranks.tell_metrics()
 
 
 async def _rotate(jobs: JobRegistry, options: AgentOptions) -> None:

@@ -107,7 +107,8 @@ class Drill:
         facts.leaked += [f"mount {path}" for path in mounts.below(cluster.file.shm) + mounts.below(cluster.home)]
         if facts.outcome == "finished":
             reference = await self.references.of(cluster, spec)
-            facts.comparison = compare(reference, facts.records, spec.topology().world_size)
+            told = facts.records.newest() if self.request.base == "nan" else facts.records
+            facts.comparison = compare(reference, told, spec.topology().world_size)
         return judge(self.request, spec, facts)
 
     async def _watched(self, context: DrillContext) -> DrillFacts:

@@ -9,16 +9,19 @@ Layout, little endian::
     0     magic 8s · version u32 · generation u32 · rank u32 · pid u32 · capacity u64
     64    published u64 · attached u32 · finished u32 · completed_steps i64 · optimizer_steps u64 · optimizer_ns i64
     128   milestones 7 x i64 (forked, script_entered, joined, restored, first_step, loop_entered, loop_left), ns
+    192   flops_per_token f64 · peak_flops f64 · derived u32; all 0: not known, or of an earlier release
     256   ring of ``capacity`` records of 64 bytes:
-          sequence u64 · step i64 · time_ns i64 · loss f64 · grad_norm f64 · tokens i64
+          sequence u64 · step i64 · time_ns i64 · loss f64 · grad_norm f64 · tokens i64 · given u32
 
 A record is valid when its sequence is what its place says: the writer stores
 the record first and ``published`` last; a reader that was lapped drops what the
-writer has overwritten meanwhile.
+writer has overwritten meanwhile. ``given`` says which of the numbers the script gave (``LOSS``, ``GRAD_NORM``): what it
+did not give is NaN as well, and no fault. Writers of earlier releases leave it 0.
 """
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import struct
@@ -34,6 +37,8 @@ VERSION = 1
 RING = 256
 RECORD_BYTES = 64
 DEFAULT_CAPACITY = 4096
+LOSS, GRAD_NORM = 1, 2
+"""Bits of ``given``."""
 
 _HEAD = struct.Struct("<8sIIIIQ")
 _PUBLISHED = struct.Struct("<Q")
@@ -43,8 +48,10 @@ _I64 = struct.Struct("<q")
 _U64 = struct.Struct("<Q")
 _OPTIMIZER = struct.Struct("<Qq")
 _MILESTONES = struct.Struct("<7q")
-_RECORD = struct.Struct("<Qqqddq")
+_RECORD = struct.Struct("<QqqddqI")
+_FLOPS = struct.Struct("<ddI")
 _AT_STATE, _AT_ATTACHED, _AT_FINISHED, _AT_COMPLETED, _AT_OPTIMIZER, _AT_MILESTONES = 64, 72, 76, 80, 88, 128
+_AT_FLOPS = 192
 
 Milestone = Literal["forked", "script_entered", "joined", "restored", "first_step", "loop_entered", "loop_left"]
 MILESTONES: tuple[Milestone, ...] = get_args(Milestone)
@@ -59,6 +66,19 @@ class StepRecord(NamedTuple):
     loss: float
     grad_norm: float
     tokens: int
+    given: int = 0
+    """Which numbers the script gave: ``LOSS``, ``GRAD_NORM``; of an earlier release 0."""
+
+
+class Flops(NamedTuple):
+    """What a token costs this rank, and what its device can do: the parts of the MFU."""
+
+    per_token: float = 0.0
+    """Floating point operations for one token; 0: not known."""
+    peak: float = 0.0
+    """Of the rank's device, a second; 0: not known."""
+    derived: bool = False
+    """``per_token`` is 6 for each parameter of this rank's share of the model; else it was given, for all of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +98,7 @@ class Snapshot:
     """When it stepped last, by its machine's clock; 0: it has not, or is of an older release."""
     milestones: dict[str, int]
     newest: StepRecord | None
+    flops: Flops
 
 
 class ReportFile:
@@ -129,11 +150,13 @@ class ReportFile:
 
     # The writer: the rank.
 
-    def report(self, step: int, loss: float, grad_norm: float, tokens: int) -> None:
-        """Publish one record; never blocks."""
+    def report(self, step: int, loss: float | None, grad_norm: float | None, tokens: int) -> None:
+        """Publish one record; never blocks. None: not known."""
+        given = (0 if loss is None else LOSS) | (0 if grad_norm is None else GRAD_NORM)
+        loss, grad_norm = math.nan if loss is None else loss, math.nan if grad_norm is None else grad_norm
         sequence = self._published
         at = RING + sequence % self.capacity * RECORD_BYTES
-        _RECORD.pack_into(self._map, at, sequence, step, time.time_ns(), loss, grad_norm, tokens)
+        _RECORD.pack_into(self._map, at, sequence, step, time.time_ns(), loss, grad_norm, tokens, given)
         self._published = sequence + 1
         _PUBLISHED.pack_into(self._map, _AT_STATE, sequence + 1)
 
@@ -159,6 +182,10 @@ class ReportFile:
         count: int = _U64.unpack_from(self._map, _AT_OPTIMIZER)[0] + 1
         _OPTIMIZER.pack_into(self._map, _AT_OPTIMIZER, count, time.time_ns())
         return count
+
+    def set_flops(self, flops: Flops) -> None:
+        """Say what a token costs."""
+        _FLOPS.pack_into(self._map, _AT_FLOPS, *flops)
 
     def mark(self, milestone: Milestone) -> None:
         """Note when the rank got to a milestone; only the first time counts."""
@@ -192,6 +219,7 @@ class ReportFile:
             stepped_ns=max(optimizer_ns, newest[-1].time_ns if newest else 0),
             milestones=milestones,
             newest=newest[-1] if newest else None,
+            flops=self._flops(),
         )
 
     def records(self, start: int) -> tuple[int, list[StepRecord]]:
@@ -211,6 +239,10 @@ class ReportFile:
         # Meanwhile the writer may have come round: what lies in its next place or before may be half overwritten.
         safe = self._published_now() - self.capacity
         return published, [record for sequence, record in found if sequence > safe]
+
+    def _flops(self) -> Flops:
+        per_token, peak, derived = _FLOPS.unpack_from(self._map, _AT_FLOPS)
+        return Flops(per_token, peak, bool(derived))
 
     def _published_now(self) -> int:
         published: int = _PUBLISHED.unpack_from(self._map, _AT_STATE)[0]

@@ -82,5 +82,7 @@ def event_text(observation: pb.Observation) -> str:
             over = "over: " if observation.machine_finding.over else ""
             whose = f"owner: {found.owner}, remedy: {found.remedy}"
             return f"{over}{found.verdict}: {found.headline} ({found.reason}; {whose})"
+        case "metric_noted":
+            return f"rank {observation.metric_noted.rank}: {observation.metric_noted.text}"
         case other:
             return str(other)

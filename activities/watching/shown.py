@@ -9,7 +9,7 @@ from agent.v1 import agent_pb2 as pb
 from everstep.decisions.checkpoints.align_backups import NO_NAMED_STEP
 from everstep.decisions.checkpoints.common_disk_step import StepsOnDisk
 from everstep.decisions.checkpoints.disk_schedule import DiskProgress
-from everstep.decisions.detect.facts import RankFacts
+from everstep.decisions.detect.facts import RankFacts, ReportedNumber
 from everstep.decisions.recover.confirm import has_stepped
 
 
@@ -84,6 +84,9 @@ class Shown:
             saved_ns=saved_ns,
             first_step_ns=self._first_step_ns(first, milestones.first_step),
             heard_ns=heard_ns,
+            reported_step=progress.metrics.step if progress.HasField("metrics") else -1,
+            loss=_number(progress.metrics.loss),
+            grad_norm=_number(progress.metrics.grad_norm),
         )
 
     def _ago_ns(self, age_s: float, at_ns: int) -> int:
@@ -110,6 +113,11 @@ class Shown:
             return 0
         first.step_ns = first.step_ns or self.heard_ns
         return min(first.step_ns, self._ago_ns(0.0, at_ns))
+
+
+def _number(series: pb.Series) -> ReportedNumber:
+    """A number of the reports; of an agent of an older release nothing is known."""
+    return ReportedNumber(series.known, series.streak, series.since if series.streak else -1)
 
 
 def distinct(shown: Iterable[Shown]) -> list[StepsOnDisk]:

@@ -14,6 +14,7 @@ import structlog
 from agent.jobs.host import Host
 from agent.launcher.processes import End, Watch, kill_family, maps, start_ticks
 from agent.reporting import rank_logs
+from agent.reporting.metrics import JobMetrics
 from agent.reporting.step_archive import Reports, StepArchive
 from agent.state.job_record import JobRecord, RankRecord, StoreRecord
 from agent.v1 import agent_pb2 as pb
@@ -50,6 +51,7 @@ class JobRanks:
         host.disk.run(("logs", record.job), lambda: private.make_folder(self.folder / "logs"))
         self.archive = StepArchive(self.folder)
         self.reports = Reports(self.shm)
+        self.metrics = JobMetrics()
         self._drained = Reports(self.shm)
         """Those of the thread that drains them."""
         self._watches: dict[tuple[int, int], Watch] = {}
@@ -235,6 +237,14 @@ class JobRanks:
         for rank, generation in ranks:
             if report := self._drained.get(rank, generation):
                 self.archive.drain(report)
+
+    def tell_metrics(self) -> None:
+        """Tell of jumps and declines that ranks report, once each."""
+        for rank in self.record.of(self.record.generation):
+            if report := self.reports.get(rank.rank, rank.generation):
+                for text in self.metrics.news(report):
+                    noted = pb.MetricNoted(rank=rank.rank, text=text)
+                    self.host.log.append(job=self.record.job, generation=rank.generation, metric_noted=noted)
 
     def save(self) -> None:
         """Keep the record; nothing is waited for, and nothing fails."""

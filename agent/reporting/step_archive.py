@@ -1,7 +1,7 @@
 """Step records of a job: drained from the mapped report files into files that outlive them.
 
 One file per rank, ``steps-<rank>.bin``, of fixed records, little endian:
-sequence u64 · generation u32 · unused u32 · step i64 · time_ns i64 · loss f64 ·
+sequence u64 · generation u32 · given u32 · step i64 · time_ns i64 · loss f64 ·
 grad_norm f64 · tokens i64. The last record says where draining goes on after a
 restart; a torn one is cut off.
 """
@@ -44,7 +44,7 @@ class StepArchive:
             return 0
         first = upto - len(records)
         data = b"".join(
-            _RECORD.pack(first + i, report.generation, 0, r.step, r.time_ns, r.loss, r.grad_norm, r.tokens)
+            _RECORD.pack(first + i, report.generation, r.given, r.step, r.time_ns, r.loss, r.grad_norm, r.tokens)
             for i, r in enumerate(records)
         )
         append(self._path(report.rank), data)
@@ -67,7 +67,7 @@ class StepArchive:
             while data := file.read(REPLY_RECORDS * _RECORD.size):
                 whole = len(data) - len(data) % _RECORD.size
                 reply = pb.StepsReply(rank=rank)
-                for _, generation, _, step, time_ns, loss, grad_norm, tokens in _RECORD.iter_unpack(data[:whole]):
+                for _, generation, given, step, time_ns, loss, grad_norm, tokens in _RECORD.iter_unpack(data[:whole]):
                     if step >= from_step:
                         reply.records.add(
                             step=step,
@@ -76,6 +76,7 @@ class StepArchive:
                             loss=loss,
                             grad_norm=grad_norm,
                             tokens=tokens,
+                            given=given,
                         )
                 if reply.records:
                     yield reply

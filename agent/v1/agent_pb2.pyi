@@ -1352,6 +1352,7 @@ class Observation(_message.Message):
     FORK_SERVER_DIED_FIELD_NUMBER: _builtins.int
     AGENT_STARTED_FIELD_NUMBER: _builtins.int
     MACHINE_FINDING_FIELD_NUMBER: _builtins.int
+    METRIC_NOTED_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     id: _builtins.str
     """"<machine>-<sequence>", the correlation id of all that follows from it"""
@@ -1367,6 +1368,8 @@ class Observation(_message.Message):
     def agent_started(self) -> Global___AgentStarted: ...
     @_builtins.property
     def machine_finding(self) -> Global___MachineFinding: ...
+    @_builtins.property
+    def metric_noted(self) -> Global___MetricNoted: ...
     def __init__(
         self,
         *,
@@ -1380,12 +1383,13 @@ class Observation(_message.Message):
         fork_server_died: Global___ForkServerDied | None = ...,
         agent_started: Global___AgentStarted | None = ...,
         machine_finding: Global___MachineFinding | None = ...,
+        metric_noted: Global___MetricNoted | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["agent_started", b"agent_started", "fork_server_died", b"fork_server_died", "machine_finding", b"machine_finding", "rank_exited", b"rank_exited", "what", b"what"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["agent_started", b"agent_started", "fork_server_died", b"fork_server_died", "machine_finding", b"machine_finding", "metric_noted", b"metric_noted", "rank_exited", b"rank_exited", "what", b"what"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_started", b"agent_started", "fork_server_died", b"fork_server_died", "generation", b"generation", "id", b"id", "job", b"job", "machine", b"machine", "machine_finding", b"machine_finding", "rank_exited", b"rank_exited", "sequence", b"sequence", "time_ns", b"time_ns", "what", b"what"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_started", b"agent_started", "fork_server_died", b"fork_server_died", "generation", b"generation", "id", b"id", "job", b"job", "machine", b"machine", "machine_finding", b"machine_finding", "metric_noted", b"metric_noted", "rank_exited", b"rank_exited", "sequence", b"sequence", "time_ns", b"time_ns", "what", b"what"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["rank_exited", "fork_server_died", "agent_started", "machine_finding"]  # noqa: Y015
+    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["rank_exited", "fork_server_died", "agent_started", "machine_finding", "metric_noted"]  # noqa: Y015
     _WhichOneofArgType_what: _TypeAlias = _typing.Literal["what", b"what"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_what) -> _WhichOneofReturnType_what | None: ...
 
@@ -1454,6 +1458,30 @@ class ForkServerDied(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ForkServerDied: _TypeAlias = ForkServerDied  # noqa: Y015
+
+@_typing.final
+class MetricNoted(_message.Message):
+    """A jump or a decline that a rank of this machine reports; nothing is done about it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
+    text: _builtins.str
+    def __init__(
+        self,
+        *,
+        rank: _builtins.int = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rank", b"rank", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MetricNoted: _TypeAlias = MetricNoted  # noqa: Y015
 
 @_typing.final
 class AgentStarted(_message.Message):
@@ -1801,6 +1829,7 @@ class RankProgress(_message.Message):
     SAVED_FIELD_NUMBER: _builtins.int
     REPORTS_FIELD_NUMBER: _builtins.int
     STEPPED_NS_FIELD_NUMBER: _builtins.int
+    METRICS_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     generation: _builtins.int
     pid: _builtins.int
@@ -1828,6 +1857,10 @@ class RankProgress(_message.Message):
 
     @_builtins.property
     def saved(self) -> Global___SavedState: ...
+    @_builtins.property
+    def metrics(self) -> Global___Metrics:
+        """of all its reports; unset: it has not reported, or an older agent"""
+
     def __init__(
         self,
         *,
@@ -1847,14 +1880,121 @@ class RankProgress(_message.Message):
         saved: Global___SavedState | None = ...,
         reports: _builtins.int = ...,
         stepped_ns: _builtins.int = ...,
+        metrics: Global___Metrics | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["exit", b"exit", "milestones", b"milestones", "saved", b"saved"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["exit", b"exit", "metrics", b"metrics", "milestones", b"milestones", "saved", b"saved"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "attached", b"attached", "completed_steps", b"completed_steps", "exit", b"exit", "finished", b"finished", "generation", b"generation", "grad_norm", b"grad_norm", "loss", b"loss", "milestones", b"milestones", "optimizer_steps", b"optimizer_steps", "pid", b"pid", "rank", b"rank", "reports", b"reports", "saved", b"saved", "stepped_ns", b"stepped_ns", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "attached", b"attached", "completed_steps", b"completed_steps", "exit", b"exit", "finished", b"finished", "generation", b"generation", "grad_norm", b"grad_norm", "loss", b"loss", "metrics", b"metrics", "milestones", b"milestones", "optimizer_steps", b"optimizer_steps", "pid", b"pid", "rank", b"rank", "reports", b"reports", "saved", b"saved", "stepped_ns", b"stepped_ns", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RankProgress: _TypeAlias = RankProgress  # noqa: Y015
+
+@_typing.final
+class Metrics(_message.Message):
+    """everstep/decisions/detect/metric_watch.py says what is counted; of this generation, against the rank's own past."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: _builtins.int
+    LOSS_FIELD_NUMBER: _builtins.int
+    GRAD_NORM_FIELD_NUMBER: _builtins.int
+    TOKENS_PER_S_FIELD_NUMBER: _builtins.int
+    STEP_S_FIELD_NUMBER: _builtins.int
+    TYPICAL_STEP_S_FIELD_NUMBER: _builtins.int
+    SLOW_SINCE_FIELD_NUMBER: _builtins.int
+    FLOPS_PER_TOKEN_FIELD_NUMBER: _builtins.int
+    PEAK_FLOPS_FIELD_NUMBER: _builtins.int
+    FLOPS_DERIVED_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    """of the newest report"""
+    tokens_per_s: _builtins.float
+    """over the last steps; 0: not known"""
+    step_s: _builtins.float
+    """mean time of the last steps; 0: not known"""
+    typical_step_s: _builtins.float
+    """median before them; 0: not known"""
+    slow_since: _builtins.int
+    """step from which on it is slower than it was; -1: it is not"""
+    flops_per_token: _builtins.float
+    """of the whole model, or where derived of this rank's share; 0: not known"""
+    peak_flops: _builtins.float
+    """of this rank's device, a second; 0: not known"""
+    flops_derived: _builtins.bool
+    """6 for each parameter that this rank has"""
+    @_builtins.property
+    def loss(self) -> Global___Series: ...
+    @_builtins.property
+    def grad_norm(self) -> Global___Series: ...
+    def __init__(
+        self,
+        *,
+        step: _builtins.int = ...,
+        loss: Global___Series | None = ...,
+        grad_norm: Global___Series | None = ...,
+        tokens_per_s: _builtins.float = ...,
+        step_s: _builtins.float = ...,
+        typical_step_s: _builtins.float = ...,
+        slow_since: _builtins.int = ...,
+        flops_per_token: _builtins.float = ...,
+        peak_flops: _builtins.float = ...,
+        flops_derived: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["grad_norm", b"grad_norm", "loss", b"loss"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["flops_derived", b"flops_derived", "flops_per_token", b"flops_per_token", "grad_norm", b"grad_norm", "loss", b"loss", "peak_flops", b"peak_flops", "slow_since", b"slow_since", "step", b"step", "step_s", b"step_s", "tokens_per_s", b"tokens_per_s", "typical_step_s", b"typical_step_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Metrics: _TypeAlias = Metrics  # noqa: Y015
+
+@_typing.final
+class Series(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NOT_FINITE_FIELD_NUMBER: _builtins.int
+    STREAK_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
+    TYPICAL_FIELD_NUMBER: _builtins.int
+    JUMP_STEP_FIELD_NUMBER: _builtins.int
+    JUMP_STEPS_FIELD_NUMBER: _builtins.int
+    JUMP_RATIO_FIELD_NUMBER: _builtins.int
+    KNOWN_FIELD_NUMBER: _builtins.int
+    not_finite: _builtins.int
+    """reports in which it was NaN or infinite"""
+    streak: _builtins.int
+    """of them in a row, up to the newest"""
+    since: _builtins.int
+    """step of the first of these; -1: none"""
+    typical: _builtins.float
+    """median of the last values; NaN: not known"""
+    jump_step: _builtins.int
+    """where the newest jump began; -1: none"""
+    jump_steps: _builtins.int
+    """how many steps it lasted"""
+    jump_ratio: _builtins.float
+    """the most that it came to, in medians"""
+    known: _builtins.bool
+    """a finite one was reported; without that nothing says that there is one"""
+    def __init__(
+        self,
+        *,
+        not_finite: _builtins.int = ...,
+        streak: _builtins.int = ...,
+        since: _builtins.int = ...,
+        typical: _builtins.float = ...,
+        jump_step: _builtins.int = ...,
+        jump_steps: _builtins.int = ...,
+        jump_ratio: _builtins.float = ...,
+        known: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["jump_ratio", b"jump_ratio", "jump_step", b"jump_step", "jump_steps", b"jump_steps", "known", b"known", "not_finite", b"not_finite", "since", b"since", "streak", b"streak", "typical", b"typical"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Series: _TypeAlias = Series  # noqa: Y015
 
 @_typing.final
 class SavedState(_message.Message):
@@ -2064,12 +2204,15 @@ class StepRecord(_message.Message):
     LOSS_FIELD_NUMBER: _builtins.int
     GRAD_NORM_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
+    GIVEN_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     generation: _builtins.int
     time_ns: _builtins.int
     loss: _builtins.float
     grad_norm: _builtins.float
     tokens: _builtins.int
+    given: _builtins.int
+    """bits: 1 the script gave a loss, 2 a gradient norm; 0: an older release"""
     def __init__(
         self,
         *,
@@ -2079,10 +2222,11 @@ class StepRecord(_message.Message):
         loss: _builtins.float = ...,
         grad_norm: _builtins.float = ...,
         tokens: _builtins.int = ...,
+        given: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "grad_norm", b"grad_norm", "loss", b"loss", "step", b"step", "time_ns", b"time_ns", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "given", b"given", "grad_norm", b"grad_norm", "loss", b"loss", "step", b"step", "time_ns", b"time_ns", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

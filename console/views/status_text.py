@@ -10,6 +10,7 @@ from rich.table import Table
 from console.terminal import styled
 from console.views.parked import incident_rows
 from controlplane import text
+from controlplane.queries.metrics import metrics_lines
 from controlplane.queries.saved import saved_lines, saved_short
 from controlplane.queries.status import JobLine, JobReport, MachineStatus
 from everstep.model.incident import NOT_CONFIRMED
@@ -73,6 +74,8 @@ def job_facts(report: JobReport) -> list[tuple[str, str]]:
             ("step", f"{_number(report.step)}, loss {text.loss(report.loss)}, generation {report.generation}"),
             ("ETTR", f"{_at_most(report)}{hour}"),
         ]
+    if report.metrics:
+        facts += metrics_lines(report.metrics)
     took = f", ran {text.duration(_ran(report.started, report.ended))}" if report.launched else ""
     facts.append(("started", f"{text.moment(report.started)}{took}"))
     if report.saved:

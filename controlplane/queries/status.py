@@ -14,6 +14,7 @@ from agent.v1 import agent_pb2 as pb
 from controlplane.client import Control
 from controlplane.progress import JobProgress, RankView, merge, views_of
 from controlplane.queries.last_step import last_step
+from controlplane.queries.metrics import MetricsReport, metrics_report
 from controlplane.queries.remaining_checkpoints import remaining_checkpoint
 from controlplane.queries.saved import SavedReport, saved_report, unsteady
 from controlplane.references import JobRun
@@ -80,6 +81,8 @@ class JobReport(BaseModel):
     loss: float | None
     ettr: float | None
     ettr_last_hour: float | None
+    metrics: MetricsReport | None = None
+    """None: it does not run, or its ranks report nothing."""
     machines: list[MachineStatus]
     silent: list[str]
     """Machines whose agent does not answer."""
@@ -220,6 +223,7 @@ async def job_report(control: Control, job: str) -> JobReport:
         ettr=_ratio(ettr),
         ettr_unknown=list(ettr.unknown) if ettr else [],
         ettr_last_hour=_ratio(await ettr_of(control, job, progress, WINDOW_S)) if run.running else None,
+        metrics=_metrics(state, described) if run.running else None,
         machines=[_machine(job, machine, described[machine.name]) for machine in state.machines],
         silent=list(progress.silent),
         backups=state.backups if run.running else "",
@@ -263,6 +267,11 @@ async def _saved(control: Control, state: JobState, described: Described) -> Sav
         return saved_report(ranks)
     again = await describe_all(control, state.machines)
     return saved_report(_ranks_by_machine(state.spec.name, again), before=ranks)
+
+
+def _metrics(state: JobState, described: Described) -> MetricsReport | None:
+    ranks = [rank for here in _ranks_by_machine(state.spec.name, described).values() for rank in here]
+    return metrics_report(ranks, state.spec.topology())
 
 
 def _ranks_by_machine(job: str, described: Described) -> dict[str, list[pb.RankProgress]]:

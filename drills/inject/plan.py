@@ -105,7 +105,9 @@ def rank_faults(request: DrillRequest, ranks: list[int]) -> list[Fault]:
         together = [f"f{again}-{rank}" for rank in ranks]
         for rank, name in zip(ranks, together, strict=True):
             fault: Fault = {"id": name, "fault": request.base, "rank": rank, "at_step": request.at_step}
-            fault["point"] = "save" if request.base == "kill-during-save" else "step"
+            fault["point"] = {"kill-during-save": "save", "nan": "begin"}.get(request.base, "step")
+            if request.bound:
+                fault["machine"] = request.machine
             if len(ranks) > 1:
                 fault["together"] = together
             match request.base:

@@ -11,6 +11,7 @@ from drills.inject.plan import STRIKE
 from drills.judge.compare import Comparison
 from drills.judge.facts import OBSERVED, DrillFacts, is_observed
 from drills.judge.findings import findings_told
+from drills.judge.not_finite import not_finite_told
 from drills.judge.result import DrillResult
 from drills.spec.catalogue import CONTROL_FAULTS
 from drills.spec.findings import goes_on
@@ -76,6 +77,7 @@ def judge(request: DrillRequest, spec: JobSpec, facts: DrillFacts) -> DrillResul
         *(_not_absorbed(facts, result) if request.absorbed else _not_recovered(request, spec, facts, result, reports)),
         *copies_told(request, facts, result),
         *findings_told(request, spec, facts),
+        *not_finite_told(request, spec, facts, reports),
         *_differences(spec, facts),
         *_not_clean(facts),
     ]
@@ -203,7 +205,7 @@ def _not_recovered(
         found.append(f"{request.times} faults opened {len(opened)} incidents")
     found += [f"{incident.id} is still open" for incident in facts.incidents if incident.report is None]
     found += [f"not recovered: {report.headline}" for report in reports if not report.recovered]
-    found += _steps(facts, result, reports)
+    found += _steps(request, facts, result, reports)
     # The first launch, one for each fault, and one more where a launch itself is what the fault breaks.
     most = 1 + request.times + (request.during == "launch")
     if facts.generations > most:
@@ -227,7 +229,7 @@ def _ledger(facts: DrillFacts, reports: list[IncidentReport]) -> list[str]:
     return found + [f"the ledger does not know {text}" for text in facts.ledger_lacks]
 
 
-def _steps(facts: DrillFacts, result: DrillResult, reports: list[IncidentReport]) -> list[str]:
+def _steps(request: DrillRequest, facts: DrillFacts, result: DrillResult, reports: list[IncidentReport]) -> list[str]:
     """What the incidents say was lost, against what the step records show."""
     lost, redone = result.steps_lost, result.steps_redone
     if lost is None or redone is None:
@@ -236,7 +238,7 @@ def _steps(facts: DrillFacts, result: DrillResult, reports: list[IncidentReport]
     found = [
         f"{report.lost_steps} steps lost, {most} would have done"
         for report in reports
-        if report.lost_steps and report.lost_steps > most
+        if report.lost_steps and report.lost_steps > most and request.base != "nan"  # judged by where it went back to
     ]
     # The step under way may have been reported and not completed: one more per incident.
     if facts.records.of and not lost <= redone <= lost + len(reports):

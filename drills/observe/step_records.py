@@ -69,6 +69,11 @@ class Records:
         some = {rank: [record for record in found if begin <= record.step < end] for rank, found in self.of.items()}
         return Records({rank: found for rank, found in some.items() if found}, unknown=list(self.unknown))
 
+    def newest(self) -> Records:
+        """Of each step of a rank the last report: where a fault is in the numbers, what it made of them is given up."""
+        last = {rank: list({record.step: record for record in found}.values()) for rank, found in self.of.items()}
+        return Records(last, dict(self.final), list(self.unknown))
+
     def redone(self) -> int | None:
         """Most steps that any rank reported more than once; None without reports."""
         again = [sum(n - 1 for n in Counter(r.step for r in records).values()) for records in self.of.values()]

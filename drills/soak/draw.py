@@ -98,12 +98,12 @@ DRAWS: dict[str, Draw] = {
 
 def soaked() -> list[FaultKind]:
     """The kinds that a soak draws."""
-    return [kind for kind in CATALOGUE if not kind.not_built]
+    return [kind for kind in CATALOGUE if not kind.not_built and not kind.not_drawn]
 
 
 def left_out() -> dict[str, str]:
     """Kind → why no soak draws it."""
-    return {kind.name: kind.not_built for kind in CATALOGUE if kind.not_built}
+    return {kind.name: why for kind in CATALOGUE if (why := kind.not_built or kind.not_drawn)}
 
 
 def meetings() -> list[tuple[How, tuple[str, ...]]]:

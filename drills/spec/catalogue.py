@@ -18,6 +18,8 @@ class FaultKind:
     """What really happens, one line."""
     not_built: str = ""
     """Why it cannot be injected yet; empty: it can."""
+    not_drawn: str = ""
+    """Why no soak draws it; empty: soaks do."""
     draws: tuple[str, ...] = ()
     """Options that a soak draws for it, see ``drills/soak/draw.py``."""
 
@@ -25,7 +27,8 @@ class FaultKind:
 _HANGS = "needs the detection of hangs, which is not part of this release"
 _DEVICES = "needs the machine monitor, which is not part of this release"
 _NETWORK = "needs bad links between two machines, which are not part of this release"
-_LOSSES = "needs the watching of losses, which is not part of this release"
+_NO_RANK_STRUCK = "soaks draw faults of ranks, machines and the control plane so far, none of devices"
+_BIT_FLIPS = "needs tests that find silent corruption, which are not part of this release"
 
 CATALOGUE: tuple[FaultKind, ...] = (
     FaultKind(
@@ -43,8 +46,13 @@ CATALOGUE: tuple[FaultKind, ...] = (
     FaultKind("deadlock", "--rank R", "a lock is never released", _HANGS),
     FaultKind("skip-collective", "--rank R", "a collective is not entered", _HANGS),
     FaultKind("hang-dataloader", "--rank R", "the loader's subprocess hangs", _HANGS),
-    FaultKind("nan", "--rank R | --machine M", "NaN in the loss; bound to a machine it follows the machine", _LOSSES),
-    FaultKind("bitflip", "--machine M [--only-in-job]", "one bit of a gradient flips on that machine", _LOSSES),
+    FaultKind(
+        "nan",
+        "--rank R | --machine M",
+        "NaN in a rank's forward pass; bound to a machine it comes again there at that step",
+        not_drawn="a soak holds every report to the run without a fault, and those of a NaN differ until it is seen",
+    ),
+    FaultKind("bitflip", "--machine M [--only-in-job]", "one bit of a gradient flips on that machine", _BIT_FLIPS),
     FaultKind("slow-machine", "--machine M --factor F", "less CPU for the machine's ranks", _HANGS),
     FaultKind(
         "kill-machine", "--machine M", "SIGKILL of everything of a machine, which comes back empty", draws=("machine",)
@@ -81,6 +89,7 @@ CATALOGUE: tuple[FaultKind, ...] = (
         "xid",
         "--machine M [--code N] [--then kill-rank]",
         "the kernel's line about a GPU error, through /dev/kmsg; the job goes on unless a rank is killed with it",
+        not_drawn=_NO_RANK_STRUCK,
     ),
     FaultKind("gpu-lost", "--machine M", "a GPU falls off the bus", _DEVICES),
     FaultKind("gpu-hot", "--machine M", "a GPU overheats", _DEVICES),
@@ -92,8 +101,18 @@ CATALOGUE: tuple[FaultKind, ...] = (
         "no space for checkpoints on a machine's disk; then memory is lost",
         draws=("machine",),
     ),
-    FaultKind("fs-readonly", "--machine M", "the file system of a machine's disk checkpoints turns read-only"),
-    FaultKind("oom", "--rank R", "a rank takes memory until the kernel kills it, in a group of processes of its own"),
+    FaultKind(
+        "fs-readonly",
+        "--machine M",
+        "the file system of a machine's disk checkpoints turns read-only",
+        not_drawn=_NO_RANK_STRUCK,
+    ),
+    FaultKind(
+        "oom",
+        "--rank R",
+        "a rank takes memory until the kernel kills it, in a group of processes of its own",
+        not_drawn=_NO_RANK_STRUCK,
+    ),
     FaultKind(
         "link-down",
         "--machine M [--seconds S]",
@@ -158,7 +177,7 @@ CATALOGUE: tuple[FaultKind, ...] = (
     ),
 )
 
-RANK_FAULTS = ("kill-rank", "stop-rank", "exit-rank", "raise", "kill-during-save", "oom")
+RANK_FAULTS = ("kill-rank", "stop-rank", "exit-rank", "raise", "kill-during-save", "nan", "oom")
 """Acted out by the rank itself, at a step."""
 MACHINE_FAULTS = ("kill-agent", "kill-forkserver")
 """Done from outside to a process beside the ranks."""

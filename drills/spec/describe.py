@@ -37,6 +37,7 @@ def _fault(request: DrillRequest, spec: JobSpec) -> str:
         "stop-rank": f"SIGSTOP to {ranks}",
         "exit-rank": f"{ranks} leaves with code {request.exit_code}",
         "raise": f"{ranks} raises {request.exception}",
+        "nan": f"NaN in the forward pass of {machine if request.bound else ranks}",
         "kill-during-save": f"SIGKILL to {ranks} in the middle of a save",
         "kill-agent": f"SIGKILL to the agent of {machine}",
         "kill-forkserver": f"SIGKILL to the fork server of {machine}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from controlplane.files import file_of_ours
 from controlplane.job_file.job_file import load_job
@@ -14,6 +14,7 @@ from drills.spec.catalogue import AWAY, CONTROL_FAULTS, DAMAGE, DEVICES, MACHINE
 from drills.spec.settings import machine_names
 from everstep.errors import ConfigError
 from everstep.model.job import JobSpec
+from everstep.model.recovery_policy import RecoveryPolicy
 
 DEFAULTS: dict[str, Any] = {"machines": 4, "ranks_per_machine": 2, "tp": 2, "pp": 2}
 """Sizes of the job of a drill."""
@@ -94,6 +95,18 @@ class DrillRequest(BaseModel):
     def exit_code(self) -> int:
         """With which a rank leaves."""
         return 1 if self.code is None else self.code
+
+    @property
+    def bound(self) -> bool:
+        """Whether the fault stays with a machine, whichever ranks run there: it is broken."""
+        return self.base == "nan" and self.machine != "" and not self.ranks
+
+    @model_validator(mode="after")
+    def _comes_again(self) -> DrillRequest:
+        """What is bound to a machine is there after each recovery, until the job is parked."""
+        if self.bound:
+            self.__dict__["times"] = max(self.times, RecoveryPolicy().max_failures_at_step)
+        return self
 
     @property
     def absorbed(self) -> bool:
@@ -177,7 +190,8 @@ class DrillRequest(BaseModel):
     def _pace(self) -> list[str]:
         """How long the example's steps are made to last."""
         seconds = self.step_seconds
-        if seconds is None and self.outside and self.base not in MACHINE_FAULTS:
+        # A loss is looked at twice a second: the job must not end before.
+        if seconds is None and ((self.outside and self.base not in MACHINE_FAULTS) or self.base == "nan"):
             seconds = settings.STEP_S
         return [] if seconds is None else [PACE, str(seconds)]
 

@@ -34,7 +34,7 @@ def checkpoint_settings(fault: str, *, where: str, fits: str, disk: Path) -> dic
     """
     shared = {"disk_every_steps": DISK_EVERY, "disk_path": str(disk)}
     match fault:
-        case "kill-machine" | "kill-group" | "truncate-file":
+        case "kill-machine" | "kill-group" | "truncate-file" | "nan":  # memory moves on before a NaN is seen
             return shared
         case "flip-bit":
             # In own memory as where a state is large: damage is found once the step is chosen.

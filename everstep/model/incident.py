@@ -30,6 +30,8 @@ class Symptom(Words):
     """No rank completed a step for too long."""
     UNSAVED = "saves stopped"
     """Steps go on, and the newest checkpoint in memory is too old."""
+    NOT_FINITE = "not finite"
+    """The loss or the gradient norm is NaN or infinite, while steps go on."""
     LAUNCH_FAILED = "launch failed"
     """The ranks could not be started."""
     MACHINE_FAULT = "machine fault"
@@ -68,6 +70,8 @@ class Anomaly(Model):
     """When the machine saw it, nanoseconds of the wall clock."""
     quiet_s: float = 0.0
     """How long no step had been seen by then, seconds: the job had stopped earlier than it was seen."""
+    not_after: int | None = None
+    """The state to go on from is of this many completed steps at most: later ones are not to be trusted. None: any."""
     rule: str = ""
     """Name of the rule that found it (``everstep.decisions.detect.all``); empty: none did, e.g. a launch failed."""
     findings: list[MachineFinding] = Field(default_factory=list)

@@ -61,6 +61,12 @@ class RecoveryPolicy(BaseModel):
     stall_floor_s: float = Field(
         600.0, gt=0, description="A stall is at least this long, seconds (hang threshold of ByteRobust, section 4.1)."
     )
+    nan_loss_steps: int = Field(
+        1, ge=0, description="A loss that is not finite for this many steps in a row is a fault; 0: never (ours)."
+    )
+    nan_grad_norm_steps: int = Field(
+        3, ge=0, description="The same of the gradient norm, of which a GradScaler skips some; 0: never (ours)."
+    )
     agent_retry_max_s: float = Field(
         3.0, gt=0, description="Longest wait of a watcher before it asks a silent agent again, seconds (ours)."
     )

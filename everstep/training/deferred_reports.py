@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ def plain(name: str, value: Any) -> Any:
     A DTensor that every rank has as a whole gives its local tensor. One that is
     spread over ranks (a gradient norm of FSDP2) has no number here: putting it
     together is a collective, in which a rank would wait for those that do not
-    report. As a norm it is not known (NaN), and a warning says so once.
+    report. As a norm it is not known (None), and a warning says so once.
 
     Args:
         name: ``loss`` or ``grad_norm``.
@@ -34,7 +33,8 @@ def plain(name: str, value: Any) -> Any:
     if (placements := getattr(value, "placements", None)) is not None and hasattr(value, "_local_tensor"):
         mesh = value.device_mesh
         if not all(placement.is_replicate() or mesh.size(axis) == 1 for axis, placement in enumerate(placements)):
-            return _spread(name, value)
+            _spread(name, value)
+            return None
         value = value._local_tensor
     elements = getattr(value, "numel", None) or getattr(value, "size", None)
     count = elements() if callable(elements) else elements
@@ -51,9 +51,9 @@ def on_device(value: Any) -> bool:
     return getattr(value, "is_cuda", False) is True
 
 
-def number(value: Any) -> float:
-    """A number, or what a tensor of one element holds; one that requires a gradient may be given as it is."""
-    if type(value) is float:
+def number(value: Any) -> float | None:
+    """A number, or what a tensor of one element holds, which may require a gradient; None stays None."""
+    if value is None or type(value) is float:
         return value
     item = getattr(value, "item", None)
     return float(value if item is None else item())
@@ -72,7 +72,7 @@ class PendingReport:
         tokens: Of the report.
     """
 
-    def __init__(self, step: int, loss: float | Tensor, grad_norm: float | Tensor, tokens: int) -> None:
+    def __init__(self, step: int, loss: float | Tensor | None, grad_norm: float | Tensor | None, tokens: int) -> None:
         self._step, self._tokens = step, tokens
         self._events: list[Any] = []
         self._numbers = [self._aside(loss), self._aside(grad_norm)]
@@ -81,14 +81,14 @@ class PendingReport:
         """Whether the numbers are there."""
         return all(event.query() for event in self._events)
 
-    def values(self) -> tuple[int, float, float, int]:
+    def values(self) -> tuple[int, float | None, float | None, int]:
         """Step, loss, gradient norm and tokens; waits for the numbers."""
         for event in self._events:
             event.synchronize()
         loss, grad_norm = map(number, self._numbers)
         return self._step, loss, grad_norm, self._tokens
 
-    def _aside(self, value: float | Tensor) -> float | Tensor:
+    def _aside(self, value: float | Tensor | None) -> float | Tensor | None:
         if not on_device(value):
             return value
         import torch
@@ -103,7 +103,7 @@ class PendingReport:
         return host
 
 
-def _spread(name: str, value: Any) -> float:
+def _spread(name: str, value: Any) -> None:
     what = f"run.report({name}=…) got a DTensor that is spread over ranks ({', '.join(map(str, value.placements))})"
     advice = f"give {name}.full_tensor(), which all ranks have to call"
     if name == "loss":
@@ -111,4 +111,3 @@ def _spread(name: str, value: Any) -> float:
     if name not in _warned:
         _warned.add(name)
         warnings.warn(f"everstep: {what}, and is reported as not known: {advice}", RuntimeWarning, stacklevel=4)
-    return math.nan

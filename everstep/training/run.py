@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from everstep.errors import ConfigError
 from everstep.faults import RankFaults
 from everstep.model.topology import Axis, Coordinate, Topology
 from everstep.slots.file import SlotFile
-from everstep.step_reports import ReportFile
+from everstep.step_reports import Flops, ReportFile
 from everstep.training.checkpoint import Checkpoint, Stateful
 from everstep.training.deferred_reports import PendingReport, number, on_device, plain
 from everstep.training.launch_environment import JoinSizes, from_environment, origin_of, topology_of_job
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
 
+UNKNOWN = Flops()
+
 
 def join(
     *,
@@ -36,6 +38,8 @@ def join(
     order: Sequence[Axis] | None = None,
     mesh: Mapping[str, int] | None = None,
     groups: Sequence[str] | None = None,
+    flops_per_token: float | None = None,
+    peak_flops: float | None = None,
 ) -> Run:
     """Join the job that this rank belongs to. Call it once, early in the script.
 
@@ -47,6 +51,9 @@ def join(
         mesh: Instead of these: every axis by name, in order, with its size, as
             in ``{"pp": 2, "dp_replicate": 2, "dp_shard": -1}``; -1: what the others leave.
         groups: Parallel groups laid over axes, as in ``["ep=8:dp_shard+cp"]``; None: the job's.
+        flops_per_token: Floating point operations of the whole model, forward and backward, for one token; None: 6
+            for each parameter of the models that are given to ``checkpoint``.
+        peak_flops: What this rank's device can do in a second; None: what is known of its GPU.
 
     Raises:
         TopologyError: the sizes do not multiply, or are not those of the job.
@@ -59,13 +66,16 @@ def join(
     if report_file:
         reports = ReportFile.open(Path(report_file))
         reports.attach()
-    return Run(topology, from_environment("RANK", 0), reports)
+    for name, value in (("flops_per_token", flops_per_token), ("peak_flops", peak_flops)):
+        if value is not None and not 0 < value < math.inf:
+            raise ConfigError(f"everstep.join({name}={value}) is no number above 0: leave it out if it is not known")
+    return Run(topology, from_environment("RANK", 0), reports, Flops(flops_per_token or 0.0, peak_flops or 0.0))
 
 
 class Run:
     """This rank's handle on its job; made by ``join``."""
 
-    def __init__(self, topology: Topology, rank: int, reports: ReportFile | None) -> None:
+    def __init__(self, topology: Topology, rank: int, reports: ReportFile | None, flops: Flops = UNKNOWN) -> None:
         self.topology = topology
         self.rank = rank
         self.world_size = topology.world_size
@@ -74,7 +84,11 @@ class Run:
         self.resumed_from: int | None = None
         """Completed steps of the state that the loop went on from; None before the loop and on a fresh start."""
         self._reports = reports
-        self._step: int | None = None
+        self._flops = flops
+        self.step: int | None = None
+        """The step of ``steps`` that is under way; None: none is."""
+        self.reported = 0
+        """Calls of ``report``."""
         self._state: Checkpoint | None = None
         self._entered = False
         self._held: list[PendingReport] = []
@@ -110,6 +124,7 @@ class Run:
             CheckpointError: the checkpoint file cannot be opened.
         """
         name = os.environ.get(environment.CHECKPOINT_FILE)
+        self._tell_flops(things)
         if not self.active or not name:
             return Checkpoint(things, None)
         file = SlotFile(
@@ -130,7 +145,7 @@ class Run:
         *,
         start: int = 0,
         warm_up: Callable[[], object] | None = None,
-    ) -> Iterator[int]:
+    ) -> Generator[int, None, None]:
         """The steps of training: ``for step in run.steps(total, state)``. Enter it once.
 
         At entry the state is restored at the step that all ranks agreed on;
@@ -166,7 +181,7 @@ class Run:
         first = self._restore(state, start, warm_up)
         try:
             for step in range(first, total):
-                self._step = step
+                self.step = step
                 if self._faults is not None:
                     self._faults.meet("begin", step)
                 yield step
@@ -184,7 +199,14 @@ class Run:
             if state is not None:
                 state.drain()
 
-    def report(self, step: int, *, loss: float | Tensor, grad_norm: float | Tensor = math.nan, tokens: int = 0) -> None:
+    def report(
+        self,
+        step: int,
+        *,
+        loss: float | Tensor | None = None,
+        grad_norm: float | Tensor | None = None,
+        tokens: int = 0,
+    ) -> None:
         """Report how a step went: a store into mapped memory, which never blocks.
 
         Args:
@@ -192,8 +214,9 @@ class Run:
             loss: A number, or a tensor or array of one element. One on a GPU is not
                 waited for: it is copied aside and published when it has arrived.
                 A DTensor must be whole on each rank (``full_tensor()``): a report
-                never asks other ranks.
-            grad_norm: Norm of the gradient, likewise; NaN: not known. A DTensor that
+                never asks other ranks. None: this rank has none, as in all stages of a
+                pipeline but the last. NaN is a loss that went wrong, and opens an incident.
+            grad_norm: Norm of the gradient, likewise; None: not known. A DTensor that
                 is spread over ranks counts as not known, with a warning.
             tokens: Tokens that this rank trained on in this step.
 
@@ -202,9 +225,11 @@ class Run:
         """
         if self._faults is not None:
             self._faults.meet("step", step)
-        loss, grad_norm = plain("loss", loss), plain("grad_norm", grad_norm)
+        loss = None if loss is None else plain("loss", loss)
+        grad_norm = None if grad_norm is None else plain("grad_norm", grad_norm)
         if self._reports is None:
             return
+        self.reported += 1
         if on_device(loss) or on_device(grad_norm):
             self._publish_held(wait=True)
             self._held.append(PendingReport(step, loss, grad_norm, tokens))
@@ -218,7 +243,7 @@ class Run:
         Raises:
             CheckpointError: the last save failed.
         """
-        self._step = None
+        self.step = None
         if self._state is not None:
             self._state.wait()
             self._state.close()
@@ -271,6 +296,15 @@ class Run:
         self._reports.mark("restored")
         return first
 
+    def _tell_flops(self, things: Mapping[str, Stateful]) -> None:
+        """Say what a token costs: as it was given, or by the models."""
+        if self._reports is None:
+            return
+        from everstep.training.flops import with_defaults
+
+        self._flops = with_defaults(self._flops, things.values(), self.topology)
+        self._reports.set_flops(self._flops)
+
     def _publish_held(self, *, wait: bool) -> None:
         assert self._reports is not None
         while self._held and (wait or self._held[0].arrived()):
@@ -280,8 +314,13 @@ class Run:
         """Let the faults of a drill happen between backward and the optimizer's step."""
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+        from everstep.training.poison import poison_forward
+
+        assert self._faults is not None
+        self._faults.poison = poison_forward
+
         def meet(*_: Any) -> None:
-            if self._step is not None and self._faults is not None:
-                self._faults.meet("step", self._step)
+            if self.step is not None and self._faults is not None:
+                self._faults.meet("step", self.step)
 
         register_optimizer_step_pre_hook(meet)

@@ -72,6 +72,13 @@ async def test_a_rank_that_stands_still(drill: DrillOf, recovered: Recovered) ->
     recovered(await drill("stop-rank", ranks=[2]))
 
 
+async def test_a_loss_that_is_nan_goes_back_to_before_it(drill: DrillOf) -> None:
+    result = await drill("nan", ranks=[2], at_step=12, step_seconds=0.1)
+    assert result.problems == []
+    assert result.ok and result.resolution == "reattempt" and result.losses_match and result.state_match
+    assert len(result.incidents) == 1 and result.leaked == []
+
+
 async def test_a_script_that_knows_nothing_of_everstep(
     drill: DrillOf, recovered: Recovered, cluster: DrillCluster
 ) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from drills.checks import check
 from drills.clusters.local import DrillCluster
-from drills.inject.plan import outside_faults
+from drills.inject.plan import outside_faults, rank_faults
 from drills.spec.catalogue import AWAY, CATALOGUE, kind_of
 from drills.spec.request import DrillRequest
 from everstep.errors import CannotInject, ConfigError
@@ -27,6 +27,7 @@ BUILT = {
     *("kill-worker", "kill-temporal", "kill-during-save", "kill-machine", "kill-group", "disk-full"),
     *("flip-bit", "truncate-file", "shm-full", "hang-peer", "kill-peer"),
     *("link-down", "cut-off", "kill-postgres", "kill-workers"),
+    *("nan", "xid", "fs-readonly", "oom"),
 }
 
 
@@ -69,7 +70,7 @@ def test_a_near_name_is_suggested() -> None:
         ({"fault": "kill-temporal", "at_event": 3}, "--at-event goes with kill-worker"),
         ({"fault": "kill-rank", "script": ["missing.py"]}, "missing.py"),
         ({"fault": "kill-worker", "in_stage": "restore"}, "add --during kill-machine or --during kill-group"),
-        ({"fault": "kill-rank", "then": "kill-rank"}, "goes with kill-agent or kill-peer"),
+        ({"fault": "kill-rank", "then": "kill-rank"}, "goes with kill-agent, kill-peer, xid, gpu-lost, and without"),
         ({"fault": "kill-agent", "then": "spin"}, "kill-rank, kill-machine"),
         ({"fault": "kill-agent", "then": "kill-rank", "steps": 30}, "its second fault comes at step 30"),
         ({"fault": "kill-group"}, "--kind is missing: use one of pp, dp, tp"),
@@ -188,3 +189,13 @@ def test_what_needs_a_network_is_refused_where_none_can_be_made(monkeypatch: pyt
     for fault in AWAY:
         with pytest.raises(CannotInject, match=f"{fault}: .*need root"):
             check(DrillRequest(fault=fault))
+
+
+def test_a_nan_of_a_machine_comes_again_and_one_of_a_rank_does_not() -> None:
+    assert DrillRequest(fault="nan", ranks=[1]).times == 1
+    bound = DrillRequest(fault="nan", machine="1")
+    assert (bound.times, bound.bound) == (3, True)
+
+    spec = bound.spec("job", {})
+    planned = rank_faults(bound, bound.struck_ranks(spec))
+    assert [(fault["machine"], fault["point"], fault["at_step"]) for fault in planned] == [("m1", "begin", 20)] * 3

@@ -149,3 +149,33 @@ def test_an_unknown_fault_and_an_unknown_exception_are_named(tmp_path: Path) -> 
         (tmp_path / "plan.json.f0").unlink(missing_ok=True)
         with pytest.raises(ValueError, match=message):
             RankFaults(path, json.loads(path.read_text()), 0).meet("step", 0)
+
+
+def meeting(path: Path, rank: int, monkeypatch: pytest.MonkeyPatch, **variables: str) -> list[int]:
+    """The steps in which a process is poisoned."""
+    monkeypatch.setenv(environment.FAULTS, str(path))
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    faults = RankFaults.from_environment(rank)
+    steps: list[int] = []
+    for step in range(10):
+        if faults is not None:
+            faults.poison = lambda step=step: steps.append(step)  # type: ignore[misc]
+            faults.meet("begin", step)
+    return steps
+
+
+def test_a_rank_that_is_poisoned_lives_on_and_the_next_time_is_the_next_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = {"fault": "nan", "rank": 1, "at_step": 4, "point": "begin"}
+    path = plan(tmp_path, one, one)
+    assert [meeting(path, rank, monkeypatch) for rank in (0, 1, 1, 1)] == [[], [4], [4], []]
+
+
+def test_what_is_bound_to_a_machine_follows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = {"fault": "nan", "rank": 1, "machine": "m2", "at_step": 4, "point": "begin"}
+    path = plan(tmp_path, one)
+    assert meeting(path, 1, monkeypatch, EVERSTEP_MACHINE="m0", LOCAL_RANK="0") == []
+    assert meeting(path, 5, monkeypatch, EVERSTEP_MACHINE="m2", LOCAL_RANK="1") == []
+    assert meeting(path, 4, monkeypatch, EVERSTEP_MACHINE="m2", LOCAL_RANK="0") == [4]

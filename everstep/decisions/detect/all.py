@@ -9,12 +9,21 @@ from everstep.decisions.detect.facts import JobFacts
 from everstep.decisions.detect.failed_rank import FAILED_RANK
 from everstep.decisions.detect.lost_machine import LOST_MACHINE
 from everstep.decisions.detect.machine_fault import MACHINE_FAULT
+from everstep.decisions.detect.not_finite import NOT_FINITE
 from everstep.decisions.detect.rule import Rule
 from everstep.decisions.detect.stale_checkpoint import STALE_CHECKPOINT
 from everstep.decisions.detect.stall import STALL
 from everstep.model.incident import Anomaly
 
-RULES: tuple[Rule, ...] = (FAILED_RANK, EARLY_EXIT, LOST_MACHINE, STALL, STALE_CHECKPOINT, MACHINE_FAULT)
+RULES: tuple[Rule, ...] = (
+    FAILED_RANK,
+    EARLY_EXIT,
+    LOST_MACHINE,
+    NOT_FINITE,
+    STALL,
+    STALE_CHECKPOINT,
+    MACHINE_FAULT,
+)
 """In the order in which they are asked: what names a rank or a machine comes first, with what the job goes on last."""
 
 

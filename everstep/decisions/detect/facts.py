@@ -29,6 +29,21 @@ class ObservedExit:
 
 
 @dataclass(frozen=True, slots=True)
+class ReportedNumber:
+    """The loss, or the gradient norm, as a rank reports it."""
+
+    known: bool = False
+    """The rank reported a finite one before; without that nothing says that it has one."""
+    bad_steps: int = 0
+    """In so many reports in a row, up to the newest, it was NaN or infinite."""
+    since: int = -1
+    """Step of the first of these; -1: there are none."""
+
+
+NOT_REPORTED = ReportedNumber()
+
+
+@dataclass(frozen=True, slots=True)
 class RankFacts:
     """What a machine showed of one of its ranks last."""
 
@@ -56,6 +71,10 @@ class RankFacts:
     """When its process completed its first step; 0: not yet."""
     heard_ns: int
     """When its machine said all this."""
+    reported_step: int = -1
+    """Of the newest report; -1: there was none, or its agent does not say."""
+    loss: ReportedNumber = NOT_REPORTED
+    grad_norm: ReportedNumber = NOT_REPORTED
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,8 @@ class Known:
     resume_step: int
     """Where the newest generation began."""
     policy: CheckpointPolicy
+    not_after: int | None = None
+    """Later steps are not wanted, whether there are any or not; None: the newest is."""
 
 
 def doubt_of(step: int, known: Known) -> Doubt | None:
@@ -131,18 +133,22 @@ class _NewerSteps:
     def __post_init__(self) -> None:
         stuck = {_key(copy) for copy in self.known.unreached}
         ranks = range(self.known.assignment.topology.world_size)
+        limit = self.known.not_after
         for copy in self.known.held:
             if copy.rank not in ranks:
                 continue  # of a run of the name that had more of them
-            if copy.valid or _key(copy) in stuck:
+            wanted = limit is None or copy.completed_steps <= limit
+            if wanted and (copy.valid or _key(copy) in stuck):
                 self._copies[copy.rank].add(copy.completed_steps)
-            if not copy.valid and _key(copy) in stuck:
+            if wanted and not copy.valid and _key(copy) in stuck:
                 self._stuck.append(copy)
             if copy.tier is Tier.OWN and copy.machine == self.known.assignment.home(copy.rank):
                 self._own[copy.rank].append(copy)
         completed = {end.rank: end.completed_steps for end in self.known.evidence.exits}
         saves = any(copy.tier in MEMORY for copy in self.known.held)
         self._bounds = [self._bound(rank, completed.get(rank, -1), saves) for rank in ranks]
+        if limit is not None:
+            self._bounds = [limit if bound is None else min(bound, limit) for bound in self._bounds]
 
     def beyond(self, step: int) -> Doubt | None:
         disks, remote = self._unknown_disks(), self._unknown_remote()

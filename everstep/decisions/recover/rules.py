@@ -34,6 +34,8 @@ class RestartFacts:
     """Why the job may not go on there: what may be newer, and was asked for in vain; empty: nothing."""
     hold: str = ""
     """Why an operator has to decide how the job goes on, independent of the other facts; empty: no decision needed."""
+    distrusted: str = ""
+    """Why the state from which it would go on has the fault in it; empty: nothing says so."""
 
 
 class Action(StrEnum):
@@ -160,6 +162,11 @@ def copies_out_of_reach(facts: RestartFacts, policy: RecoveryPolicy) -> str | No
     )
 
 
+def fault_in_every_state(facts: RestartFacts, policy: RecoveryPolicy) -> str | None:
+    """The loss is not finite, and no state is left from before that: to go on from a later one is in vain."""
+    return facts.distrusted or None
+
+
 def too_much_to_lose(facts: RestartFacts, policy: RecoveryPolicy) -> str | None:
     """The state that is left is many steps old, or none is left."""
     lost = facts.failure.step - max(facts.restore_step, 0)
@@ -179,6 +186,7 @@ PARK_WHEN: tuple[Rule, ...] = (
     attempts_exhausted,
     newer_may_exist,
     copies_out_of_reach,
+    fault_in_every_state,
     too_much_to_lose,
 )
 """The policy: the first rule that gives a reason parks the job."""

@@ -162,6 +162,8 @@ class RecoveryState:
         elif end is None:
             symptom = self.anomaly.symptom if first else Symptom.LAUNCH_FAILED
             cause = str(symptom)
+            if first and self.anomaly.not_after is not None:
+                step = self.anomaly.not_after  # where it went wrong, which is what comes again
         else:
             if end.completed_steps >= 0:
                 # The culprit's own step is what comes again when the fault is in the step; its peers may be one ahead.
@@ -184,12 +186,44 @@ class RecoveryState:
         return self._chosen[2]
 
     def _choose(self, evidence: Evidence) -> Restore:
-        held_before = self.resume_step >= 0
-        restore = choose_restore(self.usable(evidence), self.assignment, held_before=held_before)
-        if self.folder and restore.step < self.folder_step:
+        copies, limit = self.usable(evidence), self.not_after
+        if limit is not None:
+            trusted = self._newest_of([copy for copy in copies if copy.completed_steps <= limit], limit)
+            if trusted.step > 0:
+                reason = f"{trusted.reason}; later ones are not trusted: {self.anomaly.headline}"
+                return replace(trusted, reason=reason)
+        return self._newest_of(copies, None)
+
+    def _newest_of(self, copies: Sequence[StateCopy], limit: int | None) -> Restore:
+        restore = choose_restore(copies, self.assignment, held_before=self.resume_step >= 0)
+        if self.folder and restore.step < self.folder_step and (limit is None or self.folder_step <= limit):
             reason = f"{restore.reason}; it begins again where it was started from"
             return replace(restore, step=self.folder_step, reason=reason, copies=(), folder=self.folder)
         return restore
+
+    @property
+    def not_after(self) -> int | None:
+        """The newest step that is trusted, where the fault is in the state; None: any is.
+
+        It concerns what the generation with the fault has saved, and nothing that was
+        saved since. A generation whose very first step was bad began with a bad state,
+        or with one that leads to nothing else: then an older one is wanted.
+        """
+        limit = self.anomaly.not_after
+        if limit is None or self.launches:
+            return None
+        return limit if limit > self.resume_step else self.resume_step - 1
+
+    def distrusts(self, restore: Restore) -> str:
+        """Why a restart from there would be in vain: no older state is left; empty: it would not."""
+        limit = self.not_after
+        if limit is None or restore.step <= limit:
+            return ""
+        before = f"of step {limit} or before" if limit > 0 else "from before that"
+        return (
+            f"{self.anomaly.headline}, and no checkpoint {before} is left that all ranks can restore: the newest one, "
+            f"of step {restore.step}, has the fault in it. Resume goes on from that one all the same"
+        )
 
     def doubt(self, evidence: Evidence, restore: Restore) -> Doubt | None:
         """What may be newer than the step where the job would go on; None: nothing."""
@@ -200,8 +234,9 @@ class RecoveryState:
             assignment=self.assignment,
             resume_step=self.resume_step,
             policy=self.spec.checkpoint,
+            not_after=self.not_after,
         )
-        return doubt_of(restore.step, known)
+        return doubt_of(0 if self.distrusts(restore) else restore.step, known)
 
     def accept(self, restore: Restore, doubt: Doubt, who: str) -> str:
         """An operator gives up what may be newer; returns what is recorded."""

@@ -14,8 +14,8 @@ from everstep.errors import CannotInject
 async def test_a_fault_that_nothing_injects_is_refused_and_no_agent_is_killed_for_it() -> None:
     let_go: list[bool] = []
     planned = SimpleNamespace(let_go=lambda: let_go.append(True))
-    context: Any = SimpleNamespace(request=SimpleNamespace(base="xid", during=""), planned=planned)
+    context: Any = SimpleNamespace(request=SimpleNamespace(base="spin", during=""), planned=planned)
 
-    with pytest.raises(CannotInject, match="xid: nothing here injects it"):
+    with pytest.raises(CannotInject, match="spin: nothing here injects it"):
         await inject(context)
     assert let_go, "ranks that wait for the fault go on"

@@ -15,7 +15,7 @@ import everstep
 from everstep import environment
 from everstep.errors import CheckpointError, ConfigError, TopologyError
 from everstep.slots.reader import held
-from everstep.step_reports import ReportFile
+from everstep.step_reports import GRAD_NORM, LOSS, ReportFile
 from everstep.training.checkpoint import Checkpoint
 
 StartRank = Callable[..., ReportFile]
@@ -198,11 +198,15 @@ def test_things_without_a_state_are_named(start_rank: StartRank) -> None:
         everstep.join().checkpoint(model=torch.nn.Linear(1, 1), data=[])  # type: ignore[arg-type]
 
 
-def test_a_report_without_a_norm_says_nan(start_rank: StartRank) -> None:
-    agent = start_rank()
-    everstep.join().report(0, loss=1.0)
-    newest = agent.snapshot().newest
-    assert newest is not None and math.isnan(newest.grad_norm)
+def test_what_a_report_does_not_give_is_told_from_what_is_nan(start_rank: StartRank) -> None:
+    agent, run = start_rank(), everstep.join()
+    run.report(0, loss=1.0)
+    run.report(1, loss=math.nan, grad_norm=torch.tensor(math.inf))
+    run.report(2, tokens=7)
+
+    records = agent.records(0)[1]
+    assert [record.given for record in records] == [LOSS, LOSS | GRAD_NORM, 0]
+    assert math.isnan(records[0].grad_norm) and math.isnan(records[2].loss)
 
 
 def test_import_everstep_is_light() -> None:

@@ -99,3 +99,78 @@ def test_an_operator_cannot_overrule_what_is_not_possible() -> None:
     plan = plan_restart(found, state(unreached=[stuck], bad=[stuck]), by_operator=True, certain=True)
     assert said(plan) == (Action.PARK, "copies_out_of_reach")
     assert set(PARK_WHEN) >= NOT_OVERRULED
+
+
+NAN = Anomaly(id="n", generation=1, symptom=Symptom.NOT_FINITE, headline="the loss is NaN since step 18", not_after=18)
+
+
+def copies(*steps: int, tier: Tier = Tier.OWN) -> list[StateCopy]:
+    return [
+        StateCopy(rank=rank, machine=f"m{rank}", completed_steps=step, generation=1, tier=tier)
+        for step in steps
+        for rank in range(2)
+    ]
+
+
+def stopped(*held: StateCopy, **fields: Any) -> Evidence:
+    exits = [RankExit(rank=rank, machine=f"m{rank}", stopped_by_us=True, completed_steps=21) for rank in range(2)]
+    return evidence(exits=exits, held=list(held), **fields)
+
+
+def test_a_loss_that_is_not_finite_goes_back_to_before_it_whichever_tier_has_that() -> None:
+    known = state(anomaly=NAN)
+    plan = plan_restart(stopped(*copies(20, 21), *copies(10, 15, 20, tier=Tier.DISK)), known)
+
+    assert said(plan) == (Action.REATTEMPT, "")
+    assert plan.restore.step == 15 and {copy.tier for copy in plan.restore.copies} == {Tier.DISK}
+    assert "later ones are not trusted: the loss is NaN since step 18" in plan.text
+    assert plan_restart(stopped(*copies(17, 18, 21)), known).restore.step == 18, "the loss of step 18 came from it"
+
+
+def test_without_a_state_from_before_it_the_job_is_parked_and_an_operator_goes_on_from_the_newest() -> None:
+    known = state(anomaly=NAN)
+    found = stopped(*copies(20, 21))
+    plan = plan_restart(found, known)
+    assert said(plan) == (Action.PARK, "fault_in_every_state")
+    assert "no checkpoint of step 18 or before is left" in plan.text
+
+    resumed = plan_restart(found, known, by_operator=True)
+    assert (resumed.action, resumed.restore.step) == (Action.REATTEMPT, 21)
+
+
+def test_a_generation_that_is_bad_from_its_first_step_goes_back_further_than_where_it_began() -> None:
+    again = NAN.model_copy(update={"generation": 2})
+    known = state(anomaly=again, generation=2, resume_step=18, lineage=[(1, 0), (2, 18)])
+    plan = plan_restart(stopped(*copies(18, 19), *copies(15, tier=Tier.DISK), generation=2), known)
+    assert plan.restore.step == 15
+
+
+def test_what_is_saved_after_the_restore_is_trusted() -> None:
+    known = state(anomaly=NAN)
+    known.launch(plan_restart(stopped(*copies(15, 21)), known).restore)
+    assert (known.resume_step, known.not_after) == (15, None)
+
+    newer = [copy.model_copy(update={"generation": 2}) for copy in copies(30)]
+    assert known.choose(stopped(*copies(15), *newer, generation=2)).step == 30
+
+
+def test_a_step_before_it_is_looked_for_where_nobody_looked_yet() -> None:
+    remote = CheckpointPolicy(disk=True, disk_path="/disk", disk_every_steps=5, remote_url="file:///r")
+    known = state(anomaly=NAN, spec=state().spec.model_copy(update={"checkpoint": remote}))
+    plan = plan_restart(stopped(*copies(20, 21)), known)
+
+    assert plan.action is Action.ASK and plan.doubt is not None and plan.doubt.newest == 18
+
+    searched = stopped(*copies(20, 21), *copies(15, tier=Tier.REMOTE), searched=True)
+    assert plan_restart(searched, known).restore.step == 15
+
+
+def test_the_same_step_counts_as_the_same_fault() -> None:
+    failure = state(anomaly=NAN).failure(stopped(*copies(21)), now_ns=1, first=True)
+    assert (failure.step, failure.symptom, failure.cause) == (18, Symptom.NOT_FINITE, "not finite")
+
+
+def test_a_script_that_restores_by_itself_is_tried_again() -> None:
+    """What its own checkpoint holds nobody knows."""
+    known = state(anomaly=NAN, resume_step=-1, lineage=[(1, -1)])
+    assert said(plan_restart(stopped(), known)) == (Action.REATTEMPT, "")

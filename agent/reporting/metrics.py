@@ -1,0 +1,119 @@
+"""What the reports of a job's ranks on this machine say of the training, from their mapped files.
+
+No disk is in the way: the last records lie in shared memory, and an agent that is
+started again takes them from there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from agent.v1 import agent_pb2 as pb
+from everstep.decisions.detect.metric_watch import MetricWatch, Series
+from everstep.errors import EverstepError
+from everstep.step_reports import Flops, ReportFile
+
+
+@dataclass(slots=True)
+class _Read:
+    """How far the reports of a rank were read."""
+
+    generation: int = 0
+    next: int = 0
+    """Sequence to read next."""
+    watch: MetricWatch = field(default_factory=MetricWatch)
+
+
+class JobMetrics:
+    """The metrics of one job on this machine, by rank; asked in one thread only."""
+
+    def __init__(self) -> None:
+        self._ranks: dict[int, _Read] = {}
+        self._told: dict[str, int] = {}
+        """Kind of news → the step from which on it was told last."""
+
+    def news(self, report: ReportFile) -> list[str]:
+        """What a rank's reports show that no rank of this machine has shown yet, as texts.
+
+        A loss that is a mean over ranks jumps on all of them: it is told once. What an
+        agent finds when it looks first, e.g. after a restart, was told before it.
+        """
+        fresh = report.rank not in self._ranks
+        found = shown_in(metrics_message(self.of(report), Flops()))
+        new = [(kind, step, text) for kind, step, text in found if self._told.get(kind) != step]
+        self._told |= {kind: step for kind, step, _ in new}
+        return [] if fresh else [text for _, _, text in new]
+
+    def of(self, report: ReportFile) -> MetricWatch:
+        """All that a rank has reported until now, that of earlier generations included."""
+        read = self._ranks.get(report.rank)
+        if read is None:
+            read = self._ranks[report.rank] = _Read()
+            _take_up(read, report)
+        if report.generation > read.generation:
+            read.generation, read.next = report.generation, 0
+            read.watch.begin()
+        if report.generation == read.generation:
+            read.next, records = report.records(read.next)
+            for record in records:
+                read.watch.observe(record)
+        return read.watch
+
+
+def _take_up(read: _Read, report: ReportFile) -> None:
+    """The past that a fresh agent knows nothing of: the generation before lies beside, if it ran here."""
+    before = report.path.with_name(f"report-{report.rank}-{report.generation - 1}")
+    if not before.exists():
+        return
+    try:
+        file = ReportFile.open(before)
+    except (OSError, EverstepError):
+        return
+    for record in file.records(0)[1]:
+        read.watch.observe(record)
+    file.close()
+
+
+def metrics_message(watch: MetricWatch, flops: Flops) -> pb.Metrics:
+    """The metrics of one rank as the schema says them."""
+    pace = watch.pace
+    return pb.Metrics(
+        step=watch.step,
+        loss=_series(watch.loss),
+        grad_norm=_series(watch.grad_norm),
+        tokens_per_s=pace.tokens_per_s,
+        step_s=pace.step_s,
+        typical_step_s=pace.typical_step_s,
+        slow_since=pace.slow_since,
+        flops_per_token=flops.per_token,
+        peak_flops=flops.peak,
+        flops_derived=flops.derived,
+    )
+
+
+def shown_in(metrics: pb.Metrics) -> list[tuple[str, int, str]]:
+    """What is worth telling of one rank's metrics: its kind, the step where it began, and a text."""
+    found = []
+    for kind, series in (("loss", metrics.loss), ("gradient norm", metrics.grad_norm)):
+        if series.jump_steps:
+            text = f"the {kind} jumped at step {series.jump_step}: {series.jump_ratio:.1f} times its median"
+            found.append((kind, series.jump_step, text))
+    if metrics.slow_since >= 0 and metrics.typical_step_s:
+        text = (
+            f"steps take {metrics.step_s:.3g} s since step {metrics.slow_since}, {metrics.typical_step_s:.3g} s before"
+        )
+        found.append(("speed", metrics.slow_since, text))
+    return found
+
+
+def _series(series: Series) -> pb.Series:
+    return pb.Series(
+        not_finite=series.not_finite,
+        streak=series.streak,
+        since=series.since,
+        typical=series.typical,
+        jump_step=series.jump_step,
+        jump_steps=series.jump_steps,
+        jump_ratio=series.jump_ratio,
+        known=series.known,
+    )

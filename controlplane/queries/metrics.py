@@ -1,0 +1,114 @@
+"""How a job trains, from what its ranks report: speed, utilization, and what is out of the ordinary."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from pydantic import BaseModel, Field
+
+from agent.reporting.metrics import shown_in
+from agent.v1 import agent_pb2 as pb
+from controlplane import text
+from everstep.model.topology import Topology
+from everstep.text import listed
+
+NAMED = 4
+"""Ranks that a line names; the others are counted."""
+
+
+class MetricsReport(BaseModel):
+    """Metrics of a job's newest generation; None: not known."""
+
+    step_s: float | None
+    """Mean time of the last steps, of the slowest rank."""
+    tokens_per_s: float | None
+    """Of the whole job over the last steps: ranks of one model replica train on the same ones."""
+    grad_norm: float | None
+    """Of the lowest rank that has one."""
+    mfu: float | None
+    """Model FLOPs utilization: what the tokens cost, of what all devices can do."""
+    mfu_from: str
+    """Which numbers that rests on; empty: it is not known."""
+    noted: list[str] = Field(default_factory=list)
+    """What is out of the ordinary, with the ranks that show it."""
+
+
+def metrics_report(ranks: Iterable[pb.RankProgress], topology: Topology) -> MetricsReport | None:
+    """The metrics of a job; None: no rank reports any.
+
+    Args:
+        ranks: Of any generations; the newest counts.
+        topology: Of the job.
+    """
+    known = [rank for rank in ranks if rank.HasField("metrics") and rank.rank < topology.world_size]
+    newest = max((rank.generation for rank in known), default=0)
+    there = {rank.rank: rank for rank in sorted(known, key=lambda rank: rank.rank) if rank.generation == newest}
+    if not there:
+        return None
+    metrics = [rank.metrics for rank in there.values()]
+    replicas = _replicas(there, topology)
+    tokens = sum(max(each.tokens_per_s for each in replica) for replica in replicas)
+    mfu, mfu_from = _mfu(replicas, topology) if len(there) == topology.world_size else (None, "")
+    return MetricsReport(
+        step_s=max(each.step_s for each in metrics) or None,
+        tokens_per_s=tokens or None,
+        grad_norm=next((rank.grad_norm for rank in there.values() if math.isfinite(rank.grad_norm)), None),
+        mfu=mfu,
+        mfu_from=mfu_from,
+        noted=_noted(there),
+    )
+
+
+def metrics_lines(report: MetricsReport) -> list[tuple[str, str]]:
+    """The same for people: what the line is about, and the line."""
+    parts = [text.per_second(report.tokens_per_s, "tokens")] if report.tokens_per_s else []
+    parts += [f"{report.step_s:.3g} s a step"] if report.step_s else []
+    parts += [f"gradient norm {report.grad_norm:.4g}"] if report.grad_norm is not None else []
+    parts += [f"MFU {text.ratio(report.mfu)} ({report.mfu_from})"] if report.mfu is not None else []
+    lines = [("metrics", ", ".join(parts))] if parts else []
+    return lines + [("noted", line) for line in report.noted]
+
+
+def _replicas(ranks: Mapping[int, pb.RankProgress], topology: Topology) -> list[list[pb.Metrics]]:
+    replicas: dict[int, list[pb.Metrics]] = defaultdict(list)
+    for number, rank in ranks.items():
+        replicas[topology.coordinate(number).dp].append(rank.metrics)
+    return list(replicas.values())
+
+
+def _mfu(replicas: Sequence[Sequence[pb.Metrics]], topology: Topology) -> tuple[float | None, str]:
+    """The utilization, and what it rests on; None where a part of it is not known."""
+    everyone = [each for replica in replicas for each in replica]
+    if not all(each.peak_flops and each.flops_per_token for each in everyone):
+        return None, ""
+    done = 0.0
+    for replica in replicas:
+        # Derived figures are of each rank's share of the model, given ones of the whole.
+        shares = [each.flops_per_token for each in replica]
+        per_token = sum(shares) if replica[0].flops_derived else max(shares)
+        done += per_token * max(each.tokens_per_s for each in replica)
+    if not done:
+        return None, ""
+    peak = sum(each.peak_flops for each in everyone)
+    derived = everyone[0].flops_derived
+    cost = "6 FLOPs for each parameter and token" if derived else "FLOPs for a token as the script gives them"
+    return done / peak, f"{cost}, peak {peak / topology.world_size / 1e12:.4g} TFLOP/s a device"
+
+
+def _noted(ranks: Mapping[int, pb.RankProgress]) -> list[str]:
+    found: dict[str, list[int]] = defaultdict(list)
+    for number, rank in ranks.items():
+        for name, series in (("loss", rank.metrics.loss), ("gradient norm", rank.metrics.grad_norm)):
+            if series.streak:
+                found[f"the {name} is NaN or infinite since step {series.since}"].append(number)
+            elif series.not_finite:
+                found[f"the {name} was NaN or infinite {series.not_finite} times, and is finite again"].append(number)
+        for _, _, line in shown_in(rank.metrics):
+            found[line].append(number)
+    return [f"{line} ({_who(on, len(ranks))})" for line, on in found.items()]
+
+
+def _who(ranks: Sequence[int], count: int) -> str:
+    return "all ranks" if len(ranks) == count else f"rank {listed(ranks, NAMED)}"

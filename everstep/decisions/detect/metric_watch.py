@@ -1,0 +1,193 @@
+"""What the reports of one rank say of its training: losses that are not finite, jumps, and how fast it goes.
+
+Each record costs the same, however long the job runs. All of it is fact: what is
+done about it is for the rules to say.
+
+ByteRobust (section 4.1) takes a loss or gradient norm that jumps five times, or is
+NaN, for an anomaly, and does not say against what it measures: here that is the
+median of the rank's own last ``WINDOW`` values (ours).
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections import deque
+from dataclasses import dataclass, field
+from statistics import median
+
+from everstep.step_reports import GRAD_NORM, LOSS, StepRecord
+
+WINDOW = 64
+"""Values of which the median is taken; before there are so many, nothing is called a jump (ours)."""
+JUMP_FACTOR = 5.0
+"""So many times the median is a jump (ByteRobust, section 4.1)."""
+JUMP_STEPS = 3
+"""A single value may be an outlier: so many in a row are a jump (ours)."""
+PACE_STEPS = 32
+"""Steps over which a speed is taken (ours)."""
+PACES_KEPT = 32
+"""Earlier speeds that the newest one is compared with (ours)."""
+PACES_KNOWN = 4
+"""Before there are so many of them there is nothing to compare with (ours)."""
+SLOW_FACTOR = 1.25
+"""Steps that take so many times as long as those before are a decline (ours)."""
+
+
+@dataclass(slots=True)
+class Series:
+    """One number of the reports: the loss, or the norm of the gradient."""
+
+    not_finite: int = 0
+    """Reports of this generation in which it was NaN or infinite."""
+    streak: int = 0
+    """How many of them in a row, up to the newest."""
+    since: int = -1
+    """Step of the first of these; -1: the newest was finite."""
+    jump_step: int = -1
+    """Where the newest jump of this generation began; -1: there was none."""
+    jump_steps: int = 0
+    """How many steps it has lasted."""
+    jump_ratio: float = 0.0
+    """The most that it came to, in medians."""
+    known: bool = False
+    """A finite one was seen: without that nothing says that the script has one at all."""
+    _window: deque[float] = field(default_factory=deque)
+    _sorted: list[float] = field(default_factory=list)
+    _high: list[tuple[int, float]] = field(default_factory=list)
+    """Steps and values that may be the beginning of a jump."""
+
+    @property
+    def typical(self) -> float:
+        """Median of the last values; NaN: not known yet."""
+        return self._sorted[len(self._sorted) // 2] if len(self._sorted) == WINDOW else math.nan
+
+    def begin(self) -> None:
+        """Another generation: its own counts, the same past."""
+        self.not_finite = self.streak = self.jump_steps = 0
+        self.since = self.jump_step = -1
+        self.jump_ratio = 0.0
+        self._high.clear()
+
+    def observe(self, step: int, value: float, *, given: bool) -> None:
+        """Take the value of one report.
+
+        Args:
+            step: Of the report.
+            value: NaN where none was given.
+            given: The script gave it.
+        """
+        if math.isfinite(value):
+            self.known = True
+            self.streak, self.since = 0, -1
+            self._measure(step, value)
+        elif given and self.known:
+            self.not_finite += 1
+            self.streak += 1
+            self.since = step if self.streak == 1 else self.since
+
+    def _measure(self, step: int, value: float) -> None:
+        typical = self.typical
+        if not (typical > 0 and value >= JUMP_FACTOR * typical):
+            self._high.clear()
+            self._keep(value)
+            return
+        # Not among the values that it is measured against, or a jump would soon be no jump any more.
+        self._high.append((step, value))
+        if len(self._high) >= WINDOW:
+            for _, high in self._high:  # it stays there: that is its level now
+                self._keep(high)
+            self._high.clear()
+        elif len(self._high) >= JUMP_STEPS:
+            if self.jump_step != self._high[0][0]:
+                self.jump_step, self.jump_ratio = self._high[0][0], 0.0
+            self.jump_steps = len(self._high)
+            self.jump_ratio = max(self.jump_ratio, *(high / typical for _, high in self._high[-JUMP_STEPS:]))
+
+    def _keep(self, value: float) -> None:
+        self._window.append(value)
+        insort(self._sorted, value)
+        if len(self._window) > WINDOW:
+            del self._sorted[bisect_left(self._sorted, self._window.popleft())]
+
+
+@dataclass(slots=True)
+class Pace:
+    """How fast a rank steps, against its own past."""
+
+    tokens_per_s: float = 0.0
+    """Over the last steps; 0: not known, or the script gives no tokens."""
+    step_s: float = 0.0
+    """Mean time of the last steps; 0: not known."""
+    slow_since: int = -1
+    """Step from which on it is slower than it was; -1: it is not, as far as known."""
+    _records: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=PACE_STEPS + 1))
+    """Step, time in ns and tokens of the last reports."""
+    _tokens: int = 0
+    """Of all but the oldest of them."""
+    _since_look: int = 0
+    _past: deque[float] = field(default_factory=lambda: deque(maxlen=PACES_KEPT))
+    """Mean times of a step, each over so many steps."""
+
+    @property
+    def typical_step_s(self) -> float:
+        """Median time of a step of this rank's past; 0: not known yet."""
+        return median(self._past) if len(self._past) >= PACES_KNOWN else 0.0
+
+    def begin(self) -> None:
+        """Another generation: the time between the two was no step."""
+        self._records.clear()
+        self._tokens = self._since_look = 0
+        self.tokens_per_s = self.step_s = 0.0
+        self.slow_since = -1
+
+    def observe(self, step: int, time_ns: int, tokens: int) -> None:
+        """Take one report."""
+        if self._records:
+            self._tokens += tokens
+        if len(self._records) > PACE_STEPS:
+            self._tokens -= self._records[1][2]
+        self._records.append((step, time_ns, tokens))
+        seconds = (time_ns - self._records[0][1]) / 1e9
+        if len(self._records) > 1 and seconds > 0:
+            # Who reports every tenth step has made ten from one report to the next.
+            steps = max(step - self._records[0][0], len(self._records) - 1)
+            self.step_s, self.tokens_per_s = seconds / steps, self._tokens / seconds
+        self._since_look += 1
+        if len(self._records) > PACE_STEPS and self._since_look >= PACE_STEPS:
+            self._since_look = 0
+            self._look()
+
+    def _look(self) -> None:
+        """Compare the last steps with those before, once for each ``PACE_STEPS`` of them."""
+        typical = self.typical_step_s
+        if typical and self.step_s > SLOW_FACTOR * typical:
+            self.slow_since = self._records[0][0] if self.slow_since < 0 else self.slow_since
+        else:
+            self.slow_since = -1
+        self._past.append(self.step_s)
+
+
+@dataclass(slots=True)
+class MetricWatch:
+    """The reports of one rank, in their order. A job's next generation goes on with the same watch."""
+
+    loss: Series = field(default_factory=Series)
+    grad_norm: Series = field(default_factory=Series)
+    pace: Pace = field(default_factory=Pace)
+    step: int = -1
+    """Of the newest report of this generation; -1: none."""
+
+    def begin(self) -> None:
+        """Another generation."""
+        self.step = -1
+        self.loss.begin()
+        self.grad_norm.begin()
+        self.pace.begin()
+
+    def observe(self, record: StepRecord) -> None:
+        """Take one report."""
+        self.step = record.step
+        self.loss.observe(record.step, record.loss, given=bool(record.given & LOSS))
+        self.grad_norm.observe(record.step, record.grad_norm, given=bool(record.given & GRAD_NORM))
+        self.pace.observe(record.step, record.time_ns, record.tokens)

@@ -1,0 +1,73 @@
+"""A loss or gradient norm that is NaN or infinite, on all ranks or on some.
+
+Every step is saved, so the newest states are as bad as the loss: the anomaly says
+from which step on none is to be trusted. A jump that stays finite is shown, and is
+no anomaly: whether training gets over it nobody knows yet (ADR 0037).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from everstep.decisions.detect.facts import JobFacts, RankFacts, ReportedNumber
+from everstep.decisions.detect.rule import Rule
+from everstep.model.incident import Anomaly, Symptom
+from everstep.text import listed
+
+AWAIT_S = 5.0
+"""Where no rank steps for so long, reports that are still missing are not waited for (ours)."""
+NAMED = 4
+
+
+def judge(facts: JobFacts) -> Anomaly | None:
+    """The ranks that reported it first, once all of them have reported that step: it spreads with the next update."""
+    policy = facts.spec.policy
+    if not facts.newest or not any(
+        _lasts(rank.loss, policy.nan_loss_steps) or _lasts(rank.grad_norm, policy.nan_grad_norm_steps)
+        for rank in facts.ranks
+    ):
+        return None
+    since = min(number.since for rank in facts.ranks for number in (rank.loss, rank.grad_norm) if number.bad_steps)
+    what = "loss" if any(rank.loss.since == since for rank in facts.ranks) else "gradient norm"
+    reporting = [rank for rank in facts.ranks if _number(rank, what).known]
+    if any(rank.alive and rank.reported_step < since for rank in reporting) and facts.quiet_s <= AWAIT_S:
+        return None
+    first = [rank for rank in reporting if _number(rank, what).since == since]
+    named = first if len(first) < len(reporting) else []
+    return Anomaly(
+        id=f"not-finite-{facts.spec.name}-{facts.generation}",
+        generation=facts.generation,
+        symptom=Symptom.NOT_FINITE,
+        headline=f"the {what} is NaN or infinite since step {since}, {_where(first, reporting)}",
+        ranks=sorted(rank.rank for rank in named),
+        machines=sorted({rank.machine for rank in named}),
+        seen_ns=max(rank.heard_ns for rank in first),
+        not_after=max(since, 0),
+    )
+
+
+def _lasts(number: ReportedNumber, limit: int) -> bool:
+    return 0 < limit <= number.bad_steps
+
+
+def _number(rank: RankFacts, what: str) -> ReportedNumber:
+    return rank.loss if what == "loss" else rank.grad_norm
+
+
+def _where(first: Sequence[RankFacts], reporting: Sequence[RankFacts]) -> str:
+    """Who is named by it. Where all who report one were struck at once, e.g. for it is a mean over ranks, nobody is."""
+    ranks = listed([f"rank {rank.rank} on {rank.machine}" for rank in first], NAMED)
+    if len(first) < len(reporting):
+        return f"first on {ranks}"
+    if len(first) == 1:
+        return f"on {ranks}, the only one that reports it: which rank it comes from is not known"
+    return f"on all {len(first)} ranks that report it at once: which of them it comes from is not known"
+
+
+NOT_FINITE = Rule(
+    name="not-finite",
+    finds="the loss or the gradient norm is NaN or infinite",
+    threshold="the loss for {policy.nan_loss_steps} steps in a row, the gradient norm for {policy.nan_grad_norm_steps}",
+    source="NaN: ByteRobust, section 4.1; how many steps: ours",
+    judge=judge,
+)

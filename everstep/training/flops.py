@@ -1,0 +1,82 @@
+"""What a token costs to train on, and what a GPU can do: the two sides of model FLOPs utilization."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import torch
+
+from everstep.model.topology import Topology
+from everstep.step_reports import Flops
+
+PER_PARAMETER = 6
+"""Floating point operations for each parameter and token, forward and backward (Kaplan et al. 2020, section 2.1); what
+attention adds with the length of the text is left out."""
+
+PEAKS = (
+    ("B200", 2250e12),
+    ("H200", 989.4e12),
+    ("H20", 148e12),
+    ("H100 PCIe", 756e12),
+    ("H100 NVL", 835e12),
+    ("H100", 989.4e12),
+    ("H800 PCIe", 756e12),
+    ("H800", 989.4e12),
+    ("A100", 312e12),
+    ("A800", 312e12),
+    ("L40S", 362e12),
+    ("A10G", 70e12),
+    ("A10", 125e12),
+    ("V100", 125e12),
+)
+"""Words of a GPU's name → bfloat16 operations a second without sparsity (V100: float16), from NVIDIA's data sheets. The
+first that fits counts."""
+
+
+def peak_of(name: str) -> float:
+    """The peak of a GPU by the name that CUDA gives it; 0: not known."""
+    words = set(re.split(r"[\s-]+", name))
+    return next((peak for model, peak in PEAKS if words.issuperset(model.split())), 0.0)
+
+
+def device_peak() -> float:
+    """The peak of this process's GPU; 0: it uses none, or one that is not in the table."""
+    in_use: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return peak_of(torch.cuda.get_device_name()) if in_use else 0.0
+
+
+def with_defaults(given: Flops, things: Iterable[object], topology: Topology) -> Flops:
+    """What was given, and for the rest what is known of the models among some things and of the device.
+
+    Args:
+        given: By the script.
+        things: Of the checkpoint.
+        topology: Of the job.
+    """
+    models = [thing for thing in things if isinstance(thing, torch.nn.Module)]
+    derived = not given.per_token
+    per_token = share_per_token(models, topology) if derived else given.per_token
+    return Flops(per_token, given.peak or device_peak(), derived and per_token > 0)
+
+
+def share_per_token(models: Iterable[torch.nn.Module], topology: Topology) -> float:
+    """Operations for one token with this rank's share of the models.
+
+    A parameter that is spread over data-parallel ranks (FSDP) is computed with as a
+    whole on each of them; one that is spread over others (tensor parallel) in shares.
+    """
+    seen = {id(parameter): parameter for model in models for parameter in model.parameters()}
+    return float(PER_PARAMETER * sum(_computed(parameter, topology) for parameter in seen.values()))
+
+
+def _computed(parameter: torch.nn.Parameter, topology: Topology) -> int:
+    placements = getattr(parameter, "placements", None)
+    if placements is None:
+        return parameter.numel()
+    mesh = parameter.device_mesh  # type: ignore[attr-defined]  # a DTensor
+    whole = parameter.numel()
+    for axis, (name, placement) in enumerate(zip(mesh.mesh_dim_names or [""] * mesh.ndim, placements, strict=True)):
+        if placement.is_shard() and name and name not in topology.data_axes:
+            whole = -(-whole // mesh.size(axis))
+    return whole

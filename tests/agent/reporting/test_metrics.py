@@ -1,0 +1,59 @@
+"""What an agent knows of its ranks' reports, from the mapped files alone."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from agent.reporting.metrics import JobMetrics, metrics_message
+from everstep.decisions.detect.metric_watch import WINDOW
+from everstep.step_reports import Flops, ReportFile
+
+
+def reports(folder: Path, generation: int, *losses: float | None) -> ReportFile:
+    file = ReportFile.create(folder / f"report-0-{generation}", rank=0, generation=generation)
+    for step, loss in enumerate(losses, start=20):
+        file.report(step, loss, None, 100)
+    return file
+
+
+def test_each_report_is_counted_once_however_often_is_asked(tmp_path: Path) -> None:
+    metrics, file = JobMetrics(), reports(tmp_path, 1, 1.0, math.nan)
+    metrics.of(file)
+    file.report(22, math.nan, None, 100)
+    metrics.of(file)
+    told = metrics_message(metrics.of(file), Flops(6.0, 2.0, derived=True))
+
+    assert (told.flops_per_token, told.peak_flops, told.flops_derived) == (6.0, 2.0, True)
+    assert (told.step, told.loss.not_finite, told.loss.streak, told.loss.since) == (22, 2, 2, 21)
+    assert (told.loss.known, told.grad_norm.known, told.grad_norm.streak) == (True, False, 0)
+
+
+def test_the_next_generation_begins_to_count_anew(tmp_path: Path) -> None:
+    metrics = JobMetrics()
+    metrics.of(reports(tmp_path, 1, 1.0, math.nan))
+    second = metrics.of(reports(tmp_path, 2, None, 3.0))
+
+    assert (second.step, second.loss.not_finite, second.loss.streak) == (21, 0, 0)
+
+
+def test_an_agent_that_is_started_again_knows_what_came_before(tmp_path: Path) -> None:
+    """Of a loss that is NaN from the first step on it has to know that it was finite once."""
+    reports(tmp_path, 1, 1.0, 2.0)
+    second = reports(tmp_path, 2, math.nan)
+
+    assert JobMetrics().of(second).loss.streak == 1
+    (tmp_path / "report-0-1").unlink()
+    assert JobMetrics().of(second).loss.streak == 0, "never seen finite: it may have none"
+
+
+def test_a_jump_is_told_once_for_all_ranks_of_a_machine(tmp_path: Path) -> None:
+    metrics = JobMetrics()
+    files = [ReportFile.create(tmp_path / f"report-{rank}-1", rank=rank, generation=1) for rank in range(2)]
+    assert [metrics.news(file) for file in files] == [[], []]
+    for step in range(WINDOW + 5):
+        for file in files:
+            file.report(step, 1.0 if step < WINDOW else 6.0, 1.0, 0)
+    text = f"the loss jumped at step {WINDOW}: 6.0 times its median"
+    assert [metrics.news(file) for file in (*files, *files)] == [[text], [], [], []]
+    assert JobMetrics().news(files[0]) == [], "an agent that is started again tells it no second time"

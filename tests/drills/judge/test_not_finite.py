@@ -1,0 +1,80 @@
+"""The judge of a NaN: told as what it is, with who had it first, and gone back from as far as it takes."""
+
+from __future__ import annotations
+
+import math
+import struct
+
+import pytest
+
+from drills.judge.facts import DrillFacts
+from drills.judge.not_finite import not_finite_told
+from drills.observe.step_records import Records, ReportedStep
+from drills.spec.request import DrillRequest
+from everstep.model.incident import Failure, IncidentReport, Symptom
+
+REQUEST = DrillRequest(fault="nan", ranks=[5], at_step=20)
+SPEC = REQUEST.spec("job", {})
+SHARED = "the loss is NaN or infinite since step 20, on all 8 ranks"
+NAMED = "the loss is NaN or infinite since step 20, first on rank 5 on m2"
+
+
+def records(bad_from: dict[int, int]) -> Records:
+    """Losses of 30 steps of all ranks; rank → step from which on they are NaN."""
+
+    def loss(rank: int, step: int) -> float:
+        return math.nan if step >= bad_from.get(rank, 99) else 1.0
+
+    return Records(
+        {
+            rank: [ReportedStep(step, 1, step, struct.pack("<d", loss(rank, step))) for step in range(30)]
+            for rank in range(8)
+        }
+    )
+
+
+def report(headline: str, *, resume_step: int = 15, symptom: Symptom = Symptom.NOT_FINITE) -> IncidentReport:
+    return IncidentReport(
+        headline=headline,
+        resolution="reattempt",
+        cause=str(symptom),
+        step=20,
+        lost_steps=7,
+        evicted=[],
+        stages=[],
+        generation=2,
+        recovered=True,
+        seconds=1.0,
+        failures=[Failure(generation=1, step=20, symptom=symptom, cause=str(symptom))],
+        resume_step=resume_step,
+    )
+
+
+def wrong(one: IncidentReport, bad_from: dict[int, int]) -> list[str]:
+    return not_finite_told(REQUEST, SPEC, DrillFacts(records=records(bad_from)), [one])
+
+
+EVERYWHERE = dict.fromkeys(range(8), 20)
+ONE_FIRST = dict.fromkeys(range(8), 21) | {5: 20}
+
+
+@pytest.mark.parametrize(
+    ("one", "bad_from", "says"),
+    [
+        (report(SHARED), EVERYWHERE, ""),
+        (report(NAMED), ONE_FIRST, ""),
+        (report(NAMED, resume_step=20), ONE_FIRST, ""),
+        (report(SHARED), ONE_FIRST, "rank 5 on m2 reported it first, and is not named"),
+        (report(SHARED, symptom=Symptom.STALL), EVERYWHERE, "told as something else"),
+        (report(SHARED.replace("20", "21")), EVERYWHERE, "told as something else"),
+        (report(SHARED, resume_step=21), EVERYWHERE, "it went on from step 21, not from one of 10 to 20"),
+        (report(SHARED, resume_step=5), EVERYWHERE, "it went on from step 5"),
+    ],
+)
+def test_what_is_wrong_with_it(one: IncidentReport, bad_from: dict[int, int], says: str) -> None:
+    found = wrong(one, bad_from)
+    assert len(found) == bool(says) and all(says in text for text in found)
+
+
+def test_other_faults_are_not_judged_by_it() -> None:
+    assert not_finite_told(DrillRequest(fault="kill-rank"), SPEC, DrillFacts(), [report("rank 5 ended")]) == []

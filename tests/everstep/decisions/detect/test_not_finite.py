@@ -1,0 +1,89 @@
+"""A loss that is NaN is noticed, with the ranks that had it first, and a rank without a loss is never blamed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from everstep.decisions.detect.facts import NOT_REPORTED, RankFacts, ReportedNumber
+from everstep.decisions.detect.not_finite import judge
+from everstep.model.incident import Anomaly, Symptom
+from tests.everstep.decisions.detect.job_facts import POLICY, RANK, facts
+
+GOOD = ReportedNumber(known=True)
+
+
+def rank(number: int, loss: ReportedNumber = GOOD, *, step: int = 21, **more: Any) -> RankFacts:
+    there = replace(RANK, rank=number, machine=f"m{number}", loss=loss, reported_step=step)
+    return replace(there, **more)
+
+
+def bad(since: int, steps: int = 1) -> ReportedNumber:
+    return ReportedNumber(known=True, bad_steps=steps, since=since)
+
+
+def found(*ranks: RankFacts, **more: Any) -> Anomaly | None:
+    return judge(facts(ranks=list(ranks), **more))
+
+
+def test_the_rank_that_had_it_first_is_named_with_its_machine() -> None:
+    anomaly = found(rank(0, bad(21)), rank(1, bad(20, 2)))
+
+    assert anomaly is not None
+    assert (anomaly.symptom, anomaly.ranks, anomaly.machines, anomaly.not_after) == (
+        Symptom.NOT_FINITE,
+        [1],
+        ["m1"],
+        20,
+    )
+    assert anomaly.headline == "the loss is NaN or infinite since step 20, first on rank 1 on m1"
+
+
+def test_a_loss_that_all_ranks_share_names_nobody() -> None:
+    anomaly = found(rank(0, bad(20)), rank(1, bad(20)), rank(2, NOT_REPORTED))
+
+    assert anomaly is not None and (anomaly.ranks, anomaly.machines) == ([], [])
+    assert "on all 2 ranks that report it at once" in anomaly.headline
+
+
+def test_the_only_rank_that_reports_a_loss_is_not_blamed_for_it() -> None:
+    anomaly = found(rank(0, bad(20)), rank(1, NOT_REPORTED, step=-1))
+
+    assert anomaly is not None and (anomaly.ranks, anomaly.machines) == ([], [])
+    assert "rank 0 on m0, the only one that reports it" in anomaly.headline
+
+
+def test_ranks_that_have_not_reported_the_step_yet_are_waited_for() -> None:
+    late = rank(1, step=19)
+
+    assert found(rank(0, bad(20)), late) is None
+    assert found(rank(0, bad(20)), late, quiet_s=6.0) is not None, "nobody steps: nothing more will come"
+    assert found(rank(0, bad(20)), replace(late, alive=False)) is not None
+    assert found(rank(0, bad(20)), replace(late, loss=NOT_REPORTED)) is not None, "it has none to report"
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_norm_that_a_scaler_skips_is_none(steps: int) -> None:
+    assert found(rank(0, grad_norm=bad(20, steps)), rank(1)) is None
+
+
+def test_a_norm_that_stays_infinite_is_one_and_the_earliest_of_the_two_counts() -> None:
+    anomaly = found(rank(0, grad_norm=bad(18, 3)), rank(1, grad_norm=GOOD))
+    assert anomaly is not None and anomaly.headline.startswith("the gradient norm is NaN or infinite since step 18")
+
+    both = found(rank(0, bad(20), grad_norm=bad(19, 2)), rank(1, grad_norm=GOOD))
+    assert both is not None and both.not_after == 19, "the update of step 19 may have spoilt the state"
+
+
+def test_the_policy_says_how_many_steps_and_0_says_never() -> None:
+    policy = POLICY.model_copy(update={"nan_loss_steps": 3, "nan_grad_norm_steps": 0})
+
+    assert found(rank(0, bad(20, 2), grad_norm=bad(1, 900)), policy=policy) is None
+    assert found(rank(0, bad(20, 3)), policy=policy) is not None
+
+
+def test_of_an_earlier_generation_nothing_is_said() -> None:
+    assert found(rank(0, bad(20)), newest=False) is None
+    assert found(rank(0), rank(1)) is None

@@ -1,0 +1,18 @@
+"""Fixtures of the integrations' tests: a rank's files and environment."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.everstep.integrations.driven import Job
+from tests.everstep.training.conftest import StartRank, outside, shm, start_rank
+
+__all__ = ["outside", "shm", "start_rank"]
+
+
+@pytest.fixture
+def job(start_rank: StartRank, monkeypatch: pytest.MonkeyPatch) -> Job:
+    """A job that did not begin yet."""
+    torch.set_num_threads(1)
+    return Job(start_rank, monkeypatch)
