@@ -210,7 +210,6 @@ def test_no_dependency_owns_one_of_our_names() -> None:
 
 
 NOT_IMPORTED = {
-    "nvidia-ml-py": "for the monitor of GPUs, which is not part of this release",
     "py-spy": "a program, which `everstep doctor` looks for",
     "safetensors": "torch's reader of such files imports it when it reads",
     "s3fs": "fsspec loads it by the scheme of a URL",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from agent.monitor.gpu.dcgm import DcgmInspection
+from agent.monitor.gpu.inspection import GpuInspection
 from agent.monitor.host.agent import AgentInspection
 from agent.monitor.host.clock import ClockInspection
 from agent.monitor.host.cpu import CpuInspection
@@ -18,6 +20,8 @@ from agent.monitor.settings import MonitorSettings, limits_of
 
 INSPECTIONS: tuple[type[Inspection], ...] = (
     KernelLogInspection,
+    GpuInspection,
+    DcgmInspection,
     MemoryInspection,
     CpuInspection,
     DiskSpaceInspection,

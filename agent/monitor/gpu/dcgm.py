@@ -1,0 +1,160 @@
+"""What DCGM's health watches say, where DCGM runs: three outcomes, pass, fail, and could not be tested.
+
+``dcgmi health -c -j`` prints a tree (``dcgmi/Health.cpp`` and ``DcgmiOutput.h`` of DCGM 4): ``body`` has ``Overall
+Health`` with a ``value``, and a section for each kind of part that has incidents (``GPU``), with ``children``: the part
+by its number, then ``Errors``, then the watch (``Memory system``) with a ``value`` and, in ``overflow``, the lines of
+its text. Values are ``Healthy``, ``Warning``, ``Failure``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from agent.monitor.gpu.reading import item_of
+from agent.monitor.inspection import Inspection, Limits, Look, Reason
+from agent.monitor.programs import output_of
+from everstep.errors import CannotLook
+from everstep.model.health import Finding, Health, Remedy
+
+FAILURE = Reason(
+    "dcgm-failure", "a health watch of DCGM failed", remedy=Remedy.RESET_GPU, source="DCGM: health result FAIL"
+)
+WARNING = Reason(
+    "dcgm-warning",
+    "a health watch of DCGM warns",
+    remedy=Remedy.WATCH,
+    verdict=Health.UNKNOWN,
+    source="DCGM: health result WARN",
+)
+OVERALL = "Overall Health"
+HEALTHY = "Healthy"
+VERDICTS = {"Warning": WARNING, "Failure": FAILURE}
+GPU = "GPU"
+NOT_WATCHED = re.compile(r"watches not enabled", re.IGNORECASE)
+NOT_RUNNING = re.compile(
+    r"unable to establish a connection|unable to connect|host engine is not running", re.IGNORECASE
+)
+LISTED = re.compile(r"^\|\s*(?P<id>\d*)\s*\|\s*(?P<what>[\w ]+):\s*(?P<value>\S+)")
+"""A row of ``dcgmi discovery -l``."""
+
+
+class DcgmLimits(Limits):
+    """Of DCGM."""
+
+    interval_s: float = Field(default=30.0, gt=0)
+    """From one look to the next, seconds: DCGM itself looks every 30 s."""
+    deadline_s: float = Field(default=60.0, gt=0)
+    """A look that takes longer is said to hang; it runs ``dcgmi`` up to four times (ours)."""
+    answer_s: float = Field(default=10.0, gt=0)
+    """``dcgmi`` has this long to end, seconds (ours)."""
+    command: str = "dcgmi"
+    """The program, on PATH or with its path."""
+    group: int = Field(default=0, ge=0)
+    """Group of DCGM; 0 has all GPUs."""
+    set_watches: bool = True
+    """Turn all health watches on where none is."""
+
+
+@dataclass(frozen=True, slots=True)
+class DcgmIncident:
+    """What a watch says of one part."""
+
+    kind: str
+    """Of the part, e.g. ``GPU``; empty: the machine."""
+    number: str
+    reason: Reason
+    text: str
+
+
+class DcgmInspection(Inspection):
+    """Asks DCGM's host engine for the results of its health watches."""
+
+    name: ClassVar[str] = "dcgm"
+    looks_at: ClassVar[str] = "what DCGM's health watches say of GPUs and NVSwitches"
+    reasons: ClassVar[tuple[Reason, ...]] = (FAILURE, WARNING)
+    limits_type: ClassVar[type[Limits]] = DcgmLimits
+
+    def look(self) -> Look:
+        """Ask once."""
+        if shutil.which(self.limits.command) is None:
+            return Look(note=f"{self.limits.command} is not installed")
+        text = self._run("health", "-g", str(self.limits.group), "-c", "-j")
+        if NOT_WATCHED.search(text) and self.limits.set_watches:
+            self._run("health", "-g", str(self.limits.group), "-s", "a")
+            text = self._run("health", "-g", str(self.limits.group), "-c", "-j")
+        if NOT_RUNNING.search(text) and not self.kept.get("ran"):
+            return Look(note="DCGM does not run")
+        incidents = parsed(text)
+        self.kept["ran"] = True
+        found: dict[tuple[str, str], list[DcgmIncident]] = {}
+        for one in incidents:
+            found.setdefault((self._item(one), one.reason.code), []).append(one)
+        return Look([self._of_part(item, several) for (item, _), several in found.items()])
+
+    def _of_part(self, item: str, incidents: list[DcgmIncident]) -> Finding:
+        first = incidents[0]
+        return self.finding(first.reason, item, *(one.text for one in incidents), text=f"DCGM: {first.text}")
+
+    def _item(self, incident: DcgmIncident) -> str:
+        """The part as other inspections name it."""
+        if incident.kind != GPU:
+            return f"{incident.kind} {incident.number}".strip()
+        places = self.kept.get("places", {})
+        if incident.number not in places:
+            places = self.kept["places"] = places_of(self._run("discovery", "-l"))
+        if place := places.get(incident.number):
+            return item_of(place, -1)
+        return f"GPU {incident.number} of DCGM"
+
+    def _run(self, *arguments: str) -> str:
+        return output_of([self.limits.command, *arguments], self.limits.answer_s)
+
+
+def parsed(text: str) -> list[DcgmIncident]:
+    """What ``dcgmi health -c -j`` says; nothing: all is healthy.
+
+    Raises:
+        CannotLook: it could not test, or says what this release does not understand.
+    """
+    begin, end = text.find("{"), text.rfind("}")
+    try:
+        body = json.loads(text[begin : end + 1])["body"]
+        overall = body[OVERALL]["value"]
+        incidents = [one for kind, section in body.items() if kind != OVERALL for one in _of_section(kind, section)]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        said = " ".join(text.split())[:200]
+        raise CannotLook(f"dcgmi does not say how the GPUs are: {said or 'it wrote nothing'}") from None
+    if overall != HEALTHY and overall not in VERDICTS:
+        raise CannotLook(f"dcgmi could not test: overall health is {overall!r}")
+    if overall != HEALTHY and not incidents:
+        incidents = [DcgmIncident("", "", VERDICTS[overall], f"overall health: {overall}")]
+    return incidents
+
+
+def places_of(text: str) -> dict[str, str]:
+    """Number of each GPU → its place on PCI, of what ``dcgmi discovery -l`` prints."""
+    found, number = {}, ""
+    for line in text.splitlines():
+        if match := LISTED.match(line):
+            number = match["id"] or number
+            if match["what"] == "PCI Bus ID" and number:
+                found[number] = match["value"]
+    return found
+
+
+def _of_section(kind: str, section: Mapping[str, Any]) -> Iterator[DcgmIncident]:
+    for number, part in section.get("children", {}).items():
+        watches = part.get("children", {}).get("Errors", {}).get("children", {})
+        for watch, said in watches.items():
+            if reason := VERDICTS.get(said["value"]):
+                lines = " ".join(map(str, said.get("overflow", [])))
+                yield DcgmIncident(kind, number, reason, f"{watch}: {lines or said['value']}")
+        if not watches and (reason := VERDICTS.get(part.get("value", ""))):
+            yield DcgmIncident(kind, number, reason, f"{kind} {number}: {part['value']}")

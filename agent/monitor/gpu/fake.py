@@ -1,0 +1,158 @@
+"""Fake GPUs, described by a file: they stand where there is no hardware, for drills and tests.
+
+The file is JSON, read anew for each reading, so that a fault can be put into it while the agent runs::
+
+    {"driver": "fake", "gpus": [{}, {"temperature_c": 95}, {"lost": true}, {"missing": true}]}
+
+``{}`` is a healthy GPU; what there is beyond that is in ``FakeGpu`` and ``FakeGpus``.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from agent.monitor.gpu.reading import FabricReading, GpuReading, GpusReading, GpuTrouble, NvLinkReading
+from everstep.errors import ConfigError
+
+NVLINKS = 18
+"""Of an H100."""
+
+
+class FakeGpu(BaseModel):
+    """One GPU: by default healthy and at work, with the values of an H100."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    missing: bool = False
+    """It is on PCI, and the driver does not show it."""
+    lost: bool = False
+    reset_required: bool = False
+    denied: bool = False
+    bus_id: str = ""
+    """Place on PCI; by default made of its number."""
+    uuid: str = ""
+    name: str = "Fake H100 80GB HBM3"
+    temperature_c: int = 45
+    memory_temperature_c: int = 50
+    power_w: float = 400.0
+    utilization: int = 90
+    clocks_event_reasons: int = 0
+    """Bits as NVML has them: 8 slowed down by the hardware, 64 for heat, 128 by the power supply."""
+    ecc_uncorrected: int = 0
+    ecc_corrected: int = 0
+    remap_pending: bool = False
+    remap_failed: bool = False
+    recovery_action: int = 0
+    pcie_width: int = 16
+    pcie_replays: int = 0
+    nvlinks_down: list[int] = Field(default_factory=list)
+    """Numbers of links that are down, of 18."""
+    nvlink_crc_errors: int = 0
+    """Of each link."""
+    nvlink_recoveries: int = 0
+    fabric_state: int = 3
+    fabric_status: int = 0
+    fabric_health_mask: int = 0
+    processes: list[int] = Field(default_factory=list)
+
+
+class FakeGpus(BaseModel):
+    """All GPUs of a machine, and what goes wrong with the driver."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    driver: str = "fake"
+    gpus: list[FakeGpu] = Field(default_factory=list)
+    trouble: Literal["library missing", "driver not loaded", "driver mismatch", "denied", "other"] | None = None
+    """None can be read."""
+    hang_s: float = Field(default=0.0, ge=0)
+    """A reading takes this long."""
+    crash: bool = False
+    """The process that reads is killed by a segmentation fault."""
+
+
+class FakeReader:
+    """Reads GPUs from a file.
+
+    Args:
+        path: Of the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self) -> GpusReading:
+        """What the file describes now.
+
+        Raises:
+            ConfigError: it cannot be read; the message says what is wrong with it.
+        """
+        described = self._described()
+        if described.crash:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        time.sleep(described.hang_s)
+        places = [gpu.bus_id or f"0000:{index + 1:02x}:00.0" for index, gpu in enumerate(described.gpus)]
+        if described.trouble:
+            return GpusReading(GpuTrouble(described.trouble), f"the fake driver: {described.trouble}", on_bus=places)
+        shown = [(place, gpu) for place, gpu in zip(places, described.gpus, strict=True) if not gpu.missing]
+        gpus = [_reading(index, place, gpu) for index, (place, gpu) in enumerate(shown)]
+        return GpusReading(driver=described.driver, gpus=gpus, on_bus=sorted(places))
+
+    def _described(self) -> FakeGpus:
+        try:
+            return FakeGpus.model_validate_json(self._path.read_bytes())
+        except OSError as error:
+            raise ConfigError(f"{self._path}: the description of fake GPUs cannot be read: {error.strerror}") from error
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"])) or "the file"
+            raise ConfigError(f"{self._path}: {place} is {first.get('input')!r}: {first['msg']}") from None
+
+
+def _reading(index: int, place: str, gpu: FakeGpu) -> GpuReading:
+    troubles = {
+        GpuTrouble.LOST: gpu.lost,
+        GpuTrouble.RESET_REQUIRED: gpu.reset_required,
+        GpuTrouble.DENIED: gpu.denied,
+    }
+    if trouble := next((trouble for trouble, so in troubles.items() if so), None):
+        # As NVML does: of a GPU that is lost not even its place can be asked.
+        return GpuReading(index, trouble=trouble, text=f"the fake GPU: {trouble}")
+    links = [
+        NvLinkReading(link, link not in gpu.nvlinks_down, 0, gpu.nvlink_recoveries, gpu.nvlink_crc_errors)
+        for link in range(NVLINKS)
+    ]
+    return GpuReading(
+        index=index,
+        bus_id=place,
+        uuid=gpu.uuid or f"GPU-fake-{place}",
+        name=gpu.name,
+        shutdown_c=92,
+        slowdown_c=87,
+        max_c=83,
+        memory_max_c=95,
+        power_limit_w=700.0,
+        sm_clock_mhz=1980,
+        memory_used_bytes=0,
+        memory_total_bytes=80 << 30,
+        remapped_corrected=0,
+        remapped_uncorrected=0,
+        pcie_generation=5,
+        pcie_generation_max=5,
+        pcie_width_max=16,
+        nvlinks=links,
+        fabric=FabricReading(gpu.fabric_state, gpu.fabric_status, gpu.fabric_health_mask, 1),
+        **gpu.model_dump(
+            include={
+                *("temperature_c", "memory_temperature_c", "power_w", "utilization", "clocks_event_reasons"),
+                *("ecc_uncorrected", "ecc_corrected", "remap_pending", "remap_failed", "recovery_action"),
+                *("pcie_width", "pcie_replays", "processes"),
+            }
+        ),
+    )

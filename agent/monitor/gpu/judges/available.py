@@ -1,0 +1,151 @@
+"""Whether GPUs can be used at all: lost, to be reset, too few, no driver. This is what names a machine with confidence
+(ByteRobust, figure 5, step 1: GPU unavailable)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from agent.monitor.gpu.judges.seen import GpuSeen
+from agent.monitor.gpu.known import GpuKnown
+from agent.monitor.gpu.limits import GpuLimits
+from agent.monitor.gpu.reading import GpuReading, GpusReading, GpuTrouble
+from agent.monitor.inspection import Reason
+from everstep.model.health import Health, Remedy
+from everstep.model.owner import Owner
+
+UNAVAILABLE = "ByteRobust, figure 5, step 1: GPU unavailable"
+
+LOST = Reason(
+    "gpu-lost",
+    "the GPU has fallen off the bus",
+    remedy=Remedy.REBOOT,
+    sure=True,
+    source=f"{UNAVAILABLE}; NVML error 15",
+)
+RESET_REQUIRED = Reason(
+    "gpu-reset-required",
+    "the GPU has to be reset before it can be used",
+    remedy=Remedy.RESET_GPU,
+    sure=True,
+    source=f"{UNAVAILABLE}; NVML error 16",
+)
+COUNT = Reason("gpu-count", "a GPU is missing", remedy=Remedy.REBOOT, sure=True, source=UNAVAILABLE)
+RECOVERY_ACTION = Reason(
+    "gpu-recovery-action",
+    "the driver asks for a recovery of the GPU",
+    remedy=Remedy.RESET_GPU,
+    source="NVML field 230",
+)
+POWER = Reason(
+    "gpu-power",
+    "the GPU lacks power",
+    remedy=Remedy.REPLACE,
+    source="NVML error 8, and the power brake of NVML's clock event reasons; looks in a row: ours",
+)
+UNREADABLE = Reason(
+    "gpu-unreadable",
+    "the driver does not say how the GPU is",
+    Owner.UNKNOWN,
+    Remedy.WATCH,
+    Health.UNKNOWN,
+)
+DENIED = Reason(
+    "gpu-denied",
+    "the agent may not read the GPU",
+    Owner.UNKNOWN,
+    Remedy.CHECK_SETUP,
+    Health.UNKNOWN,
+    source="NVML error 4",
+)
+MISMATCH = Reason(
+    "gpu-driver-mismatch",
+    "the GPU driver and its library are of different releases: one was replaced without a reboot",
+    remedy=Remedy.REBOOT,
+    source="NVML error 18",
+)
+MISSING = Reason(
+    "gpu-driver-missing",
+    "the machine has GPUs, and no driver for them",
+    remedy=Remedy.CHECK_SETUP,
+    source="NVML errors 9 and 12",
+)
+HANGS = Reason(
+    "gpu-driver-hangs",
+    "the GPU driver does not answer",
+    remedy=Remedy.REBOOT,
+    source="ByteRobust, table 3: driver hang, 10 s; a fault from the second miss on: ours",
+)
+REASONS = (
+    LOST,
+    RESET_REQUIRED,
+    COUNT,
+    RECOVERY_ACTION,
+    POWER,
+    UNREADABLE,
+    DENIED,
+    MISMATCH,
+    MISSING,
+    HANGS,
+)
+
+_OF_ONE = {
+    GpuTrouble.LOST: LOST,
+    GpuTrouble.RESET_REQUIRED: RESET_REQUIRED,
+    GpuTrouble.NO_POWER: replace(POWER, sure=True),
+    GpuTrouble.DENIED: DENIED,
+}
+_OF_ALL = {
+    **_OF_ONE,
+    GpuTrouble.MISMATCH: MISMATCH,
+    GpuTrouble.NO_DRIVER: MISSING,
+    GpuTrouble.LIBRARY_MISSING: MISSING,
+}
+_ACTIONS = {
+    1: replace(RECOVERY_ACTION, means="reset the GPU", sure=True),
+    2: replace(RECOVERY_ACTION, means="reboot the machine", remedy=Remedy.REBOOT, sure=True),
+    # What runs may go on until it is drained: nobody has to act at once.
+    3: replace(RECOVERY_ACTION, means="drain traffic between GPUs, then reset"),
+    4: replace(RECOVERY_ACTION, means="drain, then reset the GPU"),
+    5: replace(RECOVERY_ACTION, means="recover the IMEX domain", remedy=Remedy.CHECK_SETUP),
+    6: replace(RECOVERY_ACTION, means="reset the bus", remedy=Remedy.REBOOT, sure=True),
+    7: replace(RECOVERY_ACTION, means="reboot the system", remedy=Remedy.REBOOT, sure=True),
+}
+_OTHER_ACTION = replace(RECOVERY_ACTION, remedy=Remedy.WATCH, verdict=Health.UNKNOWN)
+
+
+def of_all(reading: GpusReading, *, had_gpus: bool) -> Iterator[GpuSeen]:
+    """Why none can be read.
+
+    Args:
+        reading: Of which ``trouble`` is set.
+        had_gpus: They could be read at some time before.
+    """
+    assert reading.trouble
+    reason = _OF_ALL.get(reading.trouble, UNREADABLE)
+    if reading.trouble is GpuTrouble.LIBRARY_MISSING and not had_gpus:
+        # Nobody says that this machine's GPUs are to be used, or the agent's container was not given them.
+        reason = replace(reason, owner=Owner.UNKNOWN, verdict=Health.UNKNOWN)
+    yield GpuSeen(reason, reason.means, reading.text)
+
+
+def of_one(gpu: GpuReading) -> Iterator[GpuSeen]:
+    """Why a GPU cannot be read, of which ``trouble`` is set."""
+    assert gpu.trouble
+    reason = _OF_ONE.get(gpu.trouble, UNREADABLE)
+    yield GpuSeen(reason, reason.means, gpu.text)
+
+
+def recovery_action(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: float) -> Iterator[GpuSeen]:
+    """What the driver itself asks for."""
+    if gpu.recovery_action:
+        reason = _ACTIONS.get(gpu.recovery_action, _OTHER_ACTION)
+        asked = reason.means if reason is not _OTHER_ACTION else "something that this release does not know"
+        yield GpuSeen(reason, f"the driver asks to {asked}", f"recovery action {gpu.recovery_action}")
+
+
+def unreadable(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: float) -> Iterator[GpuSeen]:
+    """Values that should be there and cannot be read."""
+    if known.in_a_row("unreadable", bool(gpu.errors)) >= limits.looks:
+        said = "; ".join(f"{name}: {error}" for name, error in sorted(gpu.errors.items()))
+        yield GpuSeen(UNREADABLE, f"the driver does not say {', '.join(sorted(gpu.errors))}", said)

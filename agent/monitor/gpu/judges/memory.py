@@ -1,0 +1,51 @@
+"""Memory of a GPU: errors that were not corrected, rows that were replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from agent.monitor.gpu.judges.seen import GpuSeen
+from agent.monitor.gpu.known import GpuKnown
+from agent.monitor.gpu.limits import GpuLimits
+from agent.monitor.gpu.reading import GpuReading
+from agent.monitor.inspection import Reason
+from everstep.model.health import Health, Remedy
+
+ECC = Reason(
+    "gpu-ecc",
+    "the GPU's memory had an error that was not corrected",
+    remedy=Remedy.RESET_GPU,
+    # Whether the error was contained in one process the counter does not tell; the Xid in the kernel log does.
+    source="ByteRobust, table 1: GPU memory error",
+)
+REMAP_FAILED = Reason(
+    "gpu-row-remap-failed",
+    "a bad row of the GPU's memory could not be replaced",
+    remedy=Remedy.REPLACE,
+    sure=True,
+    source="NVIDIA's policy for GPU memory: qualifies for a replacement; as Xid 64",
+)
+REMAP_PENDING = Reason(
+    "gpu-row-remap-pending",
+    "a bad row of the GPU's memory is replaced at the next reset",
+    remedy=Remedy.RESET_GPU,
+    verdict=Health.UNKNOWN,
+    source="NVIDIA's policy for GPU memory: reset when the job stops; as Xid 63",
+)
+REASONS = (ECC, REMAP_FAILED, REMAP_PENDING)
+
+
+def ecc(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: float) -> Iterator[GpuSeen]:
+    """Errors since the last look: what happened before anybody looked says nothing of now."""
+    if rose := known.rose("ecc", gpu.ecc_uncorrected):
+        seen = f"{rose} more errors that were not corrected, {gpu.ecc_uncorrected} since it was reset"
+        yield GpuSeen(ECC, ECC.means, seen, lasts_s=limits.ecc_lasts_s)
+
+
+def rows(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: float) -> Iterator[GpuSeen]:
+    """Rows that are bad."""
+    seen = f"rows replaced: {gpu.remapped_corrected} for corrected errors, {gpu.remapped_uncorrected} for others"
+    if gpu.remap_failed:
+        yield GpuSeen(REMAP_FAILED, REMAP_FAILED.means, seen)
+    if gpu.remap_pending:
+        yield GpuSeen(REMAP_PENDING, REMAP_PENDING.means, seen)

@@ -1,0 +1,162 @@
+"""What one reading of all GPUs is: plain data, which goes as one line of JSON from the process that reads to the agent.
+
+Every value that a device, a driver or a release of the library does not have is None: that is never an alarm.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+
+class GpuTrouble(StrEnum):
+    """Why a GPU, or all of them, cannot be read."""
+
+    LIBRARY_MISSING = "library missing"
+    """NVML's library is not there (error 12)."""
+    NO_DRIVER = "driver not loaded"
+    """The library is there, and the kernel's driver is not (error 9)."""
+    MISMATCH = "driver mismatch"
+    """Library and driver are of different releases (error 18)."""
+    DENIED = "denied"
+    """Not permitted (error 4)."""
+    LOST = "lost"
+    """The GPU has fallen off the bus (error 15)."""
+    RESET_REQUIRED = "reset required"
+    """The GPU has to be reset before it can be used again (error 16)."""
+    NO_POWER = "no power"
+    """Its external power is not connected (error 8)."""
+    OTHER = "other"
+    """Anything else; the text says what."""
+
+
+@dataclass(slots=True)
+class NvLinkReading:
+    """One NVLink of a GPU."""
+
+    link: int
+    """Its number, from 0."""
+    up: bool = True
+    replays: int | None = None
+    """Transmissions that were repeated, since the driver was loaded."""
+    recoveries: int | None = None
+    """Times that the link was trained anew."""
+    crc_errors: int | None = None
+    """Flow control units with a wrong checksum."""
+
+
+@dataclass(slots=True)
+class FabricReading:
+    """How a GPU stands with the NVSwitch fabric: NVML's numbers."""
+
+    state: int = 0
+    """0 has none, 1 not started, 2 in progress, 3 completed."""
+    status: int = 0
+    """Error code of the registration, once it is completed; 0: none."""
+    health_mask: int = 0
+    summary: int = 0
+    """0 not known, 1 healthy, 2 unhealthy, 3 limited capacity."""
+
+
+@dataclass(slots=True)
+class GpuReading:
+    """One GPU."""
+
+    index: int
+    """NVML's number."""
+    bus_id: str = ""
+    """Place on PCI as sysfs writes it, e.g. ``0000:05:00.0``; empty: it could not be read."""
+    uuid: str = ""
+    name: str = ""
+    trouble: GpuTrouble | None = None
+    """Why it cannot be read; what is below is then missing."""
+    text: str = ""
+    """What NVML said of the trouble."""
+    temperature_c: int | None = None
+    memory_temperature_c: int | None = None
+    shutdown_c: int | None = None
+    """The device's own limits, degrees Celsius: at this one it is shut down …"""
+    slowdown_c: int | None = None
+    """… slowed down by the hardware …"""
+    max_c: int | None = None
+    """… slowed down by the driver."""
+    memory_max_c: int | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    """As it is enforced."""
+    sm_clock_mhz: int | None = None
+    utilization: int | None = None
+    """Per cent of the last moments in which a kernel ran on it."""
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    clocks_event_reasons: int | None = None
+    """Why it runs slower than it could: bits as NVML has them."""
+    ecc_uncorrected: int | None = None
+    """Memory errors since the driver was loaded or the GPU reset (volatile)."""
+    ecc_corrected: int | None = None
+    remapped_corrected: int | None = None
+    """Rows of memory that were replaced, ever: because of errors that were corrected …"""
+    remapped_uncorrected: int | None = None
+    """… and that were not."""
+    remap_pending: bool | None = None
+    """A row will be replaced at the next reset."""
+    remap_failed: bool | None = None
+    """A row could not be replaced."""
+    recovery_action: int | None = None
+    """What the driver asks for: 0 nothing, 1 reset, 2 reboot, 3 drain P2P, 4 drain and reset, 5 recover IMEX, 6 bus
+    reset, 7 system reboot."""
+    pcie_generation: int | None = None
+    pcie_generation_max: int | None = None
+    """Of what device and machine can do together."""
+    pcie_width: int | None = None
+    """Lanes."""
+    pcie_width_max: int | None = None
+    pcie_replays: int | None = None
+    """Transmissions that were repeated, since the GPU was reset."""
+    nvlinks: list[NvLinkReading] = field(default_factory=list)
+    fabric: FabricReading | None = None
+    processes: list[int] | None = None
+    """Process ids of who computes on it, as the machine itself numbers them."""
+    errors: dict[str, str] = field(default_factory=dict)
+    """Field → why it could not be read, where it should have been: neither unsupported nor denied."""
+
+
+@dataclass(slots=True)
+class GpusReading:
+    """All GPUs, at one time."""
+
+    trouble: GpuTrouble | None = None
+    """Why none can be read."""
+    text: str = ""
+    """What NVML said of the trouble."""
+    driver: str = ""
+    """Its version."""
+    gpus: list[GpuReading] = field(default_factory=list)
+    on_bus: list[str] = field(default_factory=list)
+    """Places on PCI of GPUs that should be readable here (``agent.monitor.gpu.pci``)."""
+
+
+class GpuReader(Protocol):
+    """Reads GPUs: those of the machine (``nvml``), or described ones (``fake``)."""
+
+    def read(self) -> GpusReading:
+        """All GPUs now; may hang, and says what goes wrong in what it returns."""
+
+
+def to_json(reading: GpusReading) -> str:
+    """One line."""
+    return json.dumps(dataclasses.asdict(reading))
+
+
+def part_of(bus_id: str) -> str:
+    """A place on PCI as the kernel log names a GPU: ``00000000:1A:00.0`` is ``0000:1a:00``."""
+    domain, _, rest = bus_id.lower().split(".")[0].partition(":")
+    return f"{domain.removeprefix('0000') or '0000'}:{rest}" if rest else bus_id
+
+
+def item_of(bus_id: str, index: int) -> str:
+    """The name of a GPU in findings, the same as the kernel log's; by its number where its place is not known."""
+    return f"GPU {part_of(bus_id)}" if bus_id else f"GPU {index}"
