@@ -1,7 +1,7 @@
 """The monitor: all inspections of a machine at work, and what changes told as observations.
 
-A finding is told when it begins and when it is over. One that comes and goes is told as over only after it stayed away
-for ``OVER_S``, so that a part that flickers cannot fill the log of observations.
+A finding is told when it begins, when its verdict becomes another one, and when it is over. One that comes and goes is
+told as over only after it stayed away for ``OVER_S``, so that a part that flickers cannot fill the log of observations.
 """
 
 from __future__ import annotations
@@ -102,10 +102,11 @@ class Monitor:
 
     def tell_changes(self, now_s: float) -> None:
         """Tell what began, and what has been over for long enough; ``now_s``: by the monotonic clock."""
-        before = set(self._told)
+        before = {key: found.verdict for key, (found, _) in self._told.items()}
         for inspector in self.inspectors:
             for found in inspector.look.findings[:TOLD]:
-                if found.key not in self._told:
+                known = self._told.get(found.key)
+                if known is None or (known[0].verdict, known[0].sure) != (found.verdict, found.sure):
                     self._tell(found, False)
                 self._told[found.key] = (found, now_s)
         blind = {inspector.inspection.name for inspector in self.inspectors if not inspector.knows}
@@ -113,7 +114,7 @@ class Monitor:
             if now_s - seen_s >= OVER_S and found.inspection not in blind:
                 del self._told[key]
                 self._tell(found, True)
-        if before != set(self._told):
+        if before != {key: found.verdict for key, (found, _) in self._told.items()}:
             self._kept.keep(TOLD_BY, {"findings": [found.model_dump(mode="json") for found, _ in self._told.values()]})
 
     def _wake(self) -> None:

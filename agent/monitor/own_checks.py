@@ -12,22 +12,22 @@ A class is a subclass of ``agent.monitor.inspection.Inspection``, named as an en
 from __future__ import annotations
 
 import importlib.metadata
-import os
-import signal
-import subprocess
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any, ClassVar
 
+from agent.monitor import programs
 from agent.monitor.inspection import Inspection, Look, Reason, Site
 from agent.monitor.settings import CheckLimits
+from everstep import environment
 from everstep.errors import CannotLook, ConfigError
 from everstep.model.health import Health, Remedy
 from everstep.model.owner import Owner
 
 ENTRY_POINTS = "everstep.inspections"
-OUTPUT_BYTES = 64 << 10
+OUTPUT_CHARACTERS = 64 << 10
 """Of a program, at most (ours)."""
+FROM_SIGNAL = 128
+"""A shell's exit code for a program that a signal ended: this and the signal's number."""
 OK, WARNING, CRITICAL = 0, 1, 2
 SETTING = "everstep:"
 _MEANINGS = {
@@ -50,7 +50,8 @@ class OwnCheck(Inspection):
 
     def look(self) -> Look:
         """Run the program."""
-        code, output = self._run()
+        ran = programs.run(self.limits.command, self.limits.deadline_s, {environment.MACHINE: self.site.machine})
+        code, output = ran.code, ran.output[:OUTPUT_CHARACTERS]
         lines = [line.strip() for line in output.splitlines() if line.strip()]
         text = next((line for line in lines if not line.startswith(SETTING)), "")
         if code == OK:
@@ -74,33 +75,9 @@ class OwnCheck(Inspection):
             sure=self.limits.sure and verdict is Health.FAULTY,
         )
 
-    def _run(self) -> tuple[int, str]:
-        """Exit code and output; what takes too long is ended with all that it started."""
-        command = self.limits.command
-        try:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env=os.environ | {"EVERSTEP_MACHINE": self.site.machine},
-            )
-        except OSError as error:
-            raise CannotLook(f"{command[0]} cannot be run ({error.strerror}): check its path and mode") from error
-        try:
-            output, _ = process.communicate(timeout=self.limits.deadline_s)
-        except subprocess.TimeoutExpired:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            with suppress(subprocess.TimeoutExpired):
-                process.communicate(timeout=1.0)
-            raise CannotLook(f"{command[0]} did not end within {self.limits.deadline_s:g} s") from None
-        return process.returncode, output[:OUTPUT_BYTES].decode(errors="replace")
-
 
 def _said(code: int) -> str:
-    return f"signal {-code}" if code < 0 else f"exit code {code}"
+    return f"signal {code - FROM_SIGNAL}" if code > FROM_SIGNAL else f"exit code {code}"
 
 
 def from_entry_points() -> list[type[Inspection]]:

@@ -3,36 +3,62 @@
 from __future__ import annotations
 
 import os
+import secrets
+import shutil
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 from everstep.errors import CannotLook
 
 ENDS_S = 1.0
 """A program that was killed has this long to be gone; then it is left to itself (ours)."""
+TELLS_CODE = '"$@"; printf "\\n%s %s" "$0" "$?"'
+"""An agent collects all its children that end, wherever they were started (``agent.launcher.processes.Reaper``), so who
+started a program may not learn its exit code. A shell writes it behind the output, after a mark that nobody knows."""
+
+NOT_RUN = (126, 127)
+"""Exit codes by which a shell says that a program is none, or is not there."""
 
 
-def output_of(command: Sequence[str], deadline_s: float) -> str:
-    """What a program writes, to both of its outputs.
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A program that has ended."""
 
-    How it ended is not told: an agent collects all its children that end, wherever they were started
-    (``agent.launcher.processes.Reaper``), so that who started a program may not learn its exit code.
+    output: str
+    """What it wrote, to both of its outputs."""
+    code: int
+    """Its exit code; 128 and the number of a signal that ended it."""
+
+
+def run(command: Sequence[str], deadline_s: float, env: Mapping[str, str] | None = None) -> Ran:
+    """Run a program to its end.
+
+    Args:
+        command: The program, by path or by name, with its arguments.
+        deadline_s: It is killed after this time, with all that it started.
+        env: Variables beside those of this process.
 
     Raises:
-        CannotLook: it cannot be run, or did not end in time.
+        CannotLook: it cannot be run, did not end in time, or it is not known how it ended.
     """
+    program = shutil.which(command[0])
+    if program is None:
+        raise CannotLook(f"{command[0]} cannot be run: it is not there, or may not be executed")
+    mark = secrets.token_hex(8)
     try:
         process = subprocess.Popen(
-            command,
+            ["sh", "-c", TELLS_CODE, mark, program, *command[1:]],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            env=os.environ | (env or {}),
         )
     except OSError as error:
-        raise CannotLook(f"{command[0]} cannot be run ({error.strerror}): check its path and mode") from error
+        raise CannotLook(f"{command[0]} cannot be run ({error.strerror})") from error
     try:
         output, _ = process.communicate(timeout=deadline_s)
     except subprocess.TimeoutExpired:
@@ -41,4 +67,9 @@ def output_of(command: Sequence[str], deadline_s: float) -> str:
         with suppress(subprocess.TimeoutExpired):
             process.communicate(timeout=ENDS_S)
         raise CannotLook(f"{' '.join(command)} did not end within {deadline_s:g} s") from None
-    return output.decode(errors="replace")
+    text, _, code = output.decode(errors="replace").rpartition(f"\n{mark} ")
+    if not code.isdecimal():
+        raise CannotLook(f"{command[0]} was ended from outside")
+    if int(code) in NOT_RUN:
+        raise CannotLook(f"{command[0]} cannot be run (exit code {code}): {text.strip() or 'no output'}")
+    return Ran(text, int(code))

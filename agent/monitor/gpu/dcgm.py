@@ -17,9 +17,9 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from agent.monitor import programs
 from agent.monitor.gpu.reading import item_of
 from agent.monitor.inspection import Inspection, Limits, Look, Reason
-from agent.monitor.programs import output_of
 from everstep.errors import CannotLook
 from everstep.model.health import Finding, Health, Remedy
 
@@ -114,7 +114,7 @@ class DcgmInspection(Inspection):
         return f"GPU {incident.number} of DCGM"
 
     def _run(self, *arguments: str) -> str:
-        return output_of([self.limits.command, *arguments], self.limits.answer_s)
+        return programs.run([self.limits.command, *arguments], self.limits.answer_s).output
 
 
 def parsed(text: str) -> list[DcgmIncident]:

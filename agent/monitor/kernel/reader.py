@@ -56,7 +56,9 @@ class KernelLog:
             CannotLook: the log cannot be opened.
         """
         file = self._open()
-        if not select.select([file], [], [], wait_s)[0]:
+        poll = select.poll()
+        poll.register(file, select.POLLIN)
+        if not poll.poll(wait_s * 1000):
             return
         while True:
             try:

@@ -9,7 +9,7 @@ import pytest
 from agent.monitor.inspection import Look
 from agent.monitor.monitor import OVER_S, TOLD, Monitor
 from everstep.errors import CannotLook
-from everstep.model.health import Finding
+from everstep.model.health import Finding, Health
 from tests.agent.monitor.sites import BROKEN, UNCLEAR, Place, Scripted, scripted
 
 Told = list[tuple[str, str, bool]]
@@ -58,6 +58,14 @@ def test_what_begins_is_told_once_and_what_stays_away_is_over(place: Place, told
     assert len(told) == 1
     watched.at(2 + 2 * OVER_S)
     assert told == [("part-broken", "a", False), ("part-broken", "a", True)]
+
+
+def test_what_gets_worse_is_told_again(place: Place, told: Told) -> None:
+    watched = Watched(place, told)
+    for verdict in (Health.UNKNOWN, Health.UNKNOWN, Health.FAULTY, Health.FAULTY):
+        watched.seen = Look([watched.inspection.finding(BROKEN, "a", verdict=verdict)])
+        watched.again(0)
+    assert told == [("part-broken", "a", False)] * 2
 
 
 def test_what_cannot_be_looked_at_is_not_over(place: Place, told: Told) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from agent.launcher.processes import Reaper
 from agent.monitor.inspection import Look
 from agent.monitor.own_checks import OwnCheck
 from agent.monitor.settings import CheckLimits
@@ -78,3 +81,18 @@ def _command(pid: int) -> bytes:
 def test_output_of_any_size_and_of_any_bytes(place: Place) -> None:
     [found] = run(place, r"head -c 3000000 /dev/zero | tr '\0' 'x'; printf '\377'; exit 2").findings
     assert len(found.text) < 1000
+
+
+async def test_an_exit_code_is_known_though_the_agent_collects_its_children(place: Place) -> None:
+    Reaper().install()
+    try:
+        for _ in range(10):
+            [found] = (await asyncio.to_thread(run, place, "exit 2")).findings
+            assert found.verdict is Health.FAULTY
+    finally:
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
+
+
+def test_a_program_cannot_say_how_it_ended(place: Place) -> None:
+    [found] = run(place, "printf '\\n0123456789abcdef 0'; exit 2").findings
+    assert found.verdict is Health.FAULTY
