@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from controlplane.local import mounts
+from agent.main import FAKE_GPUS
+from controlplane.local import mounts, power
 from drills.inject import memory_group
 from drills.inject.context import LOOK_S, DrillContext
 from drills.inject.full_disks import disk_of
 from drills.observe.observed import Absorbed
 from drills.spec.findings import expected_of
+from everstep import private
 from everstep.errors import AgentError, CannotInject, ClusterError, EverstepError
 
 KERNEL_LOG = Path("/dev/kmsg")
@@ -22,6 +25,8 @@ FOUND_LIMIT_S = 60.0
 """An inspection has found what is broken within this long; the longest default period is 30 s (ours)."""
 TOLD_LIMIT_S = 20.0
 """An incident tells it, or the ledger has it, within this long after that (ours)."""
+FAKE_FAULTS: dict[str, dict[str, object]] = {"gpu-lost": {"lost": True}, "gpu-hot": {"temperature_c": 95}}
+"""What is wrong with a fake GPU (``agent.monitor.gpu.fake``), by fault; 87 degrees is where an H100 slows down."""
 FALLEN_OFF = "pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 
 
@@ -31,6 +36,12 @@ def prepared(context: DrillContext) -> Iterator[None]:
     if context.request.base == "fs-readonly":
         with mounts.small(disk_of(context), 1 << 30):
             yield
+    elif context.request.base in FAKE_FAULTS:
+        _fake_gpus(context, {})
+        try:
+            yield
+        finally:
+            _fake_gpus(context, {})  # not removed: GPUs that vanish are a fault too
     elif context.request.base == "oom":
         with memory_group.small_group():
             yield
@@ -66,10 +77,19 @@ def _break(context: DrillContext) -> None:
             code = context.request.xid_code
             rest = FALLEN_OFF if code == 79 else "injected"
             write_kernel_line(context, f"NVRM: Xid (PCI:0000:05:00): {code}, {rest}")
+        case "gpu-lost" | "gpu-hot" as base:
+            _fake_gpus(context, FAKE_FAULTS[base])
         case "fs-readonly":
             mounts.remount(disk_of(context), read_only=True)
         case other:
             raise CannotInject(f"{other}: nothing here injects it")
+
+
+def _fake_gpus(context: DrillContext, first: dict[str, object]) -> None:
+    """Let the machine have a GPU for each of its ranks, the first one with a fault or none."""
+    others: list[dict[str, object]] = [{} for _ in range(context.spec.ranks_per_machine - 1)]
+    path = power.state_folder(context.cluster.file, context.target.name) / FAKE_GPUS
+    private.replace(path, json.dumps({"gpus": [first, *others]}))
 
 
 def write_kernel_line(context: DrillContext, text: str) -> None:

@@ -91,8 +91,18 @@ CATALOGUE: tuple[FaultKind, ...] = (
         "the kernel's line about a GPU error, through /dev/kmsg; the job goes on unless a rank is killed with it",
         not_drawn=_NO_RANK_STRUCK,
     ),
-    FaultKind("gpu-lost", "--machine M", "a GPU falls off the bus", _DEVICES),
-    FaultKind("gpu-hot", "--machine M", "a GPU overheats", _DEVICES),
+    FaultKind(
+        "gpu-lost",
+        "--machine M [--then kill-rank]",
+        "a GPU is lost, of fake ones that the machine's agent reads",
+        not_drawn=_NO_RANK_STRUCK,
+    ),
+    FaultKind(
+        "gpu-hot",
+        "--machine M",
+        "a GPU is too hot, of fake ones that the machine's agent reads",
+        not_drawn=_NO_RANK_STRUCK,
+    ),
     FaultKind("nic-down", "--machine M", "a network card goes down", _DEVICES),
     FaultKind("nic-flap", "--machine M", "a network card goes down and up", _DEVICES),
     FaultKind(
