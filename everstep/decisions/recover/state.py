@@ -134,6 +134,8 @@ class RecoveryState:
         """What happened, as the evidence has it; empty: it does not say."""
         end = first_failure(evidence.exits)
         explained = explanation([*self.findings, *self.anomaly.findings], end)
+        if explained in self.findings:  # what explains the end is told first
+            self.findings = [explained, *(seen for seen in self.findings if seen != explained)]
         seen = self._seen(end)
         return "; ".join(filter(None, [explained.headline if explained else "", seen]))
 

@@ -1,0 +1,73 @@
+"""Devices of a machine that break: inspections find it, and an incident names reason, machine and owner."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+
+from drills import DrillCluster, DrillResult
+from drills.inject import memory_group
+from everstep.model.health import Health
+from everstep.model.owner import Owner
+from tests.drills.conftest import DrillOf
+
+pytestmark = [pytest.mark.drill, pytest.mark.asyncio(loop_scope="package")]
+Recovered = Callable[..., None]
+KERNEL_LOG = pytest.mark.skipif(not os.access("/dev/kmsg", os.W_OK), reason="/dev/kmsg needs root")
+
+
+def went_on(result: DrillResult, *, incidents: int = 1) -> None:
+    """The fault is told, and the job has lost nothing."""
+    assert result.problems == []
+    assert (result.ok, result.fired, result.resolution, result.generations) == (True, True, "observed", 1)
+    assert (len(result.incidents), result.steps_lost, result.losses_match) == (incidents, 0, True)
+    assert result.detected_s is not None and result.detected_s > 0
+
+
+@KERNEL_LOG
+async def test_the_kernel_says_that_a_gpu_fell_off_the_bus(drill: DrillOf, cluster: DrillCluster) -> None:
+    result = await drill("xid", machine="m1")
+    went_on(result)
+    [incident] = (await cluster.control.state(result.job)).incidents
+    assert "m1: GPU 0000:05:00: Xid 79, the GPU has fallen off the bus (xid-79)" in incident.headline
+
+
+@KERNEL_LOG
+@pytest.mark.wide
+async def test_an_xid_that_the_program_causes_opens_nothing(drill: DrillOf) -> None:
+    went_on(await drill("xid", machine="m0", code=31), incidents=0)
+
+
+@KERNEL_LOG
+@pytest.mark.wide
+async def test_a_rank_that_ends_with_its_gpu(drill: DrillOf) -> None:
+    result = await drill("xid", machine="m1", then="kill-rank", steps=40)
+    assert (result.problems, result.resolution, result.generations) == ([], "reattempt", 2)
+
+
+async def test_a_gpu_is_lost(drill: DrillOf) -> None:
+    went_on(await drill("gpu-lost", machine="m1"))
+
+
+@pytest.mark.wide
+async def test_a_gpu_is_too_hot(drill: DrillOf) -> None:
+    went_on(await drill("gpu-hot", machine="m1"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="file systems are mounted by root")
+async def test_a_file_system_turns_read_only(drill: DrillOf) -> None:
+    went_on(await drill("fs-readonly", machine="m1"))
+
+
+@pytest.mark.skipif(bool(memory_group.why_not()), reason=memory_group.why_not() or "it can be made")
+async def test_a_rank_is_killed_for_memory(drill: DrillOf, recovered: Recovered, cluster: DrillCluster) -> None:
+    result = await drill("oom", ranks=[2])
+    recovered(result)
+    [incident] = (await cluster.control.state(result.job)).incidents
+    report = await cluster.control.client.get_workflow_handle(incident.id).result()
+    assert "m1: rank 2 of " in report["headline"]
+    found = report["findings"][0]["finding"]
+    assert (found["reason"], found["owner"], found["verdict"]) == ("oom-kill-limit", Owner.CODE, Health.UNKNOWN)
+    assert not memory_group.folder_of_group().exists()
