@@ -1,0 +1,94 @@
+"""A machine that an inspection found faulty while its ranks go on; and which finding explains an end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from everstep.decisions.detect.facts import FindingSeen
+from everstep.decisions.detect.machine_causes import WITHIN_S, explanation
+from everstep.decisions.detect.machine_fault import MACHINE_FAULT
+from everstep.model.health import Finding, Health, MachineFinding
+from everstep.model.incident import RankExit, Symptom
+from tests.everstep.decisions.detect.job_facts import S, facts, seen
+
+LOST: dict[str, Any] = {"inspection": "gpu", "reason": "gpu-lost", "item": "GPU 3", "text": "it is lost", "sure": True}
+
+
+def noted(heard_s: float = 98.0, **fields: Any) -> FindingSeen:
+    finding = Finding(**(LOST | {"since_ns": 90 * S} | fields))
+    return FindingSeen(id="m1-7", machine="m1", finding=finding, heard_ns=round(heard_s * S))
+
+
+def test_a_fault_is_told_once_it_is_sure_that_no_rank_ends_with_it() -> None:
+    assert MACHINE_FAULT.judge(facts(findings=[noted(heard_s=99.5)])) is None
+    told = MACHINE_FAULT.judge(facts(findings=[noted()]))
+    assert told is not None
+    assert (told.id, told.symptom, told.machines, told.seen_ns) == ("m1-7", Symptom.MACHINE_FAULT, ["m1"], 90 * S)
+    assert told.headline == "m1: GPU 3: it is lost (gpu-lost)"
+    assert told.findings[0].finding.reason == "gpu-lost"
+
+
+@pytest.mark.parametrize("verdict", [Health.UNKNOWN, Health.HEALTHY, Health("of a later release")])
+def test_what_is_not_known_to_be_a_fault_is_not_told(verdict: Health) -> None:
+    assert MACHINE_FAULT.judge(facts(findings=[noted(verdict=verdict)])) is None
+
+
+def test_where_a_rank_ended_its_incident_has_the_finding() -> None:
+    assert MACHINE_FAULT.judge(facts(seen(0, signal=9), findings=[noted()])) is None
+    assert MACHINE_FAULT.judge(facts(findings=[noted()], lost={"m1": [1]})) is None
+    assert MACHINE_FAULT.judge(facts(findings=[noted()], newest=False)) is None
+
+
+END_NS = 1_000 * S
+
+
+def end(machine: str = "m0", *, victim: bool = False, signal: int | None = None) -> RankExit:
+    said = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:4213"
+    tail = f'Traceback (most recent call last):\n  File "t.py", line 1\n{said}\n' if victim else ""
+    return RankExit(
+        rank=2,
+        machine=machine,
+        signal=signal,
+        code=None if signal else 1,
+        time_ns=END_NS,
+        exception=said if victim else "",
+        log_tail=tail,
+    )
+
+
+def on(machine: str, *, ago_s: float = 5.0, **fields: Any) -> MachineFinding:
+    finding = Finding(**(LOST | {"since_ns": END_NS - round(ago_s * S)} | fields))
+    return MachineFinding(machine=machine, finding=finding)
+
+
+KILLED: dict[str, Any] = {"reason": "oom-kill-limit", "verdict": Health.UNKNOWN, "sure": False}
+
+
+@pytest.mark.parametrize(
+    ("finding", "ended", "explains"),
+    [
+        (on("m0"), end(), True),
+        (on("m0", sure=False), end(), True),
+        (on("m0", verdict=Health.UNKNOWN), end(), False),
+        (on("m1"), end(), False),
+        (on("m1"), end(victim=True), True),
+        (on("m1", sure=False), end(victim=True), False),
+        (on("m1"), None, True),
+        (on("m1", sure=False), None, False),
+        (on("m0", ago_s=WITHIN_S + 60), end(), False),
+        (on("m0", ago_s=-1), end(), True),
+        (on("m0", item="rank 2 of gpt", **KILLED), end(signal=9), True),
+        (on("m0", item="rank 2 of gpt", **KILLED), end(), False),
+        (on("m0", item="rank 3 of gpt", **KILLED), end(signal=9), False),
+        (on("m1", item="rank 2 of gpt", **KILLED), end(signal=9), False),
+    ],
+)
+def test_what_explains_an_end(finding: MachineFinding, ended: RankExit | None, explains: bool) -> None:
+    assert (explanation([finding], ended) is not None) is explains
+
+
+def test_that_this_rank_was_killed_for_memory_comes_before_a_fault_of_its_machine() -> None:
+    killed = on("m0", item="rank 2 of gpt", **KILLED)
+    assert explanation([on("m0"), on("m1"), killed], end(signal=9)) == killed
