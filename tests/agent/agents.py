@@ -64,7 +64,7 @@ class RunningAgent:
         """What the agent knows."""
         self.fork_servers = self.live / "fork-servers"
         self.address = f"{HOST}:{free_port(HOST)}"
-        self.options = options if alone else (*options, "--template", str(templates.shared().socket))
+        self.options = options if alone else (*options, "--template", str(templates.shared()))
         self.security = security or ClientSecurity.from_environment()
         self.process: subprocess.Popen[bytes] | None = None
         self.client = AgentClient(self.address, self.security)
