@@ -23,6 +23,7 @@ from workflows import attributes
 
 def pytest_configure(config: pytest.Config) -> None:
     """All processes of a test run share one template; the one that has started the others keeps its folder."""
+    os.environ.setdefault("GOGC", "400")  # servers of Temporal with small memories else look for garbage all the time
     if not hasattr(config, "workerinput"):
         templates.offer()
 
