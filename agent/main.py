@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -51,6 +52,9 @@ DRAIN_S = 0.2
 ROTATE_S = 1.0
 CLOSE_S = 2.0
 """What waits for the disk when the agent ends has this long (ours)."""
+COLLECT_AFTER = (700, 10, 10)
+"""Thresholds of Python's garbage collector once all is imported, its own ones: what waits to be collected may hold
+buffers of copies (ours)."""
 FORK_SERVERS = "fork-servers"
 """Folder of their sockets."""
 FAKE_GPUS = "fake-gpus.json"
@@ -101,6 +105,8 @@ async def serve(options: AgentOptions) -> None:
     Raises:
         ConfigError: an option is wrong, the port is taken, a folder is not ours alone, or another agent has it.
     """
+    gc.freeze()  # what was imported stays, and need not be looked at
+    gc.set_threshold(*COLLECT_AFTER)
     options.security.check(options.host)
     credentials, interceptors = options.security.credentials(), options.security.interceptors()
     if credentials and options.peers.ca_file is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import importlib.metadata
 import importlib.util
@@ -42,6 +43,9 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
 """Every command. A line here costs nothing until the command is used."""
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+COLLECT_AFTER = (20_000, 20, 50)
+"""Thresholds of Python's garbage collector. Nearly all that a command imports stays: with the defaults looking for
+garbage meanwhile is a sixth of its start (ours)."""
 
 
 class LazyCommand(TyperCommand):
@@ -137,6 +141,7 @@ def run(arguments: list[str] | None = None) -> int:
 
 def main() -> None:
     """Entry of the console script."""
+    gc.set_threshold(*COLLECT_AFTER)
     code = run()
     sys.stdout.flush()
     sys.stderr.flush()

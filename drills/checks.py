@@ -38,6 +38,23 @@ def check(request: DrillRequest) -> None:
         ConfigError: wrong usage.
         CannotInject: the fault cannot be injected here.
     """
+    check_sense(request)
+    if request.needs_network and (said := network.missing(with_postgres=request.base == "kill-postgres")):
+        raise CannotInject(f"{request.base}: {said}")
+    if request.base == "oom" and (said := memory_group.why_not()):
+        raise CannotInject(f"oom: {said}")
+    if request.base == "xid" and (said := devices.why_not()):
+        raise CannotInject(f"xid: {said}")
+    if request.base in (*ROOM, "fs-readonly") and (said := mounts.why_not(Path(tempfile.gettempdir()))):
+        raise CannotInject(f"{request.base}: {said}")
+
+
+def check_sense(request: DrillRequest) -> None:
+    """Refuse what makes no sense on any machine.
+
+    Raises:
+        ConfigError: wrong usage.
+    """
     kind_of(request.fault)
     if request.base != request.fault:
         kind_of(request.base)
@@ -49,14 +66,6 @@ def check(request: DrillRequest) -> None:
     _check_places(request, spec)
     _check_copies(request, spec)
     _check_away(request, spec)
-    if request.needs_network and (said := network.missing(with_postgres=request.base == "kill-postgres")):
-        raise CannotInject(f"{request.base}: {said}")
-    if request.base == "oom" and (said := memory_group.why_not()):
-        raise CannotInject(f"oom: {said}")
-    if request.base == "xid" and (said := devices.why_not()):
-        raise CannotInject(f"xid: {said}")
-    if request.base in (*ROOM, "fs-readonly") and (said := mounts.why_not(Path(tempfile.gettempdir()))):
-        raise CannotInject(f"{request.base}: {said}")
 
 
 def _check_during(request: DrillRequest) -> None:

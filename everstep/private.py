@@ -130,7 +130,7 @@ def _check_own(path: Path, status: os.stat_result) -> None:
 
 def _check_parent(parent: Path, status: os.stat_result, path: Path) -> None:
     """Whoever may rename in a parent may put another folder in a private one's place."""
-    if status.st_uid not in _trusted():
+    if not _is_trusted(status.st_uid):
         raise ConfigError(
             f"{parent}, above {path}, belongs to user {_name(status.st_uid)}, who could put other files there: "
             "name a folder below one of yours, or of root's"
@@ -158,14 +158,15 @@ def _close_to_others(path: Path) -> None:
         os.close(descriptor)
 
 
-def _trusted() -> set[int]:
+def _is_trusted(user: int) -> bool:
     """Root and ourselves; and, where a container does not show who root is, the owner of the system's folders."""
-    trusted = {0, os.geteuid()}
+    if user in {0, os.geteuid()}:
+        return True
     with suppress(OSError, ValueError):
         _, outside, count = map(int, Path("/proc/self/uid_map").read_text().split()[:3])
         if (outside, count) != (0, 2**32 - 1):
-            trusted.add(int(Path("/proc/sys/kernel/overflowuid").read_text()))
-    return trusted
+            return user == int(Path("/proc/sys/kernel/overflowuid").read_text())
+    return False
 
 
 def _name(uid: int) -> str:

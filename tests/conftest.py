@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -19,6 +19,19 @@ from controlplane.local.temporal_server import DYNAMIC_CONFIG
 from everstep import environment, private
 from tests import templates
 from workflows import attributes
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """All processes of a test run share one template; the one that has started the others keeps its folder."""
+    os.environ.setdefault("GOGC", "400")  # servers of Temporal with small memories else look for garbage all the time
+    if not hasattr(config, "workerinput"):
+        templates.offer()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Nothing of it is left."""
+    if not hasattr(config, "workerinput"):
+        templates.withdraw()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -52,13 +65,6 @@ def token_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     private.replace(path, "the token of the tests\n")
     os.environ[environment.AGENT_TOKEN_FILE] = str(path)
     return path
-
-
-@pytest.fixture(scope="session", autouse=True)
-def no_template_left() -> Iterator[None]:
-    """The template that tests may have started is ended with them."""
-    yield
-    templates.close_shared()
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -129,25 +129,27 @@ def observation(rank: int, *, code: int, generation: int = 3) -> pb.Observation:
     )
 
 
-def growth(prepare: Callable[[int], Callable[[], object]], *, runs: int = 3) -> float:
+def growth(prepare: Callable[[int], Callable[[], object]], *, runs: int = 3, rounds: int = 4) -> float:
     """How much more CPU a call takes at the large size than at the small one.
 
     Garbage collections are left out: what they cost goes by all objects that there are.
 
     Args:
         prepare: Given a number of machines, returns what is to be timed.
-        runs: At each size, in turn; the quickest one counts, which others on the processor disturb least. Where the
-            ratio is too large, there is a second round of them.
+        runs: At the small size before each one at the large size; the quickest of a size counts, which others on the
+            processor disturb least. Where the ratio is too large, which may be chance, all is done again.
+        rounds: How often at most.
     """
     small, large = prepare(SMALL), prepare(LARGE)
     gc.collect()
     gc.disable()
     try:
         at_small = at_large = float("inf")
-        for number in range(2 * runs):
-            if number == runs and at_large < MOST * at_small:
+        for _ in range(rounds):
+            at_small = min(at_small, *(_seconds(small) for _ in range(runs)))
+            at_large = min(at_large, _seconds(large))
+            if at_large < MOST * at_small:
                 break
-            at_small, at_large = min(at_small, _seconds(small)), min(at_large, _seconds(large))
     finally:
         gc.enable()
     return at_large / at_small

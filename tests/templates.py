@@ -1,14 +1,20 @@
-"""One template for all agents that a process of the test run starts: their fork servers need not import torch each."""
+"""One template for all agents that a test run starts, in all its processes: fork servers need not import torch each."""
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from pathlib import Path
 
+from controlplane.local import procfs
 from controlplane.local.commands import template_command
 
+FOLDER = "EVERSTEP_TEST_TEMPLATE"
+"""Environment variable with the folder of the shared template, for all processes of the test run."""
 IN_BACKGROUND = ["sh", "-c", 'trap "" INT; exec "$@"', "sh"]
 """Starts a command as a script's background does, with SIGINT ignored."""
 
@@ -16,11 +22,10 @@ IN_BACKGROUND = ["sh", "-c", 'trap "" INT; exec "$@"', "sh"]
 class Template:
     """A template process; its socket lies in a folder of its own."""
 
-    def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="everstep-test-template-"))
-        self.socket = self.folder / "template.sock"
-        self.log = self.folder / "log"
-        with self.log.open("wb") as log:
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder or Path(tempfile.mkdtemp(prefix="everstep-test-template-"))
+        self.socket = socket_in(self.folder)
+        with (self.folder / "log").open("wb") as log:
             command = [*IN_BACKGROUND, *template_command(self.socket)]
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
@@ -33,17 +38,49 @@ class Template:
         shutil.rmtree(self.folder)
 
 
-_shared: list[Template] = []
+def socket_in(folder: Path) -> Path:
+    """Where the template of a folder listens."""
+    return folder / "template.sock"
 
 
-def shared() -> Template:
-    """The template of this process, which is started when it is asked for first."""
-    if not _shared:
-        _shared.append(Template())
-    return _shared[0]
+def offer() -> None:
+    """Let the processes of this test run have a template; whoever asks first starts it."""
+    os.environ[FOLDER] = tempfile.mkdtemp(prefix="everstep-test-template-")
 
 
-def close_shared() -> None:
+def shared() -> Path:
+    """Socket of the template of the test run, which is started when it is asked for first."""
+    folder = Path(os.environ[FOLDER])
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "process").exists():
+            _started.append(Template(folder))
+            process = procfs.identify(_started[0].process.pid)
+            assert process
+            (folder / "process").write_text(f"{process.pid} {process.start}")
+    return socket_in(folder)
+
+
+def shared_pid() -> int:
+    """Its process."""
+    shared()
+    return _process(Path(os.environ[FOLDER])).pid
+
+
+_started: list[Template] = []
+"""Kept, as its process is this one's child."""
+
+
+def withdraw() -> None:
     """End it, if it was started."""
-    while _shared:
-        _shared.pop().close()
+    folder = Path(os.environ.pop(FOLDER))
+    if (folder / "process").exists():
+        procfs.send(_process(folder), signal.SIGKILL)
+    while _started:
+        _started.pop().process.wait()
+    shutil.rmtree(folder)
+
+
+def _process(folder: Path) -> procfs.Process:
+    pid, start = (folder / "process").read_text().split()
+    return procfs.Process(int(pid), int(start))

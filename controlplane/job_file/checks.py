@@ -6,6 +6,7 @@ import difflib
 import os
 import warnings
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,16 @@ def script_problems(script: Path) -> list[str]:
 
 def syntax_problem(script: Path) -> str | None:
     """Why a script is not Python. A job with an interpreter of its own is not asked: its grammar may be newer."""
+    return _syntax_problem(script, script.read_bytes())
+
+
+@lru_cache(maxsize=8)
+def _syntax_problem(script: Path, source: bytes) -> str | None:
+    """The same for what a script holds now: the plan of a soak is hundreds of jobs with one script."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            compile(script.read_bytes(), str(script), "exec", dont_inherit=True)
+            compile(source, str(script), "exec", dont_inherit=True)
     except SyntaxError as error:
         if error.lineno is None:
             return f"{script} is not Python: {error.msg}"

@@ -8,11 +8,11 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from drills.checks import check
+from drills.checks import check_sense
 from drills.spec.catalogue import CONTROL_FAULTS, ROOM
 from drills.spec.request import DrillRequest
 from everstep import private
-from everstep.errors import CannotInject, ConfigError, TopologyError
+from everstep.errors import ConfigError, TopologyError
 from everstep.model.topology import Topology
 
 FIRST_GATE = 10
@@ -157,9 +157,7 @@ class SoakPlan(BaseModel):
                 raise ConfigError(f"episode {episode.number}: 'within' needs a stage")
             for position in range(len(episode.faults)):
                 try:
-                    check(self.request(index, position))
-                except CannotInject:
-                    pass  # it is left out, and listed
+                    check_sense(self.request(index, position))  # what this machine cannot do is left out, and listed
                 except ConfigError as error:
                     raise ConfigError(f"episode {episode.number}: {error}") from error
 

@@ -68,7 +68,7 @@ class RunningAgent:
         self.fork_servers = self.live / "fork-servers"
         self.address = f"{HOST}:{free_port(HOST)}"
         options = (*options, "--monitor", str(folder / "monitor.toml"))
-        self.options = options if alone else (*options, "--template", str(templates.shared().socket))
+        self.options = options if alone else (*options, "--template", str(templates.shared()))
         self.security = security or ClientSecurity.from_environment()
         self.process: subprocess.Popen[bytes] | None = None
         self.client = AgentClient(self.address, self.security)

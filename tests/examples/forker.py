@@ -1,4 +1,4 @@
-"""Forks ranks of a script from a process that has torch loaded, so that a test pays for its import once.
+"""Forks ranks of a script from a process with the imports of a fork server, so that a test pays for them once.
 
 Reads launches as JSON lines ``{"script": …, "args": […], "environments": [{…}, …]}``
 from stdin; answers with a line of pids, then, when all ended, a line of exit
@@ -15,15 +15,12 @@ import sys
 import traceback
 from typing import Any, NoReturn
 
-os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
-
-import torch._dynamo
-import torch.distributed.pipelining
-import torch.distributed.tensor.parallel
-import torch.nn.parallel
+from agent.launcher import fork_server
 
 
 def rank(launch: dict[str, Any], environment: dict[str, str]) -> NoReturn:
+    import torch  # what fork_server.imports() has imported, with one thread
+
     code = 1
     try:
         os.environ.update(environment)
@@ -42,6 +39,7 @@ def rank(launch: dict[str, Any], environment: dict[str, str]) -> NoReturn:
 
 
 def main() -> None:
+    fork_server.imports()
     for line in sys.stdin:
         launch = json.loads(line)
         pids = []

@@ -9,11 +9,14 @@ import json
 import os
 import subprocess
 import sys
+import uuid
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from activities.agents.convert import import_environment
+from agent.launcher import fork_server
 from agent.v1 import agent_pb2 as pb
 from everstep.import_variables import BY_THE_RANK, read_at_import
 from everstep.model.job import JobSpec
@@ -22,19 +25,17 @@ from tests.agent.agents import Job, RunningAgent
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 ROOT = Path(__file__).parents[3]
 
-READ = """
-import json, os, sys
-sys.path.append({root!r})
-from agent.launcher import fork_server
-print(json.dumps(sorted(fork_server.preload().read)))
-"""
-
 STATE = """
-import importlib, json, os, sys, warnings
+import gc, importlib, json, os, sys, warnings
+found = {{"garbage collection": repr([gc.isenabled(), gc.get_threshold()])}}
+gc.disable()  # the imports are quicker without
 warnings.simplefilter("ignore")
 sys.path.append({root!r})
-from agent.launcher.fork_server import PRELOADED
-for name in PRELOADED:
+from agent.launcher import fork_server
+if len(sys.argv) > 2:
+    with open(sys.argv[2], "w") as file:
+        json.dump(sorted(fork_server.preload().read), file)
+for name in fork_server.PRELOADED:
     importlib.import_module(name)
 import torch
 
@@ -48,7 +49,7 @@ def shown(value):
     unordered = isinstance(value, list) and all(isinstance(one, str) for one in value)
     return repr(sorted(value) if unordered else value)
 
-found = {{"allocator": torch._C._cuda_getAllocatorBackend() if hasattr(torch._C, "_cuda_getAllocatorBackend") else ""}}
+found["allocator"] = torch._C._cuda_getAllocatorBackend() if hasattr(torch._C, "_cuda_getAllocatorBackend") else ""
 for name, module in sorted(sys.modules.items()):
     if name.partition(".")[0] == "torch" and not name.startswith("torch._C") and module is not None:
         values = dict(vars(module))
@@ -92,15 +93,34 @@ NOT_HERE = {
 }
 
 
-@pytest.fixture(scope="module")
-def names() -> list[str]:
+class Plain(NamedTuple):
+    """An interpreter in which no variable was set."""
+
+    names: list[str]
     """What the imports of a fork server ask for."""
-    code = READ.format(root=str(ROOT))
-    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    command = [sys.executable, "-P", "-c", code]
-    done = subprocess.run(command, env=os.environ | one_thread, capture_output=True, text=True, check=True, timeout=100)
-    found: list[str] = json.loads(done.stdout.splitlines()[-1])
+    state: dict[str, str]
+
+
+def fresh(folder: Path, environment: dict[str, str], *more: Path) -> dict[str, str]:
+    """State of a fresh interpreter after the imports of a fork server; ``more``: a file for the names they read."""
+    script, output = folder / "state.py", folder / uuid.uuid4().hex
+    script.write_text(STATE.format(root=str(ROOT)))
+    command = [sys.executable, str(script), str(output), *map(str, more)]
+    subprocess.run(command, env=os.environ | environment, capture_output=True, check=True, timeout=100)
+    found: dict[str, str] = json.loads(output.read_text())
     return found
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Plain:
+    folder = tmp_path_factory.mktemp("plain")
+    state = fresh(folder, fork_server.ONE_THREAD, folder / "names")
+    return Plain(json.loads((folder / "names").read_text()), state)
+
+
+@pytest.fixture(scope="module")
+def names(plain: Plain) -> list[str]:
+    return plain.names
 
 
 async def test_a_fork_server_is_started_with_all_that_its_imports_read(names: list[str]) -> None:
@@ -113,24 +133,15 @@ async def test_a_fork_server_is_started_with_all_that_its_imports_read(names: li
 
 @pytest.mark.timeout(300)
 async def test_a_rank_is_configured_as_a_fresh_interpreter_is(
-    agent: RunningAgent, names: list[str], tmp_path: Path
+    agent: RunningAgent, plain: Plain, tmp_path: Path
 ) -> None:
     given = {
         name: OTHERS.get(name, "1").format(folder=tmp_path)
-        for name in {*names, *OTHERS, "TORCH_COMPILE_DEBUG"} - NOT_HERE.keys()
+        for name in {*plain.names, *OTHERS, "TORCH_COMPILE_DEBUG"} - NOT_HERE.keys()
         if name in OTHERS or not name.startswith(("PYTHON", "_PYTHON", "SYMPY", "MPMATH"))
     }
     spec = JobSpec(name="job", script="/job.py", env=given)
-    script = tmp_path / "state.py"
-    script.write_text(STATE.format(root=str(ROOT)))
-
-    def fresh(output: Path, environment: dict[str, str]) -> dict[str, str]:
-        command = [sys.executable, str(script), str(output)]
-        subprocess.run(command, env=os.environ | environment, capture_output=True, check=True, timeout=100)
-        found: dict[str, str] = json.loads(output.read_text())
-        return found
-
-    job = Job(agent, script.read_text(), ranks=1, args=(str(tmp_path / "rank"),))
+    job = Job(agent, STATE.format(root=str(ROOT)), ranks=1, args=(str(tmp_path / "rank"),))
     prepare = pb.PrepareRequest(request_id="p", job=job.name, env=import_environment(spec))
     await agent.client.prepare(prepare, timeout_s=100)
     request = job.launch_request()
@@ -143,8 +154,8 @@ async def test_a_rank_is_configured_as_a_fresh_interpreter_is(
     rank = json.loads((tmp_path / "rank").read_text())
     await job.release()
 
-    expected = fresh(tmp_path / "fresh", given | {"OMP_NUM_THREADS": "1"})
-    again = fresh(tmp_path / "again", given | {"OMP_NUM_THREADS": "1"})
+    expected = fresh(tmp_path, given | {"OMP_NUM_THREADS": "1"})
+    again = fresh(tmp_path, given | {"OMP_NUM_THREADS": "1"})
     by_chance = {key for key, value in expected.items() if again.get(key) != value}
     assert len(by_chance) < 20
     differing = {
@@ -153,8 +164,7 @@ async def test_a_rank_is_configured_as_a_fresh_interpreter_is(
         if rank.get(key) != value and key not in by_chance
     }
     assert not differing, "\n".join(f"{key}: {values}" for key, values in differing.items())
-    plain = fresh(tmp_path / "plain", {})
-    assert sum(plain.get(key) != value for key, value in expected.items()) > 100  # the variables do matter
+    assert sum(plain.state.get(key) != value for key, value in expected.items()) > 100  # the variables do matter
 
 
 async def test_a_variable_that_comes_too_late_is_said_in_the_log(agent: RunningAgent) -> None:

@@ -9,6 +9,7 @@ import shutil
 import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import pytest_asyncio
@@ -24,19 +25,32 @@ from tests.templates import Template
 SLEEP = "import time; time.sleep(600)\n"
 
 
+class Served(NamedTuple):
+    """A template that serves."""
+
+    socket: Path
+    pid: int
+
+
 @pytest.fixture
-def template(request: pytest.FixtureRequest) -> Iterator[Template]:
-    """The one that all tests share, or with ``own_template`` one that the test may harm."""
-    if not request.node.get_closest_marker("own_template"):
-        yield templates.shared()
-        return
+def own() -> Iterator[Template]:
+    """A template that the test may harm."""
     template = Template()
     yield template
     template.close()
 
 
+@pytest.fixture
+def template(request: pytest.FixtureRequest) -> Served:
+    """The one that all tests share, or with ``own_template`` the test's own."""
+    if not request.node.get_closest_marker("own_template"):
+        return Served(templates.shared(), templates.shared_pid())
+    own: Template = request.getfixturevalue("own")
+    return Served(own.socket, own.process.pid)
+
+
 @pytest_asyncio.fixture(loop_scope="function")
-async def agent(tmp_path: Path, template: Template) -> AsyncIterator[RunningAgent]:
+async def agent(tmp_path: Path, template: Served) -> AsyncIterator[RunningAgent]:
     async with running_agent(tmp_path, "--template", str(template.socket), alone=True) as running:
         yield running
 
@@ -66,24 +80,24 @@ def names(pid: int, folder: Path) -> bool:
     return os.fsencode(folder) in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
-async def test_it_looks_like_one_that_an_agent_started(agent: RunningAgent, template: Template, tmp_path: Path) -> None:
+async def test_it_looks_like_one_that_an_agent_started(agent: RunningAgent, template: Served, tmp_path: Path) -> None:
     async with running_agent(tmp_path / "alone", alone=True) as other:
         forked = (await Job(agent, SLEEP).prepare()).fork_server_pid
         started = (await Job(other, SLEEP).prepare()).fork_server_pid
 
-        assert parent(forked) == template.process.pid
-        assert parent(started) != template.process.pid
+        assert parent(forked) == template.pid
+        assert parent(started) != template.pid
         assert looks(forked) == looks(started)
         assert names(forked, agent.fork_servers)
 
 
 async def test_its_ranks_see_the_environment_of_their_own_agent(
-    monkeypatch: pytest.MonkeyPatch, template: Template, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, template: Served, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("SEEN_BY_THE_AGENT", "yes")
     async with running_agent(tmp_path, "--template", str(template.socket), alone=True) as agent:
         job = Job(agent, "import os; print(os.environ.get('SEEN_BY_THE_AGENT'), os.environ.get('MACHINE'))\n", ranks=1)
-        assert parent((await job.prepare()).fork_server_pid) == template.process.pid
+        assert parent((await job.prepare()).fork_server_pid) == template.pid
         await job.launch()
         await job.exits(1)
 
@@ -91,12 +105,12 @@ async def test_its_ranks_see_the_environment_of_their_own_agent(
 
 
 async def test_what_would_have_been_read_by_the_imports_is_started_by_the_agent(
-    monkeypatch: pytest.MonkeyPatch, template: Template, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, template: Served, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_MAX_AUTOTUNE", "1")
     async with running_agent(tmp_path, "--template", str(template.socket), alone=True) as agent:
         job = Job(agent, "import torch._inductor.config as config; print(config.max_autotune)\n", ranks=1)
-        assert parent((await job.prepare()).fork_server_pid) != template.process.pid
+        assert parent((await job.prepare()).fork_server_pid) != template.pid
         await job.launch()
         await job.exits(1)
 
@@ -104,7 +118,7 @@ async def test_what_would_have_been_read_by_the_imports_is_started_by_the_agent(
         assert "TORCHINDUCTOR_MAX_AUTOTUNE" in (agent.folder / "agent.log").read_text()
 
 
-async def test_one_that_is_killed_is_replaced_and_its_ranks_live_on(agent: RunningAgent, template: Template) -> None:
+async def test_one_that_is_killed_is_replaced_and_its_ranks_live_on(agent: RunningAgent, template: Served) -> None:
     job = Job(agent, SLEEP)
     first = (await job.prepare()).fork_server_pid
     ranks = [rank.pid for rank in (await job.launch()).ranks]
@@ -116,9 +130,9 @@ async def test_one_that_is_killed_is_replaced_and_its_ranks_live_on(agent: Runni
 
     while (second := (await agent.client.describe()).jobs[0].fork_server_pid) in (0, first):  # noqa: ASYNC110 - nobody tells us
         await asyncio.sleep(0.02)
-    assert parent(second) == template.process.pid
+    assert parent(second) == template.pid
     assert await end_of(template.socket, first, 1) is None, "that number was another process's"
-    assert [parent(rank) for rank in ranks] == [template.process.pid] * 2
+    assert [parent(rank) for rank in ranks] == [template.pid] * 2
     os.kill(ranks[1], signal.SIGTERM)
     [ended] = await job.exits(1)
     told = ended.rank_exited
@@ -129,13 +143,13 @@ async def test_one_that_is_killed_is_replaced_and_its_ranks_live_on(agent: Runni
 
 @pytest.mark.own_template
 async def test_what_was_forked_outlives_the_template_and_agents_go_on_without(
-    agent: RunningAgent, template: Template
+    agent: RunningAgent, own: Template
 ) -> None:
     job, other = Job(agent, SLEEP), Job(agent, SLEEP)
     server = (await job.prepare()).fork_server_pid
     ranks = [rank.pid for rank in (await job.launch()).ranks]
-    template.process.kill()
-    template.process.wait()
+    own.process.kill()
+    own.process.wait()
     agent.kill()
     await agent.start()
 
@@ -146,38 +160,37 @@ async def test_what_was_forked_outlives_the_template_and_agents_go_on_without(
 
 
 @pytest.mark.own_template
-async def test_an_agent_that_dies_while_the_template_imports_leaves_nothing(template: Template, tmp_path: Path) -> None:
-    os.kill(template.process.pid, signal.SIGSTOP)
+async def test_an_agent_that_dies_while_the_template_imports_leaves_nothing(template: Served, tmp_path: Path) -> None:
+    os.kill(template.pid, signal.SIGSTOP)
     async with running_agent(tmp_path, "--template", str(template.socket), "--prewarm", alone=True) as agent:
         await until(lambda: bool(list(agent.fork_servers.glob("*.sock"))), "it asks for a fork server")
         agent.kill()
-        os.kill(template.process.pid, signal.SIGCONT)
+        os.kill(template.pid, signal.SIGCONT)
         await agent.start()
 
         job = Job(agent, SLEEP)
         server = (await job.prepare()).fork_server_pid
         await job.launch()
         await job.release()
-        children = Path(f"/proc/{template.process.pid}/task/{template.process.pid}/children")
+        children = Path(f"/proc/{template.pid}/task/{template.pid}/children")
         await until(lambda: len(children.read_text().split()) <= 1, "one warm fork server is enough")
         assert alive(server)
 
 
 @pytest.mark.own_template
 async def test_it_ends_when_its_socket_is_removed_and_what_it_forked_does_not(
-    agent: RunningAgent, template: Template
+    agent: RunningAgent, own: Template
 ) -> None:
     job = Job(agent, SLEEP)
     server = (await job.prepare()).fork_server_pid
-    template.socket.unlink()
+    own.socket.unlink()
 
-    assert await asyncio.to_thread(template.process.wait, 30) == 0
+    assert await asyncio.to_thread(own.process.wait, 30) == 0
     await job.launch()
     assert alive(server)
 
 
-@pytest.mark.own_template
-async def test_it_serves_its_own_user_only(template: Template, tmp_path: Path) -> None:
+async def test_it_serves_its_own_user_only(template: Served) -> None:
     program = (
         "with socket.socket(socket.AF_UNIX) as one:\n"
         "    one.connect(sys.argv[1])\n"
@@ -191,13 +204,17 @@ async def test_it_serves_its_own_user_only(template: Template, tmp_path: Path) -
     await until(template.socket.exists, "it listens")
     assert template.socket.stat().st_mode & 0o777 == 0o600
     template.socket.chmod(0o666)
-    template.folder.chmod(0o755)
-    done = await asyncio.to_thread(python_as_nobody, "import socket, sys", program, str(template.socket))
+    template.socket.parent.chmod(0o755)
+    try:
+        done = await asyncio.to_thread(python_as_nobody, "import socket, sys", program, str(template.socket))
+    finally:
+        template.socket.parent.chmod(0o700)
+        template.socket.chmod(0o600)
 
     assert done.stdout == "b''\n", done.stderr
 
 
-async def test_a_request_that_makes_no_sense_harms_no_other_one(template: Template, tmp_path: Path) -> None:
+async def test_a_request_that_makes_no_sense_harms_no_other_one(template: Served, tmp_path: Path) -> None:
     await until(template.socket.exists, "it listens")
     with (tmp_path / "log").open("wb") as log, (tmp_path / "other").open("wb") as other:
         files = (log.fileno(), other.fileno())
@@ -207,7 +224,7 @@ async def test_a_request_that_makes_no_sense_harms_no_other_one(template: Templa
         assert pid
         await until(lambda: not alive(pid), "an argument that it does not know ends it")
     assert "--socket-path" in (tmp_path / "other").read_text()
-    assert template.process.poll() is None
+    assert alive(template.pid)
 
 
 async def test_one_that_dies_before_it_answers_leaves_no_second_server_on_a_socket(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from drills.checks import check
 from drills.soak.choose import chosen
 from drills.soak.draw import draw, left_out, meetings, soaked
 from drills.soak.plan import GAP, Sizes, SoakPlan
@@ -65,6 +66,20 @@ def test_a_job_of_any_size_has_a_plan(seed: int, size: tuple[int, int, int, int]
     machines, ranks_per_machine, tp, pp = size
     plan = draw(seed, 30, Sizes(machines=machines, ranks_per_machine=ranks_per_machine, tp=tp, pp=pp))
     assert plan.faults >= 30
+
+
+def test_a_plan_is_checked_without_asking_the_machine_what_it_can_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = draw(1, 120)
+    assert {"network", "own jobs"} <= {episode.setting for episode in plan.episodes}
+
+    def asked(*_: object, **__: object) -> str:
+        raise AssertionError("it was asked")
+
+    monkeypatch.setattr("drills.checks.network.missing", asked)
+    monkeypatch.setattr("drills.checks.mounts.why_not", asked)
+    plan.check()
+    with pytest.raises(AssertionError, match="asked"):
+        check(next(fault for episode in plan.episodes for fault in episode.faults if fault.needs_network))
 
 
 @pytest.mark.parametrize(

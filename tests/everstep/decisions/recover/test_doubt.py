@@ -201,7 +201,20 @@ def test_what_was_looked_at_once_is_known() -> None:
     assert [one.tier for one in unanswered(stopped, MACHINES, "no worker").unlisted] == [Tier.DISK, Tier.REMOTE]
 
 
-# The law.
+# The law. What is drawn again and again is made once: to make a strategy takes longer than to draw from it.
+
+RESUMES = st.sampled_from([-1, -1, 0, 8])
+POLICIES = st.builds(
+    CheckpointPolicy,
+    disk=st.sampled_from([True, True, True, False]),
+    disk_path=st.sampled_from(["", "/mnt/runs"]),
+    disk_every_steps=st.sampled_from([0, 0, 3]),
+    disk_every_min=st.sampled_from([0, 15, 15]),
+    remote_url=st.sampled_from(["", "s3://runs"]),
+)
+COMPLETED, LAG = st.integers(0, 4), st.integers(0, 1)
+SOME_MACHINES, UP_TO_TWO = st.sets(st.sampled_from(MACHINES)), st.sets(st.sampled_from(MACHINES), max_size=2)
+SELDOM, EVEN = st.sampled_from([False, False, True]), st.booleans()
 
 
 @st.composite
@@ -210,16 +223,9 @@ def worlds(draw: st.DrawFn) -> tuple[CheckpointPolicy, list[StateCopy], Evidence
 
     There is at least one step of which every rank has a copy somewhere, often the newest that there can be.
     """
-    resume = draw(st.sampled_from([-1, -1, 0, 8]))
-    policy = CheckpointPolicy(
-        disk=draw(st.sampled_from([True, True, True, False])),
-        disk_path=draw(st.sampled_from(["", "/mnt/runs"])),
-        disk_every_steps=draw(st.sampled_from([0, 0, 3])),
-        disk_every_min=draw(st.sampled_from([0, 15, 15])),
-        remote_url=draw(st.sampled_from(["", "s3://runs"])),
-    )
-    done = {rank: max(resume, 0) + draw(st.integers(0, 4)) for rank in RANKS}
-    saved = {rank: max(done[rank] - draw(st.integers(0, 1)), resume, 0) for rank in RANKS}
+    resume, policy = draw(RESUMES), draw(POLICIES)
+    done = {rank: max(resume, 0) + draw(COMPLETED) for rank in RANKS}
+    saved = {rank: max(done[rank] - draw(LAG), resume, 0) for rank in RANKS}
     whole = draw(st.integers(max(min(saved.values()) - 1, 0), min(saved.values())))
     named = draw(st.sampled_from([set(), {whole}, {whole, whole + 1}])) if policy.disk_every_min else set()
 
@@ -227,22 +233,22 @@ def worlds(draw: st.DrawFn) -> tuple[CheckpointPolicy, list[StateCopy], Evidence
         every = policy.disk_every_steps
         return step <= resume or (policy.disk and (step in named or (every > 0 and step % every == 0)))
 
-    emptied = draw(st.sets(st.sampled_from(MACHINES), max_size=2))
+    emptied = draw(UP_TO_TWO)
     truth: list[StateCopy] = []
     for rank in RANKS:
         peer = f"m{(rank + 1) % 4}"
         if f"m{rank}" not in emptied:
-            own = copies(Tier.OWN, {saved[rank], *draw(st.sets(st.just(whole)))} - {0}, (rank,))
-            broken = draw(st.sampled_from([False, False, True]))
+            own = copies(Tier.OWN, {saved[rank], *([whole] if draw(EVEN) else [])} - {0}, (rank,))
+            broken = draw(SELDOM)
             truth += [one.model_copy(update={"valid": not (broken and one.completed_steps == whole)}) for one in own]
         places = [Tier.BACKUP] if peer not in emptied else []
         places += [Tier.DISK, *([Tier.REMOTE] if policy.remote_url else [])] if is_due(whole) else []
         for tier in draw(st.sets(st.sampled_from(places), min_size=1)) if places and whole else ():
             machine = {Tier.BACKUP: peer, Tier.DISK: f"m{rank}", Tier.REMOTE: "m0"}[tier]
             truth.append(StateCopy(rank=rank, machine=machine, completed_steps=whole, tier=tier))
-    dark, searched = draw(st.sets(st.sampled_from(MACHINES))), draw(st.booleans())
+    dark, searched = draw(SOME_MACHINES), draw(EVEN)
     silent = dark | emptied if policy.disk_path and not searched else dark
-    remote_dark = bool(policy.remote_url) and (not searched or draw(st.booleans()))
+    remote_dark = bool(policy.remote_url) and (not searched or draw(EVEN))
     told = [
         one
         for one in truth
