@@ -198,7 +198,7 @@ def _monitor(options: AgentOptions, jobs: JobRegistry, live: Path) -> Monitor:
     def tell(finding: Finding, over: bool) -> None:
         host.log.append(machine_finding=pb.MachineFinding(finding=to_message(finding), over=over))
 
-    return Monitor(all_inspections.made(site, options.monitor, kept), kept, tell)
+    return Monitor(all_inspections.made(site, options.monitor, kept), kept, tell, options.monitor.silence)
 
 
 def _lines(live: Path, options: AgentOptions, name: str, disk: StateDisk) -> LiveLines:

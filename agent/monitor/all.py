@@ -13,6 +13,7 @@ from agent.monitor.host.mounts import MountsInspection
 from agent.monitor.host.ranks import RanksInspection
 from agent.monitor.host.versions import VersionsInspection
 from agent.monitor.inspection import Inspection, Site
+from agent.monitor.inspector import HANGS, UNABLE
 from agent.monitor.kept import KeptStates
 from agent.monitor.kernel.log import KernelLogInspection
 from agent.monitor.own_checks import OwnCheck, from_entry_points
@@ -41,6 +42,15 @@ def known() -> dict[str, type[Inspection]]:
         ConfigError: one that is installed cannot be used.
     """
     return {kind.name: kind for kind in (*INSPECTIONS, *from_entry_points())}
+
+
+def reason_codes() -> set[str]:
+    """All that inspections can find, but for programs of a site, which name their own.
+
+    Raises:
+        ConfigError: an inspection that is installed cannot be used.
+    """
+    return {UNABLE.code, HANGS.code, *(reason.code for kind in known().values() for reason in kind.reasons)}
 
 
 def made(site: Site, settings: MonitorSettings, kept: KeptStates) -> list[Inspection]:

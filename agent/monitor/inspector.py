@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import structlog
 
@@ -42,12 +42,16 @@ class Inspector:
         inspection: What looks.
         kept: Where its state goes.
         changed: Called in the thread when what it says is other than before.
+        silence: Reason codes that are left out of what it says.
     """
 
-    def __init__(self, inspection: Inspection, kept: KeptStates, changed: Callable[[], None]) -> None:
+    def __init__(
+        self, inspection: Inspection, kept: KeptStates, changed: Callable[[], None], silence: Collection[str] = ()
+    ) -> None:
         self.inspection = inspection
         self._kept = kept
         self._changed = changed
+        self._silence = frozenset(silence)
         self._look = Look()
         self._unable_since = 0
         self._began = math.inf
@@ -89,7 +93,8 @@ class Inspector:
             text = f"{self.inspection.name} does not come back for {over_s + self.inspection.limits.deadline_s:.0f} s"
             now_ns = self.inspection.site.now_ns()
             hanging = self.inspection.finding(HANGS, "", text=text, since_ns=now_ns - round(over_s * 1e9))
-            return Look([*seen.findings, hanging], seen.measures, seen.facts, seen.note)
+            findings = [found for found in (*seen.findings, hanging) if found.reason not in self._silence]
+            return Look(findings, seen.measures, seen.facts, seen.note)
         return seen
 
     def look_once(self) -> Look:
@@ -127,6 +132,7 @@ class Inspector:
             seen.findings = [
                 found.model_copy(update={"since_ns": min(found.since_ns, since.get(found.key, found.since_ns))})
                 for found in seen.findings
+                if found.reason not in self._silence
             ]
             self._kept.keep(self.inspection.name, self.inspection.kept)
             if self.looks == 1 or {found.key for found in before.findings} != {found.key for found in seen.findings}:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -60,9 +60,12 @@ class Monitor:
         inspections: What looks.
         kept: Where their states go.
         tell: Takes what changed, in the event loop.
+        silence: Reason codes that are neither told nor shown.
     """
 
-    def __init__(self, inspections: Sequence[Inspection], kept: KeptStates, tell: Tell) -> None:
+    def __init__(
+        self, inspections: Sequence[Inspection], kept: KeptStates, tell: Tell, silence: Collection[str] = ()
+    ) -> None:
         self._tell = tell
         self._loop: asyncio.AbstractEventLoop | None = None
         self._woken = asyncio.Event()
@@ -72,7 +75,7 @@ class Monitor:
         for told in kept.of(TOLD_BY).get("findings", []):
             found = Finding.model_validate(told)
             self._told[found.key] = (found, time.monotonic())
-        self.inspectors = [Inspector(inspection, kept, self._wake) for inspection in inspections]
+        self.inspectors = [Inspector(inspection, kept, self._wake, silence) for inspection in inspections]
 
     async def run(self) -> None:
         """Look until cancelled."""

@@ -19,7 +19,8 @@ The file is TOML; every table is optional::
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -67,12 +68,15 @@ class MonitorSettings(BaseModel):
         return checks
 
     @classmethod
-    def parse(cls, table: Mapping[str, Any], known: Mapping[str, type[Limits]], origin: str) -> MonitorSettings:
+    def parse(
+        cls, table: Mapping[str, Any], known: Mapping[str, type[Limits]], reasons: Collection[str], origin: str
+    ) -> MonitorSettings:
         """The settings of a file.
 
         Args:
             table: What the file says.
             known: Every inspection by its name, with the type of its limits.
+            reasons: Every reason code that they can find.
             origin: For messages, e.g. the path of the file.
 
         Raises:
@@ -87,6 +91,10 @@ class MonitorSettings(BaseModel):
                 raise ConfigError(f"{origin}: {name} must be a table: write [{name}] and its settings below")
             _checked(known[name], fields, f"{origin}: [{name}]")
         settings = _checked(cls, {name: table[name] for name in own & table.keys()} | {"limits": limits}, origin)
+        if not settings.check and (odd := sorted(set(settings.silence) - set(reasons))):
+            near = difflib.get_close_matches(odd[0], reasons, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else "docs/monitor.md lists them"
+            raise ConfigError(f"{origin}: silence: no inspection finds {odd[0]!r}: {hint}")
         if taken := [check.name for check in settings.check if check.name in known]:
             raise ConfigError(f"{origin}: {taken[0]!r} is the name of an inspection: give the check another one")
         return settings

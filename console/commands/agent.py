@@ -90,11 +90,12 @@ def agent(  # noqa: PLR0917
 
 def _monitor_settings(path: Path | None) -> MonitorSettings:
     """What a file says of the inspections; without one, the defaults."""
-    from agent.monitor.all import known
+    from agent.monitor.all import known, reason_codes
     from agent.monitor.settings import MonitorSettings
     from controlplane.toml_file import read_toml
 
     if path is None:
         return MonitorSettings()
     kinds = {name: kind.limits_type for name, kind in known().items()}
-    return MonitorSettings.parse(read_toml(path, "file with the monitor's settings"), kinds, str(path))
+    table = read_toml(path, "file with the monitor's settings")
+    return MonitorSettings.parse(table, kinds, reason_codes(), str(path))

@@ -101,6 +101,25 @@ def test_an_inspection_that_finds_thousands_of_things_tells_some(place: Place, t
     assert len(told) == TOLD
 
 
+async def test_what_is_silenced_is_neither_told_nor_shown(place: Place, told: Told) -> None:
+    inspection = scripted(place, lambda: Look([inspection.finding(UNCLEAR), inspection.finding(BROKEN, "a")]))
+    both = asyncio.Event()
+
+    def tell(finding: Finding, over: bool) -> None:
+        told.append((finding.reason, finding.item, over))
+        both.set()
+
+    monitor = Monitor([inspection], place.kept(), tell, silence=["part-unclear"])
+    running = asyncio.create_task(monitor.run())
+    try:
+        await both.wait()
+        assert told == [("part-broken", "a", False)]
+        assert [found.reason for found in monitor.findings()] == ["part-broken"]
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
 async def test_what_is_found_is_told_at_once_and_the_worst_is_shown_first(place: Place) -> None:
     told = asyncio.Queue[Finding]()
     inspection = scripted(place, lambda: Look([inspection.finding(UNCLEAR), inspection.finding(BROKEN, "a")]))

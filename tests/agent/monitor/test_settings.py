@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agent.monitor.all import INSPECTIONS, known, made
+from agent.monitor.all import INSPECTIONS, known, made, reason_codes
 from agent.monitor.inspection import Limits
 from agent.monitor.inspector import HANGS, UNABLE
 from agent.monitor.settings import MonitorSettings
@@ -19,7 +19,7 @@ KINDS = {kind.name: kind.limits_type for kind in INSPECTIONS}
 
 
 def parsed(**table: Any) -> MonitorSettings:
-    return MonitorSettings.parse(table, KINDS, "monitor.toml")
+    return MonitorSettings.parse(table, KINDS, reason_codes(), "monitor.toml")
 
 
 @pytest.mark.parametrize(
@@ -31,6 +31,7 @@ def parsed(**table: Any) -> MonitorSettings:
         ({"memory": {"available_share": 2}}, "monitor.toml: [memory]: available_share is 2: "),
         ({"memory": {"interval_s": 0}}, "monitor.toml: [memory]: interval_s is 0: "),
         ({"silence": "gpu-hot"}, "monitor.toml: silence is 'gpu-hot': "),
+        ({"silence": ["gpu-hott"]}, "silence: no inspection finds 'gpu-hott': did you mean 'gpu-hot'?"),
         ({"check": [{"name": "A b", "command": ["true"]}]}, "monitor.toml: check.0.name is 'A b': "),
         ({"check": [{"name": "a", "command": []}]}, "monitor.toml: check.0.command is []: "),
         ({"check": [{"name": "a", "command": ["true"]}] * 2}, "two checks are named 'a'"),

@@ -280,7 +280,7 @@ def test_reasons_are_those_that_are_declared(machine: Machine) -> None:
 
 def test_settings_are_checked() -> None:
     with pytest.raises(ConfigError, match="deadline_s must be more than start_s"):
-        MonitorSettings.parse({"gpu": {"start_s": 60}}, {"gpu": GpuLimits}, "monitor.toml")
+        MonitorSettings.parse({"gpu": {"start_s": 60}}, {"gpu": GpuLimits}, set(), "monitor.toml")
 
 
 class _Quick(Inspection):
