@@ -61,6 +61,7 @@ async def break_device(context: DrillContext) -> None:
     _break(context)
     context.mark(context.request.base, time_ns=broken_ns)
     await _found(context)
+    context.seen.found_ns = time.time_ns()
     if not context.request.then:
         await _told(context)
     context.seen.absorbed = Absorbed(broken_ns, time.time_ns())

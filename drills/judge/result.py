@@ -14,11 +14,13 @@ class DrillResult(BaseModel):
     fired: bool = False
     detected_s: float | None = None
     """From the fault to the incident opened."""
+    found_s: float | None = None
+    """From the fault of a device to the inspection of its machine that found it."""
     recovered_s: float | None = None
     """From the fault to the first step that all ranks completed at full width; for a part beside the ranks, until
     it was back."""
     resolution: str | None = None
-    """``reattempt``, …, or ``absorbed``: the job went on and lost nothing."""
+    """``reattempt``, …, or ``absorbed``: the job went on and lost nothing; ``observed``: and the fault was told."""
     stages: list[tuple[str, float]] = Field(default_factory=list)
     evicted: list[str] = Field(default_factory=list)
     over_evicted: list[str] = Field(default_factory=list)

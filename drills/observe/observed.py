@@ -22,6 +22,8 @@ class DrillObservations:
     """One drill's."""
 
     absorbed: Absorbed | None = None
+    found_ns: int | None = None
+    """When an inspection had found what was broken."""
     promise: Promise | None = None
     """How many steps the strike may cost."""
     damaged: list[Damaged] = field(default_factory=list)
