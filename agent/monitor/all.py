@@ -13,11 +13,13 @@ from agent.monitor.host.versions import VersionsInspection
 from agent.monitor.inspection import Inspection, Site
 from agent.monitor.kept import KeptStates
 from agent.monitor.kernel.log import KernelLogInspection
+from agent.monitor.network.link import LinkInspection
 from agent.monitor.own_checks import OwnCheck, from_entry_points
 from agent.monitor.settings import MonitorSettings, limits_of
 
 INSPECTIONS: tuple[type[Inspection], ...] = (
     KernelLogInspection,
+    LinkInspection,
     MemoryInspection,
     CpuInspection,
     DiskSpaceInspection,
