@@ -13,13 +13,17 @@ from agent.monitor.host.versions import VersionsInspection
 from agent.monitor.inspection import Inspection, Site
 from agent.monitor.kept import KeptStates
 from agent.monitor.kernel.log import KernelLogInspection
+from agent.monitor.network.infiniband import InfinibandInspection
 from agent.monitor.network.link import LinkInspection
+from agent.monitor.network.loss import PacketLossInspection
 from agent.monitor.own_checks import OwnCheck, from_entry_points
 from agent.monitor.settings import MonitorSettings, limits_of
 
 INSPECTIONS: tuple[type[Inspection], ...] = (
     KernelLogInspection,
     LinkInspection,
+    InfinibandInspection,
+    PacketLossInspection,
     MemoryInspection,
     CpuInspection,
     DiskSpaceInspection,

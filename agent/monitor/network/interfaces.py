@@ -12,6 +12,7 @@ from pathlib import Path
 from pydantic import Field
 
 from agent.monitor.inspection import Limits
+from agent.monitor.network import netlink
 from agent.monitor.network.netlink import Link
 
 
@@ -25,6 +26,23 @@ class NetworkLimits(Limits):
     some look, and the one with the agent's address."""
     ignore: list[str] = Field(default_factory=list)
     """Names or patterns of those that are left out, e.g. one for management only."""
+
+
+def looked_at(host: str, known: Collection[str], limits: NetworkLimits) -> tuple[dict[str, Link], set[str]]:
+    """The interfaces to look at, and the names of all that there are.
+
+    Args:
+        host: On which the agent listens.
+        known: Names of those that were looked at before.
+        limits: What a site wants.
+
+    Raises:
+        CannotLook: the kernel does not say.
+    """
+    links = netlink.links()
+    address = address_of(host)
+    with_address = netlink.addresses().get(address) if address else None
+    return chosen(links.values(), known, with_address, limits), set(links)
 
 
 def chosen(

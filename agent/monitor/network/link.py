@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from agent.monitor.inspection import Inspection, Limits, Look, Reason, Site
-from agent.monitor.network import interfaces, netlink
+from agent.monitor.network import interfaces
 from agent.monitor.network.interfaces import NetworkLimits
 from agent.monitor.network.netlink import Link, LinkChanges
 from agent.monitor.network.outages import LinkSeen, ended, number_of, with_flaps
@@ -70,22 +70,20 @@ class LinkInspection(Inspection):
         super().__init__(site, limits, kept, same_boot=same_boot)
         self._changes = LinkChanges()
         self._indexes: set[int] | None = None
-        """Of the interfaces that are looked at; None: there was no look."""
+        """Of the interfaces that are looked at; None: there was no look, or it failed."""
 
     def look(self) -> Look:
         """Wait for a change, and judge all links."""
         self._changes.open()
-        if self._indexes is not None and self._changes.wait(self._indexes, self._wait_s()):
+        indexes, self._indexes = self._indexes, None
+        if indexes is not None and self._changes.wait(indexes, self._wait_s()):
             time.sleep(PAUSE_S)
         if self.kept.get("namespace") != interfaces.namespace():
             self.kept = {"namespace": interfaces.namespace(), "links": {}}
-        links = netlink.links()
-        address = interfaces.address_of(self.site.host)
-        with_address = netlink.addresses().get(address) if address else None
         known = {name: dict(entry) for name, entry in self.kept["links"].items()}
-        there = interfaces.chosen(links.values(), known, with_address, self.limits)
+        there, names = interfaces.looked_at(self.site.host, known, self.limits)
         self._indexes = {link.index for link in there.values()}
-        gone = [name for name in known if name not in links and interfaces.may_be_looked_at(name, self.limits)]
+        gone = [name for name in known if name not in names and interfaces.may_be_looked_at(name, self.limits)]
         now_ns, speeds = self.clock_ns(), self.speeds()
         entries = {name: self._entry(known.get(name), there.get(name), now_ns) for name in (*there, *gone)}
         for name, entry in entries.items():
