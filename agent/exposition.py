@@ -165,15 +165,15 @@ class MetricsServer:
             self._server = None
 
 
-def parsed_address(address: str) -> tuple[str, int]:
-    """Host and port of ``--metrics``.
+def parsed_address(address: str, option: str = "--metrics") -> tuple[str, int]:
+    """Host and port of an option.
 
     Raises:
         ConfigError: it is not ``host:port``.
     """
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"--metrics is {address!r}; it must be host:port, e.g. 127.0.0.1:9464")
+        raise ConfigError(f"{option} is {address!r}; it must be host:port, e.g. 127.0.0.1:9464")
     return host.strip("[]"), int(port)
 
 

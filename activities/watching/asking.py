@@ -1,0 +1,53 @@
+"""Asking all machines of a job for something to do with copies of state; nobody waits for a silent one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+import structlog
+
+from activities.turns import in_turns
+from agent.client import AgentClient, AgentPool
+from everstep.errors import EverstepError
+from everstep.model.machine import Machine
+
+ASK_S = 2.0
+"""An agent that does not take a request on copies of state within this time is left out, seconds (ours)."""
+Call = Callable[[AgentClient], Awaitable[object]]
+
+log = structlog.get_logger("watcher")
+
+
+@contextlib.asynccontextmanager
+async def asking(agents: AgentPool, machines: Sequence[Machine]) -> AsyncIterator[Callable[[Call], None]]:
+    """Gives a function that sends a call to each machine of some, unless its last call has not ended yet."""
+    asked: dict[str, asyncio.Task[None]] = {}
+    rounds: set[asyncio.Task[None]] = set()
+    silent: set[str] = set()
+
+    async def ask(machine: Machine, call: Call) -> None:
+        try:
+            await call(agents.get(machine.address))
+            silent.discard(machine.name)
+        except EverstepError as error:
+            if machine.name not in silent:
+                silent.add(machine.name)
+                log.warning("a machine was not asked for copies of state", machine=machine.name, error=str(error))
+
+    async def ask_each(call: Call) -> None:
+        async for machine in in_turns(machines):
+            if machine.name not in asked or asked[machine.name].done():
+                asked[machine.name] = asyncio.create_task(ask(machine, call))
+
+    def ask_all(call: Call) -> None:
+        going = asyncio.create_task(ask_each(call))
+        rounds.add(going)
+        going.add_done_callback(rounds.discard)
+
+    try:
+        yield ask_all
+    finally:
+        for task in [*rounds, *asked.values()]:
+            task.cancel()
