@@ -23,6 +23,8 @@ from everstep.model.health import Health
 PREFIX = "everstep_"
 FOREIGN = ("node_", "DCGM_", "process_")
 """Beginnings of names that are other exporters'."""
+RENAMED = {"job": "training_job", "instance": "of_instance"}
+"""Labels that Prometheus gives what it reads itself, and what they are called instead."""
 SERIES = 1000
 """Of one metric, at most; what is beyond is left out, and counted in ``everstep_series_left_out`` (ours)."""
 ANSWER_S = 5.0
@@ -54,10 +56,10 @@ class Samples:
             name: Without what every name of everstep begins with; with ``_total`` where it only grows.
             value: In the unit that the name says.
             meaning: One line.
-            labels: Beside those of every sample; their values must be few.
+            labels: Beside those of every sample, ``RENAMED``; their values must be few.
         """
         whole = name if name.startswith((*FOREIGN, PREFIX)) else PREFIX + name
-        series = self._labels | labels
+        series = self._labels | {RENAMED.get(label, label): value for label, value in labels.items()}
         key = (whole, frozenset(series.items()))
         metric = self._metrics.get(whole)
         if key in self._seen:
@@ -103,7 +105,7 @@ def _unescaped(escaped: re.Match[str]) -> str:
     return "\n" if escaped[1] == "n" else escaped[1]
 
 
-class _Asked(Collector):
+class _InLoop(Collector):
     """Asks in the event loop: what is measured is not made for several threads."""
 
     def __init__(self, samples: Callable[[], Samples], loop: asyncio.AbstractEventLoop) -> None:
@@ -144,7 +146,7 @@ class MetricsServer:
             ConfigError: the port is taken, or the address is not of this machine.
         """
         registry = CollectorRegistry()
-        for collector in (_Asked(self._samples, asyncio.get_running_loop()), *self._collectors):
+        for collector in (_InLoop(self._samples, asyncio.get_running_loop()), *self._collectors):
             registry.register(collector)
         try:
             # In a thread: its library looks for the host's full name, which may take as long as DNS does.

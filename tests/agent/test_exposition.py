@@ -35,7 +35,7 @@ def test_names_of_other_exporters_are_kept_and_all_others_begin_alike() -> None:
 
     found = series(samples)
 
-    assert found["everstep_ranks"] == [({"machine": "m1", "job": "gpt"}, 2)]
+    assert found["everstep_ranks"] == [({"machine": "m1", "training_job": "gpt"}, 2)]
     assert found["node_network_up"] == [({"machine": "m1", "device": "eth0"}, 1)]
     assert "DCGM_FI_DEV_GPU_TEMP" in found
 
@@ -45,7 +45,7 @@ def test_a_series_is_given_once() -> None:
     samples.add("ranks", 2, "Ranks.", job="gpt")
     samples.add("ranks", 3, "Ranks.", job="gpt")
 
-    assert series(samples)["everstep_ranks"] == [({"job": "gpt"}, 2)]
+    assert series(samples)["everstep_ranks"] == [({"training_job": "gpt"}, 2)]
 
 
 def test_too_many_series_are_left_out_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,15 +88,15 @@ async def test_ranks_and_their_copies_are_shown_and_all_of_it_is_in_the_docs(scr
     request.env["EVERSTEP_TOPOLOGY"] = "1,1,1,1,pp-dp-tp"
     await scraped.client.launch(request, timeout_s=60)
     await job.exits(1)
-    rank = {"job": job.name, "rank": "0"}
+    rank = {"training_job": job.name, "rank": "0"}
     on_disk = of(**rank, tier="disk")
     shown = await scraped.shows(lambda shown: on_disk in shown.get("everstep_rank_checkpoint_step", {}))
 
     assert shown["everstep_rank_completed_steps"][of(**rank)] == STEPS
     assert shown["everstep_rank_checkpoint_step"][of(**rank, tier="memory")] == STEPS
     assert shown["everstep_rank_checkpoint_age_seconds"][on_disk] > 0
-    assert shown["everstep_ranks"][of(job=job.name, state="ended")] == 1
-    assert shown["everstep_job_generation"][of(job=job.name)] == 1
+    assert shown["everstep_ranks"][of(training_job=job.name, state="ended")] == 1
+    assert shown["everstep_job_generation"][of(training_job=job.name)] == 1
     assert shown["everstep_observations_waiting"][of()] >= 1
 
     of_agent = names_in_table("Of the agent")
