@@ -13,7 +13,7 @@ from agent.monitor.inspection import Inspection, Limits, Look, Reason, Site
 from agent.monitor.network.counters import Limit, judged, rise
 from agent.monitor.network.infiniband_ports import ACTIVE, COUNTERS, DATA, Port, ports
 from agent.monitor.network.interfaces import NetworkLimits, may_be_looked_at, never_seen
-from agent.monitor.network.outages import LinkSeen, ended, number_of, with_flaps
+from agent.monitor.network.outages import LinkSeen, ended, number_of, second_ns, with_flaps
 from everstep.model.health import Finding, Health, Owner, Remedy
 
 DOWN = Reason(
@@ -36,6 +36,14 @@ FLAP = Reason(
     Remedy.WATCH,
     Health.UNKNOWN,
     source="ByteRobust tolerates short flaps; the numbers are ours",
+)
+REPEATED = Reason(
+    "ib-port-flap-repeated",
+    "an InfiniBand or RoCE port went down at least twice within a short time",
+    Owner.NETWORK,
+    Remedy.WATCH,
+    Health.UNKNOWN,
+    source="ByteRobust acts on the second alert in 5 minutes; here it is told, and nothing concluded",
 )
 SLOW = Reason("ib-rate", "an InfiniBand or RoCE port is slower than it was", Owner.NETWORK, Remedy.WATCH)
 LINK_ERRORS = Reason(
@@ -107,7 +115,7 @@ class InfinibandInspection(Inspection):
 
     name: ClassVar[str] = "infiniband"
     looks_at: ClassVar[str] = "InfiniBand and RoCE ports: state, rate, error counters, RDMA traffic"
-    reasons: ClassVar[tuple[Reason, ...]] = (DOWN, MISSING, FLAP, SLOW, LINK_ERRORS, ERRORS, IDLE, UNREADABLE)
+    reasons: ClassVar[tuple[Reason, ...]] = (DOWN, MISSING, FLAP, REPEATED, SLOW, LINK_ERRORS, ERRORS, IDLE, UNREADABLE)
     limits_type: ClassVar[type[Limits]] = InfinibandLimits
     waits: ClassVar[bool] = True
     clock_ns: Callable[[], int] = staticmethod(time.monotonic_ns)
@@ -206,7 +214,10 @@ class InfinibandInspection(Inspection):
             number = number_of(flaps)
             text = f"the port went down {number} {'time' if number == 1 else 'times'}"
             text += f" within {self.limits.lasts_s:.0f} s"
-            found.append(self.finding(FLAP, name, f"link_downed is {entry['downs']}", text=text))
+            seen = f"link_downed is {entry['downs']}"
+            found.append(self.finding(FLAP, name, seen, text=text, since_ns=flaps[0][0] - ago_ns))
+            if again_ns := second_ns(flaps):
+                found.append(self.finding(REPEATED, name, seen, text=text, since_ns=again_ns - ago_ns))
         if port and port.state == ACTIVE and 0 < port.rate < entry["rate"]:
             seen = f"{port.rate / 1e9:g} Gbit/s, and it had {entry['rate'] / 1e9:g}"
             found.append(self.finding(SLOW, name, seen))

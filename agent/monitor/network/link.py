@@ -13,7 +13,7 @@ from agent.monitor.inspection import Inspection, Limits, Look, Reason, Site
 from agent.monitor.network import interfaces
 from agent.monitor.network.interfaces import NetworkLimits
 from agent.monitor.network.netlink import Link, LinkChanges
-from agent.monitor.network.outages import LinkSeen, ended, number_of, with_flaps
+from agent.monitor.network.outages import LinkSeen, ended, number_of, second_ns, with_flaps
 from everstep.model.health import Finding, Health, Owner, Remedy
 
 DOWN = Reason(
@@ -30,6 +30,14 @@ FLAP = Reason(
     Remedy.WATCH,
     Health.UNKNOWN,
     source="ByteRobust tolerates short flaps; the numbers are ours",
+)
+REPEATED = Reason(
+    "nic-flap-repeated",
+    "the link went down at least twice within a short time",
+    Owner.NETWORK,
+    Remedy.WATCH,
+    Health.UNKNOWN,
+    source="ByteRobust acts on the second alert in 5 minutes; here it is told, and nothing concluded",
 )
 MISSING = Reason("nic-missing", "a network interface that was there is gone", remedy=Remedy.REPLACE)
 SLOW = Reason("nic-slow", "the link is slower than it was", Owner.NETWORK, Remedy.WATCH)
@@ -60,7 +68,7 @@ class LinkInspection(Inspection):
 
     name: ClassVar[str] = "link"
     looks_at: ClassVar[str] = "network interfaces: link down, flapping, gone, slower than it was"
-    reasons: ClassVar[tuple[Reason, ...]] = (DOWN, FLAP, MISSING, SLOW, NOT_FOUND)
+    reasons: ClassVar[tuple[Reason, ...]] = (DOWN, FLAP, REPEATED, MISSING, SLOW, NOT_FOUND)
     limits_type: ClassVar[type[Limits]] = LinkLimits
     waits: ClassVar[bool] = True
     clock_ns: Callable[[], int] = staticmethod(time.monotonic_ns)
@@ -93,7 +101,7 @@ class LinkInspection(Inspection):
         findings += [
             self.finding(SLOW, name, f"{speeds[name]} Mbit/s, and it had {entry['speed']}")
             for name, entry in entries.items()
-            if 0 < speeds.get(name, 0) < entry["speed"] and there[name].carrier
+            if name in there and there[name].carrier and 0 < speeds.get(name, 0) < entry["speed"]
         ]
         findings += [self.finding(NOT_FOUND, name) for name in interfaces.never_seen(entries, self.limits)]
         return Look(findings, _measures(there, speeds), note="" if entries else "no network interface to look at")
@@ -147,6 +155,8 @@ class LinkInspection(Inspection):
             seen = f"the kernel counted {entry['downs']} times since the interface was made"
             still = ", and is not back yet" if is_open else ""
             found.append(self.finding(FLAP, name, seen, text=text + still, since_ns=flaps[0][0] - ago_ns))
+            if again_ns := second_ns(flaps):
+                found.append(self.finding(REPEATED, name, seen, text=text + still, since_ns=again_ns - ago_ns))
         return found
 
 

@@ -54,3 +54,13 @@ def with_flaps(times: list[list[int]], now_ns: int, flaps: int, lasts_s: float) 
 def number_of(times: Iterable[list[int]]) -> int:
     """How many flaps these are."""
     return sum(number for _, number in times)
+
+
+def second_ns(times: Iterable[list[int]]) -> int | None:
+    """When the second of these flaps came; None where there are fewer."""
+    number = 0
+    for at_ns, flaps in times:
+        number += flaps
+        if number >= 2:
+            return at_ns
+    return None

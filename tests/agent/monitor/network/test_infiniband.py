@@ -119,12 +119,13 @@ def test_a_port_that_never_was_active_has_no_cable_and_is_not_judged(machine: Ma
 def test_flaps_between_looks_and_between_agents_are_counted(machine: Machine) -> None:
     machine.look()
     machine.set(link_downed=2)
-    (found,) = machine.look().findings
+    found, repeated = machine.look().findings
     machine.restart()
     machine.set(link_downed=3)
-    (later,) = machine.look(30).findings
+    later, _ = machine.look(30).findings
 
     assert (found.reason, found.verdict) == ("ib-port-flap", Health.UNKNOWN)
+    assert (repeated.reason, repeated.verdict) == ("ib-port-flap-repeated", Health.UNKNOWN)
     assert "2 times" in found.text and "3 times" in later.text
 
 

@@ -91,10 +91,23 @@ def test_flaps_shorter_than_the_look_are_counted(make: Make, ip: Ip) -> None:
         ip("link set far0 down")
         ip("link set far0 up")
 
-    (found,) = looker.look().findings
+    first, repeated = looker.look().findings
 
-    assert (found.reason, found.verdict) == ("nic-flap", Health.UNKNOWN)
-    assert "3 times" in found.text
+    assert (first.reason, first.verdict) == ("nic-flap", Health.UNKNOWN)
+    assert (repeated.reason, repeated.verdict) == ("nic-flap-repeated", Health.UNKNOWN)
+    assert "3 times" in first.text
+
+
+def test_the_second_flap_within_five_minutes_is_a_finding_of_its_own(make: Make, ip: Ip) -> None:
+    """So that it is told as well: a finding is told once."""
+    looker = make()
+    looker.look()
+    for after_s, told in ((0, ["nic-flap"]), (299, ["nic-flap", "nic-flap-repeated"]), (2, ["nic-flap"])):
+        if after_s != 2:
+            ip("link set far0 down")
+            ip("link set far0 up")
+        found = looker.look(after_s).findings
+        assert [one.reason for one in found] == told
 
 
 def test_a_flap_while_no_agent_lived_is_found_by_the_next_one(make: Make, ip: Ip) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.monitor.network.outages import KEPT, LinkSeen, ended, number_of, with_flaps
+from agent.monitor.network.outages import KEPT, LinkSeen, ended, number_of, second_ns, with_flaps
 
 UP = LinkSeen(4, 0, False)
 DOWN = LinkSeen(4, 1, True)
@@ -59,3 +59,10 @@ def test_a_flap_counts_for_its_time() -> None:
 
     assert with_flaps(times, 299 * 10**9, 1, lasts_s=300) == [[0, 2], [299 * 10**9, 1]]
     assert with_flaps(times, 300 * 10**9, 0, lasts_s=300) == []
+
+
+def test_when_the_second_flap_came() -> None:
+    assert second_ns([]) is None
+    assert second_ns([[5, 1]]) is None
+    assert second_ns([[5, 2], [9, 1]]) == 5
+    assert second_ns([[5, 1], [9, 4]]) == 9
