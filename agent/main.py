@@ -104,6 +104,11 @@ async def serve(options: AgentOptions) -> None:
         ConfigError: an option is wrong, the port is taken, a folder is not ours alone, or another agent has it.
     """
     options.security.check(options.host)
+    if options.metrics:
+        # Here, and below: whoever serves no metrics needs not import their library.
+        from agent.exposition import parsed_address
+
+        parsed_address(options.metrics)
     credentials, interceptors = options.security.credentials(), options.security.interceptors()
     if credentials and options.peers.ca_file is None:
         logger.warning("agents cannot reach each other for backups and restores: give --ca-file")
@@ -203,7 +208,6 @@ async def _metrics(options: AgentOptions, jobs: JobRegistry, monitor: Monitor) -
     """Serve what Prometheus reads, where that is wanted, until what is returned is closed."""
     served = contextlib.AsyncExitStack()
     if options.metrics:
-        # Here: whoever serves none needs not import its library.
         from agent.exposition import MetricsServer
         from agent.server.metrics import samples_of
 

@@ -136,11 +136,14 @@ async def run_worker(
         ConfigError: metrics cannot be served there.
     """
     runtime = None
-    if temporal_metrics:
+    if metrics or temporal_metrics:
         # Here, and below: whoever serves no metrics needs not import their library.
+        from agent.exposition import parsed_address
         from controlplane.worker_metrics import temporal_runtime
 
-        runtime = temporal_runtime(temporal_metrics)
+        if metrics:
+            parsed_address(metrics)
+        runtime = temporal_runtime(temporal_metrics) if temporal_metrics else None
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)

@@ -18,6 +18,7 @@ from activities.watching.job_view import JobView
 from activities.watching.watcher import Watcher
 from agent.client import AgentPool
 from agent.v1 import agent_pb2 as pb
+from controlplane.worker import run_worker
 from controlplane.worker_metrics import samples_of, temporal_runtime
 from everstep.errors import ConfigError
 from everstep.model.job import JobSpec
@@ -49,6 +50,11 @@ async def test_what_a_worker_knows_is_shown_and_is_in_the_docs() -> None:
     assert shown["everstep_reports_total", "anomaly"] == 3
     assert shown["everstep_ledger_events_waiting",] == 1
     assert {name for name, *_ in shown} == names_in_table("Of the worker")
+
+
+async def test_an_address_that_is_none_is_told_before_anything_else() -> None:
+    with pytest.raises(ConfigError, match="--metrics is 'here'"):
+        await run_worker(ledger_url="", task_queue="everstep", metrics="here")
 
 
 def test_a_port_of_temporals_metrics_that_is_taken_is_told() -> None:

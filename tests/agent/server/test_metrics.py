@@ -11,7 +11,10 @@ import pytest
 import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
+from agent.main import AgentOptions, serve
+from agent.security import ServerSecurity
 from agent.v1 import agent_pb2 as pb
+from everstep.errors import ConfigError
 from tests.agent.agents import HOST, Job, RunningAgent, free_port
 from tests.agent.record_state import SCRIPT
 from tests.metric_names import names_in_table
@@ -67,6 +70,15 @@ async def scraped(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scr
 
 def of(**labels: str) -> frozenset[tuple[str, str]]:
     return frozenset(labels.items())
+
+
+async def test_an_address_that_is_none_is_told_before_anything_else(tmp_path: Path) -> None:
+    insecure = ServerSecurity(insecure=True)
+    options = AgentOptions("m1", f"{HOST}:1", tmp_path / "state", tmp_path / "shm", security=insecure, metrics="here")
+
+    with pytest.raises(ConfigError, match="--metrics is 'here'"):
+        await serve(options)
+    assert not options.state_dir.exists()
 
 
 async def test_inspections_are_shown(scraped: Scraped) -> None:
