@@ -82,6 +82,8 @@ class AgentOptions:
     """… and what this agent shows others."""
     monitor: MonitorSettings = field(default_factory=MonitorSettings)
     """How its inspections are set."""
+    metrics: str = ""
+    """``host:port`` of what Prometheus reads; empty: nothing is served."""
     log_bytes: int = 64 << 20
     """A rank's log is rotated beyond this size."""
     log_backups: int = 3
@@ -108,6 +110,11 @@ async def serve(options: AgentOptions) -> None:
     gc.freeze()  # what was imported stays, and need not be looked at
     gc.set_threshold(*COLLECT_AFTER)
     options.security.check(options.host)
+    if options.metrics:
+        # Here, and below: whoever serves no metrics needs not import their library.
+        from agent.exposition import parsed_address
+
+        parsed_address(options.metrics)
     credentials, interceptors = options.security.credentials(), options.security.interceptors()
     if credentials and options.peers.ca_file is None:
         logger.warning("agents cannot reach each other for backups and restores: give --ca-file")
@@ -160,6 +167,7 @@ async def _run(options: AgentOptions, server: grpc.aio.Server) -> None:
     host.fork_servers.warm_up()
     agent_pb2_grpc.add_AgentServicer_to_server(service, server)
     await add_health(server)
+    served = await _metrics(options, jobs, monitor)
     await server.start()
     logger.info("agent serves", listen=options.listen, data=exchange.port.port, pid=os.getpid(), adopted=adopted)
     host.spawn(monitor.run())
@@ -167,6 +175,7 @@ async def _run(options: AgentOptions, server: grpc.aio.Server) -> None:
     host.spawn(_rotate(jobs, options))
     await ended.wait()
     logger.info("agent ends; its ranks live on")
+    await served.aclose()
     await server.stop(0.2)
     for task in list(host.tasks):
         task.cancel()
@@ -199,6 +208,18 @@ def _monitor(options: AgentOptions, jobs: JobRegistry, live: Path) -> Monitor:
         host.log.append(machine_finding=pb.MachineFinding(finding=to_message(finding), over=over))
 
     return Monitor(all_inspections.made(site, options.monitor, kept), kept, tell, options.monitor.silence)
+
+
+async def _metrics(options: AgentOptions, jobs: JobRegistry, monitor: Monitor) -> contextlib.AsyncExitStack:
+    """Serve what Prometheus reads, where that is wanted, until what is returned is closed."""
+    served = contextlib.AsyncExitStack()
+    if options.metrics:
+        from agent.exposition import MetricsServer
+        from agent.server.metrics import samples_of
+
+        server = await served.enter_async_context(MetricsServer(options.metrics, partial(samples_of, jobs, monitor)))
+        logger.info("metrics are served", host=server.host, port=server.port)
+    return served
 
 
 def _lines(live: Path, options: AgentOptions, name: str, disk: StateDisk) -> LiveLines:

@@ -34,7 +34,7 @@ FAULTS: dict[str, tuple[dict[str, Any], float, str]] = {
     "kill-rank": ({"ranks": [3]}, 0.05, "rank exit"),
     "kill-machine": ({"machine": "m1"}, 3.0, "machine gone"),
 }
-"""Fault → its options, the aim in seconds, and what it is called in the table: inspections of table 3, ours the rest."""
+"""Fault → its options, the aim in seconds, and its name in the table: of inspections table 3's, the rest ours."""
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ from datetime import timedelta
 import structlog
 from temporalio.client import Client, Plugin
 from temporalio.envconfig import ClientConfig
+from temporalio.runtime import Runtime
 from temporalio.worker import Worker
 
 from activities.agents.checkpoints import CheckpointActivities
@@ -42,11 +43,12 @@ COLLECT_AFTER = (20_000, 20, 50)
 long: with the defaults the rules of 1,000 machines have it run all the time (ours)."""
 
 
-async def connect(plugins: Sequence[Plugin] = ()) -> Client:
+async def connect(plugins: Sequence[Plugin] = (), runtime: Runtime | None = None) -> Client:
     """Connect to Temporal as the user configured it: its own environment variables and profile file.
 
     Args:
         plugins: Of the client; those that are a worker's too are its workers'.
+        runtime: Of Temporal's SDK; by default the one of the process, which serves no metrics.
 
     Raises:
         ClusterError: it does not answer.
@@ -55,7 +57,7 @@ async def connect(plugins: Sequence[Plugin] = ()) -> Client:
     address = config.get("target_host") or DEFAULT_ADDRESS
     config["target_host"] = address
     try:
-        return await Client.connect(**config, data_converter=data_converter(), plugins=plugins)
+        return await Client.connect(**config, data_converter=data_converter(), plugins=plugins, runtime=runtime)
     except RuntimeError as error:
         raise ClusterError(
             f"Temporal does not answer at {address} ({error}): start one with 'everstep up', or set TEMPORAL_ADDRESS"
@@ -104,11 +106,13 @@ def build(
     )
 
 
-async def connect_patiently(stopped: asyncio.Event, plugins: Sequence[Plugin] = ()) -> Client | None:
+async def connect_patiently(
+    stopped: asyncio.Event, plugins: Sequence[Plugin] = (), runtime: Runtime | None = None
+) -> Client | None:
     """Connect, and wait for a server that is not up yet: a worker is often started before it. None: stopped first."""
     while not stopped.is_set():
         try:
-            return await connect(plugins)
+            return await connect(plugins, runtime)
         except ClusterError as error:
             log.warning("waiting for Temporal", error=str(error))
             with contextlib.suppress(TimeoutError):
@@ -116,12 +120,34 @@ async def connect_patiently(stopped: asyncio.Event, plugins: Sequence[Plugin] = 
     return None
 
 
-async def run_worker(*, ledger_url: str, task_queue: str, plugins: Sequence[Plugin] = ()) -> None:
-    """Run until SIGTERM or SIGINT."""
+async def run_worker(
+    *, ledger_url: str, task_queue: str, plugins: Sequence[Plugin] = (), metrics: str = "", temporal_metrics: str = ""
+) -> None:
+    """Run until SIGTERM or SIGINT.
+
+    Args:
+        ledger_url: Of the database.
+        task_queue: Of the cluster's jobs.
+        plugins: Of Temporal's client.
+        metrics: ``host:port`` on which Prometheus reads the worker's own metrics; empty: none are served.
+        temporal_metrics: The same for those of Temporal's SDK.
+
+    Raises:
+        ConfigError: metrics cannot be served there.
+    """
+    runtime = None
+    if metrics or temporal_metrics:
+        # Here, and below: whoever serves no metrics needs not import their library.
+        from agent.exposition import parsed_address
+        from controlplane.worker_metrics import temporal_runtime
+
+        if metrics:
+            parsed_address(metrics)
+        runtime = temporal_runtime(temporal_metrics) if temporal_metrics else None
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    client = await connect_patiently(stopped, plugins)
+    client = await connect_patiently(stopped, plugins, runtime)
     if client is None:
         return
     await register(client)
@@ -133,7 +159,12 @@ async def run_worker(*, ledger_url: str, task_queue: str, plugins: Sequence[Plug
     gc.set_threshold(*COLLECT_AFTER)
     worker = build(client, agents=agents, ledger=ledger, watcher=watcher, task_queue=task_queue)
     log.info("worker is up", pid=os.getpid(), namespace=client.namespace, task_queue=task_queue, ledger=str(ledger.url))
-    async with worker, asyncio.TaskGroup() as group:
+    served = contextlib.AsyncExitStack()
+    if metrics:
+        from controlplane.worker_metrics import metrics_server
+
+        await served.enter_async_context(metrics_server(metrics, watcher, events, task_queue))
+    async with served, worker, asyncio.TaskGroup() as group:
         watching = group.create_task(watcher.run())
         writing = group.create_task(events.run())
         clearing = group.create_task(LeftoverCleaner(client, agents, task_queue).run())

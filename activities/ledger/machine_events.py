@@ -27,6 +27,8 @@ class EventWriter:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._queue: asyncio.Queue[tuple[MachineEventRecord, Written]] = asyncio.Queue()
+        self.waiting = 0
+        """Events that the ledger does not have yet."""
 
     def take(self, observation: pb.Observation) -> Written:
         """Take an observation.
@@ -35,6 +37,7 @@ class EventWriter:
             Done once the ledger has it: before that it must not be acknowledged.
         """
         written: Written = asyncio.get_running_loop().create_future()
+        self.waiting += 1
         self._queue.put_nowait((event_of(observation), written))  # no more of them wait than agents keep
         return written
 
@@ -52,6 +55,7 @@ class EventWriter:
                 except Exception as error:
                     log.warning("the ledger did not take a machine event yet", error=str(error))
                     await asyncio.sleep(wait.next_s())
+            self.waiting -= len(taken)
             for _, written in taken:
                 if not written.done():
                     written.set_result(None)

@@ -1,27 +1,28 @@
-"""Asks all machines of a job for something about copies of state, without waiting for a silent one."""
+"""Asking all machines of a job for something to do with copies of state; nobody waits for a silent one."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import structlog
 
 from activities.turns import in_turns
-from activities.watching.job_view import JobView
 from agent.client import AgentClient, AgentPool
 from everstep.errors import EverstepError
 from everstep.model.machine import Machine
 
-log = structlog.get_logger("watcher")
-
+ASK_S = 2.0
+"""An agent that does not take a request on copies of state within this time is left out, seconds (ours)."""
 Call = Callable[[AgentClient], Awaitable[object]]
+
+log = structlog.get_logger("watcher")
 
 
 @contextlib.asynccontextmanager
-async def asking(agents: AgentPool, job: JobView) -> AsyncIterator[Callable[[Call], None]]:
-    """Gives a function that sends a call to each machine of a job, unless its last call has not ended yet."""
+async def asking(agents: AgentPool, machines: Sequence[Machine]) -> AsyncIterator[Callable[[Call], None]]:
+    """Gives a function that sends a call to each machine of some, unless its last call has not ended yet."""
     asked: dict[str, asyncio.Task[None]] = {}
     rounds: set[asyncio.Task[None]] = set()
     silent: set[str] = set()
@@ -36,7 +37,7 @@ async def asking(agents: AgentPool, job: JobView) -> AsyncIterator[Callable[[Cal
                 log.warning("a machine was not asked for copies of state", machine=machine.name, error=str(error))
 
     async def ask_each(call: Call) -> None:
-        async for machine in in_turns(job.machines):
+        async for machine in in_turns(machines):
             if machine.name not in asked or asked[machine.name].done():
                 asked[machine.name] = asyncio.create_task(ask(machine, call))
 

@@ -205,11 +205,14 @@ class JobView:
             typical_step_s=steps.typical_step_s,
             last_step=steps.last_step,
             lost=self._lost(generation),
-            silent=[
-                m.name for m in self.machines if now_ns - self._last_heard_ns.get(m.name, -math.inf) > SILENT_S * 1e9
-            ],
+            silent=self.silent(now_ns),
             findings=list(self._findings.values()),
         )
+
+    def silent(self, now_ns: int) -> list[str]:
+        """Machines whose agents said nothing for ``SILENT_S``."""
+        heard = self._last_heard_ns
+        return [one.name for one in self.machines if now_ns - heard.get(one.name, -math.inf) > SILENT_S * 1e9]
 
     def persist(self, now_ns: int) -> int | None:
         """The step that all machines should be asked to write to disk, now; None: none."""

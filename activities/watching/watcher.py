@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import math
 import time
+from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -29,7 +30,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from activities.heartbeat import steady_ns
 from activities.turns import ShareOfTime, in_turns
-from activities.watching.asking import asking
+from activities.watching.asking import ASK_S, asking
 from activities.watching.job_view import BARE_S, Finished, JobView
 from activities.watching.once import Once
 from agent.client import AgentClient, AgentPool
@@ -60,8 +61,6 @@ TELL_WHOLE_S = 30.0
 """Agents are told this often which step is on all disks: some may not have heard it (ours)."""
 ACKNOWLEDGE_S = 30.0
 """Time for an agent to take an acknowledgement, and the longest wait before it is sent again, seconds (ours)."""
-ASK_S = 2.0
-"""An agent that does not take a request on copies of state within this time is left out, seconds (ours)."""
 ENDS_TOLD = 64
 """Ranks of a generation whose ends are logged one by one (ours)."""
 
@@ -80,7 +79,10 @@ class Watcher:
         self._agents = agents
         self._machine_event = machine_event
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._watched: dict[str, JobView] = {}
+        self.watched: dict[str, JobView] = {}
+        """Job's workflow → what is known of it, of every job that is watched."""
+        self.reported: Counter[str] = Counter()
+        """How many reports were taken, by the update's name."""
         self._runs: dict[str, str] = {}
         """Job's workflow → the run that was seen in the newest listing."""
         self._adopting: dict[str, asyncio.Task[None]] = {}
@@ -128,19 +130,19 @@ class Watcher:
             known: what its workflow says, where it was asked.
         """
         workflow_id = job_workflow_id(spec.name)
-        watched = self._watched.get(workflow_id)
+        watched = self.watched.get(workflow_id)
         if watched and (watched.spec, watched.machines) != (spec, machines):
             self._leave(workflow_id)
         running = self._tasks.get(workflow_id)
         if running is None or running.done():
-            watched = self._watched[workflow_id] = JobView(spec, machines)
+            watched = self.watched[workflow_id] = JobView(spec, machines)
             if known:
                 _learn(watched, known)
             self._tasks[workflow_id] = asyncio.create_task(self._watch(watched), name=workflow_id)
 
     def _leave(self, workflow_id: str) -> None:
         self._runs.pop(workflow_id, None)
-        self._watched.pop(workflow_id, None)
+        self.watched.pop(workflow_id, None)
         self._troubles.well(workflow_id)
         self._failures.well(workflow_id)
         for tasks in (self._tasks, self._adopting):
@@ -256,7 +258,7 @@ class Watcher:
         """Ask all machines to write a step to disk when it is time, and tell which of those on disk all ranks have."""
         last_sent: tuple[int, Agreed] | None = None
         sent_at, pace = -math.inf, ShareOfTime()
-        async with asking(self._agents, job) as ask:
+        async with asking(self._agents, job.machines) as ask:
             await asyncio.sleep(TICK_S / 3)  # not in one turn of the loop with the judge
             while True:
                 pace.begin()
@@ -281,7 +283,7 @@ class Watcher:
     async def _align(self, job: JobView) -> None:
         """Let machines back up the same steps, once one is too slow to back up every step, or ranks drift apart."""
         last_sent, pace = None, ShareOfTime()
-        async with asking(self._agents, job) as ask:
+        async with asking(self._agents, job.machines) as ask:
             await asyncio.sleep(2 * TICK_S / 3)
             while True:
                 pace.begin()
@@ -332,6 +334,7 @@ class Watcher:
             job.told(verdict)
         else:
             job.reported.add(generation)
+        self.reported[name] += 1
         log.info("reported", verdict=name, generation=generation, observation=getattr(verdict, "id", ""))
         return True
 

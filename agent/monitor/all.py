@@ -16,6 +16,9 @@ from agent.monitor.inspection import Inspection, Site
 from agent.monitor.inspector import HANGS, UNABLE
 from agent.monitor.kept import KeptStates
 from agent.monitor.kernel.log import KernelLogInspection
+from agent.monitor.network.infiniband import InfinibandInspection
+from agent.monitor.network.link import LinkInspection
+from agent.monitor.network.loss import PacketLossInspection
 from agent.monitor.own_checks import OwnCheck, from_entry_points
 from agent.monitor.settings import MonitorSettings, limits_of
 
@@ -23,6 +26,9 @@ INSPECTIONS: tuple[type[Inspection], ...] = (
     KernelLogInspection,
     GpuInspection,
     DcgmInspection,
+    LinkInspection,
+    InfinibandInspection,
+    PacketLossInspection,
     MemoryInspection,
     CpuInspection,
     DiskSpaceInspection,

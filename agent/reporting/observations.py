@@ -50,6 +50,11 @@ class ObservationLog:
         self._load(boot)
         self._rewrite()
 
+    @property
+    def waiting(self) -> int:
+        """How many observations were not acknowledged yet."""
+        return len(self._entries)
+
     def append(self, *, job: str = "", generation: int = 0, **what: Any) -> pb.Observation:
         """Number, keep and publish an observation; ``what`` is one of its kinds."""
         self.last += 1

@@ -41,6 +41,7 @@ def agent(  # noqa: PLR0917
         Path | None,
         typer.Option(envvar="EVERSTEP_MONITOR", help="TOML file with settings of the inspections: docs/monitor.md."),
     ] = None,
+    metrics: Annotated[str, typer.Option(help="Serve /metrics for Prometheus on host:port: docs/metrics.md.")] = "",
     log_mib: Annotated[int, typer.Option(help="Rotate a rank's log beyond this size, MiB.", min=1)] = 64,
     log_backups: Annotated[int, typer.Option(help="Rotated logs to keep.", min=1)] = 3,
     log_format: Annotated[
@@ -82,6 +83,7 @@ def agent(  # noqa: PLR0917
         security=security,
         peers=security.as_client(ca_file),
         monitor=_monitor_settings(monitor),
+        metrics=metrics,
         log_bytes=log_mib << 20,
         log_backups=log_backups,
     )

@@ -20,6 +20,10 @@ def worker(
     task_queue: Annotated[
         str, typer.Option(envvar=environment.TASK_QUEUE, help="of this cluster's jobs; commands need the same")
     ] = TASK_QUEUE,
+    metrics: Annotated[str, typer.Option(help="Serve /metrics for Prometheus on host:port: docs/metrics.md.")] = "",
+    temporal_metrics: Annotated[
+        str, typer.Option(help="Serve the metrics of Temporal's SDK on host:port, another one than --metrics.")
+    ] = "",
     log_format: Annotated[
         str, typer.Option(envvar="EVERSTEP_LOG_FORMAT", help="text or json; default: text on a terminal")
     ] = "",
@@ -39,4 +43,12 @@ def worker(
         raise ConfigError("no ledger: give --ledger or set EVERSTEP_LEDGER_URL, e.g. sqlite:////var/lib/everstep/l.db")
     configure("worker", json=log_format == "json" if log_format else None)
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    asyncio.run(run_worker(ledger_url=ledger, task_queue=task_queue, plugins=control_plane.plugins()))
+    asyncio.run(
+        run_worker(
+            ledger_url=ledger,
+            task_queue=task_queue,
+            plugins=control_plane.plugins(),
+            metrics=metrics,
+            temporal_metrics=temporal_metrics,
+        )
+    )

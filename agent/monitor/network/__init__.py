@@ -1,0 +1,1 @@
+"""Inspections of the network: links of this machine, InfiniBand ports, lost packets."""

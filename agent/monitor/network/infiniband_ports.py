@@ -1,0 +1,107 @@
+"""Ports of InfiniBand and RoCE devices as /sys/class/infiniband has them.
+
+Names of files: the kernel's ``sysfs-class-infiniband``. What measures are called: node_exporter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+FOLDER = "class/infiniband"
+ACTIVE = 4
+"""``state`` of a port that carries traffic."""
+WORD_BYTES = 4
+"""``port_xmit_data`` and ``port_rcv_data`` count in words."""
+GIGABIT = 10**9
+
+COUNTERS = {
+    "counters/link_downed": "link_downed_total",
+    "counters/link_error_recovery": "link_error_recovery_total",
+    "counters/symbol_error": "symbol_error_total",
+    "counters/port_rcv_errors": "port_errors_received_total",
+    "counters/port_xmit_discards": "port_discards_transmitted_total",
+    "counters/port_xmit_wait": "port_transmit_wait_total",
+    "counters/local_link_integrity_errors": "local_link_integrity_errors_total",
+    "counters/excessive_buffer_overrun_errors": "excessive_buffer_overrun_errors_total",
+    "counters/port_rcv_data": "port_data_received_bytes_total",
+    "counters/port_xmit_data": "port_data_transmitted_bytes_total",
+    "hw_counters/local_ack_timeout_err": "local_ack_timeout_errors_total",
+    "hw_counters/rnr_nak_retry_err": "rnr_nak_retry_errors_total",
+    "hw_counters/out_of_sequence": "out_of_sequence_packets_received_total",
+    "hw_counters/packet_seq_err": "packet_sequence_errors_total",
+    "hw_counters/roce_slow_restart": "roce_slow_restart_total",
+}
+"""File → what it is called as a measure, after ``node_infiniband_``."""
+DATA = ("port_rcv_data", "port_xmit_data")
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """One port at one look."""
+
+    device: str
+    number: str
+    state: int = 0
+    """1 down, 2 init, 3 armed, 4 active; 0: the driver does not say."""
+    physical_state: int = 0
+    """2 polling, 3 disabled, 5 link up, …"""
+    rate: float = 0.0
+    """Bits a second; 0: the driver does not say."""
+    link_layer: str = ""
+    """``InfiniBand`` or ``Ethernet``."""
+    counters: dict[str, float] = field(default_factory=dict)
+    """File name → value, data in bytes; what the driver does not count is left out."""
+
+    @property
+    def name(self) -> str:
+        """For people, and as a key."""
+        return f"{self.device} port {self.number}"
+
+
+def ports(sys: Path) -> dict[str, Port]:
+    """All ports by name; none where the machine has no such device.
+
+    Raises:
+        OSError: they cannot be listed.
+    """
+    folder = sys / FOLDER
+    if not folder.is_dir():
+        return {}
+    found = [_port(path) for device in sorted(folder.iterdir()) for path in sorted((device / "ports").glob("*"))]
+    return {port.name: port for port in found}
+
+
+def number_at_start(text: str) -> float | None:
+    """``4`` of ``4: ACTIVE``, and ``400.0`` of ``400 Gb/sec (4X NDR)``; None of ``N/A (no PMA)``."""
+    first = text.replace(":", " ").split()
+    try:
+        return float(first[0])
+    except (ValueError, IndexError):
+        return None
+
+
+def _port(path: Path) -> Port:
+    counters = {}
+    for file in COUNTERS:
+        name = file.partition("/")[2]
+        value = number_at_start(_read(path / file))
+        if value is not None:
+            counters[name] = value * WORD_BYTES if name in DATA else value
+    return Port(
+        device=path.parent.parent.name,
+        number=path.name,
+        state=int(number_at_start(_read(path / "state")) or 0),
+        physical_state=int(number_at_start(_read(path / "phys_state")) or 0),
+        rate=(number_at_start(_read(path / "rate")) or 0.0) * GIGABIT,
+        link_layer=_read(path / "link_layer").strip(),
+        counters=counters,
+    )
+
+
+def _read(path: Path) -> str:
+    """A file's text; empty where the driver has none, or gives an error instead of it."""
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,105 @@
+"""Which network interfaces are inspected, and how fast each is."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from pydantic import Field
+
+from agent.monitor.inspection import Limits
+from agent.monitor.network import netlink
+from agent.monitor.network.netlink import Link
+
+
+class NetworkLimits(Limits):
+    """Of the network."""
+
+    interval_s: float = Field(default=30.0, gt=0)
+    """From one look to the next, seconds (ByteRobust, table 3)."""
+    interfaces: list[str] = Field(default_factory=list)
+    """Names or patterns (``eth*``) of the interfaces to look at; empty: those with hardware behind them that were up at
+    some look, and the one with the agent's address."""
+    ignore: list[str] = Field(default_factory=list)
+    """Names or patterns of those that are left out, e.g. one for management only."""
+
+
+def looked_at(host: str, known: Collection[str], limits: NetworkLimits) -> tuple[dict[str, Link], set[str]]:
+    """The interfaces to look at, and the names of all that there are.
+
+    Args:
+        host: On which the agent listens.
+        known: Names of those that were looked at before.
+        limits: What a site wants.
+
+    Raises:
+        CannotLook: the kernel does not say.
+    """
+    links = netlink.links()
+    address = address_of(host)
+    with_address = netlink.addresses().get(address) if address else None
+    return chosen(links.values(), known, with_address, limits), set(links)
+
+
+def chosen(
+    links: Iterable[Link], known: Collection[str], with_address: int | None, limits: NetworkLimits
+) -> dict[str, Link]:
+    """The interfaces to look at.
+
+    Args:
+        links: All that there are.
+        known: Names of those that were looked at before; they stay.
+        with_address: Index of the interface that has the agent's address; None: none has it.
+        limits: What a site wants.
+    """
+    found = {}
+    for link in links:
+        of_machine = link.carrier and not link.loopback and (not link.kind or link.index == with_address)
+        wanted = bool(limits.interfaces) or link.name in known or of_machine
+        if wanted and may_be_looked_at(link.name, limits):
+            found[link.name] = link
+    return found
+
+
+def may_be_looked_at(name: str, limits: NetworkLimits) -> bool:
+    """Whether a site wants an interface of this name looked at."""
+    return (not limits.interfaces or _is_one_of(name, limits.interfaces)) and not _is_one_of(name, limits.ignore)
+
+
+def never_seen(names: Collection[str], limits: NetworkLimits) -> list[str]:
+    """Names that a site wants looked at and of which there never was an interface; patterns may match none."""
+    return [name for name in limits.interfaces if name not in names and not set(name) & set("*?[")]
+
+
+def address_of(host: str) -> str:
+    """The address that a host's name stands for; empty: none that one interface has."""
+    with suppress(ValueError):
+        address = ipaddress.ip_address(host)
+        return "" if address.is_unspecified else str(address)
+    with suppress(OSError):
+        return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+    return ""
+
+
+def namespace() -> int:
+    """Which network namespace this thread is in: interfaces and their counters are those of one.
+
+    Raises:
+        OSError: the kernel does not say.
+    """
+    return Path("/proc/thread-self/ns/net").stat().st_ino
+
+
+def speeds() -> dict[str, int]:
+    """Speed of each interface in Mbit/s, where its driver says."""
+    import psutil  # here, in the thread of the inspection: it takes a while
+
+    return {name: stats.speed for name, stats in psutil.net_if_stats().items() if stats.speed > 0}
+
+
+def _is_one_of(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)

@@ -1,0 +1,172 @@
+"""Links of network interfaces: down, flapping, gone, slower than they were."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from agent.monitor.inspection import Inspection, Limits, Look, Reason, Site
+from agent.monitor.network import interfaces
+from agent.monitor.network.interfaces import NetworkLimits
+from agent.monitor.network.netlink import Link, LinkChanges
+from agent.monitor.network.outages import LinkSeen, ended, number_of, second_ns, with_flaps
+from everstep.model.health import Finding, Health, Remedy
+from everstep.model.owner import Owner
+
+DOWN = Reason(
+    "nic-down",
+    "the link is down",
+    Owner.NETWORK,
+    Remedy.WATCH,
+    source="ByteRobust, table 3, has it as an item; how long it has to stay down is ours",
+)
+FLAP = Reason(
+    "nic-flap",
+    "the link went down and came back",
+    Owner.NETWORK,
+    Remedy.WATCH,
+    Health.UNKNOWN,
+    source="ByteRobust tolerates short flaps; the numbers are ours",
+)
+REPEATED = Reason(
+    "nic-flap-repeated",
+    "the link went down at least twice within a short time",
+    Owner.NETWORK,
+    Remedy.WATCH,
+    Health.UNKNOWN,
+    source="ByteRobust acts on the second alert in 5 minutes; here it is told, and nothing concluded",
+)
+MISSING = Reason("nic-missing", "a network interface that was there is gone", remedy=Remedy.REPLACE)
+SLOW = Reason("nic-slow", "the link is slower than it was", Owner.NETWORK, Remedy.WATCH)
+NOT_FOUND = Reason(
+    "nic-not-found",
+    "a network interface that the settings name was never there",
+    Owner.UNKNOWN,
+    Remedy.CHECK_SETUP,
+    Health.UNKNOWN,
+)
+PAUSE_S = 0.1
+"""After a change: what follows at once is seen together (ours)."""
+MEGABITS = 1_000_000 // 8
+"""Bytes a second of one Mbit/s."""
+
+
+class LinkLimits(NetworkLimits):
+    """Of links."""
+
+    down_s: float = Field(default=10.0, ge=0)
+    """A link that stays down for this long is faulty, seconds; what comes back sooner is a flap (ours)."""
+    lasts_s: float = Field(default=300.0, gt=0)
+    """A flap counts for this long, seconds (ByteRobust acts on the second alert in 5 minutes)."""
+
+
+class LinkInspection(Inspection):
+    """Hears of every change by netlink, and finds flaps that came between two looks, or two agents, by counters."""
+
+    name: ClassVar[str] = "link"
+    looks_at: ClassVar[str] = "network interfaces: link down, flapping, gone, slower than it was"
+    reasons: ClassVar[tuple[Reason, ...]] = (DOWN, FLAP, REPEATED, MISSING, SLOW, NOT_FOUND)
+    limits_type: ClassVar[type[Limits]] = LinkLimits
+    waits: ClassVar[bool] = True
+    clock_ns: Callable[[], int] = staticmethod(time.monotonic_ns)
+    speeds: Callable[[], dict[str, int]] = staticmethod(interfaces.speeds)
+
+    def __init__(self, site: Site, limits: Limits, kept: Mapping[str, Any], *, same_boot: bool) -> None:
+        super().__init__(site, limits, kept, same_boot=same_boot)
+        self._changes = LinkChanges()
+        self._indexes: set[int] | None = None
+        """Of the interfaces that are looked at; None: there was no look, or it failed."""
+
+    def look(self) -> Look:
+        """Wait for a change, and judge all links."""
+        self._changes.open()
+        indexes, self._indexes = self._indexes, None
+        if indexes is not None and self._changes.wait(indexes, self._wait_s()):
+            time.sleep(PAUSE_S)
+        if self.kept.get("namespace") != interfaces.namespace():
+            self.kept = {"namespace": interfaces.namespace(), "links": {}}
+        known = {name: dict(entry) for name, entry in self.kept["links"].items()}
+        there, names = interfaces.looked_at(self.site.host, known, self.limits)
+        self._indexes = {link.index for link in there.values()}
+        gone = [name for name in known if name not in names and interfaces.may_be_looked_at(name, self.limits)]
+        now_ns, speeds = self.clock_ns(), self.speeds()
+        entries = {name: self._entry(known.get(name), there.get(name), now_ns) for name in (*there, *gone)}
+        for name, entry in entries.items():
+            entry["speed"] = max(entry.get("speed", 0), speeds.get(name, 0))
+        self.kept = self.kept | {"links": entries}
+        findings = [found for name, entry in entries.items() for found in self._judged(name, entry, now_ns)]
+        findings += [
+            self.finding(SLOW, name, f"{speeds[name]} Mbit/s, and it had {entry['speed']}")
+            for name, entry in entries.items()
+            if name in there and there[name].carrier and 0 < speeds.get(name, 0) < entry["speed"]
+        ]
+        findings += [self.finding(NOT_FOUND, name) for name in interfaces.never_seen(entries, self.limits)]
+        return Look(findings, _measures(there, speeds), note="" if entries else "no network interface to look at")
+
+    def close(self) -> None:
+        """Wait no more."""
+        self._changes.close()
+
+    def _wait_s(self) -> float:
+        """Until the next look: a link that is down is looked at again when that has lasted long enough."""
+        now_ns = self.clock_ns()
+        began_ns = [entry["down_ns"] for entry in self.kept["links"].values() if entry["down_ns"] is not None]
+        ends_ns = [down_ns + self.limits.down_s * 1e9 for down_ns in began_ns]
+        left_s = min(((end_ns - now_ns) / 1e9 for end_ns in ends_ns if end_ns > now_ns), default=math.inf)
+        return float(min(self.limits.interval_s, left_s))
+
+    def _entry(self, before: dict[str, Any] | None, link: Link | None, now_ns: int) -> dict[str, Any]:
+        """What is kept of an interface; ``down_ns``: since when it is down, None where it is not."""
+        if before is None:
+            assert link is not None, "what is not there is looked at only where it was there"
+            before = {"index": link.index, "downs": link.downs, "down_ns": None}
+        was = LinkSeen(before["index"], before["downs"], before["down_ns"] is not None)
+        now = LinkSeen(link.index, link.downs, not link.carrier) if link else LinkSeen(was.index, was.downs, True)
+        flaps = ended(was, now)
+        went_down = now.is_down and (flaps or not was.is_down)
+        return before | {
+            "index": now.index,
+            "downs": now.downs,
+            "down_ns": now_ns if went_down else before["down_ns"] if now.is_down else None,
+            "flaps": with_flaps(before.get("flaps", []), now_ns, flaps, self.limits.lasts_s),
+            "there": link is not None,
+            "on": bool(link and link.switched_on),
+        }
+
+    def _judged(self, name: str, entry: dict[str, Any], now_ns: int) -> list[Finding]:
+        """What an interface's entry says. An outage that may still turn out to be a flap is told as one."""
+        found, flaps, ago_ns = [], entry["flaps"], now_ns - self.site.now_ns()
+        down_s = 0.0 if entry["down_ns"] is None else (now_ns - entry["down_ns"]) / 1e9
+        is_open = entry["down_ns"] is not None and down_s < self.limits.down_s
+        if entry["down_ns"] is not None and not is_open:
+            reason = DOWN if entry["there"] else MISSING
+            off = "" if entry["on"] or not entry["there"] else "the link is down: the interface is switched off"
+            since_ns = entry["down_ns"] - ago_ns
+            found.append(self.finding(reason, name, f"for {down_s:.0f} s", text=off, since_ns=since_ns))
+        if is_open:
+            flaps = [*flaps, [entry["down_ns"], 1]]
+        if flaps:
+            number = number_of(flaps)
+            times = "once" if number == 1 else f"{number} times"
+            text = f"the link went down {times} within {self.limits.lasts_s:.0f} s"
+            seen = f"the kernel counted {entry['downs']} times since the interface was made"
+            still = ", and is not back yet" if is_open else ""
+            found.append(self.finding(FLAP, name, seen, text=text + still, since_ns=flaps[0][0] - ago_ns))
+            if again_ns := second_ns(flaps):
+                found.append(self.finding(REPEATED, name, seen, text=text + still, since_ns=again_ns - ago_ns))
+        return found
+
+
+def _measures(links: Mapping[str, Link], speeds: Mapping[str, int]) -> dict[str, float]:
+    measures = {}
+    for name, link in links.items():
+        label = f'{{device="{name}"}}'
+        measures[f"node_network_up{label}"] = float(link.carrier)
+        measures[f"node_network_carrier_down_changes_total{label}"] = float(link.downs)
+        if name in speeds:
+            measures[f"node_network_speed_bytes{label}"] = float(speeds[name] * MEGABITS)
+    return measures

@@ -1,0 +1,159 @@
+"""Packets that are lost: TCP that sends again, and interfaces that count errors and drops."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from pydantic import Field
+
+from agent.monitor.inspection import Inspection, Limits, Look, Reason
+from agent.monitor.network import interfaces
+from agent.monitor.network.counters import rises, share
+from agent.monitor.network.interfaces import NetworkLimits
+from agent.monitor.network.netlink import Link
+from everstep.errors import CannotLook
+from everstep.model.health import Finding, Health, Remedy
+from everstep.model.owner import Owner
+
+LOST = Reason(
+    "packet-loss",
+    "TCP sends many segments again: packets are lost, here or at the other end",
+    Owner.NETWORK,
+    Remedy.WATCH,
+    Health.UNKNOWN,
+    source="ByteRobust, table 3, has packet loss as an item; the threshold is ours",
+)
+ERRORS = Reason(
+    "nic-errors",
+    "a network interface receives or sends many damaged packets: a cable, a port, or the other end",
+    Owner.NETWORK,
+    Remedy.WATCH,
+    Health.UNKNOWN,
+)
+DROPS = Reason(
+    "nic-drops",
+    "a network interface drops many packets for want of room",
+    Owner.NETWORK,
+    Remedy.WATCH,
+    Health.UNKNOWN,
+)
+ERROR_COUNTERS = ("rx_errors", "tx_errors")
+DROP_COUNTERS = ("rx_missed_errors", "rx_fifo_errors", "tx_dropped")
+"""Not ``rx_dropped``: it counts packets of protocols as well that nobody here wants."""
+MEASURED = {
+    "rx_bytes": "node_network_receive_bytes_total",
+    "tx_bytes": "node_network_transmit_bytes_total",
+    "rx_packets": "node_network_receive_packets_total",
+    "tx_packets": "node_network_transmit_packets_total",
+    "rx_errors": "node_network_receive_errs_total",
+    "tx_errors": "node_network_transmit_errs_total",
+    "rx_dropped": "node_network_receive_drop_total",
+    "tx_dropped": "node_network_transmit_drop_total",
+}
+"""Counters of interfaces, by the names that node_exporter gives them."""
+TCP = {"OutSegs": "node_netstat_Tcp_OutSegs", "RetransSegs": "node_netstat_Tcp_RetransSegs"}
+
+
+class LossLimits(NetworkLimits):
+    """Of packet loss."""
+
+    retransmitted_share: float = Field(default=0.01, gt=0, le=1)
+    """More than this share of all TCP segments sent again is loss (ours)."""
+    least_segments: int = Field(default=10_000, gt=0)
+    """Fewer segments within an interval say nothing (ours)."""
+    error_share: float = Field(default=0.001, gt=0, le=1)
+    """More damaged packets than this share of all (ours)."""
+    drop_share: float = Field(default=0.01, gt=0, le=1)
+    """More packets dropped than this share of all (ours)."""
+    least_packets: int = Field(default=10_000, gt=0)
+    """Fewer packets within an interval say nothing (ours)."""
+    looks: int = Field(default=2, ge=1)
+    """So many looks in a row have to see it (ByteRobust, table 3: two misses)."""
+
+
+class PacketLossInspection(Inspection):
+    """Compares counters with those of the look before. Both ends of a connection may lose packets: it blames none."""
+
+    name: ClassVar[str] = "packet-loss"
+    looks_at: ClassVar[str] = "packets: sent again by TCP, damaged or dropped by interfaces"
+    reasons: ClassVar[tuple[Reason, ...]] = (LOST, ERRORS, DROPS)
+    limits_type: ClassVar[type[Limits]] = LossLimits
+
+    def look(self) -> Look:
+        """Read counters."""
+        namespace = interfaces.namespace()
+        if self.kept.get("namespace") != namespace:
+            self.kept = {"namespace": namespace}
+        tcp = tcp_counters((self.site.proc / "net/snmp").read_text())
+        links, _ = interfaces.looked_at(self.site.host, self.kept.get("links", {}), self.limits)
+        seen = self._of_tcp(tcp) + [found for link in links.values() for found in self._of_link(link)]
+        was: Mapping[str, int] = self.kept.get("seen", {})
+        times = {_key(found): was.get(_key(found), 0) + 1 for found in seen}
+        self.kept = {
+            "namespace": namespace,
+            "tcp": tcp,
+            "links": {name: {"index": link.index, "counters": _counters(link)} for name, link in links.items()},
+            "seen": times,
+        }
+        findings = [found for found in seen if times[_key(found)] >= self.limits.looks]
+        return Look(findings, _measures(tcp, links))
+
+    def _of_tcp(self, now: Mapping[str, float]) -> list[Finding]:
+        grown = rises(self.kept.get("tcp", {}), now) or {}
+        again, sent = grown.get("RetransSegs", 0.0), grown.get("OutSegs", 0.0)
+        part = share(again, sent, self.limits.least_segments)
+        if part is None or part <= self.limits.retransmitted_share:
+            return []
+        return [self.finding(LOST, "", f"{again:.0f} of {sent:.0f} segments were sent again ({part:.1%})")]
+
+    def _of_link(self, link: Link) -> list[Finding]:
+        found = []
+        before = self.kept.get("links", {}).get(link.name, {})
+        if before.get("index") != link.index:
+            return []  # it is new, or was made anew
+        grown = rises(before["counters"], _counters(link)) or {}
+        packets = grown.get("rx_packets", 0.0) + grown.get("tx_packets", 0.0)
+        for reason, names, most in (
+            (ERRORS, ERROR_COUNTERS, self.limits.error_share),
+            (DROPS, DROP_COUNTERS, self.limits.drop_share),
+        ):
+            number = sum(grown.get(name, 0.0) for name in names)
+            part = share(number, packets + number, self.limits.least_packets)
+            if part is not None and part > most:
+                each = ", ".join(f"{name} grew by {grown[name]:.0f}" for name in names if grown.get(name))
+                found.append(self.finding(reason, link.name, f"{each}, of {packets:.0f} packets"))
+        return found
+
+
+def tcp_counters(text: str) -> dict[str, float]:
+    """The counters of TCP in ``/proc/net/snmp``: a line of names, and one of values.
+
+    Raises:
+        CannotLook: they are not there.
+    """
+    rows = [line.split()[1:] for line in text.splitlines() if line.startswith("Tcp:")]
+    try:
+        names, values = rows
+        table = dict(zip(names, map(float, values), strict=True))
+        return {name: table[name] for name in TCP}
+    except (ValueError, KeyError):
+        raise CannotLook("/proc/net/snmp has no counters of TCP segments") from None
+
+
+def _counters(link: Link) -> dict[str, float]:
+    wanted = ("rx_packets", "tx_packets", *ERROR_COUNTERS, *DROP_COUNTERS)
+    return {name: float(link.statistics[name]) for name in wanted if name in link.statistics}
+
+
+def _key(found: Finding) -> str:
+    return f"{found.reason} {found.item}"
+
+
+def _measures(tcp: Mapping[str, float], links: Mapping[str, Link]) -> dict[str, float]:
+    measures = {TCP[name]: value for name, value in tcp.items()}
+    for name, link in links.items():
+        for counter, measure in MEASURED.items():
+            if counter in link.statistics:
+                measures[f'{measure}{{device="{name}"}}'] = float(link.statistics[counter])
+    return measures

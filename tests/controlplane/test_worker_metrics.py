@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+import urllib.request
+from datetime import timedelta
+from typing import Any, cast
+
+import pytest
+from temporalio import activity, workflow
+from temporalio.client import Client
+from temporalio.common import RetryPolicy
+from temporalio.service import RPCError
+from temporalio.worker import Worker
+
+from activities.ledger.machine_events import EventWriter
+from activities.watching.job_view import JobView
+from activities.watching.watcher import Watcher
+from agent.client import AgentPool
+from agent.v1 import agent_pb2 as pb
+from controlplane.worker import run_worker
+from controlplane.worker_metrics import samples_of, temporal_runtime
+from everstep.errors import ConfigError
+from everstep.model.job import JobSpec
+from everstep.model.machine import Machine
+from tests.hosts import own_host
+from tests.metric_names import names_in_table
+
+HOST = own_host(25)
+
+
+async def test_what_a_worker_knows_is_shown_and_is_in_the_docs() -> None:
+    watcher, events = Watcher(cast(Any, None), AgentPool(), "everstep"), EventWriter(cast(Any, None))
+    machines = [Machine(name=name, address=f"{name}:7070") for name in ("m0", "m1")]
+    watcher.watched["job/gpt"] = JobView(
+        JobSpec(name="gpt", script="gpt.py", machines=2, ranks_per_machine=2), machines
+    )
+    watcher.reported["report"] = 3
+    events.take(pb.Observation(id="m0-1", machine="m0", agent_started=pb.AgentStarted()))
+
+    shown = {
+        (sample.name, *sample.labels.values()): sample.value
+        for metric in samples_of(watcher, events, "everstep").metrics()
+        for sample in metric.samples
+    }
+
+    assert shown["everstep_jobs_watched",] == 1
+    assert shown["everstep_machines_watched", "gpt"] == 2
+    assert shown["everstep_agents_silent", "gpt"] == 2, "nobody said anything yet"
+    assert shown["everstep_reports_total", "anomaly"] == 3
+    assert shown["everstep_ledger_events_waiting",] == 1
+    assert {name for name, *_ in shown} == names_in_table("Of the worker")
+
+
+async def test_an_address_that_is_none_is_told_before_anything_else() -> None:
+    with pytest.raises(ConfigError, match="--metrics is 'here'"):
+        await run_worker(ledger_url="", task_queue="everstep", metrics="here")
+
+
+def test_a_port_of_temporals_metrics_that_is_taken_is_told() -> None:
+    with socket.create_server((HOST, 0)) as taken:
+        address = f"{HOST}:{taken.getsockname()[1]}"
+        with pytest.raises(ConfigError, match=f"cannot be served on {address}"):
+            temporal_runtime(address)
+
+
+def test_an_address_of_temporals_metrics_that_is_none_is_told() -> None:
+    with pytest.raises(ConfigError, match="--temporal-metrics is 'here'"):
+        temporal_runtime("here")
+
+
+FAILS_ONCE = {"activity": True, "workflow": True}
+
+
+@activity.defn
+async def fails_once() -> None:
+    if FAILS_ONCE.pop("activity", False):
+        raise RuntimeError("the first attempt")
+
+
+@workflow.defn(sandboxed=False)
+class Measured:
+    """A workflow task and an activity that fail once each."""
+
+    @workflow.run
+    async def run(self) -> None:
+        if FAILS_ONCE.pop("workflow", False):
+            raise RuntimeError("the first task")
+        retry = RetryPolicy(initial_interval=timedelta(milliseconds=1))
+        await workflow.execute_activity(fails_once, start_to_close_timeout=timedelta(seconds=60), retry_policy=retry)
+
+
+async def test_temporals_metrics_have_the_names_in_the_docs(temporal: Client) -> None:
+    with socket.create_server((HOST, 0)) as probe:
+        address = f"{HOST}:{probe.getsockname()[1]}"
+    runtime = temporal_runtime(address)
+    target = temporal.service_client.config.target_host
+    client = await Client.connect(target, namespace=temporal.namespace, runtime=runtime)
+    with pytest.raises(RPCError):
+        await client.get_workflow_handle("there is none").describe()
+    async with Worker(client, task_queue="measured", workflows=[Measured], activities=[fails_once]):
+        await client.execute_workflow(Measured.run, id="measured", task_queue="measured")
+
+    shown = await asyncio.to_thread(_read, address)
+
+    missing = {name for name in names_in_table("Of Temporal's SDK") if f"\n{name}{{" not in f"\n{shown}"}
+    assert missing == set()
+
+
+def _read(address: str) -> str:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as answer:
+        return str(answer.read().decode())
