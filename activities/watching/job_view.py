@@ -163,6 +163,7 @@ class JobView:
         over = {generation for generation in self._exits if generation < newest and generation in self.reported}
         self._exits = {generation: exits for generation, exits in self._exits.items() if generation not in over}
         self._copies.forget_before(newest)
+        self._findings.clear()  # the incident between has asked the machines itself
 
     def runs(self, generation: int, step: int, now_ns: int) -> None:
         """The job's workflow knows a generation to run: all machines were launched, and a step was seen or waited for.

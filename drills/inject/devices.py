@@ -14,15 +14,14 @@ from agent.main import FAKE_GPUS
 from controlplane.local import mounts, power
 from drills.inject import memory_group
 from drills.inject.context import LOOK_S, DrillContext
+from drills.inject.found import await_finding
 from drills.inject.full_disks import disk_of
 from drills.observe.observed import Absorbed
 from drills.spec.findings import expected_of
 from everstep import private
-from everstep.errors import AgentError, CannotInject, ClusterError, EverstepError
+from everstep.errors import CannotInject, EverstepError
 
 KERNEL_LOG = Path("/dev/kmsg")
-FOUND_LIMIT_S = 60.0
-"""An inspection has found what is broken within this long; the longest default period is 30 s (ours)."""
 TOLD_LIMIT_S = 20.0
 """An incident tells it, or the ledger has it, within this long after that (ours)."""
 FAKE_FAULTS: dict[str, dict[str, object]] = {"gpu-lost": {"lost": True}, "gpu-hot": {"temperature_c": 95}}
@@ -60,8 +59,7 @@ async def break_device(context: DrillContext) -> None:
     broken_ns = time.time_ns()
     _break(context)
     context.mark(context.request.base, time_ns=broken_ns)
-    await _found(context)
-    context.seen.found_ns = time.time_ns()
+    await await_finding(context)
     if not context.request.then:
         await _told(context)
     context.seen.absorbed = Absorbed(broken_ns, time.time_ns())
@@ -104,24 +102,6 @@ def write_kernel_line(context: DrillContext, text: str) -> None:
         KERNEL_LOG.write_text(f"<3>{tag}: {text}\n")
     except OSError as error:
         raise CannotInject(f"{KERNEL_LOG} cannot be written ({error.strerror}): it needs root") from error
-
-
-async def _found(context: DrillContext) -> None:
-    """Wait until the machine's agent has found it.
-
-    Raises:
-        ClusterError: it does not.
-    """
-    expected = expected_of(context.request)
-    assert expected is not None
-    deadline = time.monotonic() + FOUND_LIMIT_S
-    while time.monotonic() < deadline:
-        with contextlib.suppress(AgentError):
-            reply = await context.cluster.control.agents.get(context.target.address).inspect(timeout_s=1.0)
-            if any(found.reason == expected.reason for state in reply.inspections for found in state.findings):
-                return
-        await asyncio.sleep(LOOK_S)
-    raise ClusterError(f"the agent of {context.target.name} did not find {expected.reason} within {FOUND_LIMIT_S:g} s")
 
 
 async def _told(context: DrillContext) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from controlplane.local import mounts, power, procfs, readiness
 from drills.inject.context import SETTLE_LIMIT_S, DrillContext
+from drills.inject.found import await_finding
 from everstep.errors import ClusterError
 from everstep.slots.names import own_slots
 
@@ -19,6 +20,8 @@ REPORTS = 300_000
 GENERATIONS = 3
 """Whose reports may lie there at once: parking takes some attempts (ours)."""
 SPARE = 64 << 10
+DISK_SPARE = 16 << 10
+"""Less than the share of a disk that its inspection calls full, also where a checkpoint is small (ours)."""
 START_LIMIT_S = 60.0
 SAID_LIMIT_S = 20.0
 """A problem with backups or disks is told within this long (ours)."""
@@ -117,8 +120,9 @@ async def fill_disk(context: DrillContext) -> None:
         START_LIMIT_S + SETTLE_LIMIT_S,
         f"{context.target.name} wrote no checkpoint to its disk",
     )
-    mounts.shrink(disk_of(context), SPARE)
+    mounts.shrink(disk_of(context), DISK_SPARE)
     context.mark("disk-full")
+    await await_finding(context)
     step = await context.held_up()
     await context.listen(SAID_LIMIT_S, enough=lambda: bool(context.seen.said))
     await context.settled(step)

@@ -26,7 +26,7 @@ def findings_told(request: DrillRequest, spec: JobSpec, facts: DrillFacts) -> li
     elif goes_on(request) and not expected.opens_incident and observed:
         found.append(f"{expected.reason} is {expected.verdict}, and {len(observed)} incidents tell it")
     stopped = [incident.report for incident in facts.incidents if incident.report and not is_observed(incident)]
-    if stopped and not any(_told(report.findings, expected, machine) for report in stopped):
+    if stopped and not observed and not any(_told(report.findings, expected, machine) for report in stopped):
         found.append(f"no incident has {expected.reason} of {machine} among its findings")
     return found
 

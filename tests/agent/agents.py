@@ -78,11 +78,12 @@ class RunningAgent:
         return [path.name for path in self.shm.iterdir() if path != self.live]
 
     def command(self) -> list[str]:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "monitor.toml").write_text(self.monitor)
         return agent_command(self.address, self.state, self.shm, *self.options, machine=self.machine)
 
     async def start(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / "monitor.toml").write_text(self.monitor)
         with (self.folder / "agent.log").open("ab") as output:
             self.process = subprocess.Popen(self.command(), stdout=output, stderr=output)  # noqa: ASYNC220
         deadline = time.monotonic() + 30

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -110,7 +110,7 @@ class NoJobs(Control):
     """A connection to a deployed cluster on which nothing runs."""
 
     def __init__(self, inventory: Inventory | None) -> None:
-        self.inventory, self.cluster = inventory, None
+        super().__init__(cast(Any, None), None, inventory)
 
     async def jobs(self, limit: int = 0) -> list[Any]:
         return []

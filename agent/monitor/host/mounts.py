@@ -130,7 +130,11 @@ class MountsInspection(Inspection):
         return look
 
     def _is_ours(self, mount: Mount) -> bool:
-        return mount.kind not in PSEUDO and not self.site.is_beside(Path(mount.point))
+        """On a disk, on the network, or where the agent or the settings need it; else it is somebody's own."""
+        if mount.kind in PSEUDO or self.site.is_beside(Path(mount.point)):
+            return False
+        needed = mount.point in self.limits.required or Path(mount.point).is_relative_to(self.site.state_dir)
+        return needed or mount.kind in NETWORK or mount.source.startswith("/dev/")
 
     def _silent_s(self, point: str) -> float:
         """How long a file system owes an answer, if that is too long; nobody waits for it here."""

@@ -91,9 +91,8 @@ def test_every_help_has_examples_and_exit_codes(command: str, capsys: pytest.Cap
 
 
 def test_the_evidence_names_the_first_rank_and_its_log() -> None:
-    victim = RankExit(
-        rank=0, machine="m0", code=1, time_ns=1, log_tail="Connection closed by peer", exception="Error: x"
-    )
+    said = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:29082"
+    victim = RankExit(rank=0, machine="m0", code=1, time_ns=1, log_tail=said, exception=said)
     culprit = RankExit(
         rank=5,
         machine="m2",

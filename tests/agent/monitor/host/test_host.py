@@ -121,13 +121,17 @@ def test_a_disk_that_is_full_and_has_room_again(place: Place, small_disk: Path) 
 
 
 def test_a_file_system_that_turns_read_only(place: Place, small_disk: Path) -> None:
-    inspection = place.begin(mounts.MountsInspection)
-    assert reasons(place.look(inspection)) == []
+    needed = mounts.MountsLimits(required=[str(small_disk)])
+    inspection = place.begin(mounts.MountsInspection, needed)
+    nobodys = place.begin(mounts.MountsInspection)
+    assert reasons(inspection.look()) == reasons(nobodys.look()) == []
+    place.look(inspection)
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
-    [found] = place.look(place.begin(mounts.MountsInspection)).findings  # by the next agent too
+    assert reasons(nobodys.look()) == []  # it is on no disk, and nobody needs it
+    [found] = place.look(place.begin(mounts.MountsInspection, needed)).findings  # by the next agent too
     assert (found.reason, found.item, found.sure) == ("fs-readonly", str(small_disk), True)
-    elsewhere = place.begin(mounts.MountsInspection, beside=(small_disk.parent,))
-    assert reasons(place.look(elsewhere)) == []
+    elsewhere = place.begin(mounts.MountsInspection, mounts.MountsLimits(), beside=(small_disk.parent,))
+    assert reasons(elsewhere.look()) == []
     subprocess.run(["mount", "-o", "remount,rw", small_disk], check=True)
     assert reasons(place.look(inspection)) == []
 
