@@ -160,6 +160,7 @@ class FakeAgent:
             check_storage=lambda request: _named(request, pb.CheckStorageReply()),
             **dict.fromkeys(("start_store", "launch", "restore", "open_exchange"), lambda r: _named(r, of_no_job(r))),
             **dict.fromkeys(("persist", "align", "steps", "read_log"), of_no_job),
+            clear=lambda _: pb.ClearReply(),
             inspect=lambda _: pb.InspectReply(machine=machine, time_ns=time.time_ns(), verdict=Health.HEALTHY),
             observe=agent.observe,
             acknowledge=agent.acknowledge,

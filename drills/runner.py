@@ -104,6 +104,7 @@ class Drill:
             facts = await self._watched(context)
             facts.marks = plan_of_faults.fired()
             await self._gather(context, facts)
+            await devices.repair(context)
         facts.leaked += [f"mount {path}" for path in mounts.below(cluster.file.shm) + mounts.below(cluster.home)]
         if facts.outcome == "finished":
             reference = await self.references.of(cluster, spec)

@@ -82,6 +82,8 @@ class JobView:
     """Generation → how long it has not stepped."""
     _findings: dict[tuple[str, tuple[str, str, str]], FindingSeen] = field(default_factory=dict)
     """(Machine, what it is about) → what its inspections say now, and the job was not told."""
+    _restarted_ns: int = 0
+    """When the newest generation was seen first, where another one had been seen before."""
     _copies: CopyRules = field(init=False)
 
     def __post_init__(self) -> None:
@@ -108,6 +110,8 @@ class JobView:
         key = machine, finding.key
         if observation.machine_finding.over:
             self._findings.pop(key, None)
+        elif finding.since_ns and finding.since_ns + self._shift.get(machine, 0) < self._restarted_ns:
+            return  # told late: the incident between has asked the machines itself
         elif len(self._findings) < FINDINGS_KEPT:
             self._findings[key] = FindingSeen(observation.id, machine, finding, now_ns)
 
@@ -137,6 +141,7 @@ class JobView:
                 self.woken.set()
         if any(rank.generation > self._newest for rank in reply.ranks):
             self._forget_old()
+            self._restarted_ns = now_ns if self._newest else 0
         disk = StepsOnDisk(frozenset(), 0, 0, 0)
         for rank in reply.ranks:
             steps = stored(rank.saved)

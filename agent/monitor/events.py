@@ -49,3 +49,8 @@ def findings(events: Iterable[dict[str, Any]]) -> list[Finding]:
         times = f" ({event['count']} times)" if event["count"] > 1 else ""
         found.append(finding.model_copy(update={"text": finding.text + times}))
     return found
+
+
+def without(events: Iterable[dict[str, Any]], reason: str) -> list[dict[str, Any]]:
+    """Those of other reasons: somebody has repaired what these told of."""
+    return [event for event in events if event["finding"]["reason"] != reason]

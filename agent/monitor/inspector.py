@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection
 
 import structlog
 
+from agent.monitor import events
 from agent.monitor.inspection import Inspection, Look, Reason
 from agent.monitor.kept import KeptStates
 from everstep.errors import CannotLook
@@ -56,6 +57,8 @@ class Inspector:
         self._unable_since = 0
         self._began = math.inf
         """When the look began that is under way, by the monotonic clock; infinite: none is."""
+        self._clear: set[str] = set()
+        """Reason codes of events to forget before the next look."""
         self._ended = threading.Event()
         self.looked_ns = 0
         """When the last look came back; 0: none did."""
@@ -97,8 +100,20 @@ class Inspector:
             return Look(findings, seen.measures, seen.facts, seen.note)
         return seen
 
+    def clear(self, reason: str) -> int:
+        """Forget events with a reason code before the next look; returns how many findings of it there are now.
+
+        What is a state and no event is found again then.
+        """
+        found = sum(seen.reason == reason for seen in self._look.findings)
+        if found:
+            self._clear.add(reason)
+        return found
+
     def look_once(self) -> Look:
         """Look now, in this thread; what goes wrong is a finding."""
+        while self._clear:
+            self.inspection.kept["events"] = events.without(self.inspection.kept.get("events", []), self._clear.pop())
         self._began = time.monotonic()
         cpu = time.thread_time()
         try:

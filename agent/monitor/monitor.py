@@ -103,6 +103,10 @@ class Monitor:
         """All that is other than healthy now, the worst first."""
         return worst_first(found for inspector in self.inspectors for found in inspector.look.findings)
 
+    def clear(self, reason: str) -> int:
+        """Let events with a reason code count no more; returns how many findings that are."""
+        return sum(inspector.clear(reason) for inspector in self.inspectors)
+
     def tell_changes(self, now_s: float) -> None:
         """Tell what began, and what has been over for long enough; ``now_s``: by the monotonic clock."""
         before = {key: found.verdict for key, (found, _) in self._told.items()}

@@ -258,6 +258,10 @@ class AgentService(CheckpointsService):
         """What the inspections say now; nothing is looked at for the answer."""
         return inspect_reply(self.host.machine, time.time_ns(), self._monitor.states())
 
+    async def Clear(self, request: pb.ClearRequest, context: Context) -> pb.ClearReply:  # noqa: N802
+        """Let events count no more; what is still so is found again at the next look."""
+        return pb.ClearReply(cleared=self._monitor.clear(request.reason))
+
     async def Acknowledge(self, request: pb.AcknowledgeRequest, context: Context) -> pb.AcknowledgeReply:  # noqa: N802
         """Forget observations."""
         self.host.log.acknowledge(request.up_to_sequence, request.job)

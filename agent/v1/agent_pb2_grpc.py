@@ -119,6 +119,11 @@ class AgentStub:
                 request_serializer=agent_dot_v1_dot_agent__pb2.InspectRequest.SerializeToString,
                 response_deserializer=agent_dot_v1_dot_agent__pb2.InspectReply.FromString,
                 _registered_method=True)
+        self.Clear = channel.unary_unary(
+                '/everstep.agent.v1.Agent/Clear',
+                request_serializer=agent_dot_v1_dot_agent__pb2.ClearRequest.SerializeToString,
+                response_deserializer=agent_dot_v1_dot_agent__pb2.ClearReply.FromString,
+                _registered_method=True)
         self.OpenExchange = channel.unary_unary(
                 '/everstep.agent.v1.Agent/OpenExchange',
                 request_serializer=agent_dot_v1_dot_agent__pb2.OpenExchangeRequest.SerializeToString,
@@ -249,6 +254,13 @@ class AgentServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Clear(self, request, context):
+        """Somebody repaired what an event told of, e.g. a line of the kernel log: it counts no more.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def OpenExchange(self, request, context):
         """Called by other agents: where to send or fetch state, and the token for it.
         """
@@ -343,6 +355,11 @@ def add_AgentServicer_to_server(servicer, server):
                     servicer.Inspect,
                     request_deserializer=agent_dot_v1_dot_agent__pb2.InspectRequest.FromString,
                     response_serializer=agent_dot_v1_dot_agent__pb2.InspectReply.SerializeToString,
+            ),
+            'Clear': grpc.unary_unary_rpc_method_handler(
+                    servicer.Clear,
+                    request_deserializer=agent_dot_v1_dot_agent__pb2.ClearRequest.FromString,
+                    response_serializer=agent_dot_v1_dot_agent__pb2.ClearReply.SerializeToString,
             ),
             'OpenExchange': grpc.unary_unary_rpc_method_handler(
                     servicer.OpenExchange,
@@ -809,6 +826,33 @@ class Agent:
             '/everstep.agent.v1.Agent/Inspect',
             agent_dot_v1_dot_agent__pb2.InspectRequest.SerializeToString,
             agent_dot_v1_dot_agent__pb2.InspectReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Clear(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/everstep.agent.v1.Agent/Clear',
+            agent_dot_v1_dot_agent__pb2.ClearRequest.SerializeToString,
+            agent_dot_v1_dot_agent__pb2.ClearReply.FromString,
             options,
             channel_credentials,
             insecure,

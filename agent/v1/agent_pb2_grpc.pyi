@@ -62,6 +62,8 @@ class AgentStub:
     """Which step every rank has in its own memory and at its peer, and which one to back up next."""
     Inspect: _aio.UnaryUnaryMultiCallable[_agent_pb2.InspectRequest, _agent_pb2.InspectReply]
     """What the inspections of this machine say now."""
+    Clear: _aio.UnaryUnaryMultiCallable[_agent_pb2.ClearRequest, _agent_pb2.ClearReply]
+    """Somebody repaired what an event told of, e.g. a line of the kernel log: it counts no more."""
     OpenExchange: _aio.UnaryUnaryMultiCallable[_agent_pb2.OpenExchangeRequest, _agent_pb2.OpenExchangeReply]
     """Called by other agents: where to send or fetch state, and the token for it."""
 
@@ -203,6 +205,14 @@ class AgentServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_agent_pb2.InspectRequest, _abc.Awaitable[_agent_pb2.InspectReply]],
     ) -> _abc.Awaitable[_agent_pb2.InspectReply]:
         """What the inspections of this machine say now."""
+
+    @_abc_1.abstractmethod
+    def Clear(
+        self,
+        request: _agent_pb2.ClearRequest,
+        context: _aio.ServicerContext[_agent_pb2.ClearRequest, _abc.Awaitable[_agent_pb2.ClearReply]],
+    ) -> _abc.Awaitable[_agent_pb2.ClearReply]:
+        """Somebody repaired what an event told of, e.g. a line of the kernel log: it counts no more."""
 
     @_abc_1.abstractmethod
     def OpenExchange(

@@ -12,15 +12,19 @@ if TYPE_CHECKING:
 
     from controlplane.client import Control
     from controlplane.queries.machines import MachineReport
+    from everstep.model.machine import Machine
 
 WATCH_S = 1.0
 """Between two looks of --watch, seconds (ours)."""
 
 
-def machines(
+def machines(  # noqa: PLR0917
     names: Annotated[list[str] | None, typer.Argument(metavar="[MACHINE]...", help="Show these, in full.")] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Show it again every second, until Ctrl-C.")] = False,
     measures: Annotated[bool, typer.Option("--measures", help="With a machine: all that is measured as well.")] = False,
+    clear: Annotated[
+        str, typer.Option(metavar="REASON", help="You repaired it: events with this reason code count no more.")
+    ] = "",
     cluster: Annotated[str, typer.Option("--cluster", metavar="NAME", help="Local cluster.")] = "default",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one entry for each machine.")] = False,
 ) -> None:
@@ -34,19 +38,41 @@ def machines(
     EVERSTEP_INVENTORY names. Inspections, reason codes and settings:
     docs/monitor.md.
 
+    What a line of the kernel log told counts until the machine is started anew, or
+    for some time. --clear ends that, for the machines that are named.
+
     Examples:
 
         everstep machines
 
         everstep machines m2 --watch
 
+        everstep machines m2 --clear xid-79
+
         everstep machines --json | jq '.[] | select(.verdict == "faulty") | .machine'
 
-    Exit codes: 0 shown; 2 no such machine; 3 no cluster.
+    Exit codes: 0 shown; 1 nothing to clear; 2 no such machine; 3 no cluster.
     """
     from console.commands.exit_codes import finish
 
+    if clear:
+        finish(_clear(names or [], cluster, clear))
     finish(_machines(names or [], cluster, watch=watch, measures=measures, as_json=as_json))
+
+
+async def _clear(names: list[str], cluster: str, reason: str) -> int:
+    from controlplane.client import Control
+    from everstep.errors import ConfigError
+
+    if not names:
+        raise ConfigError(f"--clear {reason}: name the machines that were repaired")
+    async with await Control.connect(cluster) as control:
+        counts = {}
+        for machine in _known(control, names):
+            counts[machine.name] = (await control.agents.get(machine.address).clear(reason)).cleared
+    for name, cleared in counts.items():
+        print(f"{name}: {cleared} cleared" if cleared else f"{name}: no event of {reason} counts there")
+    return 0 if any(counts.values()) else 1
 
 
 async def _machines(names: list[str], cluster: str, *, watch: bool, measures: bool, as_json: bool) -> int:
@@ -68,13 +94,19 @@ async def _machines(names: list[str], cluster: str, *, watch: bool, measures: bo
 
 async def _asked(control: Control, names: list[str]) -> list[MachineReport]:
     from controlplane.queries.machines import ask_machines
+
+    return await ask_machines(control.agents, _known(control, names))
+
+
+def _known(control: Control, names: list[str]) -> list[Machine]:
+    """The machines of these names, or all."""
     from everstep.errors import ConfigError
     from everstep.text import listed
 
     known = {machine.name: machine for machine in control.all_machines}
     if unknown := [name for name in names if name not in known]:
         raise ConfigError(f"there is no machine {listed(unknown, 5)}; there are {listed(sorted(known), 20)}")
-    return await ask_machines(control.agents, [known[name] for name in names or known])
+    return [known[name] for name in names or known]
 
 
 def _rendered(reports: list[MachineReport], *, full: bool, measures: bool) -> RenderableType:

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from drills.inject.full_disks import disk_of
 from drills.observe.observed import Absorbed
 from drills.spec.findings import expected_of
 from everstep import private
-from everstep.errors import CannotInject, EverstepError
+from everstep.errors import AgentError, CannotInject, EverstepError
 
 KERNEL_LOG = Path("/dev/kmsg")
 TOLD_LIMIT_S = 20.0
@@ -65,6 +66,14 @@ async def break_device(context: DrillContext) -> None:
     context.seen.absorbed = Absorbed(broken_ns, time.time_ns())
 
 
+async def repair(context: DrillContext) -> None:
+    """What the kernel log told counts no more: the next drill on this cluster has a machine that is whole."""
+    expected = expected_of(context.request)
+    if expected is not None and context.request.base in ("xid", "oom"):
+        with contextlib.suppress(AgentError):
+            await context.cluster.control.agents.get(context.target.address).clear(expected.reason)
+
+
 def _break(context: DrillContext) -> None:
     """Break it now.
 
@@ -75,13 +84,18 @@ def _break(context: DrillContext) -> None:
         case "xid":
             code = context.request.xid_code
             rest = FALLEN_OFF if code == 79 else "injected"
-            write_kernel_line(context, f"NVRM: Xid (PCI:0000:05:00): {code}, {rest}")
+            write_kernel_line(context, f"NVRM: Xid (PCI:{_gpu_of(context)}): {code}, {rest}")
         case "gpu-lost" | "gpu-hot" as base:
             _fake_gpus(context, FAKE_FAULTS[base])
         case "fs-readonly":
             mounts.remount(disk_of(context), read_only=True)
         case other:
             raise CannotInject(f"{other}: nothing here injects it")
+
+
+def _gpu_of(context: DrillContext) -> str:
+    """A GPU that no drill before had: what it finds is its own."""
+    return f"0000:{zlib.crc32(context.spec.name.encode()) % 256:02x}:00"
 
 
 def _fake_gpus(context: DrillContext, first: dict[str, object]) -> None:

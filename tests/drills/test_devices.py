@@ -31,7 +31,8 @@ async def test_the_kernel_says_that_a_gpu_fell_off_the_bus(drill: DrillOf, clust
     result = await drill("xid", machine="m1")
     went_on(result)
     [incident] = (await cluster.control.state(result.job)).incidents
-    assert "m1: GPU 0000:05:00: Xid 79, the GPU has fallen off the bus (xid-79)" in incident.headline
+    assert "m1: GPU 0000:" in incident.headline
+    assert "Xid 79, the GPU has fallen off the bus (xid-79)" in incident.headline
 
 
 @KERNEL_LOG

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from activities.watching.job_view import FINDINGS_KEPT, Finished, JobView
+from activities.watching.job_view import Finished, JobView
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.checkpoints.align_backups import Aligned
 from everstep.decisions.checkpoints.common_disk_step import Agreed
@@ -50,48 +50,6 @@ def show(job: JobView, now_ns: int, steps: int, *, ranks: tuple[int, ...] = (0, 
 
 def anomalies(job: JobView, now_ns: int) -> list[Anomaly]:
     return [verdict for verdict in job.verdicts(now_ns) if isinstance(verdict, Anomaly)]
-
-
-def finding(number: int = 7, *, over: bool = False, verdict: str = "faulty") -> pb.Observation:
-    found = pb.Finding(inspection="gpu", reason="gpu-hot", verdict=verdict, item="GPU 3", text="hot", since_ns=5)
-    told = pb.MachineFinding(finding=found, over=over)
-    return pb.Observation(sequence=number, id=f"m1-{number}", machine="m1", machine_finding=told)
-
-
-def test_a_machine_that_is_faulty_is_told_once_and_not_when_it_is_over() -> None:
-    job = watched()
-    show(job, 100 * S, 20)
-    job.found("m1", finding(), 100 * S)
-    assert anomalies(job, 100 * S) == []
-    [told] = anomalies(job, 102 * S)
-    assert (told.rule, told.symptom, told.id) == ("machine-fault", Symptom.MACHINE_FAULT, "m1-7")
-    job.told(told)
-    assert anomalies(job, 103 * S) == []
-    assert job.reported == set()
-
-    job.found("m1", finding(8), 103 * S)
-    job.found("m1", finding(9, over=True), 104 * S)
-    assert anomalies(job, 110 * S) == []
-
-
-def test_what_was_found_before_a_restart_is_part_of_its_incident() -> None:
-    job = watched()
-    show(job, 100 * S, 20)
-    job.found("m1", finding(), 100 * S)
-    show(job, 101 * S, 20, generation=2)
-    assert anomalies(job, 110 * S) == []
-    job.found("m1", finding(8), 111 * S)
-    assert [told.id for told in anomalies(job, 113 * S)] == ["m1-8"]
-
-
-def test_a_flood_of_findings_is_bounded() -> None:
-    job = watched()
-    show(job, 100 * S, 20)
-    for number in range(2 * FINDINGS_KEPT):
-        observation = finding(number)
-        observation.machine_finding.finding.item = f"GPU {number}"
-        job.found("m1", observation, 100 * S)
-    assert len(job.facts(1, 100 * S).findings) == FINDINGS_KEPT
 
 
 def test_steps_that_go_on_without_saves_are_reported() -> None:

@@ -8,11 +8,12 @@ from collections.abc import Callable
 
 import pytest
 
+from agent.monitor import events
 from agent.monitor.inspection import Look
 from agent.monitor.inspector import HANGS, UNABLE, Inspector
 from everstep.errors import CannotLook
 from everstep.model.health import Health, verdict_of
-from tests.agent.monitor.sites import BROKEN, Place, reasons, scripted
+from tests.agent.monitor.sites import BROKEN, UNCLEAR, Place, reasons, scripted
 
 
 def inspector_of(place: Place, does: Callable[[], Look], **limits: float) -> Inspector:
@@ -73,6 +74,19 @@ def test_a_look_that_hangs_is_said_to_hang_and_what_was_seen_before_stays(place:
     finally:
         go_on.set()
         inspector.stop()
+
+
+def test_what_was_repaired_counts_no_more_and_what_is_still_so_is_found_again(place: Place) -> None:
+    def told() -> Look:
+        kept = inspector.inspection.kept.setdefault("events", [])
+        return Look([*events.findings(kept), inspector.inspection.finding(UNCLEAR)])
+
+    inspector = inspector_of(place, told)
+    broken = inspector.inspection.finding(BROKEN, "part 1")
+    events.add(inspector.inspection.kept.setdefault("events", []), broken, now_ns=0, lasts_s=None)
+    inspector._look = inspector.look_once()
+    assert (inspector.clear(BROKEN.code), inspector.clear(UNCLEAR.code), inspector.clear("other")) == (1, 1, 0)
+    assert reasons(inspector.look_once()) == [(UNCLEAR.code, "")]
 
 
 def test_since_when_something_is_broken_holds_from_look_to_look(place: Place) -> None:

@@ -1,0 +1,55 @@
+"""What a watcher makes of what inspections find."""
+
+from __future__ import annotations
+
+from activities.watching.job_view import FINDINGS_KEPT
+from agent.v1 import agent_pb2 as pb
+from everstep.model.incident import Symptom
+from tests.activities.watching.test_job_view import S, anomalies, show, watched
+
+
+def finding(number: int = 7, *, over: bool = False, since_s: float = 1) -> pb.Observation:
+    since_ns = round(since_s * S)
+    found = pb.Finding(
+        inspection="gpu", reason="gpu-hot", verdict="faulty", item="GPU 3", text="hot", since_ns=since_ns
+    )
+    told = pb.MachineFinding(finding=found, over=over)
+    return pb.Observation(sequence=number, id=f"m1-{number}", machine="m1", machine_finding=told)
+
+
+def test_a_machine_that_is_faulty_is_told_once_and_not_when_it_is_over() -> None:
+    job = watched()
+    show(job, 100 * S, 20)
+    job.found("m1", finding(), 100 * S)
+    assert anomalies(job, 100 * S) == []
+    [told] = anomalies(job, 102 * S)
+    assert (told.rule, told.symptom, told.id) == ("machine-fault", Symptom.MACHINE_FAULT, "m1-7")
+    job.told(told)
+    assert anomalies(job, 103 * S) == []
+    assert job.reported == set()
+
+    job.found("m1", finding(8), 103 * S)
+    job.found("m1", finding(9, over=True), 104 * S)
+    assert anomalies(job, 110 * S) == []
+
+
+def test_what_was_found_before_a_restart_is_part_of_its_incident() -> None:
+    job = watched()
+    show(job, 100 * S, 20)
+    job.found("m1", finding(), 100 * S)
+    show(job, 101 * S, 20, generation=2)
+    assert anomalies(job, 110 * S) == []
+    job.found("m1", finding(8, since_s=100), 111 * S)  # told late
+    assert anomalies(job, 113 * S) == []
+    job.found("m1", finding(8, since_s=110), 111 * S)
+    assert [told.id for told in anomalies(job, 113 * S)] == ["m1-8"]
+
+
+def test_a_flood_of_findings_is_bounded() -> None:
+    job = watched()
+    show(job, 100 * S, 20)
+    for number in range(2 * FINDINGS_KEPT):
+        observation = finding(number)
+        observation.machine_finding.finding.item = f"GPU {number}"
+        job.found("m1", observation, 100 * S)
+    assert len(job.facts(1, 100 * S).findings) == FINDINGS_KEPT
