@@ -35,7 +35,7 @@ def one_line(result: DrillResult) -> str:
     """A run in one line."""
     verdict = "ok" if result.ok else "NOT OK"
     return (
-        f"{result.job}: {verdict}, detected in {_s(result.detected_s)}, back in {_s(result.recovered_s)}, "
+        f"{result.job}: {verdict}, {_noticed_in(result)}, "
         f"steps lost: {_or(result.steps_lost)}, losses {_losses(result)}"
     )
 
@@ -128,6 +128,12 @@ def _report(out: PlainConsole, run: DrillResult) -> None:
         out.print(f"  {link}")
     for problem in run.problems:
         out.print(styled("  problem", "red").append(f": {clean(problem)}", "default"))
+
+
+def _noticed_in(run: DrillResult) -> str:
+    if run.resolution == "observed":
+        return f"told after {_s(run.detected_s)}, the job went on"
+    return f"detected in {_s(run.detected_s)}, back in {_s(run.recovered_s)}"
 
 
 def _noticed(run: DrillResult) -> list[tuple[str, str]]:

@@ -22,6 +22,8 @@ from everstep.errors import ClusterError
 
 CONTROL = "control"
 """Name of the control host."""
+FIRST_CARD, SECOND_CARD = "eth0", "nic1"
+"""Names of a machine's network interfaces; the first has its address."""
 NAMED = Path("/run/netns")
 """Where iproute2 keeps the names of namespaces."""
 SETTLE_S = 5.0
@@ -83,6 +85,23 @@ class Network:
             self._ip(CONTROL, "link", "set", f"q{number}", "netns", self.name(machine), "name", "eth0")
             self._ip(machine, "addr", "add", f"{address}/24", "dev", "eth0")
             self._ip(machine, "link", "set", "eth0", "up")
+            # A second card, as for the traffic of ranks alone: it leads to the control host, and nothing goes over it.
+            far = self._far_end(machine)
+            self._ip(CONTROL, "link", "add", far, "type", "veth", "peer", "name", f"s{number}")
+            self._ip(CONTROL, "link", "set", f"s{number}", "netns", self.name(machine), "name", SECOND_CARD)
+            self._ip(machine, "link", "set", SECOND_CARD, "up")
+            self._ip(CONTROL, "link", "set", far, "up")
+
+    def second_card(self, machine: str, *, up: bool) -> None:
+        """Take the link of a machine's second card down, at its other end, or up again.
+
+        Raises:
+            ClusterError: it cannot be done; the message says why.
+        """
+        self._ip(CONTROL, "link", "set", self._far_end(machine), "up" if up else "down")
+
+    def _far_end(self, machine: str) -> str:
+        return f"r{list(self.machines).index(machine)}"
 
     def let_ports_be_chosen(self) -> None:
         """Let the control host bind addresses of the machines, to see which of their ports are free.

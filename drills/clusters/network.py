@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import shlex
 import shutil
 from contextlib import ExitStack
@@ -14,7 +15,7 @@ from controlplane.local import network, ports, postgres, temporal_server
 from controlplane.local.certificates import Certificates
 from controlplane.local.cluster_file import ClusterFile
 from controlplane.local.commands import Commands, agent_command
-from controlplane.local.network import CONTROL, Network
+from controlplane.local.network import CONTROL, FIRST_CARD, SECOND_CARD, Network
 from controlplane.local.postgres import Postgres
 from drills.clusters.local import DrillCluster
 from everstep.errors import ClusterError, NoCluster
@@ -84,8 +85,11 @@ class NetworkCluster(DrillCluster):
         certificates.make(self.addresses)
         ledger = self._postgres.command() if self._postgres else None
 
+        settings = self.folder / "monitor.toml"
+        settings.write_text(f"[link]\ninterfaces = {json.dumps([FIRST_CARD, SECOND_CARD])}\n")
+
         def agent(machine: Machine, state: Path, shm: Path) -> list[str]:
-            command = agent_command(machine, state, shm)
+            command = [*agent_command(machine, state, shm), "--monitor", str(settings)]
             return [*self.network.inside(machine.name), *command, *certificates.options(machine.name)]
 
         return self.up(

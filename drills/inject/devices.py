@@ -13,15 +13,20 @@ from pathlib import Path
 
 from agent.main import FAKE_GPUS
 from controlplane.local import mounts, power
+from controlplane.local.network import Network
+from drills.clusters.network import NetworkCluster
 from drills.inject import memory_group
 from drills.inject.context import LOOK_S, DrillContext
 from drills.inject.found import await_finding
 from drills.inject.full_disks import disk_of
 from drills.observe.observed import Absorbed
+from drills.spec.catalogue import CARDS
 from drills.spec.findings import expected_of
 from everstep import private
 from everstep.errors import AgentError, CannotInject, EverstepError
 
+FLAP_S = 0.5
+"""A link that flaps is down for so long (ours)."""
 KERNEL_LOG = Path("/dev/kmsg")
 TOLD_LIMIT_S = 20.0
 """An incident tells it, or the ledger has it, within this long after that (ours)."""
@@ -36,6 +41,11 @@ def prepared(context: DrillContext) -> Iterator[None]:
     if context.request.base == "fs-readonly":
         with mounts.small(disk_of(context), 1 << 30):
             yield
+    elif context.request.base in CARDS:
+        try:
+            yield
+        finally:
+            _network(context).second_card(context.target.name, up=True)
     elif context.request.base in FAKE_FAULTS:
         _fake_gpus(context, {})
         try:
@@ -58,7 +68,7 @@ async def break_device(context: DrillContext) -> None:
     """Break it once the job has come to the step, and wait until that is found and told."""
     await context.reach(context.request.at_step)
     broken_ns = time.time_ns()
-    _break(context)
+    await asyncio.to_thread(_break, context)
     context.mark(context.request.base, time_ns=broken_ns)
     await await_finding(context)
     if not context.request.then:
@@ -85,12 +95,29 @@ def _break(context: DrillContext) -> None:
             code = context.request.xid_code
             rest = FALLEN_OFF if code == 79 else "injected"
             write_kernel_line(context, f"NVRM: Xid (PCI:{_gpu_of(context)}): {code}, {rest}")
+        case "nic-down":
+            _network(context).second_card(context.target.name, up=False)
+        case "nic-flap":
+            _network(context).second_card(context.target.name, up=False)
+            time.sleep(FLAP_S)
+            _network(context).second_card(context.target.name, up=True)
         case "gpu-lost" | "gpu-hot" as base:
             _fake_gpus(context, FAKE_FAULTS[base])
         case "fs-readonly":
             mounts.remount(disk_of(context), read_only=True)
         case other:
             raise CannotInject(f"{other}: nothing here injects it")
+
+
+def _network(context: DrillContext) -> Network:
+    """The machines' network.
+
+    Raises:
+        CannotInject: they have none of their own.
+    """
+    if not isinstance(context.cluster, NetworkCluster):
+        raise CannotInject(f"{context.request.base}: the machines of this cluster have no network of their own")
+    return context.cluster.network
 
 
 def _gpu_of(context: DrillContext) -> str:

@@ -25,7 +25,6 @@ class FaultKind:
 
 
 _HANGS = "needs the detection of hangs, which is not part of this release"
-_DEVICES = "needs the machine monitor, which is not part of this release"
 _NETWORK = "needs bad links between two machines, which are not part of this release"
 _NO_RANK_STRUCK = "soaks draw faults of ranks, machines and the control plane so far, none of devices"
 _BIT_FLIPS = "needs tests that find silent corruption, which are not part of this release"
@@ -103,8 +102,18 @@ CATALOGUE: tuple[FaultKind, ...] = (
         "a GPU is too hot, of fake ones that the machine's agent reads",
         not_drawn=_NO_RANK_STRUCK,
     ),
-    FaultKind("nic-down", "--machine M", "a network card goes down", _DEVICES),
-    FaultKind("nic-flap", "--machine M", "a network card goes down and up", _DEVICES),
+    FaultKind(
+        "nic-down",
+        "--machine M",
+        "a machine's second network card has no link, in network namespaces",
+        not_drawn=_NO_RANK_STRUCK,
+    ),
+    FaultKind(
+        "nic-flap",
+        "--machine M",
+        "the link of a machine's second network card goes down and comes back",
+        not_drawn=_NO_RANK_STRUCK,
+    ),
     FaultKind(
         "disk-full",
         "--machine M",
@@ -204,6 +213,8 @@ AWAY = ("link-down", "cut-off", "kill-postgres", "kill-workers")
 """Something is away for some seconds, on machines that have a network of their own."""
 DEVICES = ("xid", "gpu-lost", "gpu-hot", "nic-down", "nic-flap", "fs-readonly")
 """A device of a machine breaks, and inspections find it; the job goes on, unless the drill kills a rank with it."""
+CARDS = ("nic-down", "nic-flap")
+"""Of them those of a network card."""
 THEN = ("kill-rank", "kill-machine")
 """What may follow, once a killed agent is back."""
 WHERE = ("buffer", "backup", "file")

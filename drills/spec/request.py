@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from controlplane.files import file_of_ours
 from controlplane.job_file.job_file import load_job
 from drills.spec import settings
-from drills.spec.catalogue import AWAY, CONTROL_FAULTS, DAMAGE, DEVICES, MACHINE_FAULTS, RANK_FAULTS
+from drills.spec.catalogue import AWAY, CARDS, CONTROL_FAULTS, DAMAGE, DEVICES, MACHINE_FAULTS, RANK_FAULTS
 from drills.spec.settings import machine_names
 from everstep.errors import ConfigError
 from everstep.model.job import JobSpec
@@ -122,7 +122,7 @@ class DrillRequest(BaseModel):
     @property
     def needs_network(self) -> bool:
         """Whether the machines need a network of their own."""
-        return self.base in AWAY
+        return self.base in (*AWAY, *CARDS)
 
     @property
     def parks(self) -> bool:

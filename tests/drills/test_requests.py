@@ -27,7 +27,7 @@ BUILT = {
     *("kill-worker", "kill-temporal", "kill-during-save", "kill-machine", "kill-group", "disk-full"),
     *("flip-bit", "truncate-file", "shm-full", "hang-peer", "kill-peer"),
     *("link-down", "cut-off", "kill-postgres", "kill-workers"),
-    *("nan", "xid", "gpu-lost", "gpu-hot", "fs-readonly", "oom"),
+    *("nan", "xid", "gpu-lost", "gpu-hot", "nic-down", "nic-flap", "fs-readonly", "oom"),
 }
 
 

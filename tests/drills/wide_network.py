@@ -55,3 +55,10 @@ def test_the_control_plane_is_hurt_and_a_rank_dies(fault: str) -> None:
     found = drill(fault, "--rank", "1", "--seconds", "5")
     assert found["resolution"] == "reattempt"
     assert len(found["incidents"]) == 1
+
+
+@pytest.mark.parametrize(("fault", "incidents"), [("nic-down", 1), ("nic-flap", 0)])
+def test_a_second_network_card_fails(fault: str, incidents: int) -> None:
+    """The job does not need it; a link that is down is told, and one that flapped is noted."""
+    found = drill(fault, "--machine", "m1")
+    assert (found["resolution"], len(found["incidents"]), found["steps_lost"]) == ("observed", incidents, 0)
