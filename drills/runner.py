@@ -16,6 +16,7 @@ from drills.clusters.local import DrillCluster, Say, silent
 from drills.clusters.network import NetworkCluster
 from drills.inject import devices
 from drills.inject.context import DrillContext
+from drills.inject.found import machine_events
 from drills.inject.from_outside import inject
 from drills.inject.full_disks import small_room
 from drills.inject.plan import planned
@@ -179,7 +180,7 @@ class Drill:
             facts.texts += await gather.texts(cluster, incident)
             facts.launches_ns += await gather.launches(cluster, incident.id)
         if expected_of(self.request):
-            facts.machine_events = await devices.machine_events(context)
+            facts.machine_events = await machine_events(context)
         last = facts.incidents[-1] if facts.incidents else None
         if last and last.report and last.report.recovered and last.report.resume_step > 0:
             moved = await gather.moved(cluster, last.id)

@@ -16,20 +16,18 @@ from controlplane.local import mounts, power
 from controlplane.local.network import Network
 from drills.clusters.network import NetworkCluster
 from drills.inject import memory_group
-from drills.inject.context import LOOK_S, DrillContext
-from drills.inject.found import await_finding
+from drills.inject.context import DrillContext
+from drills.inject.found import await_finding, await_told
 from drills.inject.full_disks import disk_of
 from drills.observe.observed import Absorbed
 from drills.spec.catalogue import CARDS
 from drills.spec.findings import expected_of
 from everstep import private
-from everstep.errors import AgentError, CannotInject, EverstepError
+from everstep.errors import AgentError, CannotInject
 
 FLAP_S = 0.5
 """A link that flaps is down for so long (ours)."""
 KERNEL_LOG = Path("/dev/kmsg")
-TOLD_LIMIT_S = 20.0
-"""An incident tells it, or the ledger has it, within this long after that (ours)."""
 FAKE_FAULTS: dict[str, dict[str, object]] = {"gpu-lost": {"lost": True}, "gpu-hot": {"temperature_c": 95}}
 """What is wrong with a fake GPU (``agent.monitor.gpu.fake``), by fault; 87 degrees is where an H100 slows down."""
 FALLEN_OFF = "pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
@@ -72,7 +70,7 @@ async def break_device(context: DrillContext) -> None:
     context.mark(context.request.base, time_ns=broken_ns)
     await await_finding(context)
     if not context.request.then:
-        await _told(context)
+        await await_told(context)
     context.seen.absorbed = Absorbed(broken_ns, time.time_ns())
 
 
@@ -143,28 +141,3 @@ def write_kernel_line(context: DrillContext, text: str) -> None:
         KERNEL_LOG.write_text(f"<3>{tag}: {text}\n")
     except OSError as error:
         raise CannotInject(f"{KERNEL_LOG} cannot be written ({error.strerror}): it needs root") from error
-
-
-async def _told(context: DrillContext) -> None:
-    """Wait until an incident tells it, or the ledger has it; what is not told is for the judge to see."""
-    expected = expected_of(context.request)
-    assert expected is not None
-    deadline = time.monotonic() + TOLD_LIMIT_S
-    while time.monotonic() < deadline:
-        with contextlib.suppress(EverstepError):
-            if expected.opens_incident:
-                state = await context.cluster.control.state(context.spec.name)
-                if any(incident.resolution for incident in state.incidents):
-                    return
-            elif expected.reason in " ".join(await machine_events(context)):
-                return
-        await asyncio.sleep(LOOK_S)
-
-
-async def machine_events(context: DrillContext) -> list[str]:
-    """What the ledger has of the struck machine."""
-    ledger = await context.cluster.control.ledger()
-    if ledger is None:
-        return []
-    events = await asyncio.to_thread(ledger.machine_events)
-    return [event.text for event in events if event.machine == context.target.name]

@@ -8,8 +8,10 @@ import time
 
 from drills.inject.context import LOOK_S, DrillContext
 from drills.spec.findings import expected_of
-from everstep.errors import AgentError, ClusterError
+from everstep.errors import AgentError, ClusterError, EverstepError
 
+TOLD_LIMIT_S = 20.0
+"""An incident tells it, or the ledger has it, within this long after that (ours)."""
 FOUND_LIMIT_S = 60.0
 """An inspection has found what is broken within this long; the longest default period is 30 s (ours)."""
 
@@ -31,3 +33,28 @@ async def await_finding(context: DrillContext) -> None:
                 return
         await asyncio.sleep(LOOK_S)
     raise ClusterError(f"the agent of {context.target.name} did not find {expected.reason} within {FOUND_LIMIT_S:g} s")
+
+
+async def await_told(context: DrillContext) -> None:
+    """Wait until an incident tells it, or the ledger has it; what is not told is for the judge to see."""
+    expected = expected_of(context.request)
+    assert expected is not None
+    deadline = time.monotonic() + TOLD_LIMIT_S
+    while time.monotonic() < deadline:
+        with contextlib.suppress(EverstepError):
+            if expected.opens_incident:
+                state = await context.cluster.control.state(context.spec.name)
+                if any(incident.resolution for incident in state.incidents):
+                    return
+            elif expected.reason in " ".join(await machine_events(context)):
+                return
+        await asyncio.sleep(LOOK_S)
+
+
+async def machine_events(context: DrillContext) -> list[str]:
+    """What the ledger has of the struck machine."""
+    ledger = await context.cluster.control.ledger()
+    if ledger is None:
+        return []
+    events = await asyncio.to_thread(ledger.machine_events)
+    return [event.text for event in events if event.machine == context.target.name]

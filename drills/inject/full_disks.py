@@ -9,7 +9,7 @@ from pathlib import Path
 
 from controlplane.local import mounts, power, procfs, readiness
 from drills.inject.context import SETTLE_LIMIT_S, DrillContext
-from drills.inject.found import await_finding
+from drills.inject.found import await_finding, await_told
 from everstep.errors import ClusterError
 from everstep.slots.names import own_slots
 
@@ -123,6 +123,7 @@ async def fill_disk(context: DrillContext) -> None:
     mounts.shrink(disk_of(context), DISK_SPARE)
     context.mark("disk-full")
     await await_finding(context)
+    await await_told(context)
     step = await context.held_up()
     await context.listen(SAID_LIMIT_S, enough=lambda: bool(context.seen.said))
     await context.settled(step)

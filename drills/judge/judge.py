@@ -104,8 +104,8 @@ def _time(request: DrillRequest, facts: DrillFacts, result: DrillResult, reports
     """Fill in when it was seen and over, counted from the fault that opened the incident."""
     times = [mark["time_ns"] for name, mark in facts.marks.items() if mark and _opens(request, name, facts.marks)]
     fault_ns = min(times, default=None)
-    if facts.seen.found_ns is not None and fault_ns is not None:
-        result.found_s = _seconds(min(times), facts.seen.found_ns)
+    if facts.seen.found_ns is not None and (broken := facts.marks.get(request.base)):
+        result.found_s = _seconds(broken["time_ns"], facts.seen.found_ns)
     if goes_on(request):
         result.resolution, result.steps_lost = OBSERVED, 0
         if facts.incidents and fault_ns is not None:
