@@ -135,7 +135,7 @@ async def test_the_job_goes_on_by_itself_when_the_share_answers_in_time(cluster:
     try:
         state = await state_when(cluster, lambda state: state.incidents != [])
         id = state.incidents[-1].id
-        assert id == incident_workflow_id("gpt", 2), "the second run of the name began without one"
+        assert state.incidents_so_far == 1, "a run of the name begins without one, whatever was before it"
         while True:
             stage = await cluster.control.stage(id)
             if "asked again in" in stage.found:
