@@ -24,6 +24,7 @@ from everstep.decisions.detect.all import anomalies
 from everstep.decisions.detect.exits import has_finished
 from everstep.decisions.detect.facts import FindingSeen, JobFacts, ObservedExit
 from everstep.decisions.detect.step_watch import StepWatch
+from everstep.model.health import Health
 from everstep.model.incident import Anomaly, Symptom
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
@@ -82,8 +83,8 @@ class JobView:
     """Generation → how long it has not stepped."""
     _findings: dict[tuple[str, tuple[str, str, str]], FindingSeen] = field(default_factory=dict)
     """(Machine, what it is about) → what its inspections say now, and the job was not told."""
-    _restarted_ns: int = 0
-    """When the newest generation was seen first, where another one had been seen before."""
+    _stopped_ns: int = 0
+    """When the end of a generation was told last: its incident asks the machines for what they had found by then."""
     _copies: CopyRules = field(init=False)
 
     def __post_init__(self) -> None:
@@ -110,17 +111,27 @@ class JobView:
         key = machine, finding.key
         if observation.machine_finding.over:
             self._findings.pop(key, None)
-        elif finding.since_ns and finding.since_ns + self._shift.get(machine, 0) < self._restarted_ns:
-            return  # told late: the incident between has asked the machines itself
-        elif len(self._findings) < FINDINGS_KEPT:
+        elif finding.verdict is Health.FAULTY and len(self._findings) < FINDINGS_KEPT:
             self._findings[key] = FindingSeen(observation.id, machine, finding, now_ns)
+            self._drop_those_of_the_incident()
 
-    def told(self, anomaly: Anomaly) -> None:
+    def told(self, anomaly: Anomaly, now_ns: int) -> None:
         """The job's workflow knows of an anomaly."""
         if anomaly.symptom is Symptom.MACHINE_FAULT:
             self._findings = {key: seen for key, seen in self._findings.items() if seen.id != anomaly.id}
         else:
             self.reported.add(anomaly.generation)
+            self._stopped_ns = now_ns
+            self._drop_those_of_the_incident()
+
+    def _drop_those_of_the_incident(self) -> None:
+        """What was found before the end of a generation was told is among what its incident's stop finds."""
+
+        def began_ns(seen: FindingSeen) -> int:
+            shift = self._shift.get(seen.machine)
+            return seen.heard_ns if shift is None or not seen.finding.since_ns else seen.finding.since_ns + shift
+
+        self._findings = {key: seen for key, seen in self._findings.items() if began_ns(seen) >= self._stopped_ns}
 
     def ends(self, generation: int) -> int:
         """How many ranks of a generation have ended."""
@@ -141,7 +152,6 @@ class JobView:
                 self.woken.set()
         if any(rank.generation > self._newest for rank in reply.ranks):
             self._forget_old()
-            self._restarted_ns = now_ns if self._newest else 0
         disk = StepsOnDisk(frozenset(), 0, 0, 0)
         for rank in reply.ranks:
             steps = stored(rank.saved)
@@ -168,7 +178,6 @@ class JobView:
         over = {generation for generation in self._exits if generation < newest and generation in self.reported}
         self._exits = {generation: exits for generation, exits in self._exits.items() if generation not in over}
         self._copies.forget_before(newest)
-        self._findings.clear()  # the incident between has asked the machines itself
 
     def runs(self, generation: int, step: int, now_ns: int) -> None:
         """The job's workflow knows a generation to run: all machines were launched, and a step was seen or waited for.

@@ -61,6 +61,8 @@ TELL_WHOLE_S = 30.0
 """Agents are told this often which step is on all disks: some may not have heard it (ours)."""
 ACKNOWLEDGE_S = 30.0
 """Time for an agent to take an acknowledgement, and the longest wait before it is sent again, seconds (ours)."""
+NO_HANDLER = "expected but not found"
+"""What Temporal's SDK says of an update that a workflow does not know."""
 ENDS_TOLD = 64
 """Ranks of a generation whose ends are logged one by one (ours)."""
 
@@ -318,7 +320,7 @@ class Watcher:
                 await handle.execute_update(name, argument, id=id, result_type=str)
                 break
             except WorkflowUpdateFailedError as error:
-                if name == "observe":  # a release that takes none; the ledger has it
+                if name == "observe" and NO_HANDLER in str(error.cause):  # of an earlier release; the ledger has it
                     log.warning("the job takes no reports of machine faults", error=str(error.cause))
                     break
                 if isinstance(error.cause, ApplicationError) and error.cause.type == NOT_YET:
@@ -331,7 +333,7 @@ class Watcher:
                 log.warning("the job did not take the report yet", error=str(error))
                 await asyncio.sleep(RETRY_S)
         if isinstance(verdict, Anomaly):
-            job.told(verdict)
+            job.told(verdict, steady_ns())
         else:
             job.reported.add(generation)
         self.reported[name] += 1

@@ -118,6 +118,8 @@ class Inspector:
         cpu = time.thread_time()
         try:
             seen = self.inspection.look()
+            if not isinstance(seen, Look):
+                raise TypeError(f"look() gave {type(seen).__name__} and no Look")
             self._unable_since = 0
         except (CannotLook, OSError) as error:
             seen = self._unable(str(error))
@@ -143,9 +145,9 @@ class Inspector:
             if self._ended.is_set():
                 return
             before, self._look = self._look, seen
-            since = {found.key: found.since_ns for found in before.findings}
+            since = {_same(found): found.since_ns for found in before.findings}
             seen.findings = [
-                found.model_copy(update={"since_ns": min(found.since_ns, since.get(found.key, found.since_ns))})
+                found.model_copy(update={"since_ns": min(found.since_ns, since.get(_same(found), found.since_ns))})
                 for found in seen.findings
                 if found.reason not in self._silence
             ]
@@ -154,3 +156,8 @@ class Inspector:
                 self._changed()
             if not self.inspection.waits or self._unable_since:
                 self._ended.wait(self.inspection.limits.interval_s)
+
+
+def _same(found: Finding) -> tuple[object, ...]:
+    """What makes it the finding that it was at the look before; with another verdict it begins anew."""
+    return *found.key, found.verdict

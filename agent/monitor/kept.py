@@ -50,6 +50,11 @@ class KeptStates:
     def keep(self, inspection: str, state: dict[str, Any]) -> None:
         """Keep what an inspection needs, where it changed. Called in the threads of inspections."""
         with self._lock:
+            try:
+                json.dumps(state)
+            except (TypeError, ValueError) as error:  # of a site's own; the others' states are kept all the same
+                logger.error("what an inspection keeps is no JSON", inspection=inspection, reason=str(error))
+                return
             self._states[inspection] = state
             text = json.dumps({"boot": self._boot, "states": self._states}).encode()
             if text == self._written:

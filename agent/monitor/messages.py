@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from agent.monitor.monitor import InspectionState
 from agent.v1 import agent_pb2 as pb
-from everstep.model.health import Finding, Health, Remedy, verdict_of
+from everstep.model.health import Finding, Health, Remedy, together
 from everstep.model.owner import Owner
 
 FINDINGS = 64
@@ -51,7 +51,7 @@ def inspect_reply(machine: str, time_ns: int, states: Iterable[InspectionState])
     return pb.InspectReply(
         machine=machine,
         time_ns=time_ns,
-        verdict=verdict_of(found for state in states for found in state.findings),
+        verdict=together(state.verdict for state in states),  # one that has not looked yet is unknown
         inspections=[
             pb.InspectionState(
                 name=state.name,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import secrets
+import select
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +21,8 @@ TELLS_CODE = '"$@"; printf "\\n%s %s" "$0" "$?"'
 """An agent collects all its children that end, wherever they were started (``agent.launcher.processes.Reaper``), so who
 started a program may not learn its exit code. A shell writes it behind the output, after a mark that nobody knows."""
 
+KEPT_BYTES, LAST_BYTES = 1 << 20, 4096
+"""Of what a program writes: the beginning, and the end (ours)."""
 NOT_RUN = (126, 127)
 """Exit codes by which a shell says that a program is none, or is not there."""
 
@@ -59,17 +63,35 @@ def run(command: Sequence[str], deadline_s: float, env: Mapping[str, str] | None
         )
     except OSError as error:
         raise CannotLook(f"{command[0]} cannot be run ({error.strerror})") from error
-    try:
-        output, _ = process.communicate(timeout=deadline_s)
-    except subprocess.TimeoutExpired:
+    output = _read(process, deadline_s)
+    if output is None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
-            process.communicate(timeout=ENDS_S)
-        raise CannotLook(f"{' '.join(command)} did not end within {deadline_s:g} s") from None
+            process.wait(ENDS_S)
+        raise CannotLook(f"{' '.join(command)} did not end within {deadline_s:g} s")
     text, _, code = output.decode(errors="replace").rpartition(f"\n{mark} ")
     if not code.isdecimal():
         raise CannotLook(f"{command[0]} was ended from outside")
     if int(code) in NOT_RUN:
         raise CannotLook(f"{command[0]} cannot be run (exit code {code}): {text.strip() or 'no output'}")
     return Ran(text, int(code))
+
+
+def _read(process: subprocess.Popen[bytes], deadline_s: float) -> bytes | None:
+    """What a program writes until it has ended, of much the beginning and the end; None: it did not end in time."""
+    assert process.stdout is not None
+    deadline, beginning, end = time.monotonic() + deadline_s, b"", b""
+    poll = select.poll()
+    with process.stdout as output:
+        poll.register(output, select.POLLIN)
+        while (left_s := deadline - time.monotonic()) > 0 and poll.poll(left_s * 1000):
+            part = os.read(output.fileno(), KEPT_BYTES)
+            if not part:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(max(left_s, ENDS_S))
+                return beginning + end
+            room = KEPT_BYTES - len(beginning)
+            beginning += part[:room]
+            end = (end + part[room:])[-LAST_BYTES:]
+    return None

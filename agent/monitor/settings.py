@@ -95,7 +95,7 @@ class MonitorSettings(BaseModel):
             near = difflib.get_close_matches(odd[0], reasons, n=1)
             hint = f"did you mean {near[0]!r}?" if near else "docs/monitor.md lists them"
             raise ConfigError(f"{origin}: silence: no inspection finds {odd[0]!r}: {hint}")
-        if taken := [check.name for check in settings.check if check.name in known]:
+        if taken := [check.name for check in settings.check if check.name in {*known, "monitor"}]:
             raise ConfigError(f"{origin}: {taken[0]!r} is the name of an inspection: give the check another one")
         return settings
 

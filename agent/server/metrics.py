@@ -11,7 +11,7 @@ from agent.monitor.monitor import InspectionState, Monitor
 from agent.server.job_registry import JobRegistry
 from agent.server.replies import progress_of
 from agent.v1 import agent_pb2 as pb
-from everstep.model.health import verdict_of
+from everstep.model.health import together
 
 
 def samples_of(jobs: JobRegistry, monitor: Monitor) -> Samples:
@@ -29,9 +29,9 @@ def samples_of(jobs: JobRegistry, monitor: Monitor) -> Samples:
 
 
 def _inspections(samples: Samples, states: list[InspectionState]) -> None:
-    together = verdict_of(found for state in states for found in state.findings)
+    whole = together(state.verdict for state in states)
     meaning = "1 for what all inspections of the machine say together."
-    verdicts(samples, "machine_verdict", together, meaning, {})
+    verdicts(samples, "machine_verdict", whole, meaning, {})
     for state in states:
         name = {"inspection": state.name}
         verdicts(samples, "inspection_verdict", state.verdict, "1 for what an inspection says now.", name)
@@ -40,7 +40,7 @@ def _inspections(samples: Samples, states: list[InspectionState]) -> None:
         if state.looked_ns:
             meaning = "When an inspection looked last, seconds since 1970."
             samples.add("inspection_last_look_timestamp_seconds", state.looked_ns / 1e9, meaning, **name)
-        # By item there could be any number of them: `everstep inspect` has these.
+        # By item there could be any number of them: `everstep machines` has these.
         for (reason, verdict), number in Counter((found.reason, found.verdict) for found in state.findings).items():
             meaning = "Findings of an inspection now, by reason."
             samples.add("findings", number, meaning, **name, reason=reason, verdict=verdict)

@@ -92,10 +92,15 @@ class MachineFinding(Model):
 
 def verdict_of(findings: Iterable[Finding]) -> Health:
     """What findings say of a machine together: one fault makes it faulty, and what is not known makes it unknown."""
-    verdicts = {finding.verdict for finding in findings}
-    if Health.FAULTY in verdicts:
+    return together(finding.verdict for finding in findings)
+
+
+def together(verdicts: Iterable[Health]) -> Health:
+    """The verdict of a whole, from those of its parts."""
+    found = set(verdicts)
+    if Health.FAULTY in found:
         return Health.FAULTY
-    return Health.UNKNOWN if verdicts - {Health.HEALTHY} else Health.HEALTHY
+    return Health.UNKNOWN if found - {Health.HEALTHY} else Health.HEALTHY
 
 
 def worst_first(findings: Iterable[Finding]) -> list[Finding]:

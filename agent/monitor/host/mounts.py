@@ -27,7 +27,7 @@ READ_ONLY = Reason(
 )
 MISSING = Reason(
     "mount-missing",
-    "a file system that was mounted is not",
+    "a file system that has to be mounted is not",
     Owner.STORAGE,
     Remedy.CHECK_SETUP,
     source="ByteRobust, table 1, has it as a symptom",
@@ -47,6 +47,8 @@ NETWORK = frozenset(
     }
 )
 """Kinds of file systems that lie on other machines."""
+OPEN_QUESTIONS = 64
+"""File systems that owe an answer, at most (ours)."""
 PSEUDO = frozenset(
     {
         *("proc", "sysfs", "cgroup", "cgroup2", "devpts", "devtmpfs", "mqueue", "securityfs", "debugfs", "tracefs"),
@@ -63,7 +65,7 @@ class MountsLimits(Limits):
     answer_s: float = Field(default=10.0, gt=0)
     """A network file system that does not answer within this time hangs, seconds (ours)."""
     required: list[str] = Field(default_factory=list)
-    """Mount points that must be there; beside these what was there once and lies on other machines."""
+    """Mount points that must be there. What else is mounted comes and goes, as volumes and home folders do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,19 +106,15 @@ class MountsInspection(Inspection):
         super().__init__(site, limits, kept, same_boot=same_boot)
         self._asked: dict[str, _Asked] = {}
 
-    def after_reboot(self, kept: Mapping[str, Any]) -> dict[str, Any]:
-        """A network file system that is not mounted after a start is missing; the rest is as it is."""
-        return {"network": kept.get("network", []), "writable": []}
-
     def look(self) -> Look:
         """Read the table."""
         now = {point: mount for point, mount in mounts(self.site.proc).items() if self._is_ours(mount)}
-        was_writable, was_network = set(self.kept.get("writable", [])), set(self.kept.get("network", []))
+        was_writable = set(self.kept.get("writable", []))
         look = Look(measures={"mounts": float(len(now))})
         for point in sorted(was_writable & now.keys()):
             if not now[point].writable:
                 look.findings.append(self.finding(READ_ONLY, point, f"{now[point].source} ({now[point].kind})"))
-        for point in sorted((was_network | set(self.limits.required)) - now.keys()):
+        for point in sorted(set(self.limits.required) - now.keys()):
             look.findings.append(self.finding(MISSING, point))
         for point, mount in sorted(now.items()):
             if mount.kind in NETWORK and (silent_s := self._silent_s(point)):
@@ -125,7 +123,6 @@ class MountsInspection(Inspection):
         self.kept = {
             # What was unmounted on purpose is no longer expected to be writable, only to be there.
             "writable": sorted((was_writable & now.keys()) | {point for point, mount in now.items() if mount.writable}),
-            "network": sorted(was_network | {point for point, mount in now.items() if mount.kind in NETWORK}),
         }
         return look
 
@@ -140,8 +137,9 @@ class MountsInspection(Inspection):
         """How long a file system owes an answer, if that is too long; nobody waits for it here."""
         asked = self._asked.get(point)
         if asked is None or asked.answered:
-            if len(self._asked) > 4 * len(NETWORK):
-                raise CannotLook("too many file systems were asked and did not answer")
+            self._asked = {point: one for point, one in self._asked.items() if not one.answered}
+            if len(self._asked) >= OPEN_QUESTIONS:
+                raise CannotLook(f"{OPEN_QUESTIONS} file systems were asked and did not answer")
             asked = self._asked[point] = _Asked(point)
         silent_s = time.monotonic() - asked.since
         return silent_s if not asked.answered and silent_s > self.limits.answer_s else 0.0

@@ -15,6 +15,8 @@ from everstep.model.owner import Owner
 
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
+NO_DISK = r"(?:fd|sr|loop|nbd|ram|zram)\d"
+"""Names of devices that are no disks of the machine: removable, on a network, made of files or memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,31 +52,33 @@ RULES: tuple[KernelRule, ...] = (
     _rule(
         "disk-failed",
         "a disk failed",
-        r"md/raid[^:]*:(?P<item>\S+): Disk failure on|nvme (?P<item2>\S+): Disabling device after reset failure"
-        r"|(?P<item3>\S+): rejecting I/O to (?:dead|offline) device",
+        r"^md/raid[^:]*:(?P<item>\S+): Disk failure on|^nvme (?P<item2>\S+): Disabling device after reset failure",
         "md/raid1:md0: Disk failure on sdb1, disabling device.",
         "nvme nvme0: Disabling device after reset failure: -19",
-        "sd 0:0:0:0: rejecting I/O to offline device",
         sure=True,
         kind="disk",
     ),
     _rule(
         "disk-errors",
         "a disk does not read or write what it was asked to",
-        r"(?:Buffer I/O error on dev|(?:blk_update_request: )?(?:critical medium|I/O) error, dev) (?P<item>[^ ,]+)"
-        r"|(?P<item2>nvme\S+): I/O .*timeout, (?:reset controller|aborting)",
+        # Not of removable and made-up devices, and not where a device merely lacks an operation.
+        r"^(?:Buffer I/O error on dev|(?:blk_update_request: )?(?:critical medium|I/O) error, dev) "
+        rf"(?P<item>(?!{NO_DISK})[^ ,]+)(?!.*\bDISCARD\b)"
+        r"|(?P<item2>nvme\S+): I/O .*timeout, (?:reset controller|aborting)|rejecting I/O to (?:dead|offline) device",
         "Buffer I/O error on dev sda1, logical block 5, lost async page write",
         "blk_update_request: I/O error, dev sdb, sector 2048 op 0x0:(READ) flags 0x0",
         "critical medium error, dev sdc, sector 1234",
         "nvme nvme1: I/O 12 QID 3 timeout, reset controller",
+        "sd 0:0:0:0: rejecting I/O to offline device",
         lasts_s=DAY_S,
         kind="disk",
     ),
     _rule(
         "fs-made-readonly",
         "the kernel made a file system read-only after errors",
-        r"(?:EXT4-fs|F2FS-fs|BTRFS\w*)[^(]*\((?:device )?(?P<item>[^)]+)\).*(?:[Rr]emounting filesystem read-only|"
-        r"forced readonly)|XFS \((?P<item2>[^)]+)\).*(?:Filesystem has been shut down|[Ss]hutting down filesystem)",
+        rf"^(?:EXT4-fs|F2FS-fs|BTRFS\w*)[^(]*\((?:device )?(?P<item>(?!device |{NO_DISK})[^)]+)\).*"
+        r"(?:[Rr]emounting filesystem read-only|forced readonly)"
+        rf"|^XFS \((?P<item2>(?!{NO_DISK})[^)]+)\).*(?:Filesystem has been shut down|[Ss]hutting down filesystem)",
         "EXT4-fs (nvme0n1p2): Remounting filesystem read-only",
         "BTRFS info (device sda2): forced readonly",
         "XFS (dm-0): Corruption of in-memory data detected.  Shutting down filesystem",
@@ -84,8 +88,8 @@ RULES: tuple[KernelRule, ...] = (
     _rule(
         "fs-errors",
         "a file system is damaged",
-        r"(?:EXT4-fs error|F2FS-fs error|BTRFS error|XFS .*Metadata corruption)[^(]*"
-        r"(?:\((?:device )?(?P<item>[^)]+)\))?",
+        r"^(?:EXT4-fs error|F2FS-fs error|BTRFS (?:critical|error)|XFS(?= .*Metadata corruption))[^(]*"
+        rf"\((?:device )?(?P<item>(?!device |{NO_DISK})[^)]+)\)",
         "EXT4-fs error (device sda1): ext4_find_entry:1463: inode #2: comm ls: reading directory lblock 0",
         lasts_s=DAY_S,
         kind="disk",
@@ -114,7 +118,7 @@ RULES: tuple[KernelRule, ...] = (
     _rule(
         "cpu-lockup",
         "a processor is stuck in the kernel",
-        r"(?:soft lockup - CPU#|hard LOCKUP on cpu |rcu_\w+ (?:self-)?detected stalls? on CPU)",
+        r"(?:soft lockup - CPU#|hard LOCKUP on cpu |rcu_\w+ (?:self-)?detected (?:expedited )?stalls? on CPU)",
         "watchdog: BUG: soft lockup - CPU#3 stuck for 22s! [python3:1234]",
         "NMI watchdog: Watchdog detected hard LOCKUP on cpu 7",
         "rcu: INFO: rcu_sched self-detected stall on CPU",
@@ -124,7 +128,8 @@ RULES: tuple[KernelRule, ...] = (
     _rule(
         "kernel-bug",
         "the kernel failed",
-        r"^(?:BUG: |Oops: |kernel BUG at |general protection fault)(?!soft lockup)",
+        r"^(?:BUG: (?:unable to handle|kernel NULL pointer|Bad page state|Bad rss-counter)|Oops: |kernel BUG at "
+        r"|general protection fault)",
         "BUG: unable to handle page fault for address: ffffa1b2c3d4e5f6",
         "kernel BUG at mm/slub.c:305!",
         remedy=Remedy.REBOOT,
@@ -132,9 +137,10 @@ RULES: tuple[KernelRule, ...] = (
     _rule(
         "hardware-error",
         "a processor or memory reported an error that was not corrected",
-        r"(?:mce: \[Hardware Error\].*(?:Uncorrected|fatal|PCC)|\[Hardware Error\]:.*(?:fatal|[Uu]ncorrected)"
+        # BERT tells of the start before this one.
+        r"^(?!BERT)(?:mce: \[Hardware Error\].*(?:Uncorrected|fatal|PCC)|mce: Uncorrected hardware memory error"
         r"|EDAC .*\b[1-9]\d* UE\b|Memory failure: 0x\w+:)",
-        "{1}[Hardware Error]: event severity: fatal",
+        "mce: Uncorrected hardware memory error in user-access at 3f1e2c000",
         "EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#0_DIMM#0",
         "Memory failure: 0x1a2b3c: recovery action for dirty LRU page: Recovered",
         sure=True,
@@ -142,8 +148,7 @@ RULES: tuple[KernelRule, ...] = (
     _rule(
         "pcie-error",
         "PCIe reports an error that was not corrected",
-        r"(?P<item>[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d).*(?:PCIe Bus Error: severity=Uncorrect|"
-        r"Link is down|Surprise Down)",
+        r"(?P<item>[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d).*PCIe Bus Error: severity=Uncorrect",
         "pcieport 0000:00:01.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer",
         remedy=Remedy.REBOOT,
         lasts_s=DAY_S,

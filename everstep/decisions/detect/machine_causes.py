@@ -4,50 +4,61 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from everstep.decisions.detect.root_cause import is_victim
+from everstep.decisions.detect.root_cause import classification_of, is_victim
 from everstep.model.health import Health, MachineFinding
 from everstep.model.incident import RankExit
+from everstep.model.owner import Owner
 
 WITHIN_S = 600.0
-"""A finding explains an end only if it is not older than this at the time (ours): what a job has lived with for longer
-is not what ended it."""
+"""A fault that names its machine for sure explains an end only if it is not older than this at the time (ours): what a
+job has lived with for longer is not what ended it."""
+NEAR_S = 60.0
+"""The same of a fault that does not (ours)."""
 KILLED_FOR_MEMORY = ("oom-kill", "oom-kill-limit")
 """Reason codes of the kernel's line about a process that it killed because memory was used up."""
 SIGKILL = 9
 
 
-def explanation(findings: Iterable[MachineFinding], end: RankExit | None) -> MachineFinding | None:
+def explanation(
+    findings: Iterable[MachineFinding], end: RankExit | None, *, job: str, seen_ns: int
+) -> MachineFinding | None:
     """The finding that explains an end; None: none does.
 
-    First that the kernel killed this very rank for memory, then a fault of the machine on which it ran. A fault of
+    First that the kernel killed this very process for memory, then a fault of the machine on which it ran. A fault of
     another machine explains it only where the rank ended because a peer went away, or no rank ended by itself, and
-    where it names that machine with confidence. Nothing else is concluded.
+    where it names that machine for sure. Whose end is the program's own doing is explained by that. Nothing else is
+    concluded.
 
     Args:
         findings: What inspections say, the worst first.
         end: The first end; None: no rank ended by itself.
+        job: The job's name.
+        seen_ns: When the failure was seen, where no end says when.
     """
-    found = [seen for seen in findings if end is None or not end.time_ns or _recent(seen, end)]
+    at_ns = (end.time_ns if end else 0) or seen_ns
+    found = [seen for seen in findings if _recent(seen, at_ns)]
     faulty = [seen for seen in found if seen.finding.verdict is Health.FAULTY]
     sure = [seen for seen in faulty if seen.finding.sure]
     if end is None:
         return next(iter(sure), None)
-    killed = [seen for seen in found if _killed(seen, end)]
+    if killed := next((seen for seen in found if _killed(seen, end, job)), None):
+        return killed
+    if classification_of(end).owner == Owner.CODE:
+        return None
     here = [seen for seen in faulty if seen.machine == end.machine]
-    return next(iter([*killed, *here, *(sure if is_victim(end) else [])]), None)
+    return next(iter([*here, *(sure if is_victim(end) else [])]), None)
 
 
-def _recent(seen: MachineFinding, end: RankExit) -> bool:
-    """Whether it was found before the rank ended, and not long before, or after it; clocks of machines differ little
-    compared with that."""
-    return seen.finding.since_ns >= end.time_ns - round(WITHIN_S * 1e9)
+def _recent(seen: MachineFinding, at_ns: int) -> bool:
+    """Whether it was found not long before, or after; clocks of machines differ little compared with that."""
+    of_program = seen.finding.verdict is not Health.FAULTY
+    within_s = WITHIN_S if seen.finding.sure or of_program else NEAR_S
+    return not at_ns or seen.finding.since_ns >= at_ns - round(within_s * 1e9)
 
 
-def _killed(seen: MachineFinding, end: RankExit) -> bool:
-    of_this_rank = seen.finding.item.startswith(f"rank {end.rank} of ")
-    return (
-        end.signal == SIGKILL
-        and seen.machine == end.machine
-        and seen.finding.reason in KILLED_FOR_MEMORY
-        and of_this_rank
-    )
+def _killed(seen: MachineFinding, end: RankExit, job: str) -> bool:
+    """Whether the kernel killed this process for memory."""
+    found = seen.finding
+    this = seen.machine == end.machine and found.item == f"rank {end.rank} of {job}"
+    process = not end.pid or any(f"process {end.pid} " in line for line in found.evidence)
+    return end.signal == SIGKILL and found.reason in KILLED_FOR_MEMORY and this and process

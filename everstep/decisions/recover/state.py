@@ -133,7 +133,8 @@ class RecoveryState:
     def headline(self, evidence: Evidence) -> str:
         """What happened, as the evidence has it; empty: it does not say."""
         end = first_failure(evidence.exits)
-        explained = explanation([*self.findings, *self.anomaly.findings], end)
+        found = [*self.findings, *self.anomaly.findings]
+        explained = explanation(found, end, job=self.spec.name, seen_ns=self.anomaly.seen_ns)
         if explained in self.findings:  # what explains the end is told first
             self.findings = [explained, *(seen for seen in self.findings if seen != explained)]
         seen = self._seen(end)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from activities.watching.job_view import FINDINGS_KEPT
 from agent.v1 import agent_pb2 as pb
-from everstep.model.incident import Symptom
+from everstep.model.incident import Anomaly, Symptom
 from tests.activities.watching.test_job_view import S, anomalies, show, watched
 
 
@@ -24,7 +24,7 @@ def test_a_machine_that_is_faulty_is_told_once_and_not_when_it_is_over() -> None
     assert anomalies(job, 100 * S) == []
     [told] = anomalies(job, 102 * S)
     assert (told.rule, told.symptom, told.id) == ("machine-fault", Symptom.MACHINE_FAULT, "m1-7")
-    job.told(told)
+    job.told(told, 103 * S)
     assert anomalies(job, 103 * S) == []
     assert job.reported == set()
 
@@ -33,16 +33,45 @@ def test_a_machine_that_is_faulty_is_told_once_and_not_when_it_is_over() -> None
     assert anomalies(job, 110 * S) == []
 
 
-def test_what_was_found_before_a_restart_is_part_of_its_incident() -> None:
+def crash(generation: int = 1) -> Anomaly:
+    return Anomaly(id="m0-1", generation=generation, symptom=Symptom.CRASH, headline="rank 0 ended")
+
+
+def test_what_was_found_before_a_crash_was_told_is_part_of_its_incident() -> None:
     job = watched()
     show(job, 100 * S, 20)
-    job.found("m1", finding(), 100 * S)
-    show(job, 101 * S, 20, generation=2)
-    assert anomalies(job, 110 * S) == []
+    job.found("m1", finding(since_s=100), 100 * S)
+    job.told(crash(), 101 * S)
     job.found("m1", finding(8, since_s=100), 111 * S)  # told late
-    assert anomalies(job, 113 * S) == []
-    job.found("m1", finding(8, since_s=110), 111 * S)
-    assert [told.id for told in anomalies(job, 113 * S)] == ["m1-8"]
+    show(job, 112 * S, 20, generation=2)
+    assert anomalies(job, 120 * S) == []
+
+
+def test_what_is_found_after_a_crash_was_told_is_told_once_the_job_runs_again() -> None:
+    job = watched()
+    show(job, 100 * S, 20)
+    job.told(crash(), 101 * S)
+    job.found("m1", finding(since_s=106), 106 * S)
+    show(job, 120 * S, 20, generation=2)
+    assert [told.id for told in anomalies(job, 120 * S)] == ["m1-7"]
+
+
+def test_what_was_found_before_a_job_began_is_told() -> None:
+    job = watched()
+    job.found("m1", finding(since_s=5), 90 * S)
+    show(job, 100 * S, 20)
+    assert [told.id for told in anomalies(job, 100 * S)] == ["m1-7"]
+
+
+def test_what_is_unknown_takes_no_room() -> None:
+    job = watched()
+    show(job, 100 * S, 20)
+    for number in range(2 * FINDINGS_KEPT):
+        observation = finding(number)
+        observation.machine_finding.finding.item = f"GPU {number}"
+        observation.machine_finding.finding.verdict = "unknown"
+        job.found("m1", observation, 100 * S)
+    assert len(job.facts(1, 100 * S).findings) == 0
 
 
 def test_a_flood_of_findings_is_bounded() -> None:

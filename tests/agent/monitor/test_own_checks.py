@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import sys
 import time
@@ -76,6 +77,13 @@ def _command(pid: int) -> bytes:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return b""
+
+
+def test_one_that_writes_without_end_takes_no_memory(place: Place) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(CannotLook, match="did not end within"):
+        run(place, "exec yes", deadline_s=0.3)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10  # kB
 
 
 def test_output_of_any_size_and_of_any_bytes(place: Place) -> None:

@@ -144,14 +144,25 @@ MOUNTS = """\
 """
 
 
-def test_a_network_file_system_that_is_gone_also_after_a_start(place: Place, proc: Path) -> None:
+def test_a_file_system_that_has_to_be_there_and_is_not(place: Place, proc: Path) -> None:
     table = proc / "self/mountinfo"
+    limits = mounts.MountsLimits(required=["/data/with space"])
     table.write_text(MOUNTS)
-    assert reasons(place.look(place.begin(mounts.MountsInspection, proc=proc))) == []
-    table.write_text(MOUNTS.replace("26 24", "# 26").replace("/data/with\\040space", "/proc").replace("nfs4", "proc"))
+    assert reasons(place.look(place.begin(mounts.MountsInspection, limits, proc=proc))) == []
+    table.write_text("".join(line for line in MOUNTS.splitlines(keepends=True) if "nfs4" not in line))
+    assert reasons(place.look(place.begin(mounts.MountsInspection, proc=proc))) == []  # it comes and goes
     place.boot = "boot-2"
     expected = [("mount-missing", "/data/with space")]
-    assert reasons(place.look(place.begin(mounts.MountsInspection, proc=proc))) == expected
+    assert reasons(place.look(place.begin(mounts.MountsInspection, limits, proc=proc))) == expected
+
+
+def test_hundreds_of_network_file_systems_that_answer(place: Place, proc: Path) -> None:
+    rows = [f"{number} 24 0:{number} / /tmp rw - nfs4 10.0.0.5:/{number} rw\n" for number in range(300)]
+    (proc / "self/mountinfo").write_text("".join(row.replace("/tmp", f"/tmp/{n}") for n, row in enumerate(rows)))
+    inspection = place.begin(mounts.MountsInspection, proc=proc)
+    for _ in range(5):
+        assert reasons(inspection.look()) == []
+        time.sleep(0.02)
 
 
 def test_a_network_file_system_that_hangs_holds_up_nobody(

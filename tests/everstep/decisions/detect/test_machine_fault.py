@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from everstep.decisions.detect.facts import FindingSeen
-from everstep.decisions.detect.machine_causes import WITHIN_S, explanation
+from everstep.decisions.detect.machine_causes import NEAR_S, WITHIN_S, explanation
 from everstep.decisions.detect.machine_fault import MACHINE_FAULT
 from everstep.model.health import Finding, Health, MachineFinding
 from everstep.model.incident import RankExit, Symptom
@@ -44,18 +44,13 @@ def test_where_a_rank_ended_its_incident_has_the_finding() -> None:
 END_NS = 1_000 * S
 
 
-def end(machine: str = "m0", *, victim: bool = False, signal: int | None = None) -> RankExit:
-    said = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:4213"
-    tail = f'Traceback (most recent call last):\n  File "t.py", line 1\n{said}\n' if victim else ""
-    return RankExit(
-        rank=2,
-        machine=machine,
-        signal=signal,
-        code=None if signal else 1,
-        time_ns=END_NS,
-        exception=said if victim else "",
-        log_tail=tail,
-    )
+def end(machine: str = "m0", *, victim: bool = False, signal: int | None = None, raised: str = "") -> RankExit:
+    said = raised
+    if victim:
+        said = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:4213"
+    tail = f'Traceback (most recent call last):\n  File "t.py", line 1, in main\n{said}\n' if said else ""
+    code = None if signal else 1
+    return RankExit(rank=2, machine=machine, signal=signal, code=code, time_ns=END_NS, exception=said, log_tail=tail)
 
 
 def on(machine: str, *, ago_s: float = 5.0, **fields: Any) -> MachineFinding:
@@ -78,6 +73,11 @@ KILLED: dict[str, Any] = {"reason": "oom-kill-limit", "verdict": Health.UNKNOWN,
         (on("m1"), None, True),
         (on("m1", sure=False), None, False),
         (on("m0", ago_s=WITHIN_S + 60), end(), False),
+        (on("m0", ago_s=NEAR_S + 60), end(), True),
+        (on("m0", ago_s=NEAR_S + 60, sure=False), end(), False),
+        (on("m1", ago_s=WITHIN_S + 60), None, False),
+        (on("m0"), end(raised="KeyError: 'lr'"), False),
+        (on("m0", item="rank 2 of other", **KILLED), end(signal=9), False),
         (on("m0", ago_s=-1), end(), True),
         (on("m0", item="rank 2 of gpt", **KILLED), end(signal=9), True),
         (on("m0", item="rank 2 of gpt", **KILLED), end(), False),
@@ -86,9 +86,9 @@ KILLED: dict[str, Any] = {"reason": "oom-kill-limit", "verdict": Health.UNKNOWN,
     ],
 )
 def test_what_explains_an_end(finding: MachineFinding, ended: RankExit | None, explains: bool) -> None:
-    assert (explanation([finding], ended) is not None) is explains
+    assert (explanation([finding], ended, job="gpt", seen_ns=END_NS) is not None) is explains
 
 
 def test_that_this_rank_was_killed_for_memory_comes_before_a_fault_of_its_machine() -> None:
     killed = on("m0", item="rank 2 of gpt", **KILLED)
-    assert explanation([on("m0"), on("m1"), killed], end(signal=9)) == killed
+    assert explanation([on("m0"), on("m1"), killed], end(signal=9), job="gpt", seen_ns=END_NS) == killed
