@@ -129,7 +129,7 @@ def observation(rank: int, *, code: int, generation: int = 3) -> pb.Observation:
     )
 
 
-def growth(prepare: Callable[[int], Callable[[], object]], *, runs: int = 3, rounds: int = 4) -> float:
+def growth(prepare: Callable[[int], Callable[[], object]], *, runs: int = 3, rounds: int = 10) -> float:
     """How much more CPU a call takes at the large size than at the small one.
 
     Garbage collections are left out: what they cost goes by all objects that there are.
