@@ -129,16 +129,16 @@ def observation(rank: int, *, code: int, generation: int = 3) -> pb.Observation:
     )
 
 
-def growth(prepare: Callable[[int], Callable[[], object]], *, runs: int = 3, rounds: int = 10) -> float:
+def growth(prepare: Callable[[int], Callable[[], object]], *, rounds: int = 10) -> float:
     """How much more CPU a call takes at the large size than at the small one.
 
     Garbage collections are left out: what they cost goes by all objects that there are.
 
     Args:
         prepare: Given a number of machines, returns what is to be timed.
-        runs: At the small size before each one at the large size; the quickest of a size counts, which others on the
-            processor disturb least. Where the ratio is too large, which may be chance, all is done again.
-        rounds: How often at most.
+        rounds: How often at most each is timed; the quickest counts, which others on the processor disturb least. Once
+            the ratio is small enough it can only be chance that it is larger. The small one comes after the large one,
+            and finds the processor's caches as full of other things as that does: what fits into them is no measure.
     """
     small, large = prepare(SMALL), prepare(LARGE)
     gc.collect()
@@ -146,8 +146,8 @@ def growth(prepare: Callable[[int], Callable[[], object]], *, runs: int = 3, rou
     try:
         at_small = at_large = float("inf")
         for _ in range(rounds):
-            at_small = min(at_small, *(_seconds(small) for _ in range(runs)))
             at_large = min(at_large, _seconds(large))
+            at_small = min(at_small, _seconds(small))
             if at_large < MOST * at_small:
                 break
     finally:
