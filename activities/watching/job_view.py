@@ -109,9 +109,9 @@ class JobView:
         """An inspection found something on a machine, or what it had found is over."""
         finding = finding_of(observation.machine_finding.finding)
         key = machine, finding.key
-        if observation.machine_finding.over:
+        if observation.machine_finding.over or finding.verdict is not Health.FAULTY:
             self._findings.pop(key, None)
-        elif finding.verdict is Health.FAULTY and len(self._findings) < FINDINGS_KEPT:
+        elif len(self._findings) < FINDINGS_KEPT:
             self._findings[key] = FindingSeen(observation.id, machine, finding, now_ns)
             self._drop_those_of_the_incident()
 

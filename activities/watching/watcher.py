@@ -311,7 +311,10 @@ class Watcher:
                 await asyncio.sleep(TICK_S)
 
     async def _report(self, job: JobView, verdict: Anomaly | Finished) -> bool:
-        """Tell the workflow, until it took it; returns False when the job is over."""
+        """Tell the workflow, until it took it; returns False when the job is over.
+
+        That a machine is faulty is tried once: no report of a rank's end waits for it, and it is judged again.
+        """
         generation = verdict.generation
         handle = self._client.get_workflow_handle(job_workflow_id(job.spec.name))
         name, argument, id = _update_of(verdict)
@@ -320,9 +323,11 @@ class Watcher:
                 await handle.execute_update(name, argument, id=id, result_type=str)
                 break
             except WorkflowUpdateFailedError as error:
-                if name == "observe" and NO_HANDLER in str(error.cause):  # of an earlier release; the ledger has it
-                    log.warning("the job takes no reports of machine faults", error=str(error.cause))
-                    break
+                if isinstance(verdict, Anomaly) and name == "observe":
+                    if NO_HANDLER in str(error.cause):  # of an earlier release; the ledger has it
+                        log.warning("the job takes no reports of machine faults", error=str(error.cause))
+                        job.told(verdict, steady_ns())
+                    return True
                 if isinstance(error.cause, ApplicationError) and error.cause.type == NOT_YET:
                     return True  # told again as long as it holds
                 # The run ended while the update was under way: a next run has to be told again.
@@ -331,6 +336,8 @@ class Watcher:
                 if error.status == RPCStatusCode.NOT_FOUND:
                     return False
                 log.warning("the job did not take the report yet", error=str(error))
+                if name == "observe":
+                    return True
                 await asyncio.sleep(RETRY_S)
         if isinstance(verdict, Anomaly):
             job.told(verdict, steady_ns())

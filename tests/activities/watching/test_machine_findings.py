@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any, cast
+
+import pytest
+from temporalio.client import Client, WorkflowUpdateFailedError
+from temporalio.exceptions import ApplicationError
+from temporalio.service import RPCError, RPCStatusCode
+
 from activities.watching.job_view import FINDINGS_KEPT
+from activities.watching.watcher import Watcher
+from agent.client import AgentPool
 from agent.v1 import agent_pb2 as pb
 from everstep.model.incident import Anomaly, Symptom
 from tests.activities.watching.test_job_view import S, anomalies, show, watched
@@ -31,6 +41,51 @@ def test_a_machine_that_is_faulty_is_told_once_and_not_when_it_is_over() -> None
     job.found("m1", finding(8), 103 * S)
     job.found("m1", finding(9, over=True), 104 * S)
     assert anomalies(job, 110 * S) == []
+
+
+def test_a_fault_that_is_no_longer_sure_to_be_one_is_not_told() -> None:
+    job = watched()
+    show(job, 100 * S, 20)
+    job.found("m1", finding(), 100 * S)
+    doubtful = finding(8)
+    doubtful.machine_finding.finding.verdict = "unknown"
+    job.found("m1", doubtful, 100 * S)
+    assert anomalies(job, 110 * S) == []
+
+
+class RefusingClient:
+    """A connection to Temporal on which each update fails."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        self.asked = 0
+
+    def get_workflow_handle(self, _: str) -> RefusingClient:
+        return self
+
+    async def execute_update(self, *_: Any, **__: Any) -> str:
+        self.asked += 1
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "again"),
+    [
+        (WorkflowUpdateFailedError(ApplicationError("Update handler for 'observe' expected but not found")), False),
+        (WorkflowUpdateFailedError(ApplicationError("the run has ended")), True),
+        (RPCError("away", RPCStatusCode.UNAVAILABLE, b""), True),
+    ],
+)
+async def test_no_other_report_waits_for_one_of_a_machine(error: Exception, again: bool) -> None:
+    job, client = watched(), RefusingClient(error)
+    show(job, 100 * S, 20)
+    job.found("m1", finding(since_s=90), 100 * S)
+    [fault] = anomalies(job, 110 * S)
+    watcher = Watcher(cast(Client, client), AgentPool(), "queue")
+    async with asyncio.timeout(10):
+        assert await watcher._report(job, fault)
+    assert (client.asked, watcher.reported["observe"]) == (1, 0)
+    assert (anomalies(job, 111 * S) != []) is again
 
 
 def crash(generation: int = 1) -> Anomaly:
