@@ -218,7 +218,7 @@ NOT_IMPORTED = {
 }
 
 
-ELSEWHERE = {"transformers", "wandb"}
+ELSEWHERE = {"lightning", "transformers", "wandb"}
 """Imported where a script uses them; the tests of that have an environment of their own (``make integrations``)."""
 
 
