@@ -16,7 +16,7 @@ from drills.clusters.local import DrillCluster, Say, silent
 from drills.clusters.network import NetworkCluster
 from drills.inject import devices
 from drills.inject.context import DrillContext
-from drills.inject.found import machine_events
+from drills.inject.found import await_healed, machine_events
 from drills.inject.from_outside import inject
 from drills.inject.full_disks import small_room
 from drills.inject.plan import planned
@@ -105,7 +105,7 @@ class Drill:
             facts = await self._watched(context)
             facts.marks = plan_of_faults.fired()
             await self._gather(context, facts)
-            await devices.repair(context)
+        await await_healed(context)
         facts.leaked += [f"mount {path}" for path in mounts.below(cluster.file.shm) + mounts.below(cluster.home)]
         if facts.outcome == "finished":
             reference = await self.references.of(cluster, spec)

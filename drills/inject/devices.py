@@ -21,9 +21,8 @@ from drills.inject.found import await_finding, await_told
 from drills.inject.full_disks import disk_of
 from drills.observe.observed import Absorbed
 from drills.spec.catalogue import CARDS
-from drills.spec.findings import expected_of
 from everstep import private
-from everstep.errors import AgentError, CannotInject
+from everstep.errors import CannotInject
 
 FLAP_S = 0.5
 """A link that flaps is down for so long (ours)."""
@@ -72,14 +71,6 @@ async def break_device(context: DrillContext) -> None:
     if not context.request.then:
         await await_told(context)
     context.seen.absorbed = Absorbed(broken_ns, time.time_ns())
-
-
-async def repair(context: DrillContext) -> None:
-    """What the kernel log told counts no more: the next drill on this cluster has a machine that is whole."""
-    expected = expected_of(context.request)
-    if expected is not None and context.request.base in ("xid", "oom"):
-        with contextlib.suppress(AgentError):
-            await context.cluster.control.agents.get(context.target.address).clear(expected.reason)
 
 
 def _break(context: DrillContext) -> None:

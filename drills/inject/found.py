@@ -51,6 +51,23 @@ async def await_told(context: DrillContext) -> None:
         await asyncio.sleep(LOOK_S)
 
 
+async def await_healed(context: DrillContext) -> None:
+    """Wait until the machine's inspections find it no more: it would be told to the next job on this cluster."""
+    expected = expected_of(context.request)
+    if expected is None:
+        return
+    agent = context.cluster.control.agents.get(context.target.address)
+    deadline = time.monotonic() + FOUND_LIMIT_S
+    while time.monotonic() < deadline:
+        with contextlib.suppress(AgentError):
+            await agent.clear(expected.reason)  # what an event told counts for some time
+            reply = await agent.inspect(timeout_s=1.0)
+            if not any(found.reason == expected.reason for state in reply.inspections for found in state.findings):
+                return
+        await asyncio.sleep(LOOK_S)
+    context.cluster.say(f"{expected.reason} is still found on {context.target.name}")
+
+
 async def machine_events(context: DrillContext) -> list[str]:
     """What the ledger has of the struck machine."""
     ledger = await context.cluster.control.ledger()

@@ -16,6 +16,7 @@ from drills.spec.catalogue import (
     FITS,
     LOSSES,
     MACHINE_FAULTS,
+    OWN_JOBS,
     RANK_FAULTS,
     THEN,
     WHERE,
@@ -31,11 +32,13 @@ PLACES = 100
 """Two faults that strike at one place so often are taken to have no other (ours)."""
 EXCEPTIONS = ("ValueError", "RuntimeError", "IndexError")
 CODES = (0, 1, 3)
+XIDS = (79, 48, 94, 13, 31, 45)
+"""Of a machine that is broken, and those that programs cause too (ours)."""
 HANG_S = (1.0, 2.0, 4.0)
 """For how long an agent hangs, seconds: for some steps, and not much longer than from a fault to the next gate
 (ours)."""
-OPENS = (*RANK_FAULTS, *LOSSES)
-"""Faults that open an incident within which another one can strike."""
+OPENS = tuple(name for name in (*RANK_FAULTS, *LOSSES) if name not in OWN_JOBS)
+"""Faults of the long job that open an incident within which another one can strike."""
 AWAY_S = (6.0, 12.0)
 """For how long something is away, seconds (ours)."""
 LINK_DOWN_S = (6.0, 30.0)
@@ -90,6 +93,7 @@ DRAWS: dict[str, Draw] = {
     "seconds": lambda rng, topology: {"seconds": rng.choice(HANG_S)},
     "away": lambda rng, topology: {"seconds": rng.choice(AWAY_S)},
     "link down": lambda rng, topology: {"seconds": rng.choice(LINK_DOWN_S)},
+    "xid": lambda rng, topology: {"code": rng.choice(XIDS)},
     "fits": lambda rng, topology: {"fits": rng.choice(FITS)},
     "stage": lambda rng, topology: {},  # that of its episode
 }
@@ -98,12 +102,12 @@ DRAWS: dict[str, Draw] = {
 
 def soaked() -> list[FaultKind]:
     """The kinds that a soak draws."""
-    return [kind for kind in CATALOGUE if not kind.not_built and not kind.not_drawn]
+    return [kind for kind in CATALOGUE if not kind.not_built]
 
 
 def left_out() -> dict[str, str]:
     """Kind → why no soak draws it."""
-    return {kind.name: why for kind in CATALOGUE if (why := kind.not_built or kind.not_drawn)}
+    return {kind.name: why for kind in CATALOGUE if (why := kind.not_built)}
 
 
 def meetings() -> list[tuple[How, tuple[str, ...]]]:

@@ -13,7 +13,11 @@ from everstep.errors import ClusterError
 
 
 async def run_own_job(cluster: DrillCluster, plan: SoakPlan, episode: Episode, references: References) -> EpisodeResult:
-    """Run an episode's fault as a drill; what its judge finds is violated."""
+    """Run an episode's fault as a drill; what its judge finds is violated.
+
+    Raises:
+        CannotInject: this computer does not let us.
+    """
     began, result = time.monotonic(), undisturbed(episode)
     options = episode.faults[0].model_dump(exclude_unset=True) | plan.sizes.model_dump()
     try:

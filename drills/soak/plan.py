@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from drills.checks import check_sense
-from drills.spec.catalogue import CONTROL_FAULTS, ROOM
+from drills.spec.catalogue import CONTROL_FAULTS, OWN_JOBS
 from drills.spec.request import DrillRequest
 from everstep import private
 from everstep.errors import ConfigError, TopologyError
@@ -26,8 +26,8 @@ AFTER = 5
 
 How = Literal["alone", "together", "within"]
 Setting = Literal["one job", "own jobs", "network"]
-"""Where an episode runs: within the long job, in a job of its own (its file systems have to be small from the job's
-beginning), or within a long job on machines that have a network of their own."""
+"""Where an episode runs: within the long job, in a job of its own (``OWN_JOBS``), or on machines that have a network of
+their own, there too within a long job or in a job of its own."""
 
 
 class Sizes(BaseModel):
@@ -80,7 +80,12 @@ class Episode(BaseModel):
         """Where it runs."""
         if any(fault.needs_network for fault in self.faults):
             return "network"
-        return "own jobs" if any(fault.base in ROOM for fault in self.faults) else "one job"
+        return "own jobs" if self.own_job else "one job"
+
+    @property
+    def own_job(self) -> bool:
+        """Whether it is a job of its own, and not a part of the long one."""
+        return any(fault.base in OWN_JOBS for fault in self.faults)
 
     @property
     def meeting(self) -> str:

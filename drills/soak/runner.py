@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
@@ -15,7 +14,6 @@ from typing import Any
 
 from temporalio.client import WorkflowFailureError
 
-from controlplane.local import mounts
 from drills.clusters.local import DrillCluster, Say, silent
 from drills.clusters.network import NetworkCluster
 from drills.clusters.network import missing as network_lacks
@@ -32,8 +30,8 @@ from drills.soak.own_job import run_own_job
 from drills.soak.plan import Setting, SoakPlan
 from drills.soak.reduce import reduced
 from drills.soak.result import EpisodeResult, Journal, PartResult, SoakResult
-from drills.spec.catalogue import AWAY, ROOM
-from everstep.errors import EverstepError
+from drills.spec.catalogue import AWAY, CARDS
+from everstep.errors import CannotInject, EverstepError
 from everstep.model.job_state import job_workflow_id
 
 PLAN, JOURNAL, CLUSTER = "plan.json", "journal.jsonl", "cluster.json"
@@ -110,7 +108,7 @@ class Soak:
         for setting, part in rest.parts():
             if said := missing(setting):
                 kinds = {kind for episode in part.episodes for kind in episode.kinds}
-                result.left_out |= {kind: said for kind in kinds if needs(kind, setting)}
+                result.left_out |= {kind: said for kind in kinds if needs_network(kind)}
             elif setting == "network" and len(self.plan.parts()) > 1:
                 await self._elsewhere(part, result)
             elif result.ok and not result.stopped:
@@ -134,7 +132,10 @@ class Soak:
         cluster.placed = self.left.note
         before = len(result.violations)
         async with cluster:
-            await (self._own_jobs if setting == "own jobs" else self._one_job)(cluster, plan, result)
+            own = {episode.number for episode in plan.episodes if episode.own_job}
+            if long := plan.only({episode.number for episode in plan.episodes} - own).episodes:
+                await self._one_job(cluster, plan.only({episode.number for episode in long}), result)
+            await self._own_jobs(cluster, plan.only(own), result)
             cluster.keep = self.keep and not result.ok
             result.kept, result.prefix = (str(cluster.home), cluster.prefix) if cluster.keep else ("", "")
         self.left.forget()
@@ -175,8 +176,13 @@ class Soak:
         for episode in plan.episodes:
             if not self._goes_on(result):
                 return
+            try:
+                ended = await run_own_job(cluster, plan, episode, references)
+            except CannotInject as error:
+                result.left_out |= dict.fromkeys(episode.kinds, str(error))
+                continue
             self.ran.append(episode.number)
-            self._note(await run_own_job(cluster, plan, episode, references), result)
+            self._note(ended, result)
 
     async def _elsewhere(self, plan: SoakPlan, result: SoakResult) -> None:
         """Episodes on machines with a network of their own, in a process of its own: one that has been on other
@@ -246,14 +252,12 @@ class Soak:
 
 def missing(setting: Setting) -> str:
     """What an episode of that setting lacks here; empty: nothing."""
-    if setting == "network":
-        return network_lacks(with_postgres=True)
-    return mounts.why_not(Path(tempfile.gettempdir())) if setting == "own jobs" else ""
+    return network_lacks(with_postgres=True) if setting == "network" else ""
 
 
-def needs(kind: str, setting: Setting) -> bool:
-    """Whether a kind of fault is why an episode has that setting."""
-    return kind in (AWAY if setting == "network" else ROOM)
+def needs_network(kind: str) -> bool:
+    """Whether a kind of fault is why an episode has the setting ``network``."""
+    return kind in (*AWAY, *CARDS)
 
 
 async def soak_and_reduce(

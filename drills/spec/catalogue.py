@@ -18,15 +18,12 @@ class FaultKind:
     """What really happens, one line."""
     not_built: str = ""
     """Why it cannot be injected yet; empty: it can."""
-    not_drawn: str = ""
-    """Why no soak draws it; empty: soaks do."""
     draws: tuple[str, ...] = ()
     """Options that a soak draws for it, see ``drills/soak/draw.py``."""
 
 
 _HANGS = "needs the detection of hangs, which is not part of this release"
 _NETWORK = "needs bad links between two machines, which are not part of this release"
-_NO_RANK_STRUCK = "soaks draw faults of ranks, machines and the control plane so far, none of devices"
 _BIT_FLIPS = "needs tests that find silent corruption, which are not part of this release"
 
 CATALOGUE: tuple[FaultKind, ...] = (
@@ -49,7 +46,7 @@ CATALOGUE: tuple[FaultKind, ...] = (
         "nan",
         "--rank R | --machine M",
         "NaN in a rank's forward pass; bound to a machine it comes again there at that step",
-        not_drawn="a soak holds every report to the run without a fault, and those of a NaN differ until it is seen",
+        draws=("rank",),
     ),
     FaultKind("bitflip", "--machine M [--only-in-job]", "one bit of a gradient flips on that machine", _BIT_FLIPS),
     FaultKind("slow-machine", "--machine M --factor F", "less CPU for the machine's ranks", _HANGS),
@@ -88,31 +85,31 @@ CATALOGUE: tuple[FaultKind, ...] = (
         "xid",
         "--machine M [--code N] [--then kill-rank]",
         "the kernel's line about a GPU error, through /dev/kmsg; the job goes on unless a rank is killed with it",
-        not_drawn=_NO_RANK_STRUCK,
+        draws=("machine", "xid"),
     ),
     FaultKind(
         "gpu-lost",
         "--machine M [--then kill-rank]",
         "a GPU is lost, of fake ones that the machine's agent reads",
-        not_drawn=_NO_RANK_STRUCK,
+        draws=("machine",),
     ),
     FaultKind(
         "gpu-hot",
         "--machine M",
         "a GPU is too hot, of fake ones that the machine's agent reads",
-        not_drawn=_NO_RANK_STRUCK,
+        draws=("machine",),
     ),
     FaultKind(
         "nic-down",
         "--machine M",
         "a machine's second network card has no link, in network namespaces",
-        not_drawn=_NO_RANK_STRUCK,
+        draws=("machine",),
     ),
     FaultKind(
         "nic-flap",
         "--machine M",
         "the link of a machine's second network card goes down and comes back",
-        not_drawn=_NO_RANK_STRUCK,
+        draws=("machine",),
     ),
     FaultKind(
         "disk-full",
@@ -124,13 +121,13 @@ CATALOGUE: tuple[FaultKind, ...] = (
         "fs-readonly",
         "--machine M",
         "the file system of a machine's disk checkpoints turns read-only",
-        not_drawn=_NO_RANK_STRUCK,
+        draws=("machine",),
     ),
     FaultKind(
         "oom",
         "--rank R",
         "a rank takes memory until the kernel kills it, in a group of processes of its own",
-        not_drawn=_NO_RANK_STRUCK,
+        draws=("rank",),
     ),
     FaultKind(
         "link-down",
@@ -213,6 +210,9 @@ AWAY = ("link-down", "cut-off", "kill-postgres", "kill-workers")
 """Something is away for some seconds, on machines that have a network of their own."""
 DEVICES = ("xid", "gpu-lost", "gpu-hot", "nic-down", "nic-flap", "fs-readonly")
 """A device of a machine breaks, and inspections find it; the job goes on, unless the drill kills a rank with it."""
+OWN_JOBS = (*ROOM, *DEVICES, "nan", "oom")
+"""A soak runs these in jobs of their own: file systems and groups of processes have to be small from the job's
+beginning, devices are whole again before the next job, and the reports of a NaN differ until it is seen."""
 CARDS = ("nic-down", "nic-flap")
 """Of them those of a network card."""
 THEN = ("kill-rank", "kill-machine")

@@ -14,7 +14,7 @@ from drills.checks import check
 from drills.soak.choose import chosen
 from drills.soak.draw import draw, left_out, meetings, soaked
 from drills.soak.plan import GAP, Sizes, SoakPlan
-from drills.spec.catalogue import CATALOGUE
+from drills.spec.catalogue import CARDS, CATALOGUE, OWN_JOBS
 from everstep.errors import ConfigError, EverstepError
 
 SMALL = Sizes(machines=4, ranks_per_machine=1, tp=2, pp=1)
@@ -42,12 +42,20 @@ def test_every_kind_of_the_catalogue_is_drawn_or_left_out_with_a_reason() -> Non
     assert {kind for _, kinds in meetings() for kind in kinds} == drawn
 
 
-def test_three_seeds_bring_every_meeting_and_every_kind_often() -> None:
-    plans = [draw(seed, 300) for seed in (1, 25, 35)]
+def test_four_seeds_bring_every_meeting_and_every_kind_often() -> None:
+    plans = [draw(seed, 300) for seed in (1, 3, 6, 7)]
     counts = Counter(kind for plan in plans for episode in plan.episodes for kind in episode.kinds)
     assert min(counts[kind.name] for kind in soaked()) >= 12
     met = {(episode.how, episode.kinds) for plan in plans for episode in plan.episodes}
     assert met == set(meetings())
+
+
+def test_faults_of_devices_are_jobs_of_their_own_on_machines_that_have_the_device() -> None:
+    settings_of = {
+        kind: episode.setting for episode in draw(1, 300).episodes for kind in episode.kinds if episode.own_job
+    }
+    assert settings_of.keys() == set(OWN_JOBS)
+    assert {kind for kind, setting in settings_of.items() if setting == "network"} == set(CARDS)
 
 
 def test_a_plan_is_data(tmp_path: Path) -> None:
