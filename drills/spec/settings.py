@@ -23,6 +23,10 @@ SLOW_MB_S = 4.0
 (``STEP_S``), so that there is always one on its way (ours)."""
 
 
+NAN_KEEP = 8
+"""Checkpoints on disk of a drill that has to go back to before a NaN (ours)."""
+
+
 def checkpoint_settings(fault: str, *, where: str, fits: str, disk: Path) -> dict[str, Any]:
     """Fields of the checkpoint policy without which a fault would show nothing.
 
@@ -34,8 +38,9 @@ def checkpoint_settings(fault: str, *, where: str, fits: str, disk: Path) -> dic
     """
     shared = {"disk_every_steps": DISK_EVERY, "disk_path": str(disk)}
     match fault:
-        case "kill-machine" | "kill-group" | "truncate-file" | "nan":  # memory moves on before a NaN is seen
-            return shared
+        case "kill-machine" | "kill-group" | "truncate-file" | "nan":
+            # Memory moves on before a NaN is seen, and on a busy computer two checkpoints on disk do too.
+            return shared | ({"disk_keep": NAN_KEEP} if fault == "nan" else {})
         case "flip-bit":
             # In own memory as where a state is large: damage is found once the step is chosen.
             settings: dict[str, dict[str, Any]] = {"file": shared, "buffer": {"verify_at_stop_mb": 0.0}}

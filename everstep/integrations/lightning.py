@@ -50,13 +50,13 @@ def attach(trainer: Trainer, run: Run | None = None, **things: Stateful) -> Run:
     strategy = type(trainer.strategy).__name__
     if strategy in ACROSS_PROCESSES:
         raise ConfigError(f"attach(trainer): {strategy} shards model or optimizer in a way of its own; DDP can be used")
-    follower = _Follower(trainer, DrivenLoop(run), things)
+    follower = _LightningCallback(trainer, DrivenLoop(run), things)
     trainer.callbacks.append(follower)
     follower.take_over()
     return run
 
 
-class _Place:
+class _LightningPlace:
     """Where the trainer's loops stand, as something with a state."""
 
     def __init__(self, trainer: Trainer) -> None:
@@ -108,12 +108,12 @@ class _Place:
             setattr(progress.current, name, self.batches)
 
 
-class _Follower(Callback):  # type: ignore[misc]  # the library is not there where types are checked
+class _LightningCallback(Callback):  # type: ignore[misc]  # the library is not there where types are checked
     """Goes along with the trainer's loops."""
 
     def __init__(self, trainer: Trainer, loop: DrivenLoop, things: dict[str, Stateful]) -> None:
         self._loop, self._things = loop, things
-        self._place = _Place(trainer)
+        self._place = _LightningPlace(trainer)
         self._random = RandomState()
         self._stepped = 0
         """The trainer's count of optimizer steps at the end of the last batch."""
