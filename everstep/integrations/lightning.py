@@ -7,11 +7,13 @@ trainer.fit(model)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.trainer import call
+from lightning.pytorch.utilities import CombinedLoader
 
 import everstep
 from everstep.errors import ConfigError
@@ -68,6 +70,9 @@ class _LightningPlace:
         self.random: dict[str, Any] = {}
         """Random states when the epoch's order of the data was drawn."""
         self.restored = False
+        """The state was restored, and its epoch was not entered yet."""
+        self._counts: dict[str, Any] = {}
+        """Of the loops, as they were restored."""
 
     @property
     def _loops(self) -> dict[str, Any]:
@@ -97,11 +102,16 @@ class _LightningPlace:
             for name in ("ready", "started", "processed", "completed"):
                 setattr(count, name, state_dict["epoch"])
         fit.epoch_loop._batches_that_stepped = state_dict["stepped"]
+        self._counts = state_dict["loops"]
+        self._load_counts()
+
+    def _load_counts(self) -> None:
         for name, loop in self._loops.items():
-            loop.load_state_dict(state_dict["loops"][name])
+            loop.load_state_dict(self._counts[name])
 
     def enter(self) -> None:
-        """The batches of the epoch that are complete count as done."""
+        """The batches of the epoch that are complete count as done; the trainer takes an epoch to begin."""
+        self._load_counts()
         progress = self._trainer.fit_loop.epoch_loop.batch_progress
         progress.total.ready = progress.total.started = progress.total.processed = progress.total.completed
         for name in ("ready", "started", "processed", "completed"):
@@ -157,7 +167,8 @@ class _LightningCallback(Callback):  # type: ignore[misc]  # the library is not 
         if (scaler := getattr(trainer.precision_plugin, "scaler", None)) is not None:
             known["scaler"] = scaler
         total = trainer.estimated_stepping_batches if pl_module.automatic_optimization else ENDLESS
-        self._loop.begin(int(min(total, ENDLESS)) if total > 0 else ENDLESS, 0, **known, **self._things)
+        steps = int(min(total, ENDLESS)) if total > 0 else ENDLESS
+        self._loop.begin(steps, 0, _warm_up(trainer), **known, **self._things)
         self._stepped = trainer.global_step
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
@@ -185,12 +196,35 @@ class _LightningCallback(Callback):  # type: ignore[misc]  # the library is not 
         self._loop.end()
 
 
-def _loss_of(outputs: Any, logged: Mapping[str, Any]) -> Any:
+def _warm_up(trainer: Trainer) -> Callable[[], object] | None:
+    """A forward and a backward pass: DDP sums gradients in another order before its first one than after it.
+
+    None: there is one process only, or the module steps its optimizers itself.
+    """
+    module = trainer.lightning_module
+    if trainer.world_size == 1 or not module.automatic_optimization:
+        return None
+
+    def once() -> None:
+        loader = trainer.fit_loop._combined_loader
+        batch, *_ = next(iter(CombinedLoader(loader.iterables, "max_size_cycle")))
+        batch = trainer.strategy.batch_to_device(batch)
+        loss = _loss_of(call._call_strategy_hook(trainer, "training_step", batch, 0), {}, detached=False)
+        if loss is not None:
+            loss.backward()
+        trainer._logger_connector.reset_results()  # nothing of this is logged
+
+    return once
+
+
+def _loss_of(outputs: Any, logged: Mapping[str, Any], *, detached: bool = True) -> Any:
     """What ``training_step`` returned, else what the module logged; None: neither is a loss."""
     loss = outputs if isinstance(outputs, torch.Tensor) else None
     if isinstance(outputs, Mapping):
         loss = outputs.get("loss")
-    return _named(LOSS, logged) if loss is None else loss.detach()
+    if loss is None:
+        return _named(LOSS, logged)
+    return loss.detach() if detached else loss
 
 
 def _named(names: tuple[str, ...], logged: Mapping[str, Any]) -> Any:

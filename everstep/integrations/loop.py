@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 from everstep import environment
@@ -56,19 +56,22 @@ class DrivenLoop:
         """The step that is under way; None: none is."""
         return self._at
 
-    def begin(self, total: int, start: int = 0, **things: Stateful) -> None:
+    def begin(
+        self, total: int, start: int = 0, warm_up: Callable[[], object] | None = None, /, **things: Stateful
+    ) -> None:
         """Everything is made: restore it, where there is something to restore.
 
         Args:
             total: Steps of the whole training.
             start: The first step, where the trainer has restored a checkpoint of its own.
+            warm_up: As for ``run.steps``; None: nothing is to be set up before a state is restored.
             things: What makes up the state, as for ``run.checkpoint``.
 
         Raises:
             CheckpointError: the agreed state cannot be restored.
         """
         state: Checkpoint = self.run.checkpoint(**things)
-        self._steps = self.run.steps(total, state, start=start)
+        self._steps = self.run.steps(total, state, start=start, warm_up=warm_up)
         self._at = next(self._steps, None)
         if self.run.resumed_from is not None:
             self._restored = self._random.state_dict()

@@ -86,21 +86,28 @@ def test_it_goes_on_bit_for_bit_where_it_stood(job: Job, crash_at: int, options:
     assert not attach(alone).active
     alone.fit(model)
 
-    losses: Losses = {}
     job.start(1)
+    full, untouched = training({}, **options)
+    attach(full)
+    full.fit(untouched)
+
+    losses: Losses = {}
+    job.start(2)
     broken, module = training(losses, crash_at, **options)
     attach(broken)
     with pytest.raises(Crash):
         broken.fit(module)
     assert job.completed == crash_at
 
-    job.start(2, resume=crash_at)
+    job.start(3, resume=crash_at)
     resumed, again = training(losses, **options)
     attach(resumed)
     resumed.fit(again)
 
     assert losses == undisturbed
     assert resumed.global_step == alone.global_step == job.completed
+    place, whole = (made.callbacks[-1]._place.state_dict() for made in (resumed, full))
+    assert place["loops"] == whole["loops"] and place["epoch"] == whole["epoch"]
     ends = zip(again.state_dict().values(), model.state_dict().values(), strict=True)
     assert all(torch.equal(*pair) for pair in ends)
     assert [record.step for record in job.records] == list(range(crash_at, resumed.global_step))
@@ -151,3 +158,17 @@ def test_a_strategy_that_shards_in_its_own_way_is_refused(job: Job, tmp_path: Pa
     trainer.strategy.__class__ = FSDPStrategy
     with pytest.raises(ConfigError, match="FSDPStrategy"):
         attach(trainer)
+
+
+@pytest.mark.timeout(180)
+async def test_ddp_over_two_machines_goes_on_bit_for_bit_after_a_rank_is_killed() -> None:
+    from drills.runner import run_drill
+    from drills.spec.request import DrillRequest
+
+    sizes = {"machines": 2, "ranks_per_machine": 2, "tp": 1, "pp": 1, "standbys": 0}
+    script = [str(Path(__file__).with_name("lightning_script.py"))]
+    result = await run_drill(
+        DrillRequest.model_validate({"fault": "kill-rank", "ranks": [1], "script": script, **sizes})
+    )
+    assert result.problems == []
+    assert result.ok and result.losses_match and result.state_match
