@@ -27,6 +27,8 @@ RESUME_STEP = "EVERSTEP_RESUME_STEP"
 """Completed steps of the state to restore; 0 from the beginning, -1 nothing agreed."""
 TOPOLOGY = "EVERSTEP_TOPOLOGY"
 """``str`` of the job's topology, e.g. ``4,2,2,2,pp-dp-tp`` (``everstep.model.topology``)."""
+MONITOR = "EVERSTEP_MONITOR"
+"""File with the settings of an agent's inspections; for agents, never for ranks."""
 TEMPLATE = "EVERSTEP_TEMPLATE"
 """Socket of the template from which agents on one computer have their fork servers forked; for agents, never for
 ranks."""

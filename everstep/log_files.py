@@ -8,12 +8,15 @@ import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from shlex import quote
 
 from everstep.errors import ConfigError
 
 PIECE = 1 << 20
 """Bytes that are read at once (ours)."""
 STANDARD_INPUT = "-"
+HANDED = ("/dev/fd/", "/proc/self/fd/", "/dev/stdin")
+"""Pipes that a shell has opened, as for ``<(…)``: somebody writes them."""
 GZIP = b"\x1f\x8b"
 
 
@@ -21,20 +24,22 @@ def log_files(given: list[str]) -> list[str]:
     """The logs that are meant: files and ``-`` as they are, of folders all files in them, by name.
 
     Raises:
-        ConfigError: nothing was given, something does not exist, or a folder has no file.
+        ConfigError: nothing was given, something does not exist or is no file, or a folder has no file.
     """
     if not given:
         raise ConfigError("no log is given: name files or folders, or - for standard input")
     found: list[str] = []
     for name in given:
         path = Path(name)
-        if name == STANDARD_INPUT or (path.exists() and not path.is_dir()):
+        if name == STANDARD_INPUT or path.is_file() or (name.startswith(HANDED) and path.is_fifo()):
             found.append(name)
         elif path.is_dir():
             inside = sorted(str(one) for one in path.rglob("*") if stat.S_ISREG(one.lstat().st_mode))
             if not inside:
                 raise ConfigError(f"the folder {name} has no files: name one that has logs")
             found += inside
+        elif path.exists():  # opening a pipe waits for its writer, a device may have no end
+            raise ConfigError(f"{name} is no regular file: give its lines to standard input: - < {quote(name)}")
         else:
             raise ConfigError(f"there is no file or folder {name}: name logs, or - for standard input")
     return list(dict.fromkeys(found))

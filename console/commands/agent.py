@@ -5,12 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-
-if TYPE_CHECKING:
-    from agent.monitor.settings import MonitorSettings
 
 
 def agent(  # noqa: PLR0917
@@ -67,6 +64,7 @@ def agent(  # noqa: PLR0917
     from agent.main import AgentOptions, serve
     from agent.security import ServerSecurity
     from controlplane.logging_setup import configure
+    from controlplane.monitor_file import monitor_settings
 
     configure("agent", json=log_format == "json" if log_format else None)
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
@@ -82,22 +80,9 @@ def agent(  # noqa: PLR0917
         template=template,
         security=security,
         peers=security.as_client(ca_file),
-        monitor=_monitor_settings(monitor),
+        monitor=monitor_settings(monitor),
         metrics=metrics,
         log_bytes=log_mib << 20,
         log_backups=log_backups,
     )
     asyncio.run(serve(options))
-
-
-def _monitor_settings(path: Path | None) -> MonitorSettings:
-    """What a file says of the inspections; without one, the defaults."""
-    from agent.monitor.all import known, reason_codes
-    from agent.monitor.settings import MonitorSettings
-    from controlplane.toml_file import read_toml
-
-    if path is None:
-        return MonitorSettings()
-    kinds = {name: kind.limits_type for name, kind in known().items()}
-    table = read_toml(path, "file with the monitor's settings")
-    return MonitorSettings.parse(table, kinds, reason_codes(), str(path))

@@ -36,7 +36,7 @@ def classify(
 
         kubectl logs gpt-worker-3 | everstep classify - --json
 
-    Exit codes: 0 a class was found, "no failure" included; 2 a log does not exist or cannot be read; 4 unknown.
+    Exit codes: 0 a class was found, "no failure" included; 2 a log is missing, no file or not readable; 4 unknown.
     """
     # Here, so that the other commands need not wait for the rules.
     from console.views.classification import as_object, text_of

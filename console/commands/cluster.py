@@ -20,11 +20,17 @@ def _say(line: str) -> None:
     print(f"  {line}", file=sys.stderr, flush=True)
 
 
-def up(
+def up(  # noqa: PLR0917
     machines: Annotated[int, typer.Option(min=1, max=200, help="Machines for jobs.")] = 4,
     standbys: Annotated[int, typer.Option(min=0, max=50, help="Machines beside them, for replacement.")] = 1,
     workers: Annotated[int, typer.Option(min=1, max=16, help="Worker processes; two survive the death of one.")] = 2,
     cluster: Name = "default",
+    monitor: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", envvar="EVERSTEP_MONITOR", help="Settings of the agents' inspections: docs/monitor.md."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print addresses and folders as JSON.")] = False,
 ) -> None:
     """Start a local cluster: Temporal with its Web UI, workers, and one agent per machine.
@@ -43,13 +49,15 @@ def up(
 
         everstep up --machines 8 --standbys 2
 
+        everstep up --monitor monitor.toml
+
         EVERSTEP_HOME=/scratch/me everstep up --cluster try --json
 
     Exit codes: 0 everything answers; 1 something does not (its log is named); 2 wrong usage.
     """
     from controlplane.local import cluster as local
 
-    running = local.up(cluster, machines=machines, standbys=standbys, workers=workers, progress=_say)
+    running = local.up(cluster, machines=machines, standbys=standbys, workers=workers, monitor=monitor, progress=_say)
     if as_json:
         print(running.model_dump_json(indent=2))
         return

@@ -27,6 +27,7 @@ from controlplane.local.commands import Commands
 from controlplane.local.plan import ClusterPlan, ProcessPlan, State
 from controlplane.local.temporal_server import TemporalChoice, find, start_command
 from controlplane.local.waiting import Progress
+from controlplane.monitor_file import monitor_settings
 from everstep import environment, private
 from everstep.errors import ClusterError
 from everstep.model.machine import Machine
@@ -54,6 +55,7 @@ def up(
     commands: Commands | None = None,
     agents_ca: Path | None = None,
     ledger_url: str = "",
+    monitor: Path | None = None,
 ) -> ClusterFile:
     """Bring a cluster up, or grow a running one; returns when everything answers.
 
@@ -67,11 +69,15 @@ def up(
         commands: programs to run in place of everstep's own.
         agents_ca: certificate of the authority that signed the agents'; None: they have no TLS.
         ledger_url: of another ledger than the cluster's own file.
+        monitor: file with the settings of the agents' inspections; None: the defaults, or what a running cluster has.
 
     Raises:
-        ClusterError: the name is none, there is no Temporal server, a port is taken, or a process does not come up.
+        ClusterError: the name is none, there is no Temporal server, a port is taken, a process does not come up, or a
+            running cluster has another file with the monitor's settings.
+        ConfigError: what the file with the monitor's settings says is wrong.
     """
     home = ClusterFile.home_of(name)
+    monitor_settings(monitor)
     commands = commands or Commands()
     with _lock(home), ports.Claims() as claims:
         private.make_folder(home)
@@ -87,6 +93,7 @@ def up(
             base=base_address,
             agents_ca=agents_ca,
             ledger_url=ledger_url,
+            monitor=monitor.absolute() if monitor else None,
         )
         _make_token(cluster)
         for path in (*stopping.remove_stale(SHM_ROOT), *stopping.remove_stale(FORMER_SHM_ROOT)):
@@ -124,6 +131,7 @@ def _describe(
     base: str,
     agents_ca: Path | None,
     ledger_url: str,
+    monitor: Path | None,
 ) -> ClusterFile:
     """The description of the cluster as it shall be, with the addresses that it had before."""
     home = ClusterFile.home_of(name).resolve()
@@ -132,6 +140,10 @@ def _describe(
     if before and procfs.of_cluster(identifier):
         machines = max(machines, len(before.machines) - before.standbys)
         standbys, workers = max(standbys, before.standbys), max(workers, before.workers)
+        if monitor and monitor != before.monitor:
+            has = f"has the monitor's settings of {before.monitor}" if before.monitor else "has no file of that kind"
+            raise ClusterError(f"--monitor {monitor}: cluster {name!r} runs and {has}: 'everstep down' first")
+        monitor = before.monitor
     own = f"everstep-{identifier}"
     known = {machine.name: machine for machine in before.machines} if before else {}
     all_machines = []
@@ -159,6 +171,7 @@ def _describe(
         ledger_url=ledger_url or f"sqlite:///{home / 'ledger.db'}",
         token_file=home / "token",
         agents_ca=agents_ca,
+        monitor=monitor,
         machines=all_machines,
         standbys=standbys,
         workers=workers,
@@ -212,10 +225,10 @@ def _plan(cluster: ClusterFile, choice: TemporalChoice, commands: Commands) -> C
         processes.append(ProcessPlan("temporal", "temporal", command))
     if commands.ledger:
         processes.append(ProcessPlan("ledger", "ledger", commands.ledger))
-    agent_env = env
+    agent_env = env | ({environment.MONITOR: str(cluster.monitor)} if cluster.monitor else {})
     if commands.template:
         socket = cluster.shm / "template.sock"
-        agent_env = env | {environment.TEMPLATE: str(socket)}
+        agent_env |= {environment.TEMPLATE: str(socket)}
         processes.append(ProcessPlan("template", "template", commands.template(socket)))
     for machine in cluster.machines:
         state, shm = cluster.home / "machines" / machine.name, cluster.shm / machine.name

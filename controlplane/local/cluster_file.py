@@ -41,6 +41,8 @@ class ClusterFile(BaseModel):
     """File with the token of its agents; None: it was brought up by a version that had none."""
     agents_ca: Path | None = None
     """Certificate of the authority that signed its agents'; None: they have no TLS."""
+    monitor: Path | None = None
+    """File with the settings of its agents' inspections; None: they have the defaults."""
     machines: list[Machine]
     """All machines, the standbys last."""
     standbys: int = Field(0, ge=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 from pathlib import Path
 
 import pytest
@@ -36,3 +37,23 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
         log_files([str(tmp_path / "none")])
     with pytest.raises(ConfigError, match="cannot be read"):
         list(pieces(str(tmp_path)))
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_that_nobody_writes_is_refused_and_says_what_to_do(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a pipe")
+    (tmp_path / "link").symlink_to("a pipe")
+    for name in ("a pipe", "link"):
+        with pytest.raises(ConfigError, match=r"is no regular file: .* standard input: - < '?/"):
+            log_files([str(tmp_path / name)])
+    with pytest.raises(ConfigError, match="is no regular file"):
+        log_files(["/dev/zero"])
+
+
+def test_what_a_shell_has_opened_is_read(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    os.write(write, b"step 1\n")
+    os.close(write)
+    [name] = log_files([f"/dev/fd/{read}"])
+    assert b"".join(pieces(name)) == b"step 1\n"
+    os.close(read)

@@ -212,19 +212,38 @@ GPU_RULES = (
         "gpu-out-of-memory",
         FaultClass.GPU_OUT_OF_MEMORY,
         Owner.CODE,
-        ("out of memory", "outofmemory", "cublas_status_alloc_failed", "failed to allocate"),
-        r"CUDA out of memory|RESOURCE_EXHAUSTED: Out of memory|CUDA error: out of memory|OutOfMemoryError: (?:CUDA"
-        r"|HIP)|CUDA_ERROR_OUT_OF_MEMORY"
+        (
+            *("out of memory", "out_of_memory", "outofmemory", "memoryallocation"),
+            *("cublas_status_alloc_failed", "failed to allocate"),
+        ),
+        r"\b(?:CUDA|HIP|XPU) out of memory|RESOURCE_EXHAUSTED: Out of memory"
+        r"|\b(?:CUDA|HIP)(?: driver| runtime)? (?:error|failure)(?: 2)?:? '?out of memory|cudaErrorMemoryAllocation"
+        r"|\btorch(?:\.cuda)?\.OutOfMemoryError\b|CUDA_ERROR_OUT_OF_MEMORY|\bcudaMalloc\w* failed: out of memory"
         r"|CUBLAS_STATUS_ALLOC_FAILED|cuda.*failed to allocate",
-        "torch.cuda.OutOfMemoryError",
+        CUDA + "; torch.OutOfMemoryError",
         (
             "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of "
             "79.11 GiB",
+            "[rank3]: torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 3; 79.15 GiB "
+            "total capacity; 77.01 GiB already allocated; 8.19 MiB free)",
+            "torch.OutOfMemoryError: Allocation on device 0 would exceed allowed memory. (out of memory)",
             "RuntimeError: CUDA error: out of memory",
+            "torch.AcceleratorError: CUDA error: out of memory",
+            "RuntimeError: CUDA driver error: out of memory",
+            "cudaErrorMemoryAllocation: out of memory",
+            "thrust::system::system_error: cudaErrorMemoryAllocation: the API call failed because it was unable to "
+            "allocate enough memory",
+            "m1:812:812 [0] include/alloc.h:228 NCCL WARN Cuda failure 2 'out of memory'",
             "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 12 "
             "bytes.",
         ),
-        ("out of memory retries: 0", "java.lang.OutOfMemoryError: heap"),
+        (
+            "out of memory retries: 0",
+            "java.lang.OutOfMemoryError: heap",
+            "RuntimeError: CUDA error: an illegal memory access was encountered",
+            "the host is out of memory; the CUDA error came later",
+            "RuntimeError: CUDA error: no kernel image is available for execution on the device",
+        ),
     ),
     LogRule(
         "cuda-device-side-assert",

@@ -22,7 +22,7 @@ from controlplane.local.cluster_file import ClusterFile
 from controlplane.local.commands import Commands
 from controlplane.local.plan import hold
 from controlplane.local.readiness import holds
-from everstep.errors import ClusterError
+from everstep.errors import ClusterError, ConfigError
 
 NAME = "trial"
 PATIENCE_S = 60.0
@@ -169,6 +169,35 @@ def test_who_comes_up_waits_until_the_folder_is_removed(
 
     assert (again.home / "cluster.json").exists()
     assert local.processes(again).keys() >= {"temporal", "agent-m0", "worker-0"}
+
+
+def test_the_agents_get_the_monitors_settings_and_a_running_cluster_keeps_them(
+    home: Path, commands: Commands, tmp_path: Path
+) -> None:
+    settings, other = tmp_path / "monitor.toml", tmp_path / "other.toml"
+    for path in (settings, other):
+        path.write_text("[gpu]\ninterval_s = 5\n")
+    given = local.up(NAME, machines=1, standbys=0, workers=1, commands=commands, monitor=settings)
+    pids = local.processes(given)
+    assert _environment(pids["agent-m0"])["EVERSTEP_MONITOR"] == str(settings)
+    assert "EVERSTEP_MONITOR" not in _environment(pids["worker-0"])
+    assert local.up(NAME, machines=1, standbys=0, workers=1, commands=commands) == given
+    with pytest.raises(ClusterError, match=r"other.toml: .* runs and has the monitor's settings of .*monitor.toml"):
+        local.up(NAME, machines=1, standbys=0, workers=1, commands=commands, monitor=other)
+    assert local.processes(given) == pids
+
+
+def test_wrong_settings_of_the_monitor_are_refused_before_anything_starts(home: Path, tmp_path: Path) -> None:
+    settings = tmp_path / "monitor.toml"
+    settings.write_text("[gpus]\ninterval_s = 5\n")
+    with pytest.raises(ConfigError, match="there is no inspection 'gpus'"):
+        local.up(NAME, monitor=settings)
+    assert not ClusterFile.home_of(NAME).exists()
+
+
+def _environment(pid: int) -> dict[str, str]:
+    fields = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+    return dict(field.split("=", 1) for field in fields if "=" in field)
 
 
 def test_a_nonsense_name_is_refused(home: Path) -> None:
