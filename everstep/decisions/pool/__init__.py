@@ -1,0 +1,1 @@
+"""Decisions about the pool of standbys: how many there should be, and which machine takes the place of which."""

@@ -1,0 +1,69 @@
+"""Standbys in use, day by day, against a count of single moments."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from everstep.decisions.pool.demand import AGAIN_DAYS, FailureRecord, MachineFailure, Refill, daily_demand
+
+PARTS = 4
+"""Failures begin and end at quarters of days."""
+DAYS = 30
+
+
+@st.composite
+def machine_failures(draw: st.DrawFn) -> MachineFailure:
+    begin = draw(st.integers(0, DAYS * PARTS - 1))
+    took = draw(st.none() | st.integers(1, 60))
+    back = None if took is None else (begin + took) / PARTS
+    return MachineFailure(draw(st.sampled_from("abcde")), begin / PARTS, back)
+
+
+RECORDS = st.builds(
+    lambda failures: FailureRecord(5, DAYS + 0.5, tuple(failures)), st.lists(machine_failures(), max_size=12)
+)
+
+
+def counted(record: FailureRecord) -> list[int]:
+    """Machines away at the fullest quarter of each day."""
+
+    def away(machine: str, moment: float) -> bool:
+        own = [failure for failure in record.failures if failure.machine == machine]
+        before = [failure for failure in own if failure.failed_day <= moment]
+        if any(failure.back_day is None or moment < failure.back_day for failure in before):
+            return True
+        last = max((failure.back_day or 0 for failure in before), default=None)
+        following = [failure.failed_day for failure in own if failure.failed_day > moment]
+        return last is not None and bool(following) and min(following) - last <= AGAIN_DAYS
+
+    moments = [[day + part / PARTS for part in range(PARTS)] for day in range(DAYS)]
+    return [max(sum(away(machine, moment) for machine in "abcde") for moment in day) for day in moments]
+
+
+@given(RECORDS)
+def test_equals_a_count_moment_by_moment(record: FailureRecord) -> None:
+    assert daily_demand(record, Refill.REPAIR) == counted(record)
+
+
+@given(RECORDS, st.integers(0, DAYS))
+def test_what_was_known_before_a_day_has_nothing_of_it(record: FailureRecord, day: int) -> None:
+    known = record.before(day)
+    assert known.days == day
+    assert all(failure.failed_day < day and (failure.back_day or 0) < day for failure in known.failures)
+    assert daily_demand(known, Refill.DAILY) == daily_demand(record, Refill.DAILY)[:day]
+    earlier = daily_demand(known, Refill.REPAIR)
+    assert all(had <= has for had, has in zip(earlier, daily_demand(record, Refill.REPAIR), strict=False))
+
+
+def test_a_machine_that_fails_again_soon_was_away_in_between() -> None:
+    soon = (MachineFailure("a", 1.0, 2.0), MachineFailure("a", 2.0 + AGAIN_DAYS, 9.5))
+    late = (MachineFailure("a", 1.0, 2.0), MachineFailure("a", 2.5 + AGAIN_DAYS, 9.9))
+    assert daily_demand(FailureRecord(2, 11, soon), Refill.REPAIR) == [0] + [1] * 9 + [0]
+    assert daily_demand(FailureRecord(2, 11, late), Refill.REPAIR) == [0, 1, 0, 0, 0, 0, 0, 0, 0, 1, 0]
+
+
+def test_a_pool_that_is_filled_daily_counts_the_failures_of_a_day() -> None:
+    failures = (MachineFailure("a", 0.1), MachineFailure("b", 0.9), MachineFailure("c", 2.0))
+    assert daily_demand(FailureRecord(3, 3.9, failures), Refill.DAILY) == [2, 0, 1]
+    assert daily_demand(FailureRecord(3, 3.9, failures), Refill.REPAIR) == [2, 2, 3]
