@@ -10,6 +10,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from everstep.decisions.evict.rules import RULES
+from everstep.model.eviction import EvictMode
 from everstep.model.job import JobSpec
 from everstep.redaction import is_secret
 
@@ -81,3 +83,23 @@ def checkpoint_problems(table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             near = difflib.get_close_matches(unknown, available_protocols(), n=1)
             hint = f"did you mean {near[0]}://?" if near else "use a URL such as s3://bucket/runs or file:///mnt/runs"
             yield "remote_url", f"nobody knows the protocol {unknown}: {hint}"
+
+
+def policy_problems(table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What in the table ``[policy]`` names no rule of eviction, or no mode: pairs of the key and what is wrong with it.
+
+    Messages take any word there, since a later release may know more of them.
+    """
+    modes = ", ".join(EvictMode)
+    mode = table.get("evict_mode")
+    if isinstance(mode, str) and not EvictMode(mode).known:
+        yield "evict_mode", f"expected one of {modes}"
+    names = [rule.name for rule in RULES if rule.evicts]
+    rules = table.get("evict_rules")
+    for name, own in rules.items() if isinstance(rules, dict) else ():
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
+            yield "evict_rules", f"{name} is no rule that evicts: {hint}"
+        elif isinstance(own, str) and not EvictMode(own).known:
+            yield "evict_rules", f"{name}: expected one of {modes}"

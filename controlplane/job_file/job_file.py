@@ -26,7 +26,7 @@ import re
 import secrets
 import shlex
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -150,7 +150,8 @@ class _Draft:
             self.problems.append('script is missing: say which Python script to run, e.g. script = "train.py"')
         elif isinstance(script, str):
             self._check_paths()
-        self._check_checkpoint()
+        self._check_table("checkpoint", checks.checkpoint_problems)
+        self._check_table("policy", checks.policy_problems)
         self.values.setdefault("script", "")
         self.values.setdefault("name", _default_name(self.path, str(script or "job")))
         spec = self._validated()
@@ -211,13 +212,11 @@ class _Draft:
         if not python and not self.problems and (problem := checks.syntax_problem(script)):
             self.problems.append(problem)
 
-    def _check_checkpoint(self) -> None:
-        checkpoint = self.values.get("checkpoint")
-        if isinstance(checkpoint, dict):
-            for key, problem in checks.checkpoint_problems(checkpoint):
-                self.problems.append(
-                    f"checkpoint.{key} = {checkpoint[key]!r} {self.sources[f'checkpoint.{key}']}: {problem}"
-                )
+    def _check_table(self, name: str, check: Callable[[Mapping[str, Any]], Iterable[tuple[str, str]]]) -> None:
+        table = self.values.get(name)
+        if isinstance(table, dict):
+            for key, problem in check(table):
+                self.problems.append(f"{name}.{key} = {table[key]!r} {self.sources[f'{name}.{key}']}: {problem}")
 
 
 def _other_place(key: str, model: type[BaseModel], prefix: str) -> str:

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from everstep.model.eviction import EvictAnswer
 from everstep.model.health import MachineFinding
 from everstep.model.message import AnyWord, Model
 from everstep.model.words import Words
@@ -366,6 +367,8 @@ class IncidentReport(Model):
     """What inspections of the machines said, the worst first."""
     classification: Classification | None = None
     """Of the failure that opened it: class, owner and the lines that say so; None: no rank failed by itself."""
+    asked: list[EvictAnswer] = Field(default_factory=list)
+    """What the rules of eviction said, "no" included (``everstep policy explain``)."""
 
 
 CLOSED_OUTSIDE = "closed from outside"

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from everstep.model.eviction import EvictMode
+
 
 class RecoveryPolicy(BaseModel):
     """How often, how fast and how patiently a job is brought back."""
@@ -84,4 +86,23 @@ class RecoveryPolicy(BaseModel):
     )
     parked_timeout_h: float = Field(
         24.0 * 7, gt=0, description="A parked job is abandoned after this long without an operator, hours (ours)."
+    )
+    evict_mode: EvictMode = Field(
+        EvictMode.ACT, description="Most that a rule of eviction may do: act, approve, shadow or off (ours)."
+    )
+    evict_rules: dict[str, EvictMode] = Field(
+        default_factory=dict, description="The same of single rules: a table of names and modes (ours)."
+    )
+    evict_share: float = Field(
+        0.25, ge=0, le=1, description="Share of the machines evicted in the window without an operator (ours)."
+    )
+    evict_at_least: int = Field(
+        2, ge=0, description="So many may be evicted in the window however small the share is (ours)."
+    )
+    evict_window_h: float = Field(24.0, gt=0, description="The window in which evictions are counted, hours (ours).")
+    silent_evict_s: float = Field(
+        2.0, ge=0, description="Once a job failed, a machine that does not answer for so long is gone, seconds (ours)."
+    )
+    silent_s: float = Field(
+        10.0, gt=0, description="Where nothing failed, agent and ranks are silent for so long: an anomaly, s (ours)."
     )

@@ -142,6 +142,28 @@ def test_what_fits_together_is_taken(folder: Path, lines: str) -> None:
     load_job(job_file(folder, f"{GOOD}[checkpoint]\n{lines}\n"), environment={})
 
 
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ('evict_mode = "shdow"', "policy.evict_mode = 'shdow' in job.toml: expected one of act, approve, shadow, off"),
+        ("evict_mode = 5", "policy.evict_mode = 5 in job.toml: "),
+        ('evict_rules = { gone-machin = "off" }', "gone-machin is no rule that evicts: did you mean gone-machine?"),
+        ('evict_rules = { unknown-verdict = "act" }', "unknown-verdict is no rule that evicts: there are sure-machine"),
+        ('evict_rules = { gone-machine = "on" }', "gone-machine: expected one of act, approve, shadow, off"),
+    ],
+)
+def test_a_rule_or_mode_of_eviction_that_nobody_knows_is_told(folder: Path, lines: str, expected: str) -> None:
+    assert expected in told(job_file(folder, f"{GOOD}[policy]\n{lines}\n", "job.toml"))
+
+
+def test_modes_of_eviction_are_read_from_file_and_environment(folder: Path) -> None:
+    text = GOOD + '[policy.evict_rules]\ngone-machine = "shadow"\n'
+
+    policy = load_job(job_file(folder, text), environment={"EVERSTEP_JOB_POLICY_EVICT_MODE": "approve"}).policy
+
+    assert (policy.evict_mode, policy.evict_rules) == ("approve", {"gone-machine": "shadow"})
+
+
 def test_a_remote_folder_without_a_protocol_is_a_path(folder: Path) -> None:
     spec = load_job(job_file(folder, GOOD + '[checkpoint]\nremote_url = "remote"\n'), environment={})
 

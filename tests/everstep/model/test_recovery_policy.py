@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from everstep.model.eviction import EvictMode
 from everstep.model.recovery_policy import RecoveryPolicy
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -13,4 +14,17 @@ def test_every_limit_is_in_the_docs_with_its_default() -> None:
     text = (DOCS / "operations.md").read_text()
 
     for name, field in RecoveryPolicy.model_fields.items():
-        assert f"| `{name}` | {field.default:g} | {field.description} |" in text
+        default = field.get_default(call_default_factory=True)
+        shown = "none" if default == {} else str(default) if isinstance(default, EvictMode) else f"{default:g}"
+        assert f"| `{name}` | {shown} | {field.description} |" in text
+
+
+def test_a_mode_that_this_release_does_not_know_is_read_and_kept() -> None:
+    stored = '{"evict_mode": "later", "evict_rules": {"later-rule": "later"}}'
+
+    policy = RecoveryPolicy.model_validate_json(stored)
+
+    assert policy.model_dump(include={"evict_mode", "evict_rules"}) == {
+        "evict_mode": "later",
+        "evict_rules": {"later-rule": "later"},
+    }

@@ -1,0 +1,180 @@
+"""The rules of eviction, as one readable list: which evict a machine, and which say why one is not evicted.
+
+The first three are what figure 5 of ByteRobust does without a test (steps 1 and, for the network, its second alert).
+The others evict nobody: they say of each other finding why it is not enough. What follows where no rule evicts is not
+decided here: the job is tried again as it is (``everstep.decisions.recover.plan``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from everstep.decisions.evict.facts import (
+    ALERTS_WITHIN_S,
+    REPEATED_FLAPS,
+    MachineFacts,
+    is_alert,
+    is_sure,
+)
+from everstep.model.eviction import EvictMode
+from everstep.model.health import Finding, Health
+from everstep.model.owner import Owner
+from everstep.model.recovery_policy import RecoveryPolicy
+
+ONE_ALERT_S = 30.0
+"""Alerts of a machine that are less apart are one: of two links behind one switch, or of one link that is told anew
+(ours; ByteRobust looks at the network every 30 s, table 3)."""
+SILENT = "silent-machine"
+"""Reason code of what rests on silence, and on no finding."""
+OF_THE_JOB = frozenset({Owner.CODE, Owner.DATA})
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a rule says of one machine, because of one finding or of its silence."""
+
+    yes: bool
+    reason: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class EvictRule:
+    """One rule: data, and a function that keeps nothing."""
+
+    name: str
+    """In reports, settings and metrics; it does not change."""
+    says: str
+    """In one line."""
+    source: str
+    judge: Callable[[MachineFacts, RecoveryPolicy], Iterator[Said]]
+    """Everything that the rule has to say of a machine."""
+    evicts: bool = True
+    """False: it only says why a machine is not evicted."""
+    mode: EvictMode = EvictMode.ACT
+    """As long as the policy of the job says nothing else."""
+
+
+def _sure_machine_fault(seen: MachineFacts, policy: RecoveryPolicy) -> Iterator[Said]:
+    for found in filter(is_sure, seen.findings):
+        spread = seen.widespread(found.reason)
+        yield Said(not spread, found.reason, f"{found.headline}: {spread or 'it names this machine for sure'}")
+
+
+def _repeated_network_alert(seen: MachineFacts, policy: RecoveryPolicy) -> Iterator[Said]:
+    for found in filter(is_alert, seen.findings):
+        if spread := seen.widespread(found.reason):
+            yield Said(False, found.reason, f"{found.headline}: {spread}")
+        elif found.reason in REPEATED_FLAPS:
+            yield Said(True, found.reason, f"{found.headline}: one link went down twice")
+        elif other := _second(found, seen.alerts):
+            apart_s = abs(other.since_ns - found.since_ns) / 1e9
+            yield Said(True, found.reason, f"{found.headline}: {apart_s:.0f} s from another alert, {other.headline}")
+        else:
+            within = f"the second within {ALERTS_WITHIN_S:.0f} s evicts"
+            yield Said(False, found.reason, f"{found.headline}: one network alert is tolerated, {within}")
+
+
+def _second(found: Finding, alerts: tuple[Finding, ...]) -> Finding | None:
+    """Another alert that counts together with this one; none with the end of an outage that is among them."""
+    near = (ONE_ALERT_S, ALERTS_WITHIN_S)
+    others = alerts if found in alerts else ()
+    return next((one for one in others if near[0] <= abs(one.since_ns - found.since_ns) / 1e9 <= near[1]), None)
+
+
+def _gone_machine(seen: MachineFacts, policy: RecoveryPolicy) -> Iterator[Said]:
+    if seen.stepping:
+        yield Said(False, SILENT, "its agent is silent, and its ranks step: the machine works")
+        return
+    if seen.silent_s is None:
+        return
+    heard = f"nothing was heard from its agent and ranks for {seen.silent_s:.1f} s"
+    if seen.silent_s < policy.silent_evict_s:
+        yield Said(False, SILENT, f"{heard}: it has {policy.silent_evict_s:g} s to answer")
+    else:
+        yield Said(True, SILENT, f"{heard}: it is gone")
+
+
+def _application_caused(seen: MachineFacts, policy: RecoveryPolicy) -> Iterator[Said]:
+    for found in seen.findings:
+        if found.owner in OF_THE_JOB:
+            why = f"owner {found.owner}: what one job says of itself evicts no machine"
+            yield Said(False, found.reason, f"{found.headline}: {why}")
+
+
+def _unknown_verdict(seen: MachineFacts, policy: RecoveryPolicy) -> Iterator[Said]:
+    for found in seen.findings:
+        if found.verdict is not Health.FAULTY and found.owner not in OF_THE_JOB and not is_alert(found):
+            yield Said(False, found.reason, f"{found.headline}: the verdict is {found.verdict}, and that is no fault")
+
+
+def _unsure_fault(seen: MachineFacts, policy: RecoveryPolicy) -> Iterator[Said]:
+    for found in seen.findings:
+        if found.verdict is Health.FAULTY and found.owner is Owner.MACHINE and not found.sure:
+            yield Said(False, found.reason, f"{found.headline}: it does not name the machine for sure; a test has to")
+
+
+def _other_owner(seen: MachineFacts, policy: RecoveryPolicy) -> Iterator[Said]:
+    told = OF_THE_JOB | {Owner.MACHINE, Owner.NETWORK}
+    for found in seen.findings:
+        if found.verdict is Health.FAULTY and found.owner not in told:
+            yield Said(False, found.reason, f"{found.headline}: owner {found.owner}, so not this machine alone")
+
+
+RULES: tuple[EvictRule, ...] = (
+    EvictRule(
+        "sure-machine-fault",
+        "a fault that names the machine for sure, and that the machines do not share: evict at once",
+        "ByteRobust, figure 5, step 1; that shared faults are left out is ours",
+        _sure_machine_fault,
+    ),
+    EvictRule(
+        "repeated-network-alert",
+        f"one network alert is tolerated, the second of a machine within {ALERTS_WITHIN_S:.0f} s evicts",
+        "ByteRobust, figure 5; what counts as one alert is ours",
+        _repeated_network_alert,
+    ),
+    EvictRule(
+        "gone-machine",
+        "agent and ranks of the machine are silent",
+        "ours: the paper gives no heartbeat limit",
+        _gone_machine,
+    ),
+    EvictRule(
+        "application-caused",
+        "code and data of a job evict no machine: that takes more than one job's own evidence",
+        "ByteRobust, section 4.1: rollback, not eviction",
+        _application_caused,
+        evicts=False,
+    ),
+    EvictRule("unknown-verdict", "what could not be looked at is no fault", "ours", _unknown_verdict, evicts=False),
+    EvictRule(
+        "unsure-fault",
+        "a fault that does not name the machine for sure waits for a test",
+        "ByteRobust, figure 5, step 3: stop-time checks, not built yet",
+        _unsure_fault,
+        evicts=False,
+    ),
+    EvictRule(
+        "other-owner",
+        "storage, scheduler and whoever is not known: another machine has the same",
+        "ours",
+        _other_owner,
+        evicts=False,
+    ),
+)
+"""In the order in which they are asked; the first that evicts is the one that is named."""
+
+
+def mode_of(rule: EvictRule, policy: RecoveryPolicy) -> EvictMode:
+    """How far a rule may go: as its own mode says, and never further than ``evict_mode``.
+
+    A word that this release does not know asks an operator.
+    """
+    order = (EvictMode.ACT, EvictMode.APPROVE, EvictMode.SHADOW, EvictMode.OFF)
+    known = [
+        mode if mode in order else EvictMode.APPROVE
+        for mode in (policy.evict_mode, policy.evict_rules.get(rule.name, rule.mode))
+    ]
+    return max(known, key=order.index)
