@@ -1,7 +1,8 @@
 """The monitor: all inspections of a machine at work, and what changes told as observations.
 
 A finding is told when it begins, when its verdict becomes another one, and when it is over. One that comes and goes is
-told as over only after it stayed away for ``OVER_S``, so that a part that flickers cannot fill the log of observations.
+told as over only after it stayed away for ``OVER_S``. Where it is back before that, it is told again, for a job may
+have begun meanwhile; but each time less soon, so that a part that flickers cannot fill the log of observations.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from everstep.model.health import Finding, Health, verdict_of, worst_first
 
 OVER_S = 30.0
 """A finding that was not seen again for this long is over (ours)."""
+AGAIN_S = 3600.0
+"""A finding that comes and goes is told again after ``OVER_S`` at first, then after twice as long each time, and in the
+end this often (ours)."""
 LOOK_S = 1.0
 """Between two looks at which inspections hang, seconds (ours)."""
 TOLD = 64
@@ -32,6 +36,21 @@ Tell = Callable[[Finding, bool], None]
 """Takes a finding that began, or, where it is True, one that is over."""
 
 logger = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class Told:
+    """A finding that was told to have begun; times by the monotonic clock, seconds."""
+
+    found: Finding
+    seen_s: float
+    """When it was seen last."""
+    again_s: float
+    """Should it come back, it is told again from then on."""
+    wait_s: float = OVER_S
+    """How long ``again_s`` was after it was told."""
+    away: bool = False
+    """It was not seen at some look since it was told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +89,12 @@ class Monitor:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._woken = asyncio.Event()
         self._kept = kept
-        self._told: dict[tuple[str, str, str], tuple[Finding, float]] = {}
-        """What was told to have begun, by an earlier agent too, and when it was seen last, by the monotonic clock."""
+        self._told: dict[tuple[str, str, str], Told] = {}
+        """What was told to have begun and is not over, by an earlier agent too."""
+        now_s = time.monotonic()
         for told in kept.of(TOLD_BY).get("findings", []):
             found = Finding.model_validate(told)
-            self._told[found.key] = (found, time.monotonic())
+            self._told[found.key] = Told(found, now_s, now_s + OVER_S)
         self.inspectors = [Inspector(inspection, kept, self._wake, silence) for inspection in inspections]
 
     async def run(self) -> None:
@@ -108,21 +128,35 @@ class Monitor:
         return sum(inspector.clear(reason) for inspector in self.inspectors)
 
     def tell_changes(self, now_s: float) -> None:
-        """Tell what began, and what has been over for long enough; ``now_s``: by the monotonic clock."""
-        before = {key: found.verdict for key, (found, _) in self._told.items()}
-        for inspector in self.inspectors:
-            for found in inspector.look.findings[:TOLD]:
-                known = self._told.get(found.key)
-                if known is None or (known[0].verdict, known[0].sure) != (found.verdict, found.sure):
-                    self._tell(found, False)
-                self._told[found.key] = (found, now_s)
+        """Tell what began or is back, and what has been over for long enough; ``now_s``: by the monotonic clock."""
+        before = {key: told.found.verdict for key, told in self._told.items()}
+        seen = [found for inspector in self.inspectors for found in inspector.look.findings[:TOLD]]
         blind = {inspector.inspection.name for inspector in self.inspectors if not inspector.knows}
-        for key, (found, seen_s) in list(self._told.items()):
-            if now_s - seen_s >= OVER_S and found.inspection not in blind:
+        for found in seen:
+            self._see(found, now_s)
+        present = {found.key for found in seen}
+        for key, told in list(self._told.items()):
+            if key in present or told.found.inspection in blind:
+                continue
+            told.away = True
+            if now_s - told.seen_s >= OVER_S:
                 del self._told[key]
-                self._tell(found, True)
-        if before != {key: found.verdict for key, (found, _) in self._told.items()}:
-            self._kept.keep(TOLD_BY, {"findings": [found.model_dump(mode="json") for found, _ in self._told.values()]})
+                self._tell(told.found, True)
+        if before != {key: told.found.verdict for key, told in self._told.items()}:
+            told_now = [told.found.model_dump(mode="json") for told in self._told.values()]
+            self._kept.keep(TOLD_BY, {"findings": told_now})
+
+    def _see(self, found: Finding, now_s: float) -> None:
+        known = self._told.get(found.key)
+        if known is None or (known.found.verdict, known.found.sure) != (found.verdict, found.sure):
+            self._tell(found, False)
+            self._told[found.key] = Told(found, now_s, now_s + OVER_S)
+            return
+        known.found, known.seen_s = found, now_s
+        if known.away and now_s >= known.again_s:
+            self._tell(found, False)
+            known.wait_s = min(2 * known.wait_s, AGAIN_S)
+            known.again_s, known.away = now_s + known.wait_s, False
 
     def _wake(self) -> None:
         if self._loop and not self._loop.is_closed():

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 
 import pytest
 
 from agent.monitor.inspection import Look
-from agent.monitor.monitor import OVER_S, TOLD, Monitor
+from agent.monitor.monitor import AGAIN_S, OVER_S, TOLD, Monitor
 from everstep.errors import CannotLook
 from everstep.model.health import Finding, Health
 from tests.agent.monitor.sites import BROKEN, UNCLEAR, Place, Scripted, scripted
@@ -58,6 +59,28 @@ def test_what_begins_is_told_once_and_what_stays_away_is_over(place: Place, told
     assert len(told) == 1
     watched.at(2 + 2 * OVER_S)
     assert told == [("part-broken", "a", False), ("part-broken", "a", True)]
+
+
+def test_what_comes_back_before_it_is_over_is_told_again_and_less_and_less_often(place: Place, told: Told) -> None:
+    watched, times = Watched(place, told), []
+    for second in range(3 * 3600):
+        before = len(told)
+        watched.at(second, *(["a"] if second % 20 < 10 else []))  # never away for long enough
+        if len(told) > before:
+            times.append(second)
+    assert {over for _, _, over in told} == {False}
+    assert times[:4] == [0, 40, 100, 220]  # 30, 60 and 120 s later, when it is there
+    apart = [later - earlier for earlier, later in pairwise(times)]
+    assert apart == sorted(apart)
+    assert apart[-1] <= AGAIN_S + 20
+    assert len(times) < 12
+
+
+def test_what_stays_is_not_told_again(place: Place, told: Told) -> None:
+    watched = Watched(place, told)
+    for second in range(0, 3600, 5):
+        watched.at(second, "a")
+    assert len(told) == 1
 
 
 def test_what_gets_worse_is_told_again(place: Place, told: Told) -> None:
