@@ -27,10 +27,21 @@ LAUNCH = "Launch ranks"
 CONFIRM = "Confirm steps"
 AWAIT = "Await machines"
 RELEASE = "Release machines"
+POOL_LEASE = "Lease machines"
+POOL_REPLACE = "Replace machines"
+POOL_AWAIT = "Await standbys"
+POOL_GIVE_BACK = "Give machines back"
 CLOSED = "Read closed incident"
 DECIDE = "Decide"
 """Writes a conclusion of the incident to the ledger; the workflow decides. Histories have this name."""
 RECORD = "Record job"
+
+
+class AwaitStandbysInput(Model):
+    """Wait until the pool has so many machines to spare."""
+
+    count: int
+    patience_s: float
 
 
 class PrepareInput(Model):
@@ -40,6 +51,8 @@ class PrepareInput(Model):
     machines: list[Machine]
     run: str = ""
     """Id of the job's run; see ``everstep.model.run_id``."""
+    patience_s: float = 60.0
+    """How long a silent agent is asked again, seconds (ours)."""
 
 
 class StopInput(Model):
@@ -51,6 +64,9 @@ class StopInput(Model):
     grace_s: float = 0.0
     patience_s: float = 30.0
     """How long a silent agent is asked again, seconds (ours)."""
+    probed: bool = False
+    """An agent that does not come back from a stop is asked whether it is there at all: where it does not answer that
+    for ``patience_s`` either, it is silent."""
     dying_s: float = 15.0
     """Ranks that were killed and are not gone are waited for so long before the answer says so, seconds (ours)."""
     spec: JobSpec | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 from temporalio import workflow
 from temporalio.workflow import ActivityHandle
@@ -37,11 +38,11 @@ SLOWEST_BYTES = 20_000_000
 """Bytes a second of one machine: a restore that is slower is given up (ours)."""
 
 
-def prepare(spec: JobSpec, machines: list[Machine], run: str) -> ActivityHandle[float]:
-    """Start the fork servers."""
+def prepare(spec: JobSpec, machines: list[Machine], run: str, **bounds: float) -> ActivityHandle[float]:
+    """Start the fork servers; ``bounds`` may have the ``patience_s`` of the input."""
     return workflow.start_activity(
         messages.PREPARE,
-        PrepareInput(spec=spec, machines=machines, run=run),
+        PrepareInput(spec=spec, machines=machines, run=run, **bounds),
         result_type=float,
         summary=web_ui.summary(f"fork servers on {len(machines)} machines"),
         **on_ranks(timedelta(minutes=5)),
@@ -60,9 +61,9 @@ def room(spec: JobSpec, machines: list[Machine]) -> ActivityHandle[str]:
 
 
 def stop(
-    spec: JobSpec, machines: list[Machine], run: str, generation: int, *, why: str = "", **bounds: float
+    spec: JobSpec, machines: list[Machine], run: str, generation: int, *, why: str = "", **bounds: Any
 ) -> ActivityHandle[Evidence]:
-    """Stop all ranks; ``bounds`` are ``grace_s`` and ``patience_s`` of the input."""
+    """Stop all ranks; ``bounds`` are ``grace_s``, ``patience_s`` and ``probed`` of the input."""
     return workflow.start_activity(
         messages.STOP,
         StopInput(job=spec.name, generation=generation, machines=machines, spec=spec, run=run, **bounds),

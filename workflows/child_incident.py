@@ -18,8 +18,8 @@ with workflow.unsafe.imports_passed_through():
 Child = workflow.ChildWorkflowHandle[IncidentWorkflow, IncidentReport]
 
 
-async def open_incident(state: JobState, number: int, anomaly: Anomaly) -> Child:
-    """Start the incident with a number.
+async def open_incident(state: JobState, number: int, anomaly: Anomaly, *, only_tells: bool = False) -> Child:
+    """Start the incident with a number; ``only_tells``: the job goes on meanwhile, whatever it says.
 
     Raises:
         WorkflowAlreadyStartedError: one of this number is open.
@@ -43,6 +43,9 @@ async def open_incident(state: JobState, number: int, anomaly: Anomaly) -> Child
         first_step_s=state.first_step_s,
         hold=state.hold,
         emptied=state.emptied,
+        alerts=state.alerts,
+        evicted_ns=state.evicted_ns,
+        only_tells=only_tells,
     )
     return await workflow.start_child_workflow(
         IncidentWorkflow.run,

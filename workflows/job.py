@@ -11,7 +11,7 @@ import contextlib
 from typing import Any
 
 from temporalio import workflow
-from temporalio.exceptions import ActivityError, ApplicationError, ChildWorkflowError, WorkflowAlreadyStartedError
+from temporalio.exceptions import ActivityError, ChildWorkflowError, WorkflowAlreadyStartedError
 
 with workflow.unsafe.imports_passed_through():
     from activities import messages
@@ -27,26 +27,23 @@ with workflow.unsafe.imports_passed_through():
         Stage,
         Symptom,
     )
-    from everstep.model.job_state import NOT_YET, IncidentSummary, JobState, incident_workflow_id
+    from everstep.model.job_state import JobState, incident_workflow_id
     from everstep.model.run_id import run_id
     from everstep.text import listed
-    from workflows import activity_calls, attributes, web_ui
+    from workflows import activity_calls, attributes, incident_list, web_ui
     from workflows.child_incident import Child, end_of, open_incident
     from workflows.closed_incident import Reopening
     from workflows.first_launch import CannotStart, FirstLaunch
     from workflows.first_step import FirstStepWatch, suspect
     from workflows.incident.report import Closings
-    from workflows.learned import learn
-    from workflows.messages import JobResult, check_generation, lost_incident
+    from workflows.learned import change_machines, learn, read_machines
+    from workflows.messages import JobResult, check_generation, check_report, lost_incident
     from workflows.observed import ObservedFaults
     from workflows.operator import read_request
     from workflows.options import TASK_TIMEOUT, on_ledger
 
-INCIDENTS_KEPT = 20
 REJECTED_KEPT = 10
 STAGE_CHARACTERS = 120
-RESTS_ON_STEPS = {Symptom.STALL, Symptom.UNSAVED}
-"""Symptoms that a generation can have only after it has completed a step."""
 
 
 @workflow.defn(name="Job")
@@ -70,7 +67,7 @@ class JobWorkflow:
     @workflow.update(name="report", description="A watcher reports an anomaly")
     def report(self, anomaly: Anomaly) -> str:
         """Take an anomaly; a repeated or outdated one changes nothing."""
-        known = {pending.generation for pending in self.state.pending}
+        known = {one.generation for one in self.state.pending if one.symptom is not Symptom.MACHINE_FAULT}
         if anomaly.generation < self.state.generation or anomaly.generation in known | {self.handled_generation}:
             return f"generation {anomaly.generation} is dealt with"
         # Kept even while an incident is open: it may be about a generation that the incident launched.
@@ -94,12 +91,7 @@ class JobWorkflow:
 
         A rejected update leaves no trace: who reports it may come again with the same id.
         """
-        check_generation(anomaly.generation)
-        started = anomaly.generation == self.state.generation and self.state.status != "starting"
-        if anomaly.symptom in RESTS_ON_STEPS and anomaly.generation >= self.state.generation and not started:
-            raise ApplicationError(
-                f"{anomaly.symptom}: generation {anomaly.generation} is not confirmed yet", type=NOT_YET
-            )
+        check_report(self.state, anomaly)
 
     @finished.validator
     def check_finished(self, generation: int) -> None:
@@ -121,10 +113,15 @@ class JobWorkflow:
         """Note that an incident was parked or resumed."""
         if not isinstance(stage, str) or len(stage) > STAGE_CHARACTERS:
             return
-        for incident in self.state.incidents:
-            if incident.number == number and not incident.resolution:
-                self.state.status = "parked" if stage == Stage.PARKED else "recovering"
-                self._replace(incident.model_copy(update={"stage": stage}))
+        if incident_list.at_stage(self.state, number, stage):
+            self.state.status = "parked" if stage == Stage.PARKED else "recovering"
+        self._show()
+
+    @workflow.signal(name="incident_machines", description="Sent by the job's own incidents")
+    def incident_machines(self, number: Any = 0, machines: Any = None, *more: Any) -> None:
+        """Note on which machines an incident goes on."""
+        if incident_list.is_open(self.state, number) and (read := read_machines(machines)):
+            change_machines(self.state, read)
         self._show()
 
     @workflow.query(name="state", description="Everything that the job knows of itself")
@@ -217,7 +214,9 @@ class JobWorkflow:
         return info.is_continue_as_new_suggested() or info.is_target_worker_deployment_version_changed()
 
     def _take_anomaly(self) -> Anomaly:
-        anomaly = next(pending for pending in self.state.pending if pending.generation == self.state.generation)
+        """The next incident's; of what waits, the ends of ranks come before machines that are at fault."""
+        due = [pending for pending in self.state.pending if pending.generation == self.state.generation]
+        anomaly = min(due, key=lambda one: one.symptom is Symptom.MACHINE_FAULT)
         self.state.pending.remove(anomaly)
         return anomaly
 
@@ -262,9 +261,11 @@ class JobWorkflow:
     async def _handle(self, anomaly: Anomaly) -> IncidentReport:
         """One incident, as a child of its own."""
         state = self.state
-        self.handled_generation = anomaly.generation
-        self.first_step.leave()
-        state.status, state.observed = "recovering", []  # what waits to be told is among what a stop finds
+        if goes_on := anomaly.symptom is Symptom.MACHINE_FAULT:
+            self.observed.goes_on = True
+        else:
+            self._leave(anomaly.generation)
+        state.status = "recovering"
         while True:
             number = self._note_opened(anomaly)
             opened_ns = workflow.time_ns()
@@ -285,9 +286,17 @@ class JobWorkflow:
             report = lost_incident(anomaly, state.generation, str(error.cause or error))
         finally:
             stopper.cancel()
+            self.observed.goes_on = False
+        if goes_on and report.generation != anomaly.generation:
+            self._leave(anomaly.generation)
         self._learn(report)
         self._close(number, opened_ns, anomaly, report)
         return report
+
+    def _leave(self, generation: int) -> None:
+        """An incident ends a generation: what was still to be learned of it no longer matters."""
+        self.handled_generation, self.state.observed = generation, []  # its stop finds what waits to be told
+        self.first_step.leave()
 
     def _close(self, number: int, opened_ns: int, anomaly: Anomaly, report: IncidentReport) -> None:
         """Sum an incident up; write what closes it in the ledger, where it could not do so itself."""
@@ -298,14 +307,7 @@ class JobWorkflow:
             self.closings.write(name, incident, anomaly, opened_ns, report, position=report.unwritten)
 
     def _note_opened(self, anomaly: Anomaly) -> int:
-        state = self.state
-        state.incident_count += 1
-        number = state.incident_count
-        incident_id = incident_workflow_id(state.spec.name, number)
-        state.incidents = [
-            *state.incidents,
-            IncidentSummary(id=incident_id, number=number, headline=anomaly.headline, opened_ns=anomaly.seen_ns),
-        ][-INCIDENTS_KEPT:]
+        number = incident_list.opened(self.state, anomaly)
         self._show()
         return number
 
@@ -331,9 +333,7 @@ class JobWorkflow:
             self.first_step.expect()
 
     def _sum_up(self, number: int, report: IncidentReport) -> None:
-        for summary in self.state.incidents:
-            if summary.number == number:
-                self._replace(summary.closed(report))
+        incident_list.closed(self.state, number, report)
         self._show()
 
     async def _stopped(self) -> JobResult:
@@ -389,9 +389,6 @@ class JobWorkflow:
         return workflow.start_activity(
             messages.RECORD, entry, result_type=NumbersUsed, summary=web_ui.summary(label), **on_ledger()
         )
-
-    def _replace(self, summary: IncidentSummary) -> None:
-        self.state.incidents = [summary if known.number == summary.number else known for known in self.state.incidents]
 
     def _show(self) -> None:
         workflow.set_current_details(web_ui.job_page(self.state, workflow.info().namespace))

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from pydantic import ValidationError
 from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
     from everstep.decisions.checkpoints.lineage import extended
+    from everstep.decisions.evict.incident_facts import EVICTED_KEPT
     from everstep.decisions.recover.rules import still_counting
     from everstep.model.incident import IncidentReport
     from everstep.model.job_state import JobState
+    from everstep.model.machine import Machine
 
 FAILURES_KEPT = 50
+LEFT_KEPT = 1000
+"""Machines that a job has left, of which it is remembered (ours)."""
 
 
 def learn(state: JobState, report: IncidentReport) -> bool:
@@ -21,6 +28,9 @@ def learn(state: JobState, report: IncidentReport) -> bool:
     if report.failures:
         still = still_counting(state.failures, report.failures[0], state.spec.policy)
         state.failures = [*still, *report.failures][-FAILURES_KEPT:]
+    if report.machines:
+        change_machines(state, report.machines)
+    state.evicted_ns = [*state.evicted_ns, *report.evicted_ns][-EVICTED_KEPT:]
     state.resume_step = report.resume_step
     if report.showing.kind:
         state.showing = report.showing
@@ -30,3 +40,19 @@ def learn(state: JobState, report: IncidentReport) -> bool:
         state.unconfirmed = report.confirmation.reason
         return True
     return False
+
+
+def change_machines(state: JobState, machines: list[Machine]) -> None:
+    """The job runs on these from now on."""
+    now = {machine.name for machine in machines}
+    before = [machine.name for machine in state.machines if machine.name not in now]
+    state.left = [*(name for name in state.left if name not in {*before, *now}), *before][-LEFT_KEPT:]
+    state.machines = machines
+
+
+def read_machines(raw: Any) -> list[Machine]:
+    """What a signal says of machines; empty: it makes no sense."""
+    try:
+        return [Machine.model_validate(one) for one in raw]
+    except (TypeError, ValidationError):
+        return []

@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 from pydantic import Field
+from temporalio.exceptions import ApplicationError
 
-from everstep.model.incident import Anomaly, Failure, IncidentReport, Launched, Showing, StageRecord, StateCopy
+from everstep.model.eviction import EvictionState
+from everstep.model.health import MachineFinding
+from everstep.model.incident import (
+    Anomaly,
+    Failure,
+    IncidentReport,
+    Launched,
+    Showing,
+    StageRecord,
+    StateCopy,
+    Symptom,
+)
 from everstep.model.job import JobSpec
+from everstep.model.job_state import NOT_YET, JobState
 from everstep.model.machine import Machine
 from everstep.model.message import Model
+
+RESTS_ON_STEPS = {Symptom.STALL, Symptom.UNSAVED, Symptom.MACHINE_SILENT}
+"""Symptoms that a generation can have only after it has completed a step."""
 
 
 class Carried(Model):
@@ -37,6 +53,7 @@ class Carried(Model):
     rejected: list[str] = Field(default_factory=list)
     parked: list[tuple[int, int]] = Field(default_factory=list)
     noted: int = 0
+    evictions: EvictionState = Field(default_factory=EvictionState)
 
 
 class IncidentInput(Model):
@@ -69,6 +86,12 @@ class IncidentInput(Model):
     """Why the incident waits for an operator before it launches anything; empty: it does not."""
     emptied: list[str] = Field(default_factory=list)
     """Machines that lost what they had, as an earlier incident of the same fault learned."""
+    alerts: list[MachineFinding] = Field(default_factory=list)
+    """Network alerts of the job's machines, told before."""
+    evicted_ns: list[int] = Field(default_factory=list)
+    """When machines were taken out of the job without an operator, one entry for each machine."""
+    only_tells: bool = False
+    """It does nothing about what it tells, and the job does not wait for it."""
     carried: Carried | None = None
     """Of an incident that continued as new; None: it begins."""
 
@@ -107,3 +130,16 @@ def check_generation(generation: int) -> None:
     """
     if generation < 1:
         raise ValueError(f"generation is {generation}; generations start at 1")
+
+
+def check_report(state: JobState, anomaly: Anomaly) -> None:
+    """Refuse a report of what is no generation, or cannot be known yet.
+
+    Raises:
+        ValueError: the generation is below 1.
+        ApplicationError: the generation has to be confirmed first; of type ``NOT_YET``.
+    """
+    check_generation(anomaly.generation)
+    started = anomaly.generation == state.generation and state.status != "starting"
+    if anomaly.symptom in RESTS_ON_STEPS and anomaly.generation >= state.generation and not started:
+        raise ApplicationError(f"{anomaly.symptom}: generation {anomaly.generation} is not confirmed yet", type=NOT_YET)

@@ -1,4 +1,7 @@
-"""Faults with which a job goes on: each is told by an incident of its own, in which nothing is done."""
+"""Faults with which a job goes on: each is told by an incident of its own, in which nothing is done.
+
+Where the rules of eviction want the machine out, it is the job's next incident that does it.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ from temporalio import workflow
 from temporalio.exceptions import ChildWorkflowError, WorkflowAlreadyStartedError
 
 with workflow.unsafe.imports_passed_through():
+    from everstep.decisions.evict.decide import decide
+    from everstep.decisions.evict.incident_facts import alerts_kept, facts_of
     from everstep.model.incident import Anomaly, IncidentReport
     from everstep.model.job_state import IncidentSummary, JobState
     from workflows.child_incident import open_incident
@@ -40,12 +45,14 @@ class ObservedFaults:
         self._state = state
         self._note = note
         self._close = close
+        self.goes_on = False
+        """The job goes on although an incident is open."""
         self._telling: set[asyncio.Task[None]] = set()
 
     def take(self, anomaly: Anomaly) -> str:
         """Take a fault; returns what is done with it, for people."""
         state, now_ns = self._state, workflow.time_ns()
-        if state.status not in {"starting", "running"}:
+        if state.status not in {"starting", "running"} and not self.goes_on:
             return "an incident is open, and asks the machines itself"
         found = anomaly.findings[0] if anomaly.findings else None
         key = " ".join([found.machine, *found.finding.key]) if found else anomaly.id
@@ -56,8 +63,20 @@ class ObservedFaults:
             return f"{WAITING} others wait"
         newest = sorted({**state.observed_told, key: now_ns}.items(), key=lambda entry: entry[1])[-TOLD:]
         state.observed_told = dict(newest)
+        state.alerts = alerts_kept(state.alerts, anomaly.findings, now_ns)
         state.observed.append(anomaly)
         return "taken"
+
+    def _is_to_leave(self, anomaly: Anomaly) -> bool:
+        state = self._state
+        facts = facts_of(
+            state.machines,
+            now_ns=workflow.time_ns(),
+            findings=anomaly.findings,
+            earlier=state.alerts,
+            evicted_ns=state.evicted_ns,
+        )
+        return bool(decide(facts, state.spec.policy).evict)
 
     @property
     def due(self) -> bool:
@@ -70,9 +89,15 @@ class ObservedFaults:
         return bool(self._telling)
 
     def begin(self) -> None:
-        """Open the incidents of all that wait; nobody waits for their end."""
+        """Open the incidents of all that wait; nobody waits for their end.
+
+        That of a machine that is to leave the job waits for the job itself.
+        """
         waiting, self._state.observed = self._state.observed, []
         for anomaly in waiting:
+            if self._is_to_leave(anomaly) and workflow.patched("evict"):
+                self._state.pending.append(anomaly.model_copy(update={"generation": self._state.generation}))
+                continue
             task = asyncio.create_task(self._tell(anomaly), name="observed fault")
             self._telling.add(task)
             task.add_done_callback(self._telling.discard)
@@ -85,7 +110,7 @@ class ObservedFaults:
         while True:
             number, opened_ns = self._note(anomaly), workflow.time_ns()
             try:
-                child = await open_incident(self._state, number, anomaly)
+                child = await open_incident(self._state, number, anomaly, only_tells=True)
                 break
             except WorkflowAlreadyStartedError:
                 summaries: list[IncidentSummary] = self._state.incidents

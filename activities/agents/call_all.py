@@ -23,6 +23,8 @@ from everstep.text import listed
 T = TypeVar("T")
 FIRST_RETRY_S, LAST_RETRY_S = 0.1, 1.0
 """Between two calls of a silent agent, at first and at most, seconds (ours)."""
+PROBE_S = 0.5
+"""An agent that has not answered by then is asked whether it is there, and again so often, seconds (ours)."""
 PREPARE_S = 120.0
 """A fork server that cannot fork after this long is given up, seconds (ours)."""
 NAMED = 8
@@ -98,6 +100,33 @@ async def on_all(
         {name: answer for name, answer in by_name.items() if answer is not None},
         [name for name, answer in by_name.items() if answer is None and name not in (dying or {})],
     )
+
+
+async def while_there(client: AgentClient, call: Callable[[], Awaitable[T]], patience_s: float) -> T:
+    """Call an agent as long as it is there: what it was asked may take long, and whether it is there it says at once.
+
+    Args:
+        client: Its client.
+        call: What to ask.
+        patience_s: Where it has not answered either question for so long, it is not there.
+
+    Raises:
+        AgentUnreachable: it is not there.
+    """
+    clock = asyncio.get_running_loop()
+    calling = asyncio.ensure_future(call())
+    heard_s = clock.time()
+    try:
+        while not (await asyncio.wait([calling], timeout=PROBE_S))[0]:
+            try:
+                await client.describe(timeout_s=max(patience_s / 2, PROBE_S))
+                heard_s = clock.time()
+            except AgentUnreachable:
+                if clock.time() - heard_s >= patience_s:
+                    raise
+        return calling.result()
+    finally:
+        calling.cancel()
 
 
 def prepare_request(spec: JobSpec, run: str) -> pb.PrepareRequest:

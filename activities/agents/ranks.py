@@ -8,12 +8,13 @@ generations and never fork a rank twice.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Protocol
 
 from temporalio import activity
 
 from activities import messages
-from activities.agents.call_all import on_all, prepare, prepared, refuse_silent
+from activities.agents.call_all import on_all, prepare, prepared, refuse_silent, while_there
 from activities.agents.clocks import fit_stop
 from activities.agents.confirm import confirm_steps
 from activities.agents.convert import backup_peers, checkpoint_options, rank_launches, shared_environment
@@ -34,8 +35,8 @@ DYING_NAMED = 16
 class JobHint(Protocol):
     """What the launching worker tells its own watcher, so that it need not wait for the next listing."""
 
-    def ensure(self, spec: JobSpec, machines: list[Machine]) -> None:
-        """Watch a job."""
+    def ensure(self, spec: JobSpec, machines: list[Machine], *, generation: int) -> None:
+        """Watch a job, of which this generation is about to run on these machines."""
 
 
 class RankActivities:
@@ -53,7 +54,9 @@ class RankActivities:
             return float((await prepare(client, preparation.spec, preparation.run)).seconds)
 
         async with heartbeating() as say:
-            done, silent = await on_all(self._agents, preparation.machines, prepare_machine, say=say, patience_s=60.0)
+            done, silent = await on_all(
+                self._agents, preparation.machines, prepare_machine, say=say, patience_s=preparation.patience_s
+            )
         refuse_silent(silent, preparation.machines)
         return max(done.values(), default=0.0)
 
@@ -71,7 +74,8 @@ class RankActivities:
 
         async def stop_machine(machine: Machine, client: AgentClient) -> pb.StopReply:
             asked_ns = now_ns()
-            reply = await client.stop(request, timeout_s=stop.grace_s + 20)
+            asked = partial(client.stop, request, timeout_s=stop.grace_s + 20)
+            reply = await (while_there(client, asked, stop.patience_s) if stop.probed else asked())
             fit_stop(reply, asked_ns=asked_ns, heard_ns=now_ns())
             return reply
 
@@ -100,7 +104,7 @@ class RankActivities:
         spec = launch.spec
         started_ns = now_ns()
         if self._watcher is not None:
-            self._watcher.ensure(spec, launch.machines)
+            self._watcher.ensure(spec, launch.machines, generation=launch.generation)
         host_machine = launch.machines[0]
         assignment = spec.assignment(launch.machines)
         position = {machine.name: index for index, machine in enumerate(launch.machines)}

@@ -56,6 +56,8 @@ class JobView:
     one know nothing of the job, that is noticed all the same."""
     known_ns: int = 0
     """When it was asked."""
+    machines_of: int | None = None
+    """Up to this generation the job is known to run on ``machines``: a later one may be on others. None: any is."""
     woken: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when there is something new to judge at once."""
     acknowledgements: Acknowledgements = field(default_factory=Acknowledgements)
@@ -75,6 +77,8 @@ class JobView:
     """Machine → the generation that it had shown before it knew the job no more."""
     _bare: set[str] = field(default_factory=set)
     """Machines that know nothing of the job."""
+    _began_ns: int = 0
+    """When it was looked first; 0: not yet."""
     _saves: set[int] = field(default_factory=set)
     """Ranks that were seen to save."""
     _shift: dict[str, int] = field(default_factory=dict)
@@ -194,10 +198,19 @@ class JobView:
         """Whether a machine knows nothing of the job: not launched yet, or lost before it was seen to run."""
         return bool(self._bare)
 
+    @property
+    def newer(self) -> int | None:
+        """A generation that was seen, and may be on other machines; None: there is none."""
+        newest = max([self._newest, *self._exits])
+        return newest if self.machines_of is not None and newest > self.machines_of else None
+
     def verdicts(self, now_ns: int) -> Iterator[Anomaly | Finished]:
         """What to report to the job's workflow, oldest generation first; each until it is in ``reported``."""
         newest, world_size = self._generation(), self.spec.topology().world_size
+        sure = math.inf if self.machines_of is None else self.machines_of
         for generation in sorted({*self._exits, newest or 0} - self.reported - {0}):
+            if generation > sure:
+                return  # what is missing of it may be on machines that are not watched
             if has_finished(self._exits.get(generation, {}).values(), world_size):
                 yield Finished(generation)
             yield from anomalies(self.facts(generation, now_ns))
@@ -218,9 +231,11 @@ class JobView:
             ranks,
             quiet_s=steps.quiet_s,
             typical_step_s=steps.typical_step_s,
+            longest_step_s=steps.longest_s,
             last_step=steps.last_step,
             lost=self._lost(generation),
             silent=self.silent(now_ns),
+            unheard_s=self._unheard_s(now_ns),
             findings=list(self._findings.values()),
         )
 
@@ -228,6 +243,11 @@ class JobView:
         """Machines whose agents said nothing for ``SILENT_S``."""
         heard = self._last_heard_ns
         return [one.name for one in self.machines if now_ns - heard.get(one.name, -math.inf) > SILENT_S * 1e9]
+
+    def _unheard_s(self, now_ns: int) -> dict[str, float]:
+        """Since when machines were not heard."""
+        heard, self._began_ns = self._last_heard_ns, self._began_ns or now_ns
+        return {one.name: (now_ns - heard.get(one.name, self._began_ns)) / 1e9 for one in self.machines}
 
     def persist(self, now_ns: int) -> int | None:
         """The step that all machines should be asked to write to disk, now; None: none."""

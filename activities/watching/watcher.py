@@ -33,13 +33,14 @@ from activities.turns import ShareOfTime, in_turns
 from activities.watching.asking import ASK_S, asking
 from activities.watching.job_view import BARE_S, Finished, JobView
 from activities.watching.once import Once
+from activities.watching.with_workflow import learn_from, update_of
 from agent.client import AgentClient, AgentPool
 from agent.reporting.observations import OF_NO_JOB
 from agent.v1 import agent_pb2 as pb
 from everstep.backoff import Backoff
 from everstep.decisions.checkpoints.common_disk_step import Agreed
 from everstep.errors import EverstepError
-from everstep.model.incident import Anomaly, Symptom
+from everstep.model.incident import Anomaly
 from everstep.model.job import JobSpec
 from everstep.model.job_state import NOT_YET, JobState, job_workflow_id, jobs_query
 from everstep.model.machine import Machine
@@ -123,13 +124,16 @@ class Watcher:
                 # Not awaited: a workflow without a worker answers late, or never.
                 self._adopting[workflow_id] = asyncio.create_task(self._adopt(workflow_id))
 
-    def ensure(self, spec: JobSpec, machines: list[Machine], known: JobState | None = None) -> None:
+    def ensure(
+        self, spec: JobSpec, machines: list[Machine], known: JobState | None = None, *, generation: int = 0
+    ) -> None:
         """Watch a job now: the launching worker need not wait for the next listing.
 
         Args:
             spec: the job's; a watch that goes by another one is left.
             machines: where it runs, likewise.
             known: what its workflow says, where it was asked.
+            generation: the newest that is known to run on these machines.
         """
         workflow_id = job_workflow_id(spec.name)
         watched = self.watched.get(workflow_id)
@@ -139,8 +143,9 @@ class Watcher:
         if running is None or running.done():
             watched = self.watched[workflow_id] = JobView(spec, machines)
             if known:
-                _learn(watched, known)
+                learn_from(watched, known)
             self._tasks[workflow_id] = asyncio.create_task(self._watch(watched), name=workflow_id)
+        self.watched[workflow_id].machines_of = max(generation, self.watched[workflow_id].machines_of or 0)
 
     def _leave(self, workflow_id: str) -> None:
         self._runs.pop(workflow_id, None)
@@ -167,7 +172,7 @@ class Watcher:
         self._troubles.well(workflow_id)
         self._adopting.pop(workflow_id, None)  # before a watch by another spec is left, which would end this task too
         if state.outcome == "":
-            self.ensure(state.spec, state.machines, state)
+            self.ensure(state.spec, state.machines, state, generation=state.generation)
 
     async def _watch(self, job: JobView) -> None:
         with structlog.contextvars.bound_contextvars(job=job.spec.name):
@@ -248,13 +253,20 @@ class Watcher:
                     await job.woken.wait()
 
     async def _ask_what_runs(self, job: JobView) -> None:
-        """Ask the workflow what runs while a machine knows nothing of it: that machine may be lost."""
-        handle = self._client.get_workflow_handle(job_workflow_id(job.spec.name))
+        """Ask the workflow where a generation runs that is new, and what runs while a machine knows nothing of it: that
+        machine may be lost."""
+        handle, asked_s = self._client.get_workflow_handle(job_workflow_id(job.spec.name)), time.monotonic()
         while True:
-            await asyncio.sleep(BARE_S)
-            if job.has_bare:
-                with contextlib.suppress(Exception):  # asked again
-                    _learn(job, await handle.query("state", result_type=JobState, rpc_timeout=ANSWER_LIMIT))
+            await asyncio.sleep(TICK_S)
+            newer = job.newer
+            if newer is None and not (job.has_bare and time.monotonic() - asked_s >= BARE_S):
+                continue
+            asked_s = time.monotonic()
+            with contextlib.suppress(Exception):  # asked again
+                state = await handle.query("state", result_type=JobState, rpc_timeout=ANSWER_LIMIT)
+                learn_from(job, state)
+                if newer is not None:
+                    self.ensure(state.spec, state.machines, state, generation=newer)
 
     async def _persist(self, job: JobView) -> None:
         """Ask all machines to write a step to disk when it is time, and tell which of those on disk all ranks have."""
@@ -317,7 +329,7 @@ class Watcher:
         """
         generation = verdict.generation
         handle = self._client.get_workflow_handle(job_workflow_id(job.spec.name))
-        name, argument, id = _update_of(verdict)
+        name, argument, id = update_of(verdict)
         while True:
             try:
                 await handle.execute_update(name, argument, id=id, result_type=str)
@@ -380,18 +392,3 @@ class Watcher:
                 log.debug("an acknowledgement was not taken yet", machine=machine.name, error=str(error))
                 await asyncio.sleep(wait_s)
                 wait_s = min(2 * wait_s, ACKNOWLEDGE_S)
-
-
-def _update_of(verdict: Anomaly | Finished) -> tuple[str, Anomaly | int, str]:
-    """The update that tells it to the job's workflow: its name, argument, and an id that is the same for all
-    watchers."""
-    if isinstance(verdict, Finished):
-        return "finished", verdict.generation, f"finished-{verdict.generation}"
-    if verdict.symptom is Symptom.MACHINE_FAULT:
-        return "observe", verdict, f"observe-{verdict.id}"
-    return "report", verdict, f"report-{verdict.generation}"
-
-
-def _learn(job: JobView, state: JobState) -> None:
-    if state.status == "running":
-        job.runs(state.generation, max(state.resume_step, 1), steady_ns())

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 
 from controlplane.shown import clean_line
 from everstep.decisions.detect.all import RULES
+from everstep.model.classification import Classification
 from everstep.model.health import MachineFinding
-from everstep.model.incident import NOT_CONFIRMED, Classification, Evidence, RankExit
+from everstep.model.incident import NOT_CONFIRMED, Evidence, RankExit
 
 if TYPE_CHECKING:
     from activities.ledger.records import IncidentRecord

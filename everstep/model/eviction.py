@@ -6,8 +6,13 @@ defaults.
 
 from __future__ import annotations
 
+from pydantic import BaseModel, ConfigDict, Field
+
 from everstep.model.message import Model
 from everstep.model.words import Words
+
+ANSWERS_KEPT = 200
+"""Answers of one incident (ours)."""
 
 
 class EvictMode(Words):
@@ -48,3 +53,38 @@ class Eviction(Model):
     reason: str
     """Reason code of what it rests on, e.g. of a finding."""
     why: str
+
+
+class EvictionState(BaseModel):
+    """What an incident knows of evictions, from stop to stop; its workflow changes it in place."""
+
+    model_config = ConfigDict(extra="allow")
+
+    done: list[Eviction] = Field(default_factory=list)
+    """Machines that left the job in this incident."""
+    asked: list[EvictAnswer] = Field(default_factory=list)
+    """What the rules said, the newest time that they were asked last; bounded."""
+    done_ns: list[int] = Field(default_factory=list)
+    """When they left without an operator, one entry for each."""
+    approved_by: str = ""
+    """The operator who lets the machines go that wait for it; empty: nobody did."""
+    declined: list[str] = Field(default_factory=list)
+    """Machines with which an operator lets the job go on, whatever is said of them."""
+    requests: int = 0
+    """How often the pool was asked for machines: each request has a number of its own."""
+    gone: dict[str, list[int]] = Field(default_factory=dict)
+    """Silent machine that left since the newest launch → the ranks that it ran."""
+    joined: list[str] = Field(default_factory=list)
+    """Machines that came into the job since then."""
+
+    def take(self, answers: list[EvictAnswer]) -> None:
+        """Note what the rules said; the same answer is kept once."""
+        known = {(answer.rule, answer.machine, answer.reason): answer for answer in self.asked}
+        known |= {(answer.rule, answer.machine, answer.reason): answer for answer in answers}
+        self.asked = list(known.values())[-ANSWERS_KEPT:]
+
+    def decline(self) -> None:
+        """An operator lets the job go on with the machines that were to leave it."""
+        left = {one.machine for one in self.done}
+        wanted = {answer.machine for answer in self.asked if answer.yes} - left
+        self.declined = sorted({*self.declined, *wanted})

@@ -10,8 +10,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from everstep.model.classification import Classification
 from everstep.model.eviction import EvictAnswer
 from everstep.model.health import MachineFinding
+from everstep.model.machine import Machine
 from everstep.model.message import AnyWord, Model
 from everstep.model.words import Words
 
@@ -37,23 +39,8 @@ class Symptom(Words):
     """The ranks could not be started."""
     MACHINE_FAULT = "machine fault"
     """An inspection found a machine faulty while its ranks go on."""
-
-
-class Classification(Model):
-    """What ended a rank, by its exit, its exception and the end of its output (``everstep.decisions.classify``)."""
-
-    fault: str
-    """The class, e.g. ``gpu out of memory``; ``unknown`` where nothing says it."""
-    owner: str
-    """Who has to act: machine, network, code, data, storage, scheduler or unknown."""
-    reason: str
-    """Reason code: the name of the rule, e.g. ``gpu-out-of-memory``."""
-    consequence: bool = False
-    """It follows from the end of another process."""
-    place: str = ""
-    """Of an exception: ``file:line in function`` of the user's code."""
-    evidence: list[str] = Field(default_factory=list)
-    """The lines that say so, the first one first; empty: the exit alone does, or they are not kept."""
+    MACHINE_SILENT = "machine silent"
+    """Nothing is heard of a machine, and no rank of the job steps."""
 
 
 class Anomaly(Model):
@@ -247,6 +234,8 @@ class Stage(Words):
     """Every rank of the failed generation is ended, and the machines are asked what they know."""
     FIND = "find"
     """Disks and remote storage are asked for copies."""
+    EVICT = "evict"
+    """Machines that are at fault, or gone, leave the job, and standbys take their places."""
     DECIDE = "decide"
     RESTORE = "restore"
     """Copies are brought to the machines whose ranks need them."""
@@ -331,13 +320,13 @@ class IncidentReport(Model):
 
     headline: str
     resolution: str
-    """``reattempt``, ``resumed by operator``, ``running, not confirmed``, ``observed``, ``abandoned`` or
+    """``reattempt``, ``eviction``, ``resumed by operator``, ``running, not confirmed``, ``observed``, ``abandoned`` or
     ``closed from outside``."""
     cause: str
     step: int
     lost_steps: int | None
     evicted: list[str]
-    """Machines that were taken out of the job; none yet: eviction is not built."""
+    """Machines that were taken out of the job."""
     stages: list[str]
     generation: int
     recovered: bool
@@ -369,6 +358,10 @@ class IncidentReport(Model):
     """Of the failure that opened it: class, owner and the lines that say so; None: no rank failed by itself."""
     asked: list[EvictAnswer] = Field(default_factory=list)
     """What the rules of eviction said, "no" included (``everstep policy explain``)."""
+    machines: list[Machine] = Field(default_factory=list)
+    """All of the job, in order, where they are others than before; empty: they are the same."""
+    evicted_ns: list[int] = Field(default_factory=list)
+    """When machines left without an operator, one entry for each."""
 
 
 CLOSED_OUTSIDE = "closed from outside"

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from everstep.model.health import MachineFinding
 from everstep.model.incident import NOT_CONFIRMED, Anomaly, Failure, IncidentReport, Showing
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
@@ -136,6 +137,12 @@ class JobState(BaseModel):
     """The longest that a start took from its launch to the first step of all ranks; 0: none came so far."""
     closed_outside: int = 0
     """Incidents of the fault at hand that were closed from outside, one after the other."""
+    alerts: list[MachineFinding] = Field(default_factory=list)
+    """Network alerts of its machines, the last ones: the second of a machine evicts it."""
+    evicted_ns: list[int] = Field(default_factory=list)
+    """When machines were taken out of it without an operator: one entry for each machine, the last ones."""
+    left: list[str] = Field(default_factory=list)
+    """Machines that it has left, the last ones."""
     hold: str = ""
     """Why the next incident waits for an operator before it launches anything; empty: it need not."""
     emptied: list[str] = Field(default_factory=list)

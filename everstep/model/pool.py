@@ -19,7 +19,7 @@ def pool_workflow_id(task_queue: str) -> str:
     return f"pool/{task_queue}"
 
 
-class Place(Words):
+class PoolPlace(Words):
     """What a machine is there for at present."""
 
     ACTIVE = "active"
@@ -40,7 +40,7 @@ class PoolMachine(Model):
     """One machine of the cluster."""
 
     machine: Machine
-    place: Place
+    place: PoolPlace
     job: str = ""
     """Which has it, or from which it was evicted; empty: none."""
     run: str = ""

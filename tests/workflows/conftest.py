@@ -14,6 +14,7 @@ import pytest
 from temporalio import activity
 from temporalio.api.sdk.v1 import WorkflowMetadata
 from temporalio.client import Client, WorkflowHandle
+from temporalio.exceptions import ApplicationError
 from temporalio.worker import Worker
 
 from activities import messages
@@ -22,6 +23,7 @@ from activities.heartbeat import heartbeating
 from activities.ledger.records import NumbersUsed
 from activities.messages import (
     AwaitInput,
+    AwaitStandbysInput,
     ConfirmInput,
     DecideInput,
     FindInput,
@@ -41,6 +43,7 @@ from everstep.model.incident import Anomaly, Confirmation, Evidence, Launched, R
 from everstep.model.job import JobSpec
 from everstep.model.job_state import JobState, job_workflow_id
 from everstep.model.machine import Machine
+from everstep.model.pool import Replaced, ReplaceRequest
 from everstep.model.recovery_policy import RecoveryPolicy
 from workflows.job import JobWorkflow
 from workflows.messages import JobResult
@@ -92,6 +95,10 @@ class ScriptedCluster:
     used: NumbersUsed = field(default_factory=NumbersUsed)
     back: asyncio.Event = field(default_factory=asyncio.Event)
     """Machines that did not answer do."""
+    standbys: list[Machine] = field(default_factory=list)
+    """What the pool has to spare."""
+    replaced: dict[str, Replaced] = field(default_factory=dict)
+    """What the pool answered, by request."""
     blocked: set[str] = field(default_factory=set)
     """Calls, e.g. ``launch 2``, that do not come to an end while they are in here."""
 
@@ -106,13 +113,16 @@ class ScriptedCluster:
         return [
             *(self.prepare, self.stop, self.find, self.look_at_folder, self.room, self.restore),
             *(self.launch, self.confirm, self.await_machines, self.release, self.decide, self.record),
+            *(self.replace, self.await_standbys),
             IncidentActivities().read_closed,
         ]
 
     @activity.defn(name=messages.PREPARE)
     async def prepare(self, given: PrepareInput) -> float:
         self.runs.add(given.run)
-        self.calls.append("prepare")
+        self.calls.append("prepare" if given.machines == MACHINES else f"prepare {given.machines[0].name}")
+        if self.calls[-1] in self.blocked:
+            raise ApplicationError("no fork server starts there", non_retryable=True)
         return 0.0
 
     @activity.defn(name=messages.STOP)
@@ -180,6 +190,26 @@ class ScriptedCluster:
         self.calls.append("release")
         return 0
 
+    @activity.defn(name=messages.POOL_REPLACE)
+    async def replace(self, given: ReplaceRequest) -> Replaced:
+        self.calls.append(f"replace {', '.join(one.machine for one in given.evict)}")
+        await self._pass("replace")
+        if given.id not in self.replaced:
+            if len(self.standbys) < len(given.evict):
+                self.replaced[given.id] = Replaced(standbys=len(self.standbys), why="no standby is left")
+            else:
+                machines = {one.machine: self.standbys.pop(0) for one in given.evict}
+                self.replaced[given.id] = Replaced(machines=machines, standbys=len(self.standbys))
+        return self.replaced[given.id]
+
+    @activity.defn(name=messages.POOL_AWAIT)
+    async def await_standbys(self, given: AwaitStandbysInput) -> int:
+        self.calls.append(f"await {given.count} to spare")
+        async with heartbeating():
+            while len(self.standbys) < given.count:  # noqa: ASYNC110 - nobody tells us
+                await asyncio.sleep(0.02)
+        return len(self.standbys)
+
     @activity.defn(name=messages.DECIDE)
     async def decide(self, given: DecideInput) -> None:
         if "ledger" in self.blocked:
@@ -200,7 +230,7 @@ class Jobs:
     queue: str
 
     async def start(
-        self, state: dict[str, Any] | None = None, checkpoint: CheckpointPolicy | None = None, **policy: float
+        self, state: dict[str, Any] | None = None, checkpoint: CheckpointPolicy | None = None, **policy: object
     ) -> WorkflowHandle[JobWorkflow, JobResult]:
         """Start a job of two ranks on two machines; ``state`` has further fields of its JobState."""
         name = f"job-{uuid.uuid4().hex[:8]}"

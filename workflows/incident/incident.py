@@ -13,8 +13,11 @@ from temporalio import workflow
 with workflow.unsafe.imports_passed_through():
     from everstep.decisions.checkpoints.lineage import Runs
     from everstep.decisions.recover.state import RecoveryState
+    from everstep.model.eviction import Eviction, EvictionState
     from everstep.model.incident import Evidence, Launched, Stage
     from everstep.model.job_state import incident_workflow_id, job_workflow_id
+    from everstep.model.machine import Machine
+    from everstep.model.pool import Replaced
     from workflows import web_ui
     from workflows.incident.carry_over import carried, take_up
     from workflows.incident.timeline import IncidentTimeline
@@ -68,10 +71,18 @@ class Incident:
         """The operator who resumes lets the job go on from what is certain."""
         self.resumed_by = ""
         self.abandoned_by = ""
+        self.evictions = EvictionState()
+        self.secured: tuple[list[Eviction], Replaced, float] | None = None
+        """Machines that are to leave, those that the pool gave for them while the ranks went on, and when."""
+        self.missing = 0
+        """So many machines the pool has too few."""
+        self._silent_since: dict[str, float] = {}
         if input.carried:
             take_up(input.carried, self.state, self.timeline)
             self.launched, self.resumed_by = input.carried.launched, input.carried.resumed_by
             self.resumed = input.carried.resumed
+            self.evictions = input.carried.evictions.model_copy(deep=True)
+            self.state.gone, self.state.joined = dict(self.evictions.gone), set(self.evictions.joined)
 
     @property
     def looks_again(self) -> bool:
@@ -89,10 +100,35 @@ class Incident:
         who = request.operator + (f" ({request.note})" if request.note else "")
         if answer == "abandon":
             self.abandoned_by = self.abandoned_by or who
+        elif answer == "approve" and not (self.timeline.stage == Stage.PARKED and self.state.waits):
+            self.timeline.reject(f"approve by {who}: nothing waits for it")
         elif self.timeline.stage == Stage.PARKED:
             self.answer, self.resumed_by, self.accepting = answer, who, request.accept_loss
         else:
             self.timeline.reject(f"resume by {who}: the incident is not parked, it is at stage {self.timeline.stage}")
+
+    # Which machines the job has.
+
+    def silent_for(self, unreachable: list[str]) -> dict[str, float]:
+        """Since how many seconds each machine that does not answer was asked in vain."""
+        now = workflow.time()
+        return {name: now - self._silent_since.get(name, now) for name in unreachable}
+
+    def heard(self, unreachable: list[str], asked: float) -> None:
+        """Machines were asked; ``unreachable`` did not answer since ``asked``, by the workflow's clock."""
+        self._silent_since = {name: self._silent_since.get(name, asked) for name in unreachable}
+
+    async def change_machines(self, machines: list[Machine], leaving: list[Eviction], *, by_operator: bool) -> None:
+        """Some machines left the job; its workflow hears of it at once."""
+        ranks = dict(self.state.assignment.each())
+        gone = {one.machine: list(ranks[one.machine]) for one in leaving if one.machine in self._silent_since}
+        self.evictions.done += leaving
+        if not by_operator:
+            self.evictions.done_ns += [workflow.time_ns()] * len(leaving)
+        self.state.replaced(machines, gone)
+        self.input = self.input.model_copy(update={"machines": machines})
+        handle = workflow.get_external_workflow_handle(job_workflow_id(self.input.job))
+        await handle.signal("incident_machines", args=[self.input.number, machines])
 
     # Waiting.
 
@@ -156,6 +192,9 @@ class Incident:
             "came_back": came_back,
             "launched": self.launched,
             "resumed_by": self.resumed_by,
+            "evictions": self.evictions.model_copy(
+                update={"gone": dict(self.state.gone), "joined": sorted(self.state.joined)}
+            ),
         }
         next_input = next_input.model_copy(update={"carried": next_input.carried.model_copy(update=own)})
         workflow.continue_as_new(next_input, task_timeout=TASK_TIMEOUT)

@@ -10,6 +10,7 @@ with workflow.unsafe.imports_passed_through():
     from activities import messages
     from activities.messages import DecideInput
     from everstep.model.incident import NOT_CONFIRMED, Anomaly, Confirmation, IncidentReport
+    from everstep.text import listed
     from workflows import web_ui
     from workflows.incident.incident import Incident
     from workflows.options import on_ledger, on_ledger_when_back
@@ -23,6 +24,8 @@ def recovered_report(incident: Incident, confirmation: Confirmation) -> Incident
     lost = "" if lost_steps is None else f", lost {web_ui.count(lost_steps, 'step')}"
     resolution = "resumed by operator" if incident.resumed_by else "reattempt"
     how = "after an operator's resume" if incident.resumed_by else "by reattempt"
+    if out := [one.machine for one in incident.evictions.done]:
+        resolution, how = (resolution if incident.resumed_by else "eviction"), f"by eviction of {listed(out, 4)}"
     if incident.state.accepted:
         how = "after an operator accepted a loss"
     headline = f"Recovered in {seconds:.2f} s {how}{lost}: {incident.timeline.headline}"
@@ -50,6 +53,7 @@ def observed_report(incident: Incident) -> IncidentReport:
         lost_steps=0,
         evicted=[],
         stages=[],
+        asked=incident.evictions.asked,
         generation=input.generation,
         resume_step=input.resume_step,
         recovered=True,
@@ -85,7 +89,7 @@ def _report(
         cause=first.cause if first else str(incident.input.anomaly.symptom),
         step=first.step if first else -1,
         lost_steps=incident.state.lost_steps,
-        evicted=[],
+        evicted=[one.machine for one in incident.evictions.done],
         stages=[f"{stage.name}, {stage.seconds:.2f} s: {stage.found}" for stage in stages],
         generation=incident.state.generation,
         resume_step=incident.state.resume_step,
@@ -101,6 +105,9 @@ def _report(
         first_step_s=round(incident.first_step_s, 3),
         findings=incident.state.findings,
         classification=first.classification if first else incident.input.anomaly.classification,
+        asked=incident.evictions.asked,
+        machines=incident.input.machines if incident.evictions.done else [],
+        evicted_ns=incident.evictions.done_ns,
     )
 
 

@@ -1,7 +1,8 @@
 """The incident: from an anomaly to a job that steps again, or to an operator.
 
-Stages: stop → decide → restore, where state has to be brought to a machine →
-reattempt → confirm, again while the policy allows, else parked. One incident per
+Stages: stop → evict, where machines have to leave → decide → restore, where state
+has to be brought to a machine → reattempt → confirm, again while the policy
+allows, else parked. One incident per
 fault; the job's workflow starts it as its child. Each stage is a file of
 ``workflows/incident/stages``.
 """
@@ -22,6 +23,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.incident.incident import Abandoned, Incident
     from workflows.incident.report import abandoned_report, observed_report, recovered_report
     from workflows.incident.stages.decide import decide
+    from workflows.incident.stages.evict import evict, secure
     from workflows.incident.stages.park import park
     from workflows.incident.stages.reattempt import reattempt
     from workflows.incident.stages.restore import restore
@@ -47,6 +49,11 @@ class IncidentWorkflow:
     def abandon(self, request: Any = None, *more: Any) -> None:
         """End the incident without a recovery."""
         self.incident.take("abandon", request, more)
+
+    @workflow.signal(name="approve", description=f"Let the machines leave the job that it waits for. {OPERATOR_JSON}")
+    def approve(self, request: Any = None, *more: Any) -> None:
+        """Let machines be evicted for which an operator's approval is waited for."""
+        self.incident.take("approve", request, more)
 
     @workflow.query(name="stage", description="Stage of the incident and why")
     def current_stage(self) -> StageRecord:
@@ -74,12 +81,13 @@ class IncidentWorkflow:
 
     async def _flow(self) -> IncidentReport:
         incident = self.incident
-        if incident.input.anomaly.symptom is Symptom.MACHINE_FAULT:
+        if incident.input.anomaly.symptom is Symptom.MACHINE_FAULT and not await self._has_to_stop():
             return await self._observed()
         incident.timeline.enter(Stage.STOP)
         try:
             evidence = await (refresh_evidence if incident.looks_again else stop)(incident)
             while True:
+                evidence = await evict(incident, evidence)
                 plan = await decide(incident, evidence)
                 if plan.action is Action.PARK:
                     await park(incident, plan)
@@ -96,8 +104,20 @@ class IncidentWorkflow:
         except Abandoned:
             return await self._given_up()
 
+    async def _has_to_stop(self) -> bool:
+        """Whether the ranks of a job whose machine is at fault have to end: there is one in its place."""
+        incident = self.incident
+        if incident.input.carried is not None:
+            return True
+        if incident.input.only_tells:
+            return False
+        try:
+            return await secure(incident)
+        except Abandoned:
+            return False
+
     async def _observed(self) -> IncidentReport:
-        """The job goes on; what is to be done about the machine is not decided here."""
+        """The job goes on as it is."""
         report = observed_report(self.incident)
         self.incident.timeline.enter(Stage.OBSERVED, report.headline)
         return await self.incident.timeline.close(report, None)

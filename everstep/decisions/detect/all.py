@@ -11,6 +11,7 @@ from everstep.decisions.detect.lost_machine import LOST_MACHINE
 from everstep.decisions.detect.machine_fault import MACHINE_FAULT
 from everstep.decisions.detect.not_finite import NOT_FINITE
 from everstep.decisions.detect.rule import Rule
+from everstep.decisions.detect.silent_machine import SILENT_MACHINE
 from everstep.decisions.detect.stale_checkpoint import STALE_CHECKPOINT
 from everstep.decisions.detect.stall import STALL
 from everstep.model.incident import Anomaly
@@ -20,6 +21,7 @@ RULES: tuple[Rule, ...] = (
     EARLY_EXIT,
     LOST_MACHINE,
     NOT_FINITE,
+    SILENT_MACHINE,
     STALL,
     STALE_CHECKPOINT,
     MACHINE_FAULT,

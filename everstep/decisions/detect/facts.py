@@ -106,11 +106,15 @@ class JobFacts:
     """How long no rank has completed a step, as far as that was watched; 0 too where no step is to be expected."""
     typical_step_s: float = 0.0
     """Median time between steps of the job; 0: not known yet."""
+    longest_step_s: float = 0.0
+    """The longest time between two steps of this generation; 0: not known yet."""
     last_step: int = 0
     """The most steps that any rank has shown."""
     lost: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Machine that ran this generation and knows nothing of the job any more → the ranks that it ran."""
     silent: Sequence[str] = ()
     """Machines whose agents have said nothing for a while."""
+    unheard_s: Mapping[str, float] = field(default_factory=dict)
+    """Machine → since when its agent has said nothing, as far as that was watched, seconds."""
     findings: Sequence[FindingSeen] = ()
     """In the order in which they were heard of."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from everstep.decisions.classify.rank_end import classify_end
-from everstep.model.incident import Classification, Failure, RankExit, Symptom
+from everstep.model.classification import Classification
+from everstep.model.incident import Failure, RankExit, Symptom
 from everstep.signals import signal_name
 from everstep.text import listed
 
@@ -94,16 +95,24 @@ def headline_of(end: RankExit) -> str:
     return f"{where} ended with exit code {end.code}{why}"
 
 
-def headline_of_loss(lost: Mapping[str, Sequence[int]], end: RankExit | None) -> str:
-    """One line about machines that came back empty: ``m2 came back empty and lost ranks 4, 5``.
+def headline_of_loss(
+    lost: Mapping[str, Sequence[int]], end: RankExit | None, gone: Mapping[str, Sequence[int]] | None = None
+) -> str:
+    """One line about machines that lost what they had: ``m2 came back empty and lost ranks 4, 5``.
 
     Args:
-        lost: Machine → the ranks that it ran.
+        lost: Machine that came back empty → the ranks that it ran.
         end: The first end of a rank elsewhere; it is named unless it only followed.
+        gone: The same of machines that did not come back.
     """
-    ranks = sorted(rank for ranks in lost.values() for rank in ranks)
-    noun = "rank" if len(ranks) == 1 else "ranks"
-    text = f"{listed(sorted(lost))} came back empty and lost {noun} {listed(ranks)}"
+    texts = []
+    for machines, what in ((gone or {}, "gone, with"), (lost, "came back empty and lost")):
+        if machines:
+            ranks = sorted(rank for ranks in machines.values() for rank in ranks)
+            noun = "rank" if len(ranks) == 1 else "ranks"
+            verb = ("is " if len(machines) == 1 else "are ") if machines is not lost else ""
+            texts.append(f"{listed(sorted(machines))} {verb}{what} {noun} {listed(ranks)}")
+    text = "; ".join(texts)
     return text if end is None or is_victim(end) else f"{text}; {headline_of(end)}"
 
 

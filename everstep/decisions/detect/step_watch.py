@@ -31,6 +31,8 @@ class StepWatch:
     _total: int = -1
     _looked_ns: int = 0
     _quiet_s: float = 0.0
+    longest_s: float = 0.0
+    """The longest time without a step that came to its end by a step; 0: not known yet."""
     _step_times_s: deque[float] = field(default_factory=lambda: deque(maxlen=32))
 
     @property
@@ -64,6 +66,7 @@ class StepWatch:
         if total != self._total:
             if self._total > 0:
                 self._step_times_s.append(self._quiet_s)
+                self.longest_s = max(self.longest_s, self._quiet_s)
             self._total, self._quiet_s = total, 0.0
 
     def _steps_expected(self, ranks: Sequence[RankFacts]) -> bool:

@@ -78,6 +78,7 @@ def plan_restart(
         unreached=tuple(state.unreached),
         doubt=look.reason if in_vain else "",
         hold=state.hold,
+        waits=state.waits,
         distrusted=state.distrusts(restore),
     )
     verdict = judge(facts, policy, by_operator=by_operator)

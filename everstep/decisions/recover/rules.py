@@ -34,6 +34,8 @@ class RestartFacts:
     """Why the job may not go on there: what may be newer, and was asked for in vain; empty: nothing."""
     hold: str = ""
     """Why an operator has to decide how the job goes on, independent of the other facts; empty: no decision needed."""
+    waits: str = ""
+    """Why machines that are to leave the job are still in it: for whom it waits; empty: there are none."""
     distrusted: str = ""
     """Why the state from which it would go on has the fault in it; empty: nothing says so."""
 
@@ -72,6 +74,11 @@ Rule = Callable[[RestartFacts, RecoveryPolicy], str | None]
 def operator_must_decide(facts: RestartFacts, policy: RecoveryPolicy) -> str | None:
     """An operator has to say how the job goes on: the fault's last incident was closed from outside."""
     return facts.hold or None
+
+
+def eviction_waits(facts: RestartFacts, policy: RecoveryPolicy) -> str | None:
+    """Machines are to be evicted, and an operator, or a machine in their place, is waited for."""
+    return facts.waits or None
 
 
 def machine_silent(facts: RestartFacts, policy: RecoveryPolicy) -> str | None:
@@ -179,6 +186,7 @@ def too_much_to_lose(facts: RestartFacts, policy: RecoveryPolicy) -> str | None:
 
 PARK_WHEN: tuple[Rule, ...] = (
     operator_must_decide,
+    eviction_waits,
     machine_silent,
     broken_from_the_start,
     same_step_again,
@@ -207,7 +215,8 @@ def judge(facts: RestartFacts, policy: RecoveryPolicy, *, by_operator: bool = Fa
         if by_operator and rule not in NOT_OVERRULED:
             continue
         if reason := rule(facts, policy):
-            silent = facts.evidence.unreachable if rule is machine_silent and not facts.evidence.problem else ()
+            by_itself = rule in {machine_silent, eviction_waits} and not facts.evidence.problem
+            silent = facts.evidence.unreachable if by_itself else ()
             return Verdict(Action.PARK, reason, rule=rule.__name__, silent=tuple(silent))
     if by_operator:
         return Verdict(Action.REATTEMPT, "an operator says so")

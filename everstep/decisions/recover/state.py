@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from everstep.decisions.checkpoints.choose_restore import Restore, choose_restore, copy_of
@@ -95,12 +95,18 @@ class RecoveryState:
     """What the inspections of the machines said at any stop, the newest stop first."""
     hold: str = ""
     """Why an operator has to say how the job goes on; empty once one did."""
+    waits: str = ""
+    """Why machines that are to leave the job are still in it; empty: there are none."""
+    gone: dict[str, list[int]] = field(default_factory=dict)
+    """Silent machine that left the job since the launch of the generation at hand → the ranks that it ran."""
+    joined: set[str] = field(default_factory=set)
+    """Machines that came into the job since then: they know nothing of it, and have lost nothing."""
     _chosen: tuple[Evidence, tuple[object, ...], Restore] | None = None
     """The last choice, with what it rests on."""
 
     def merge_evidence(self, evidence: Evidence) -> Evidence:
         """Take the evidence of a stop; returns it with all machines that lost what they had."""
-        self.emptied |= set(evidence.emptied)
+        self.emptied |= set(evidence.emptied) - self.joined
         known = {(seen.machine, *seen.finding.key) for seen in evidence.findings}
         earlier = [seen for seen in self.findings if (seen.machine, *seen.finding.key) not in known]
         self.findings = [*evidence.findings, *earlier][:FINDINGS_KEPT]
@@ -116,6 +122,20 @@ class RecoveryState:
             self.history = still_counting(self.history, failure, self.spec.policy)
         self.failures.append(failure)
 
+    def replaced(self, machines: Sequence[Machine], gone: Mapping[str, list[int]]) -> None:
+        """Some machines left the job, and others are in their places.
+
+        Args:
+            machines: All of the job from now on.
+            gone: Of those that left, the ones that did not answer → their ranks.
+        """
+        before = {machine.name for machine in self.machines}
+        self.joined |= {machine.name for machine in machines} - before
+        self.emptied -= before - {machine.name for machine in machines}
+        self.gone.update(gone)
+        self.machines = machines
+        self._chosen = None
+
     def reattempted_in_vain(self) -> None:
         """The failure at hand was reattempted, and another one is about to come."""
         self.history.append(self.failures[-1])
@@ -128,7 +148,7 @@ class RecoveryState:
     def lost_machines(self) -> list[str]:
         """Machines that lost the ranks of the generation at hand, if it was ever launched there."""
         first = not self.launches and self.anomaly.symptom is Symptom.LAUNCH_FAILED
-        return [] if first else sorted(self.emptied)
+        return [] if first else sorted(self.emptied | self.gone.keys())
 
     def headline(self, evidence: Evidence) -> str:
         """What happened, as the evidence has it; empty: it does not say."""
@@ -145,7 +165,7 @@ class RecoveryState:
         if lost := self.lost_machines():
             gone = set(lost)
             ranks = {machine: ranks for machine, ranks in self.assignment.each() if machine in gone}
-            return headline_of_loss(ranks, end)
+            return headline_of_loss(ranks, end, gone=self.gone)
         return headline_of(end) if end else ""
 
     def failure(self, evidence: Evidence, *, now_ns: int, first: bool) -> Failure:
@@ -265,7 +285,7 @@ class RecoveryState:
 
     def begin_again(self) -> None:
         """An operator resumed: reset the counts, and try again what could not be reached."""
-        self.history, self.attempts, self.asked, self.hold = [], 0, 0, ""
+        self.history, self.attempts, self.asked, self.hold, self.waits = [], 0, 0, "", ""
         self.bad.clear()
         self.unreached.clear()
         self.verified.clear()
@@ -291,6 +311,8 @@ class RecoveryState:
         self.launches.append(begun)
         self.lineage.append(begun)
         self.emptied.clear()
+        self.gone.clear()
+        self.joined.clear()
         self.verified.clear()
         self.accepted_from = None  # what the new generation saves was not given up
 

@@ -10,7 +10,7 @@ with workflow.unsafe.imports_passed_through():
     from everstep.decisions.recover.plan import RestartPlan
     from everstep.model.incident import Stage
     from everstep.text import listed
-    from workflows import activity_calls
+    from workflows import activity_calls, pool_calls
     from workflows.incident.incident import Abandoned, Incident
 
 
@@ -30,20 +30,27 @@ async def park(incident: Incident, plan: RestartPlan) -> None:
     back: workflow.ActivityHandle[list[str]] | None = None
     if machines and workflow.patched("machines that come back"):
         back = activity_calls.await_machines(machines, patience)
+    others = pool_calls.await_standbys(incident.missing, patience) if incident.missing else None
 
     def came_back() -> bool:
         return back is not None and back.done() and back.exception() is None and not back.result()
 
+    def there_are_others() -> bool:
+        return others is not None and others.done() and others.exception() is None
+
     try:
-        await incident.wait(patience, "PARKED", until=lambda: incident.answer is not None or came_back())
+        await incident.wait(
+            patience, "PARKED", until=lambda: incident.answer is not None or came_back() or there_are_others()
+        )
     finally:
         timeline.parked.append((int(began * 1e9), workflow.time_ns()))
-        if back is not None:
-            back.cancel()
+        for waiting in (back, others):
+            if waiting is not None:
+                waiting.cancel()
     if incident.answer is not None:
         await _resumed(incident, plan, began)
-    elif came_back():
-        text = f"{listed(silent)} answers again"
+    elif came_back() or there_are_others():
+        text = f"{listed(silent)} answers again" if came_back() else "there are machines for all that leave the job"
         timeline.leave(began, Stage.PARKED, text)
         timeline.note(Stage.PARKED, text)
         timeline.enter(Stage.STOP)
@@ -56,6 +63,15 @@ async def park(incident: Incident, plan: RestartPlan) -> None:
 
 async def _resumed(incident: Incident, plan: RestartPlan, began: float) -> None:
     timeline, state, who = incident.timeline, incident.state, incident.resumed_by
+    if incident.answer == "approve":
+        incident.evictions.approved_by = who
+        timeline.leave(began, Stage.PARKED, f"approved by {who}")
+        timeline.note(Stage.PARKED, f"approved by {who}")
+        timeline.enter(Stage.STOP)
+        await incident.tell_job()
+        return
+    if state.waits:
+        incident.evictions.decline()
     timeline.leave(began, Stage.PARKED, f"resumed by {who}")
     timeline.note(Stage.PARKED, f"resumed by {who}")
     if incident.accepting and plan.doubt is not None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
+    from everstep.decisions.evict.rules import RULES, mode_of
+    from everstep.model.eviction import EvictMode
     from everstep.model.incident import Evidence, Failure, Stage
     from everstep.text import listed
     from workflows import activity_calls, web_ui
@@ -19,19 +23,25 @@ async def stop(incident: Incident) -> Evidence:
     return evidence
 
 
-async def refresh_evidence(incident: Incident) -> Evidence:
-    """Ask the machines once more: what is known of the failure at hand may have changed."""
-    evidence = await _stop(incident)
+async def refresh_evidence(incident: Incident, *, patient: bool = False) -> Evidence:
+    """Ask the machines once more: what is known of the failure at hand may have changed.
+
+    Args:
+        incident: At hand.
+        patient: Wait for silent machines as long as where no other can take their places.
+    """
+    evidence = await _stop(incident, patient=patient)
     failures = incident.state.failures
     failures[-1] = _failure(incident, evidence, first=len(failures) == 1)
     return evidence
 
 
-async def _stop(incident: Incident) -> Evidence:
+async def _stop(incident: Incident, *, patient: bool = False) -> Evidence:
     state, timeline = incident.state, incident.timeline
     began = timeline.enter(Stage.STOP)
     try:
-        evidence = await _until_gone(incident)
+        evidence = await _until_gone(incident, {} if patient else _impatient(incident))
+        incident.heard(evidence.unreachable, began)
     except ActivityError as error:
         # Not knowing is no reason to go on: the job is parked, and asked again when an operator says so.
         evidence = Evidence(generation=state.generation, problem=str(error.cause or error)[:300])
@@ -40,14 +50,23 @@ async def _stop(incident: Incident) -> Evidence:
     return evidence
 
 
-async def _until_gone(incident: Incident) -> Evidence:
+def _impatient(incident: Incident) -> dict[str, Any]:
+    """How long a silent machine is asked where another may take its place: a rule says when it is gone."""
+    policy = incident.input.spec.policy
+    gone = next(rule for rule in RULES if rule.name == "gone-machine")
+    if mode_of(gone, policy) not in {EvictMode.ACT, EvictMode.APPROVE} or not workflow.patched("evict"):
+        return {}
+    return {"patience_s": policy.silent_evict_s, "probed": True}
+
+
+async def _until_gone(incident: Incident, bounds: dict[str, Any]) -> Evidence:
     """Ask the machines to stop, again while killed ranks are not gone: that can take minutes, and is shown."""
     input, policy = incident.input, incident.input.spec.policy
     deadline = workflow.time() + policy.kill_patience_s
     told_job = False
     while True:
         evidence = await incident.unless_abandoned(
-            activity_calls.stop(input.spec, input.machines, input.run, incident.state.generation)
+            activity_calls.stop(input.spec, input.machines, input.run, incident.state.generation, **bounds)
         )
         if not evidence.dying or not workflow.patched("wait for dying ranks"):
             break

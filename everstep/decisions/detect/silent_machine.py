@@ -1,0 +1,47 @@
+"""A machine of which nothing is heard, while no rank of the job steps.
+
+Without a broken connection nobody else notices: collectives wait for ten minutes. A silent agent alone says nothing:
+as long as the ranks step, its machine works.
+"""
+
+from __future__ import annotations
+
+from everstep.decisions.detect.facts import JobFacts
+from everstep.decisions.detect.rule import Rule
+from everstep.model.incident import Anomaly, Symptom
+from everstep.text import listed
+
+PAUSES = 1.5
+"""So many times as long as ever before in this generation there was no step: it is no pause for an evaluation, or for a
+checkpoint (ours)."""
+
+
+def judge(facts: JobFacts) -> Anomaly | None:
+    """All such machines in one anomaly; none where all are silent, for then it may be the watcher who is cut off."""
+    policy = facts.spec.policy
+    if not facts.newest or facts.longest_step_s <= 0:
+        return None
+    silent = [machine for machine, since_s in facts.unheard_s.items() if since_s >= policy.silent_s]
+    if not silent or len(silent) == facts.spec.machines:
+        return None
+    if facts.quiet_s < max(policy.silent_s, PAUSES * facts.longest_step_s):
+        return None
+    verb = "says" if len(silent) == 1 else "say"
+    return Anomaly(
+        id=f"silent-{facts.spec.name}-{facts.generation}",
+        generation=facts.generation,
+        symptom=Symptom.MACHINE_SILENT,
+        headline=f"{listed(sorted(silent), 4)} {verb} nothing, and no rank completed a step for {facts.quiet_s:.0f} s",
+        machines=sorted(silent),
+        seen_ns=facts.now_ns,
+        quiet_s=facts.quiet_s,
+    )
+
+
+SILENT_MACHINE = Rule(
+    name="silent-machine",
+    finds="nothing is heard of a machine, and no rank completes a step",
+    threshold="{policy.silent_s:g} s of both, and 1.5 times the longest time between steps so far",
+    source="ours",
+    judge=judge,
+)

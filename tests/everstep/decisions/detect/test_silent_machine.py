@@ -1,0 +1,63 @@
+"""A machine of which nothing is heard is noticed where no rank steps, and nowhere else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from everstep.decisions.detect.facts import JobFacts
+from everstep.decisions.detect.silent_machine import judge
+from everstep.decisions.detect.step_watch import StepWatch
+from everstep.model.incident import Symptom
+from everstep.model.recovery_policy import RecoveryPolicy
+from tests.everstep.decisions.detect.job_facts import RANK, S, facts
+
+POLICY = RecoveryPolicy(silent_s=10)
+
+
+def silent(quiet_s: float = 12.0, longest_step_s: float = 1.0, m1_s: float = 12.0, m0_s: float = 0.0) -> JobFacts:
+    return facts(
+        policy=POLICY, quiet_s=quiet_s, longest_step_s=longest_step_s, unheard_s={"m0": m0_s, "m1": m1_s}, last_step=7
+    )
+
+
+def test_agent_and_ranks_are_silent() -> None:
+    found = judge(silent())
+    assert found is not None
+    assert (found.symptom, found.machines, found.quiet_s) == (Symptom.MACHINE_SILENT, ["m1"], 12.0)
+    assert found.headline == "m1 says nothing, and no rank completed a step for 12 s"
+
+
+@pytest.mark.parametrize(
+    ("seen", "why"),
+    [
+        (silent(quiet_s=0.5), "the ranks step, so the machine works"),
+        (silent(m1_s=9.0), "its agent was heard a moment ago"),
+        (silent(m0_s=12.0), "nobody is heard: it may be the watcher who is cut off"),
+        (silent(longest_step_s=0.0), "no step was seen yet"),
+        (silent(longest_step_s=30.0), "as long as this there was no step before: an evaluation, a checkpoint"),
+    ],
+)
+def test_what_says_nothing_of_a_machine(seen: JobFacts, why: str) -> None:
+    assert judge(seen) is None, why
+
+
+def test_an_older_generation_is_over() -> None:
+    assert judge(facts(policy=POLICY, newest=False, quiet_s=99, longest_step_s=1, unheard_s={"m1": 99.0})) is None
+
+
+@given(pauses=st.lists(st.integers(1, 60), min_size=1, max_size=30))
+def test_the_longest_pause_is_remembered(pauses: list[int]) -> None:
+    watch, now, steps = StepWatch(world_size=1), 0, 1
+    watch.observe([RANK], 0)
+    for pause in pauses:
+        for _ in range(pause):
+            now += 1
+            watch.observe([replace(RANK, steps=steps)], now * S)
+        steps += 1
+    assert watch.longest_s <= max(pauses)
+    if len(pauses) > 1:
+        assert watch.longest_s >= max(pauses[1:-1], default=0)

@@ -1,0 +1,216 @@
+"""Machines leave a job and others take their places, on a real server, replayed from the start at every task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from activities.messages import StopInput
+from everstep.model.eviction import EvictMode
+from everstep.model.health import Finding, MachineFinding
+from everstep.model.incident import Anomaly, Evidence, IncidentReport, Symptom
+from everstep.model.machine import Machine
+from tests.workflows.conftest import anomaly, exits, held
+from tests.workflows.test_observed import fault
+from workflows.incident.workflow import IncidentWorkflow
+from workflows.job import JobWorkflow
+
+STANDBYS = [Machine(name="m2", address="127.0.0.13:1"), Machine(name="m3", address="127.0.0.14:1")]
+POLICY = {"silent_evict_s": 0.0}
+WHO = {"operator": "ada", "note": "it is the switch"}
+
+
+def gone(*machines: str) -> Callable[[StopInput], Evidence]:
+    """Some machines do not answer any more."""
+
+    def evidence(given: StopInput) -> Evidence:
+        silent = [machine.name for machine in given.machines if machine.name in machines]
+        return Evidence(
+            generation=given.generation, exits=exits(20) if not silent else [], held=held(20), unreachable=silent
+        )
+
+    return evidence
+
+
+def faulty(machine: str) -> Callable[[StopInput], Evidence]:
+    """One machine has a fault that names it for sure."""
+
+    def evidence(given: StopInput) -> Evidence:
+        finding = Finding(inspection="gpu", reason="gpu-lost", item="GPU 3", text="lost", since_ns=5, sure=True)
+        found = [MachineFinding(machine=machine, finding=finding)]
+        ours = machine in [one.name for one in given.machines]
+        return Evidence(generation=given.generation, exits=exits(20), held=held(20), findings=found if ours else [])
+
+    return evidence
+
+
+def sure_fault() -> Anomaly:
+    """m1 is surely at fault, and its ranks go on."""
+    told = fault()
+    [found] = told.findings
+    sure = found.model_copy(update={"finding": found.finding.model_copy(update={"sure": True})})
+    return told.model_copy(update={"findings": [sure]})
+
+
+def report_of(jobs: Any) -> IncidentReport:
+    report: IncidentReport = next(note.report for note in reversed(jobs.cluster.notes) if note.report)
+    return report
+
+
+async def failed(jobs: Any, **policy: object) -> Any:
+    handle = await jobs.start(**{**POLICY, **policy})
+    await jobs.until(handle, lambda state: state.status == "running")
+    await handle.execute_update(JobWorkflow.report, anomaly())
+    return handle
+
+
+async def test_a_machine_that_is_gone_is_replaced_by_a_standby(jobs: Any) -> None:
+    jobs.cluster.standbys, jobs.cluster.evidence = list(STANDBYS), gone("m1")
+    handle = await failed(jobs)
+    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+
+    assert [machine.name for machine in state.machines] == ["m0", "m2"]
+    assert (state.left, len(state.evicted_ns)) == (["m1"], 1)
+    [incident] = state.incidents
+    assert incident.resolution == "eviction"
+    report = report_of(jobs)
+    assert report.evicted == ["m1"]
+    assert [machine.name for machine in report.machines] == ["m0", "m2"]
+    assert "by eviction of m1" in report.headline
+    assert "m1 is gone, with rank 1" in report.headline
+    assert [(answer.rule, answer.machine) for answer in report.asked if answer.yes] == [("gone-machine", "m1")]
+    calls = jobs.cluster.calls
+    assert calls.index("replace m1") < calls.index("prepare m2") < calls.index("launch 2 from 20")
+
+
+async def test_a_machine_that_is_surely_at_fault_is_replaced_when_its_job_failed(jobs: Any) -> None:
+    jobs.cluster.standbys, jobs.cluster.evidence = list(STANDBYS), faulty("m0")
+    handle = await failed(jobs)
+    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+    assert [machine.name for machine in state.machines] == ["m2", "m1"]
+    assert report_of(jobs).evicted == ["m0"]
+
+
+async def test_a_faulty_machine_whose_ranks_go_on_is_replaced_standby_first(jobs: Any) -> None:
+    jobs.cluster.standbys = list(STANDBYS)
+    handle = await jobs.start(**POLICY)
+    await jobs.until(handle, lambda state: state.status == "running")
+    assert await handle.execute_update(JobWorkflow.observe, sure_fault()) == "taken"
+    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+
+    assert [machine.name for machine in state.machines] == ["m0", "m2"]
+    calls = jobs.cluster.calls
+    assert calls.index("replace m1") < calls.index("stop 1"), "standby first, stop second"
+    assert report_of(jobs).evicted == ["m1"]
+    assert state.incidents[-1].resolution == "eviction"
+
+
+async def test_without_a_standby_the_job_goes_on_with_its_faulty_machine(jobs: Any) -> None:
+    handle = await jobs.start(**POLICY)
+    await jobs.until(handle, lambda state: state.status == "running")
+    await handle.execute_update(JobWorkflow.observe, sure_fault())
+    state = await jobs.until(handle, lambda state: state.incidents and state.incidents[0].resolution)
+
+    assert (state.incidents[0].resolution, state.status, state.generation) == ("observed", "running", 1)
+    assert "stop 1" not in jobs.cluster.calls
+    assert any(answer.yes for answer in report_of(jobs).asked)
+    await handle.execute_update(JobWorkflow.report, anomaly())
+    await jobs.until(handle, lambda state: state.generation == 2)
+
+
+async def test_ranks_that_end_while_a_standby_is_sought_are_not_forgotten(jobs: Any) -> None:
+    jobs.cluster.blocked.add("replace")
+    handle = await jobs.start(**POLICY)
+    await jobs.until(handle, lambda state: state.status == "running")
+    await handle.execute_update(JobWorkflow.observe, sure_fault())
+    await jobs.until(handle, lambda state: state.status == "recovering")
+    assert "taken" in await handle.execute_update(JobWorkflow.report, anomaly())
+    assert await handle.execute_update(JobWorkflow.observe, fault(9, machine="m0", reason="disk-full")) == "taken"
+    jobs.cluster.blocked.clear()
+    state = await jobs.until(handle, lambda state: state.generation == 2 and state.status == "running")
+    assert [incident.resolution for incident in state.incidents] == ["observed", "reattempt"]
+
+
+async def test_a_standby_that_cannot_be_made_ready_gives_way_to_the_next_one(jobs: Any) -> None:
+    jobs.cluster.standbys, jobs.cluster.evidence = list(STANDBYS), gone("m1")
+    jobs.cluster.blocked.add("prepare m2")
+    handle = await failed(jobs)
+    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+    assert [machine.name for machine in state.machines] == ["m0", "m3"]
+    assert report_of(jobs).evicted == ["m1", "m2"]
+
+
+async def test_a_standby_that_dies_meanwhile_gives_way_to_the_next_one(jobs: Any) -> None:
+    jobs.cluster.standbys, jobs.cluster.evidence = list(STANDBYS), gone("m1", "m2")
+    handle = await failed(jobs)
+    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+    assert [machine.name for machine in state.machines] == ["m0", "m3"]
+
+
+async def test_where_there_is_no_standby_the_job_waits_for_one_or_for_its_machine(jobs: Any) -> None:
+    jobs.cluster.evidence = gone("m1")
+    handle = await failed(jobs)
+    await jobs.until(handle, lambda state: state.status == "parked")
+    stage = await jobs.client.get_workflow_handle(
+        (await handle.query(JobWorkflow.current_state)).incidents[0].id
+    ).query(IncidentWorkflow.current_stage)
+    assert "m1 (silent-machine) leaves the job once there is a machine in its place: no standby is left" in stage.found
+    assert {"await m1", "await 1 to spare"} <= set(jobs.cluster.calls)
+    jobs.cluster.standbys.append(STANDBYS[0])
+    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+    assert [machine.name for machine in state.machines] == ["m0", "m2"]
+
+
+async def test_a_machine_that_comes_back_while_there_is_no_standby_goes_on(jobs: Any) -> None:
+    jobs.cluster.evidence = gone("m1")
+    handle = await failed(jobs)
+    await jobs.until(handle, lambda state: state.status == "parked")
+    jobs.cluster.evidence = gone()
+    jobs.cluster.back.set()
+    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+    assert [machine.name for machine in state.machines] == ["m0", "m1"]
+    assert state.incidents[0].resolution == "reattempt"
+
+
+async def test_the_breaker_has_an_operator_asked(jobs: Any) -> None:
+    jobs.cluster.standbys, jobs.cluster.evidence = list(STANDBYS), gone("m1")
+    handle = await failed(jobs, evict_share=0.0, evict_at_least=0)
+    await jobs.until(handle, lambda state: state.status == "parked")
+    assert not [call for call in jobs.cluster.calls if call.startswith("replace")]
+    incident = (await handle.query(JobWorkflow.current_state)).incidents[0].id
+    await jobs.client.get_workflow_handle(incident).signal(IncidentWorkflow.approve, WHO)
+    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+    assert [machine.name for machine in state.machines] == ["m0", "m2"]
+    assert state.evicted_ns == [], "by an operator: the breaker does not count it"
+
+
+@pytest.mark.parametrize("mode", [EvictMode.SHADOW, EvictMode.OFF])
+async def test_in_shadow_mode_nobody_leaves(jobs: Any, mode: EvictMode) -> None:
+    jobs.cluster.standbys, jobs.cluster.evidence = list(STANDBYS), faulty("m1")
+    handle = await failed(jobs, evict_mode=mode)
+    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+    assert [machine.name for machine in state.machines] == ["m0", "m1"]
+    assert jobs.cluster.standbys == STANDBYS
+    assert any(answer.yes for answer in report_of(jobs).asked) == (mode is EvictMode.SHADOW)
+
+
+async def test_an_operator_lets_the_job_go_on_with_a_faulty_machine(jobs: Any) -> None:
+    jobs.cluster.standbys, jobs.cluster.evidence = list(STANDBYS), faulty("m1")
+    handle = await failed(jobs, evict_rules={"sure-machine-fault": EvictMode.APPROVE})
+    await jobs.until(handle, lambda state: state.status == "parked")
+    incident = (await handle.query(JobWorkflow.current_state)).incidents[0].id
+    await jobs.client.get_workflow_handle(incident).signal(IncidentWorkflow.resume, WHO)
+    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+    assert [machine.name for machine in state.machines] == ["m0", "m1"]
+    assert jobs.cluster.standbys == STANDBYS
+
+
+async def test_a_silent_machine_of_a_job_that_goes_on_is_an_incident_of_its_own(jobs: Any) -> None:
+    jobs.cluster.standbys, jobs.cluster.evidence = list(STANDBYS), gone("m1")
+    handle = await jobs.start(**POLICY)
+    await jobs.until(handle, lambda state: state.status == "running")
+    await handle.execute_update(JobWorkflow.report, anomaly(symptom=Symptom.MACHINE_SILENT))
+    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+    assert [machine.name for machine in state.machines] == ["m0", "m2"]

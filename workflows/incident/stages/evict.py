@@ -1,0 +1,171 @@
+"""Evict: machines that are at fault, or gone, leave the job, and standbys take their places.
+
+Standby first, stop second: a job whose ranks go on is stopped only once there is a machine for each that leaves.
+Where there are too few, or an operator has to approve, nobody leaves, and the job waits (``park``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from temporalio import workflow
+from temporalio.exceptions import ActivityError
+
+with workflow.unsafe.imports_passed_through():
+    from everstep.decisions.evict.decide import EvictPlan, decide
+    from everstep.decisions.evict.incident_facts import facts_of
+    from everstep.model.eviction import EvictAnswer, Eviction
+    from everstep.model.incident import Evidence, Stage
+    from everstep.model.machine import Machine
+    from everstep.model.pool import Replaced, ReplaceRequest
+    from everstep.text import listed
+    from workflows import activity_calls, pool_calls
+    from workflows.incident.incident import Incident
+    from workflows.incident.stages.stop import refresh_evidence
+
+UNFIT = "standby-unfit"
+"""Rule and reason code of a standby that could not be made ready for the job."""
+PATCH = "evict"
+"""Incidents of before this release evict nobody."""
+
+
+async def secure(incident: Incident) -> bool:
+    """Have others ready in the places of machines that are at fault while the ranks go on; returns whether there are.
+
+    The ranks are not stopped before, and without one they are not stopped at all.
+    """
+    if not workflow.patched(PATCH):
+        return False
+    plan = _judge(incident, None)
+    if plan.ask:
+        incident.timeline.note(Stage.EVICT, f"{_named(plan.ask)}: an operator has to approve. {plan.tripped}".strip())
+    if not plan.evict:
+        return False
+    began, replaced = await _replacements(incident, plan.evict)
+    if not replaced.machines:
+        incident.timeline.leave(began, Stage.EVICT, replaced.why)
+        incident.timeline.note(Stage.EVICT, f"{_named(plan.evict)}: {replaced.why}; the job goes on with it")
+        return False
+    incident.secured = (plan.evict, replaced, began)
+    return True
+
+
+async def evict(incident: Incident, evidence: Evidence) -> Evidence:
+    """Take out of a stopped job who has to leave it; returns what the machines know that it has then."""
+    if not workflow.patched(PATCH):
+        return evidence
+    unfit: list[Eviction] = []
+    patient = False
+    if incident.secured is not None:
+        (evictions, replaced, began), incident.secured = incident.secured, None
+        unfit = await _exchange(incident, evictions, replaced, began)
+        evidence = await refresh_evidence(incident)
+    while True:
+        incident.state.waits, incident.missing = "", 0
+        plan = _judge(incident, evidence)
+        leaving = [*plan.evict, *(one for one in unfit if one.machine not in {other.machine for other in plan.evict})]
+        approved_by, incident.evictions.approved_by = incident.evictions.approved_by, ""
+        if approved_by:
+            leaving += [one for one in plan.ask if one.machine not in {other.machine for other in leaving}]
+        if not leaving and not plan.ask:
+            return evidence
+        if leaving:
+            began, replaced = await _replacements(incident, leaving)
+            if replaced.machines:
+                unfit = await _exchange(incident, leaving, replaced, began, approved_by)
+                evidence, patient = await refresh_evidence(incident), False
+                continue
+            incident.timeline.leave(began, Stage.EVICT, replaced.why)
+            incident.missing = len(leaving)
+            incident.state.waits = (
+                f"{_named(leaving)} leaves the job once there is a machine in its place: {replaced.why}"
+            )
+        else:
+            incident.state.waits = (
+                f"{_named(plan.ask)}: an operator has to approve that it leaves the job, with the signal 'approve'; "
+                f"'resume' goes on with it. {plan.tripped}"
+            ).strip()
+        silent = set(evidence.unreachable)
+        if not silent or patient:
+            return evidence
+        # Nobody can take its place at once: it has the time that it had before there were any.
+        evidence, patient = await refresh_evidence(incident, patient=True), True
+
+
+def _judge(incident: Incident, evidence: Evidence | None) -> EvictPlan:
+    """What the rules say now, of what the machines know; without evidence: of the anomaly alone."""
+    input, evictions = incident.input, incident.evictions
+    now_ns = workflow.time_ns()
+    silent = incident.silent_for(evidence.unreachable) if evidence else {}
+    plan = decide(
+        facts_of(
+            input.machines,
+            now_ns=now_ns,
+            findings=evidence.findings if evidence else input.anomaly.findings,
+            earlier=input.alerts,
+            silent=silent,
+            evicted_ns=[*input.evicted_ns, *evictions.done_ns],
+        ),
+        input.spec.policy,
+    )
+    evictions.take(plan.asked)
+    kept = set(evictions.declined)
+    return EvictPlan(
+        [one for one in plan.evict if one.machine not in kept],
+        [one for one in plan.ask if one.machine not in kept],
+        plan.shadow,
+        plan.asked,
+        plan.tripped,
+    )
+
+
+async def _replacements(incident: Incident, leaving: list[Eviction]) -> tuple[float, Replaced]:
+    """Ask the pool for machines in the places of others; returns when that began, and its answer."""
+    input, evictions = incident.input, incident.evictions
+    began = incident.timeline.enter(Stage.EVICT, _named(leaving))
+    evictions.requests += 1
+    names = {one.machine for one in leaving}
+    request = ReplaceRequest(
+        id=f"{incident.id}/{input.generation}/{evictions.requests}",
+        job=input.job,
+        run=input.run,
+        evict=leaving,
+        keep=[machine for machine in input.machines if machine.name not in names],
+    )
+    try:
+        return began, await incident.unless_abandoned(pool_calls.replace(request))
+    except ActivityError as error:
+        return began, Replaced(why=f"the pool of machines does not answer: {error.cause or error}"[:300])
+
+
+async def _exchange(
+    incident: Incident, leaving: list[Eviction], replaced: Replaced, began: float, approved_by: str = ""
+) -> list[Eviction]:
+    """Let the others come into the job; returns those of them that cannot be made ready."""
+    machines = [replaced.machines.get(machine.name, machine) for machine in incident.input.machines]
+    await incident.change_machines(machines, leaving, by_operator=bool(approved_by))
+    ready = await asyncio.gather(*(_make_ready(incident, machine) for machine in replaced.machines.values()))
+    into = ", ".join(f"{machine.name} for {old}" for old, machine in replaced.machines.items())
+    who = f", approved by {approved_by}" if approved_by else ""
+    text = f"{_named(leaving)}{who}; {into}"
+    unfit = [one for one in ready if one is not None]
+    incident.timeline.leave(began, Stage.EVICT, text)
+    incident.timeline.note(Stage.EVICT, text)
+    return unfit
+
+
+async def _make_ready(incident: Incident, machine: Machine) -> Eviction | None:
+    """Start the job's fork server on a machine that is new to it; returns why it cannot come, where it cannot."""
+    input, policy = incident.input, incident.input.spec.policy
+    bound_s = max(policy.silent_evict_s, 1.0)
+    try:
+        await incident.unless_abandoned(activity_calls.prepare(input.spec, [machine], input.run, patience_s=bound_s))
+    except ActivityError as error:
+        why = f"it could not be made ready: {error.cause or error}"[:300]
+        incident.evictions.take([EvictAnswer(rule=UNFIT, machine=machine.name, yes=True, why=why, reason=UNFIT)])
+        return Eviction(machine=machine.name, rule=UNFIT, reason=UNFIT, why=why)
+    return None
+
+
+def _named(evictions: list[Eviction]) -> str:
+    return listed([f"{one.machine} ({one.reason})" for one in evictions], 4)
