@@ -22,13 +22,17 @@ from temporalio.worker import Worker
 from activities.agents.checkpoints import CheckpointActivities
 from activities.agents.ranks import RankActivities
 from activities.closed_incidents import IncidentActivities
+from activities.clusters.cluster import Cluster
 from activities.ledger import Ledger
 from activities.ledger.activities import RecordActivities
 from activities.ledger.machine_events import EventWriter
 from activities.payloads import data_converter
+from activities.pool.ask_pool import PoolActivities, keep_pool
+from activities.pool.look import LookActivities
 from activities.watching.leftovers import LeftoverCleaner
 from activities.watching.watcher import Watcher
 from agent.client import AgentPool
+from controlplane.own_cluster import own_cluster
 from controlplane.search_attributes import register
 from everstep.errors import ClusterError
 from workflows.options import HEARTBEAT_THROTTLE, STICKY_TIMEOUT
@@ -71,9 +75,21 @@ def build(
     ledger: Ledger,
     watcher: Watcher | None,
     task_queue: str,
+    cluster: Cluster | None = None,
     max_cached_workflows: int = 1000,
 ) -> Worker:
-    """A worker with everything that everstep runs on Temporal."""
+    """A worker with everything that everstep runs on Temporal.
+
+    Args:
+        client: Of Temporal.
+        agents: Clients of the agents.
+        ledger: Of the cluster.
+        watcher: Is told of jobs that this worker launches; None: nobody is.
+        task_queue: Of the cluster's jobs.
+        cluster: Lists its machines; None: nobody does, and the pool knows those that jobs name.
+        max_cached_workflows: That are kept in memory between two tasks.
+    """
+    pool, looks = PoolActivities(), LookActivities(agents, cluster)
     ranks = RankActivities(agents, watcher)
     checkpoints = CheckpointActivities(agents)
     incidents = IncidentActivities()
@@ -94,6 +110,11 @@ def build(
             checkpoints.room,
             checkpoints.restore,
             incidents.read_closed,
+            pool.lease,
+            pool.replace,
+            pool.give_back,
+            pool.await_standbys,
+            looks.look,
             records.decide,
             records.record,
         ],
@@ -157,7 +178,7 @@ async def run_worker(
     watcher = Watcher(client, agents, task_queue, events.take)
     gc.freeze()  # what was imported stays, and need not be looked at
     gc.set_threshold(*COLLECT_AFTER)
-    worker = build(client, agents=agents, ledger=ledger, watcher=watcher, task_queue=task_queue)
+    worker = build(client, agents=agents, ledger=ledger, watcher=watcher, task_queue=task_queue, cluster=own_cluster())
     log.info("worker is up", pid=os.getpid(), namespace=client.namespace, task_queue=task_queue, ledger=str(ledger.url))
     served = contextlib.AsyncExitStack()
     if metrics:
@@ -168,8 +189,8 @@ async def run_worker(
         watching = group.create_task(watcher.run())
         writing = group.create_task(events.run())
         clearing = group.create_task(LeftoverCleaner(client, agents, task_queue).run())
+        keeping = group.create_task(keep_pool(client, task_queue))
         await stopped.wait()
-        watching.cancel()
-        writing.cancel()
-        clearing.cancel()
+        for task in (watching, writing, clearing, keeping):
+            task.cancel()
     await agents.close()

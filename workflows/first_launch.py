@@ -13,8 +13,12 @@ with workflow.unsafe.imports_passed_through():
     from everstep.errors import CheckpointError
     from everstep.model.incident import Evidence, Launched, StateCopy
     from everstep.model.job_state import JobState
+    from everstep.model.pool import LeaseRequest
     from everstep.text import listed
-    from workflows import activity_calls, web_ui
+    from workflows import activity_calls, pool_calls, web_ui
+
+REFUSALS_NAMED = 4
+"""Machines that are named where a job cannot have many."""
 
 
 class CannotStart(Exception):
@@ -30,12 +34,14 @@ class FirstLaunch:
         self._evidence = Evidence(generation=0)
 
     async def check(self) -> None:
-        """Look at the room, and for the checkpoint that the job is to start from.
+        """Get the machines, look at their room, and for the checkpoint that the job is to start from.
 
         Raises:
-            CannotStart: there is no room, or no such checkpoint.
+            CannotStart: another job has one of the machines, there is no room, or no such checkpoint.
         """
         state = self._state
+        if workflow.patched(pool_calls.PATCH):
+            await self._lease()
         try:
             if state.spec.checkpoint.state_mb_per_rank and (
                 lacking := await activity_calls.room(state.spec, state.machines)
@@ -51,6 +57,14 @@ class FirstLaunch:
                 self._choose()
         except ActivityError as error:
             raise CannotStart(f"the machines could not be asked: {error.cause or error}") from error
+
+    async def _lease(self) -> None:
+        state = self._state
+        leased = await pool_calls.lease(LeaseRequest(job=state.spec.name, run=state.run, machines=state.machines))
+        if leased.refused:
+            why = "; ".join(f"{machine}: {why}" for machine, why in list(leased.refused.items())[:REFUSALS_NAMED])
+            more = len(leased.refused) - REFUSALS_NAMED
+            raise CannotStart(f"it cannot have its machines. {why}" + (f"; and {more} more" if more > 0 else ""))
 
     def count(self) -> None:
         """Count the next generation and note where it begins, before anything of it can fail."""

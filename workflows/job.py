@@ -7,7 +7,6 @@ incident after the other, and carries its whole state across continue-as-new.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import Any
 
 from temporalio import workflow
@@ -29,8 +28,7 @@ with workflow.unsafe.imports_passed_through():
     )
     from everstep.model.job_state import JobState, incident_workflow_id
     from everstep.model.run_id import run_id
-    from everstep.text import listed
-    from workflows import activity_calls, attributes, incident_list, web_ui
+    from workflows import attributes, incident_list, pool_calls, web_ui
     from workflows.child_incident import Child, end_of, open_incident
     from workflows.closed_incident import Reopening
     from workflows.first_launch import CannotStart, FirstLaunch
@@ -39,8 +37,9 @@ with workflow.unsafe.imports_passed_through():
     from workflows.learned import change_machines, learn, read_machines
     from workflows.messages import JobResult, check_generation, check_report, lost_incident
     from workflows.observed import ObservedFaults
-    from workflows.operator import read_request
+    from workflows.operator import read_move, read_request
     from workflows.options import TASK_TIMEOUT, on_ledger
+    from workflows.stop_for_good import stop_for_good
 
 REJECTED_KEPT = 10
 STAGE_CHARACTERS = 120
@@ -107,6 +106,16 @@ class JobWorkflow:
             self._show()
         else:
             self.state.stop_requested = read.operator + (f" ({read.note})" if read.note else "")
+
+    @workflow.signal(name="evict", description='Another machine for it. {"machine": "m3", "operator": "you"}')
+    def evict(self, request: Any = None, *more: Any) -> None:
+        """Take a machine out once there is another in its place; the pool asks again as long as it is here."""
+        read = read_move(request, *more)
+        if isinstance(read, str):
+            self.state.rejected = [*self.state.rejected, f"evict: {read}"][-REJECTED_KEPT:]
+            self._show()
+        else:
+            self.observed.take_move(read)
 
     @workflow.signal(name="incident_stage", description="Sent by the job's own incidents")
     def incident_stage(self, number: Any = 0, stage: Any = "", *more: Any) -> None:
@@ -339,16 +348,7 @@ class JobWorkflow:
     async def _stopped(self) -> JobResult:
         self.state.status = "stopping"
         self._show()
-        state, why = self.state, f"stop asked for by {self.state.stop_requested}"
-        grace_s = state.spec.policy.stop_grace_s
-        left = ""
-        with contextlib.suppress(ActivityError):  # the release ends what this could not
-            evidence = await activity_calls.stop(
-                state.spec, state.machines, state.run, state.generation, why=why, grace_s=grace_s, patience_s=5.0
-            )
-            if evidence.unreachable:
-                silent = listed(evidence.unreachable, 3)
-                left = f"; {silent} did not answer: ranks may live there, and are ended once it does"
+        left = await stop_for_good(self.state)
         return await self._end("stopped", f"stopped by {self.state.stop_requested}{left}")
 
     async def _end(self, status: str, outcome: str) -> JobResult:
@@ -360,7 +360,7 @@ class JobWorkflow:
             await self.observed.told()
         await asyncio.gather(
             self._record(),
-            activity_calls.release(state.spec, state.machines, state.run),
+            pool_calls.leave(state.spec, state.machines, state.run),
             *self.records,
             *self.closings.again(),
             return_exceptions=True,

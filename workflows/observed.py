@@ -12,10 +12,12 @@ from temporalio import workflow
 from temporalio.exceptions import ChildWorkflowError, WorkflowAlreadyStartedError
 
 with workflow.unsafe.imports_passed_through():
+    from everstep.decisions.evict.by_operator import operator_anomaly
     from everstep.decisions.evict.decide import decide
     from everstep.decisions.evict.incident_facts import alerts_kept, facts_of
     from everstep.model.incident import Anomaly, IncidentReport
     from everstep.model.job_state import IncidentSummary, JobState
+    from everstep.model.pool import OperatorMove
     from workflows.child_incident import open_incident
     from workflows.messages import lost_incident
 
@@ -66,6 +68,14 @@ class ObservedFaults:
         state.alerts = alerts_kept(state.alerts, anomaly.findings, now_ns)
         state.observed.append(anomaly)
         return "taken"
+
+    def take_move(self, move: OperatorMove) -> None:
+        """Take what an operator says of a machine, as often as it is said, unless it does not concern the job now."""
+        state = self._state
+        waiting = {name for anomaly in (*state.observed, *state.pending) for name in anomaly.machines}
+        ours = move.machine in {machine.name for machine in state.machines}
+        if state.status == "running" and ours and move.machine not in waiting:
+            state.observed.append(operator_anomaly(move, state.generation, workflow.time_ns()))
 
     def _is_to_leave(self, anomaly: Anomaly) -> bool:
         state = self._state

@@ -10,6 +10,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from everstep.model.pool import OperatorMove
+
 
 class OperatorRequest(BaseModel):
     """Who asks, and why."""
@@ -23,6 +25,16 @@ class OperatorRequest(BaseModel):
     )
 
 
+def read_move(raw: Any, *more: Any) -> OperatorMove | str:
+    """What an operator says of a machine, or why it was rejected."""
+    if more:
+        return f'{1 + len(more)} arguments; send one: {{"machine": "m3", "operator": "you", "reason": "why"}}'
+    try:
+        return OperatorMove.model_validate(raw)
+    except ValidationError as error:
+        return f'{str(raw)[:80]!r}: {_problems(error)}; send {{"machine": "m3", "operator": "you", "reason": "why"}}'
+
+
 def read_request(raw: Any, *more: Any) -> OperatorRequest | str:
     """The request, or why it was rejected.
 
@@ -34,5 +46,8 @@ def read_request(raw: Any, *more: Any) -> OperatorRequest | str:
     try:
         return OperatorRequest.model_validate(raw)
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'input'}: {e['msg']}" for e in error.errors())
-        return f'{str(raw)[:80]!r}: {problems}; send {{"operator": "you", "note": "why"}}'
+        return f'{str(raw)[:80]!r}: {_problems(error)}; send {{"operator": "you", "note": "why"}}'
+
+
+def _problems(error: ValidationError) -> str:
+    return "; ".join(f"{'.'.join(map(str, e['loc'])) or 'input'}: {e['msg']}" for e in error.errors())

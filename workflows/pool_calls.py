@@ -5,6 +5,7 @@ The pool is a workflow of its own (``workflows.pool``), which a workflow cannot 
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from datetime import timedelta
 from typing import Any
 
@@ -14,23 +15,29 @@ from temporalio.workflow import ActivityHandle
 with workflow.unsafe.imports_passed_through():
     from activities import messages
     from activities.messages import AwaitStandbysInput
+    from everstep.model.job import JobSpec
+    from everstep.model.machine import Machine
     from everstep.model.pool import GiveBack, Leased, LeaseRequest, Replaced, ReplaceRequest
     from everstep.text import listed
-    from workflows import web_ui
+    from workflows import activity_calls, web_ui
     from workflows.options import FAST_RETRY, HEARTBEAT_TIMEOUT, on_ranks
 
 POOL_S = 15.0
-"""A pool that does not answer for so long holds up nobody (ours)."""
+"""A pool that does not answer for so long holds up no incident, and no end of a job (ours)."""
+PATCH = "pool"
+"""Jobs of before this release have no lease of their machines."""
 
 
 def lease(request: LeaseRequest) -> ActivityHandle[Leased]:
-    """Ask for the machines of a job that starts."""
+    """Ask for the machines of a job that starts. A pool that does not answer is waited for: no two jobs share any."""
     return workflow.start_activity(
         messages.POOL_LEASE,
         request,
         result_type=Leased,
         summary=web_ui.summary(listed([machine.name for machine in request.machines])),
-        **_bounds(),
+        start_to_close_timeout=timedelta(minutes=1),
+        heartbeat_timeout=HEARTBEAT_TIMEOUT,
+        retry_policy=FAST_RETRY,
     )
 
 
@@ -50,6 +57,20 @@ def give_back(request: GiveBack) -> ActivityHandle[int]:
     return workflow.start_activity(
         messages.POOL_GIVE_BACK, request, result_type=int, summary=web_ui.summary(request.job), **_bounds()
     )
+
+
+def leave(spec: JobSpec, machines: list[Machine], run: str) -> Awaitable[None]:
+    """Give back all that a job has: what it holds on its machines, and then the machines."""
+    released = activity_calls.release(spec, machines, run)
+
+    async def give_machines_back() -> None:
+        try:
+            await released
+        finally:
+            if workflow.patched(PATCH):
+                await give_back(GiveBack(job=spec.name, run=run))
+
+    return give_machines_back()
 
 
 def await_standbys(count: int, patience: timedelta) -> ActivityHandle[int]:

@@ -8,8 +8,9 @@ from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxR
 
 from workflows.incident.workflow import IncidentWorkflow
 from workflows.job import JobWorkflow
+from workflows.pool import StandbyPoolWorkflow
 
-WORKFLOWS = (JobWorkflow, IncidentWorkflow)
+WORKFLOWS = (JobWorkflow, IncidentWorkflow, StandbyPoolWorkflow)
 
 OUR_MODULES = ("everstep", "activities", "agent", "workflows", "structlog")
 

@@ -1,4 +1,4 @@
-"""``everstep machines``: what the inspections of machines say."""
+"""``everstep machines``: whose the machines are, and what their inspections say."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ def machines(  # noqa: PLR0917
     cluster: Annotated[str, typer.Option("--cluster", metavar="NAME", help="Local cluster.")] = "default",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one entry for each machine.")] = False,
 ) -> None:
-    """Show what the inspections of machines say: healthy, faulty or unknown, why, whose matter it is, what to do.
+    """Show whose the machines are, and what their inspections say: healthy, faulty or unknown, why, what to do.
+
+    A machine is active for a job, a standby, free, cordoned by an operator, or
+    quarantined after an eviction. 'everstep evict' and 'everstep release' change that.
 
     Unknown is what could not be looked at, and what was seen that does not say
     whose fault it is. It is no fault of the machine. A machine whose agent does not
@@ -93,9 +96,11 @@ async def _machines(names: list[str], cluster: str, *, watch: bool, measures: bo
 
 
 async def _asked(control: Control, names: list[str]) -> list[MachineReport]:
-    from controlplane.queries.machines import ask_machines
+    from controlplane.pool import pool_state
+    from controlplane.queries.machines import ask_machines, with_places
 
-    return await ask_machines(control.agents, _known(control, names))
+    reports, pool = await asyncio.gather(ask_machines(control.agents, _known(control, names)), pool_state(control))
+    return with_places(reports, pool)
 
 
 def _known(control: Control, names: list[str]) -> list[Machine]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -212,6 +211,7 @@ async def _run(
     from console.views.display import Ending, display_for
     from console.views.follower import Follower, detached
     from controlplane.job_file.checks import env_warnings
+    from controlplane.start_checks.machines import choose_machines
     from controlplane.start_checks.resume import as_earlier, check_step, earlier_run
     from controlplane.start_checks.storage import check_storage
     from everstep.model.job_state import JobState
@@ -286,41 +286,6 @@ async def _connect(cluster: str, inventory: Path | None, machines: int, display:
         await asyncio.to_thread(local.up, cluster, machines=machines, progress=say)
         display.note(f"cluster {cluster} is up; 'everstep down{option_of(cluster)}' ends it")
     return await Control.connect(cluster)
-
-
-async def choose_machines(control: Control, spec: JobSpec, before: Collection[str] = ()) -> list[Any]:
-    """Machines for a job: those of a run that it goes on with first, then those that no other running job has.
-
-    Raises:
-        ConfigError: there are fewer than it asks for.
-        ClusterError: this connection knows no machines.
-    """
-    offered = control.machines
-    if not offered:
-        raise ClusterError(
-            "nothing says which machines a job may have: name a file of them with --inventory or EVERSTEP_INVENTORY "
-            "(docs/deployment.md), or start a local cluster with 'everstep up'"
-        )
-    if len(offered) < spec.machines:
-        cluster = control.cluster
-        where = f"cluster {cluster.name}" if cluster else "the inventory"
-        grow = f"grow it with 'everstep up --machines {spec.machines}{control.option}'" if cluster else "add some to it"
-        raise ConfigError(
-            f"job {spec.name} asks for {spec.machines} machines and {where} has {len(offered)} (standbys apart): "
-            f"{grow}, or ask for fewer"
-        )
-    used: dict[str, int] = {}
-    for other in await control.jobs():
-        if other.running and other.name != spec.name:
-            for machine in (await control.state(other.name)).machines:
-                used[machine.name] = used.get(machine.name, 0) + 1
-
-    def rank_of(index: int) -> tuple[bool, int, int]:
-        name = offered[index].name
-        return name not in before, used.get(name, 0), index
-
-    by_load = sorted(range(len(offered)), key=rank_of)
-    return [offered[index] for index in sorted(by_load[: spec.machines])]
 
 
 def _show_start(control: Control, spec: JobSpec, machines: list[str], display: Display) -> None:

@@ -10,10 +10,13 @@ from console.terminal import styled
 from controlplane import text
 from controlplane.queries.machines import MachineReport, OddMachine
 from everstep.model.health import Finding, Health
+from everstep.model.pool import PoolPlace
 from everstep.text import listed
 
 STYLE = {Health.HEALTHY: "green", Health.FAULTY: "red"}
 """Colour of a verdict; yellow for all others."""
+OUT_OF_USE = frozenset({str(PoolPlace.QUARANTINED), str(PoolPlace.CORDONED)})
+"""Machines that are shown with why, and first."""
 HEALTHY_SHOWN = 16
 """More healthy machines than this are counted (ours)."""
 FINDINGS_SHOWN = 5
@@ -23,24 +26,26 @@ FINDINGS_SHOWN = 5
 def machines_table(reports: Sequence[MachineReport]) -> Table:
     """All machines, the faulty ones first."""
     table = Table(box=None, pad_edge=False)
-    for name in ("Machine", "Verdict", "Since"):
+    for name in ("Machine", "Is", "Verdict", "Since"):
         table.add_column(name, no_wrap=True)
     table.add_column("What", overflow="fold")
     order = {Health.FAULTY: 0, Health.UNKNOWN: 1}
-    shown = sorted(reports, key=lambda report: order.get(report.verdict, 2))
-    healthy = [report for report in shown if report.verdict is Health.HEALTHY]
+    shown = sorted(reports, key=lambda report: (order.get(report.verdict, 2), report.place not in OUT_OF_USE))
+    healthy = [report for report in shown if report.verdict is Health.HEALTHY and report.place not in OUT_OF_USE]
     if len(healthy) > HEALTHY_SHOWN:
-        shown = [report for report in shown if report.verdict is not Health.HEALTHY]
+        shown = [report for report in shown if report not in healthy]
     for report in shown:
         rows = [(_since(report, found), what(found)) for found in report.findings[:FINDINGS_SHOWN]]
         if len(report.findings) > FINDINGS_SHOWN:
             rows.append(("", f"and {len(report.findings) - FINDINGS_SHOWN} more: everstep machines {report.machine}"))
-        rows = rows or [("", report.problem)]
-        table.add_row(report.machine, styled(report.verdict, _style(report.verdict)), *rows[0])
+        rows += [("", report.problem)] if report.problem else []
+        rows += [("", f"{report.place} by {report.place_by}: {report.place_why}")] if report.place in OUT_OF_USE else []
+        rows = rows or [("", "")]
+        table.add_row(report.machine, _place(report), styled(report.verdict, _style(report.verdict)), *rows[0])
         for since, line in rows[1:]:
-            table.add_row("", "", since, line)
+            table.add_row("", "", "", since, line)
     if len(healthy) > HEALTHY_SHOWN:
-        table.add_row(f"{len(healthy)} others", styled(Health.HEALTHY, _style(Health.HEALTHY)), "", "")
+        table.add_row(f"{len(healthy)} others", "", styled(Health.HEALTHY, _style(Health.HEALTHY)), "", "")
     return table
 
 
@@ -90,6 +95,13 @@ def odd_lines(odd: Sequence[OddMachine]) -> list[str]:
 
 def _since(report: MachineReport, found: Finding) -> str:
     return text.duration(max(report.now_ns - found.since_ns, 0) / 1e9) if found.since_ns else text.DASH
+
+
+def _place(report: MachineReport) -> str:
+    """``active gpt``; a dash where it is not known."""
+    if not report.place:
+        return text.DASH
+    return f"{report.place} {report.job}" if report.place == PoolPlace.ACTIVE else report.place
 
 
 def _style(verdict: Health) -> str:

@@ -14,6 +14,7 @@ from agent.v1 import agent_pb2 as pb
 from everstep.errors import EverstepError
 from everstep.model.health import Finding, Health, worst_first
 from everstep.model.machine import Machine
+from everstep.model.pool import PoolMachine, PoolState
 
 ASKED_AT_ONCE = 64
 """Machines (ours)."""
@@ -51,6 +52,15 @@ class MachineReport(BaseModel):
     inspections: list[InspectionReport] = []
     now_ns: int = 0
     """The machine's clock."""
+    place: str = ""
+    """What it is there for, a ``PoolPlace``; empty: the pool of machines does not say."""
+    job: str = ""
+    """Which has it, or from which it was evicted; empty: none."""
+    place_since_ns: int = 0
+    """By Temporal's clock."""
+    place_by: str = ""
+    """Who put it there."""
+    place_why: str = ""
 
 
 class OddMachine(BaseModel):
@@ -77,6 +87,26 @@ async def ask_machines(agents: AgentPool, machines: Sequence[Machine]) -> list[M
                 )
 
     return list(await asyncio.gather(*map(ask, machines)))
+
+
+def with_places(reports: Sequence[MachineReport], pool: PoolState | None) -> list[MachineReport]:
+    """The same, with whose the machines are."""
+    known = pool.machines if pool else {}
+    return [
+        report.model_copy(update=_place_of(known[report.machine])) if report.machine in known else report
+        for report in reports
+    ]
+
+
+def _place_of(one: PoolMachine) -> dict[str, object]:
+    leaving = "leaves its job: an operator said so. " if one.wanted_out else ""
+    return {
+        "place": str(one.place),
+        "job": one.job,
+        "place_since_ns": one.since_ns,
+        "place_by": one.by,
+        "place_why": leaving + one.why,
+    }
 
 
 def report_of(machine: Machine, reply: pb.InspectReply) -> MachineReport:

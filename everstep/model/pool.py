@@ -6,12 +6,15 @@ These models are stored in histories: fields are only added, with defaults.
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from everstep.model.eviction import Eviction
 from everstep.model.machine import Machine
 from everstep.model.message import Model
 from everstep.model.words import Words
+
+POOL_WORKFLOW = "StandbyPool"
+"""Type of the workflow that owns the machines of a cluster."""
 
 
 def pool_workflow_id(task_queue: str) -> str:
@@ -52,7 +55,15 @@ class PoolMachine(Model):
     evicted_ns: list[int] = Field(default_factory=list)
     """When it was evicted, the last 10 times."""
     uncleaned: bool = False
-    """Ranks of the job it was evicted from may live there: it did not answer yet."""
+    """Ranks of the job it was evicted from may live there: they were not ended yet."""
+    wanted_out: bool = False
+    """It is cordoned once its job leaves it: an operator said so."""
+    fault: str = ""
+    """Why it cannot be used, as the newest look has it; empty: nothing speaks against it."""
+    passed: int = 0
+    """So many looks in a row found nothing against it, in quarantine."""
+    absent: int = 0
+    """So many looks in a row found that its job does not have it."""
 
 
 class LeaseRequest(Model):
@@ -68,6 +79,8 @@ class Leased(Model):
 
     refused: dict[str, str] = Field(default_factory=dict)
     """Machine → why the job cannot have it; empty: it has them all."""
+    may_change: bool = False
+    """It is refused because other jobs have machines, and for no other reason: they may be over soon."""
 
 
 class ReplaceRequest(Model):
@@ -106,9 +119,85 @@ class GiveBack(Model):
     machines: list[str] = Field(default_factory=list)
 
 
+class RunningJob(Model):
+    """A job that runs, as its workflow says."""
+
+    job: str
+    run: str
+    machines: list[Machine]
+    launched: bool = True
+    """Ranks of it may live there; False: it is still starting."""
+
+
+class ToClean(Model):
+    """A machine on which an evicted job may have left ranks."""
+
+    machine: Machine
+    job: str
+    run: str
+
+
+class LookRequest(Model):
+    """What the pool wants to know."""
+
+    idle: list[Machine] = Field(default_factory=list)
+    """Machines that no job has: are they fit?"""
+    clean: list[ToClean] = Field(default_factory=list)
+    leased: list[str] = Field(default_factory=list)
+    """Jobs that have machines: do they run?"""
+
+
+class Looked(Model):
+    """What there is."""
+
+    machines: list[Machine] | None = None
+    """All of the cluster, the standbys last; None: it is not known."""
+    standbys: int = 0
+    """How many of them there should be."""
+    jobs: list[RunningJob] = Field(default_factory=list)
+    """That run, as far as they answer."""
+    over: list[str] = Field(default_factory=list)
+    """Jobs that have machines, and do not run any more."""
+    unknown: list[str] = Field(default_factory=list)
+    """Jobs of which this is not known."""
+    listed: bool = True
+    """It is known which jobs run; False: there may be others."""
+    faults: dict[str, str] = Field(default_factory=dict)
+    """Idle machine that is not fit, or does not answer → why."""
+    cleaned: list[str] = Field(default_factory=list)
+    """Machines on which nothing of the evicted job is left."""
+    problem: str = ""
+    """Why something is not known."""
+
+
+class PoolState(BaseModel):
+    """Everything that a pool's workflow carries across continue-as-new; it changes it in place."""
+
+    model_config = ConfigDict(extra="allow")
+
+    machines: dict[str, PoolMachine] = Field(default_factory=dict)
+    """By name."""
+    standbys: int = 0
+    """How many there should be."""
+    replaced: dict[str, Replaced] = Field(default_factory=dict)
+    """Answers to requests, by their ids; the last ones."""
+    known: bool = False
+    """The jobs that run were found at least once, with their machines: before that, nobody gets any."""
+    looks: int = 0
+    """So many were done while that was not so."""
+    problem: str = ""
+    """What the newest look could not find out."""
+
+    @property
+    def spare(self) -> int:
+        """Machines that could take the place of others now."""
+        places = {PoolPlace.STANDBY, PoolPlace.FREE}
+        return sum(one.place in places and not one.fault for one in self.machines.values())
+
+
 class OperatorMove(Model):
     """A person takes a machine away from jobs, or lets it come back."""
 
-    machine: str
-    operator: str
-    reason: str = ""
+    machine: str = Field(min_length=1, max_length=100)
+    operator: str = Field(min_length=1, max_length=100)
+    reason: str = Field("", max_length=300)

@@ -12,10 +12,10 @@ from agent.client import AgentPool
 from agent.fake import FakeAgent
 from agent.v1 import agent_pb2 as pb
 from console import main
-from console.commands.run import choose_machines
 from controlplane.client import Control
 from controlplane.inventory import VARIABLE, Inventory, ask, inventory_path, load
 from controlplane.local import doctor
+from controlplane.start_checks.machines import choose_machines
 from everstep.errors import ClusterError, ConfigError
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine

@@ -43,7 +43,7 @@ from everstep.model.incident import Anomaly, Confirmation, Evidence, Launched, R
 from everstep.model.job import JobSpec
 from everstep.model.job_state import JobState, job_workflow_id
 from everstep.model.machine import Machine
-from everstep.model.pool import Replaced, ReplaceRequest
+from everstep.model.pool import GiveBack, Leased, LeaseRequest, Replaced, ReplaceRequest
 from everstep.model.recovery_policy import RecoveryPolicy
 from workflows.job import JobWorkflow
 from workflows.messages import JobResult
@@ -95,6 +95,10 @@ class ScriptedCluster:
     used: NumbersUsed = field(default_factory=NumbersUsed)
     back: asyncio.Event = field(default_factory=asyncio.Event)
     """Machines that did not answer do."""
+    leases: list[LeaseRequest] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+    """Machines that the pool does not give to a job that starts, and why."""
+    given_back: list[GiveBack] = field(default_factory=list)
     standbys: list[Machine] = field(default_factory=list)
     """What the pool has to spare."""
     replaced: dict[str, Replaced] = field(default_factory=dict)
@@ -113,7 +117,7 @@ class ScriptedCluster:
         return [
             *(self.prepare, self.stop, self.find, self.look_at_folder, self.room, self.restore),
             *(self.launch, self.confirm, self.await_machines, self.release, self.decide, self.record),
-            *(self.replace, self.await_standbys),
+            *(self.lease, self.replace, self.give_back, self.await_standbys),
             IncidentActivities().read_closed,
         ]
 
@@ -188,6 +192,16 @@ class ScriptedCluster:
     async def release(self, given: ReleaseInput) -> int:
         self.runs.add(given.run)
         self.calls.append("release")
+        return 0
+
+    @activity.defn(name=messages.POOL_LEASE)
+    async def lease(self, given: LeaseRequest) -> Leased:
+        self.leases.append(given)
+        return Leased(refused=self.refused)
+
+    @activity.defn(name=messages.POOL_GIVE_BACK)
+    async def give_back(self, given: GiveBack) -> int:
+        self.given_back.append(given)
         return 0
 
     @activity.defn(name=messages.POOL_REPLACE)

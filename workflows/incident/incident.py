@@ -12,6 +12,7 @@ from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
     from everstep.decisions.checkpoints.lineage import Runs
+    from everstep.decisions.evict.rules import OPERATOR
     from everstep.decisions.recover.state import RecoveryState
     from everstep.model.eviction import Eviction, EvictionState
     from everstep.model.incident import Evidence, Launched, Stage
@@ -124,7 +125,8 @@ class Incident:
         gone = {one.machine: list(ranks[one.machine]) for one in leaving if one.machine in self._silent_since}
         self.evictions.done += leaving
         if not by_operator:
-            self.evictions.done_ns += [workflow.time_ns()] * len(leaving)
+            decided = [one for one in leaving if one.rule != OPERATOR]
+            self.evictions.done_ns += [workflow.time_ns()] * len(decided)
         self.state.replaced(machines, gone)
         self.input = self.input.model_copy(update={"machines": machines})
         handle = workflow.get_external_workflow_handle(job_workflow_id(self.input.job))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from everstep.decisions.evict.facts import EvictFacts, each_machine
-from everstep.decisions.evict.rules import RULES, mode_of
+from everstep.decisions.evict.rules import OPERATOR, RULES, mode_of
 from everstep.model.eviction import EvictAnswer, Eviction, EvictMode
 from everstep.model.recovery_policy import RecoveryPolicy
 
@@ -56,11 +56,12 @@ def decide(facts: EvictFacts, policy: RecoveryPolicy) -> EvictPlan:
                 by_mode[mode].append(one)
                 break
     evict, ask = by_mode[EvictMode.ACT], by_mode[EvictMode.APPROVE]
-    tripped = trips(len(evict), facts, policy)
+    said = [one for one in evict if one.rule == OPERATOR]
+    tripped = trips(len(evict) - len(said), facts, policy)
     if tripped:
         asked.append(EvictAnswer(rule=BREAKER, machine="", yes=False, why=tripped))
-        waiting = {one.machine: one for one in (*evict, *ask)}
-        evict, ask = [], [waiting[machine] for machine in facts.machines if machine in waiting]
+        waiting = {one.machine: one for one in (*evict, *ask) if one not in said}
+        evict, ask = said, [waiting[machine] for machine in facts.machines if machine in waiting]
     return EvictPlan(evict, ask, by_mode[EvictMode.SHADOW], _kept(asked), tripped)
 
 

@@ -1,8 +1,9 @@
 """The rules of eviction, as one readable list: which evict a machine, and which say why one is not evicted.
 
-The first three are what figure 5 of ByteRobust does without a test (steps 1 and, for the network, its second alert).
-The others evict nobody: they say of each other finding why it is not enough. What follows where no rule evicts is not
-decided here: the job is tried again as it is (``everstep.decisions.recover.plan``).
+The first is an operator's word. The next three are what figure 5 of ByteRobust does without a test (step 1 and, for
+the network, its second alert). The others evict nobody: they say of each other finding why it is not enough. What
+follows where no rule evicts is not decided here: the job is tried again as it is
+(``everstep.decisions.recover.plan``).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from everstep.decisions.evict.by_operator import by_operator
 from everstep.decisions.evict.facts import (
     ALERTS_WITHIN_S,
     REPEATED_FLAPS,
@@ -27,6 +29,8 @@ ONE_ALERT_S = 30.0
 (ours; ByteRobust looks at the network every 30 s, table 3)."""
 SILENT = "silent-machine"
 """Reason code of what rests on silence, and on no finding."""
+OPERATOR = "operator"
+"""Name of the rule that an operator's word is enough for."""
 OF_THE_JOB = frozenset({Owner.CODE, Owner.DATA})
 
 
@@ -56,8 +60,15 @@ class EvictRule:
     """As long as the policy of the job says nothing else."""
 
 
+def _operator(seen: MachineFacts, policy: RecoveryPolicy) -> Iterator[Said]:
+    for found in filter(by_operator, seen.findings):
+        yield Said(True, found.reason, found.headline)
+
+
 def _sure_machine_fault(seen: MachineFacts, policy: RecoveryPolicy) -> Iterator[Said]:
-    for found in filter(is_sure, seen.findings):
+    for found in seen.findings:
+        if not is_sure(found) or by_operator(found):
+            continue
         spread = seen.widespread(found.reason)
         yield Said(not spread, found.reason, f"{found.headline}: {spread or 'it names this machine for sure'}")
 
@@ -124,6 +135,12 @@ def _other_owner(seen: MachineFacts, policy: RecoveryPolicy) -> Iterator[Said]:
 
 RULES: tuple[EvictRule, ...] = (
     EvictRule(
+        OPERATOR,
+        "an operator takes the machine out: neither a mode nor the breaker has anything to say",
+        "ours",
+        _operator,
+    ),
+    EvictRule(
         "sure-machine-fault",
         "a fault that names the machine for sure, and that the machines do not share: evict at once",
         "ByteRobust, figure 5, step 1; that shared faults are left out is ours",
@@ -170,8 +187,10 @@ RULES: tuple[EvictRule, ...] = (
 def mode_of(rule: EvictRule, policy: RecoveryPolicy) -> EvictMode:
     """How far a rule may go: as its own mode says, and never further than ``evict_mode``.
 
-    A word that this release does not know asks an operator.
+    A word that this release does not know asks an operator. What an operator said is done.
     """
+    if rule.name == OPERATOR:
+        return EvictMode.ACT
     order = (EvictMode.ACT, EvictMode.APPROVE, EvictMode.SHADOW, EvictMode.OFF)
     known = [
         mode if mode in order else EvictMode.APPROVE

@@ -1,0 +1,1 @@
+"""What the pool of machines asks, and what is asked of it."""

@@ -1,0 +1,172 @@
+"""The look of a pool: which machines there are, which jobs run where, and how the idle machines are.
+
+What cannot be found out is told as unknown, and does not hold up the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from temporalio import activity
+from temporalio.client import Client, WorkflowExecutionStatus
+from temporalio.service import RPCError, RPCStatusCode
+
+from activities import messages
+from activities.clusters.cluster import Cluster
+from activities.heartbeat import heartbeating, request_id
+from activities.turns import gathered
+from agent.client import AgentPool
+from agent.monitor.messages import finding_of
+from agent.v1 import agent_pb2 as pb
+from everstep.errors import AgentError, EverstepError
+from everstep.model.health import Health, worst_first
+from everstep.model.job_state import JobState, job_workflow_id, jobs_query
+from everstep.model.machine import Machine
+from everstep.model.pool import Looked, LookRequest, RunningJob, ToClean
+
+ANSWER_S = 3.0
+"""A machine that does not answer within this time cannot be used now, seconds (ours)."""
+MACHINES_AT_ONCE = 64
+"""Machines that are asked side by side (ours)."""
+JOBS_AT_ONCE = 8
+"""Jobs that are asked side by side (ours)."""
+JOB_ANSWER = timedelta(seconds=5)
+"""A job that does not say within this time where it runs is unknown (ours)."""
+
+
+@dataclass(slots=True)
+class _Jobs:
+    """What is known of jobs."""
+
+    running: list[RunningJob] = field(default_factory=list)
+    over: list[str] = field(default_factory=list)
+    unknown: dict[str, str] = field(default_factory=dict)
+    problem: str = ""
+    """Why it is not known which run."""
+
+
+class LookActivities:
+    """Looks at a cluster for its pool."""
+
+    def __init__(self, agents: AgentPool, cluster: Cluster | None) -> None:
+        """Use these agents.
+
+        Args:
+            agents: Clients by address.
+            cluster: Lists the machines; None: nobody does, and the pool knows those that jobs name.
+        """
+        self._agents = agents
+        self._cluster = cluster
+
+    @activity.defn(name=messages.POOL_LOOK)
+    async def look(self, request: LookRequest) -> Looked:
+        """Look once at everything."""
+        async with heartbeating():
+            (listing, problem), jobs, machines = await asyncio.gather(
+                self._list(),
+                _ask_jobs(activity.client(), activity.info().task_queue, request.leased),
+                self._ask_machines(request),
+            )
+        problems = [
+            problem,
+            jobs.problem,
+            *(f"job {name} does not say where it runs: {why}" for name, why in jobs.unknown.items()),
+        ]
+        return Looked(
+            machines=listing[0] if listing else None,
+            standbys=listing[1] if listing else 0,
+            jobs=jobs.running,
+            over=jobs.over,
+            unknown=list(jobs.unknown),
+            listed=not jobs.problem,
+            faults={name: fault for name, (fault, _) in machines.items() if fault},
+            cleaned=[name for name, (_, clean) in machines.items() if clean],
+            problem="; ".join(problem for problem in problems if problem)[:500],
+        )
+
+    async def _list(self) -> tuple[tuple[list[Machine], int] | None, str]:
+        if self._cluster is None:
+            return None, ""
+        try:
+            listing = await self._cluster.list()
+        except EverstepError as error:
+            return None, f"the machines of the cluster are not known: {error}"
+        return (listing.machines, listing.standbys), ""
+
+    async def _ask_machines(self, request: LookRequest) -> dict[str, tuple[str, bool]]:
+        """Idle machine → why it cannot be used, and whether nothing of an evicted job is left there."""
+        room = asyncio.Semaphore(MACHINES_AT_ONCE)
+        remains = {one.machine.name: one for one in request.clean}
+
+        async def ask(machine: Machine) -> tuple[str, bool]:
+            async with room:
+                try:
+                    return await self._ask(machine, remains.get(machine.name))
+                except EverstepError as error:
+                    return f"it does not answer: {error}"[:200], False
+
+        answers = await gathered(map(ask, request.idle))
+        return {machine.name: answer for machine, answer in zip(request.idle, answers, strict=True)}
+
+    async def _ask(self, machine: Machine, remains: ToClean | None) -> tuple[str, bool]:
+        agent = self._agents.get(machine.address)
+        described = await agent.describe(timeout_s=ANSWER_S)
+        if described.machine != machine.name:
+            return f"the agent at {machine.address} is {described.machine}", False
+        left = {job.job: job for job in described.jobs}
+        if remains is not None and remains.job in left and left[remains.job].run in {"", remains.run}:
+            request = pb.ReleaseRequest(request_id=f"{request_id()}/{machine.name}", job=remains.job, run=remains.run)
+            try:
+                await agent.release(request, timeout_s=30.0)
+            except AgentError as error:
+                return f"job {remains.job} is not gone there: {error}"[:200], False
+            left.pop(remains.job)
+        alive = [job for job, known in left.items() if any(rank.alive for rank in known.ranks)]
+        if alive:
+            return f"ranks of job {', '.join(sorted(alive)[:3])} live there", remains is not None
+        return _fault_of(await agent.inspect(timeout_s=ANSWER_S)), remains is not None
+
+
+def _fault_of(reply: pb.InspectReply) -> str:
+    """Why inspections say that a machine is faulty; empty: they do not, or do not know."""
+    found = worst_first(finding_of(one) for state in reply.inspections for one in state.findings)
+    return next((f"{one.reason}: {one.headline}"[:200] for one in found if one.verdict is Health.FAULTY), "")
+
+
+async def _ask_jobs(client: Client, task_queue: str, leased: Iterable[str]) -> _Jobs:
+    """Where the jobs of a cluster run; those that have machines are asked for even where the list has them not yet."""
+    names = dict.fromkeys(leased)
+    jobs = _Jobs()
+    try:
+        async for workflow in client.list_workflows(jobs_query(task_queue, 'ExecutionStatus="Running"')):
+            names[workflow.id.removeprefix("job/")] = None
+    except RPCError as error:
+        jobs.problem = f"the jobs that run could not be listed: {error}"[:200]
+    room = asyncio.Semaphore(JOBS_AT_ONCE)
+
+    async def ask(name: str) -> None:
+        handle = client.get_workflow_handle(job_workflow_id(name))
+        async with room:
+            try:
+                described = await handle.describe(rpc_timeout=JOB_ANSWER)
+                if described.status != WorkflowExecutionStatus.RUNNING:
+                    jobs.over.append(name)
+                    return
+                state: JobState = await handle.query("state", result_type=JobState, rpc_timeout=JOB_ANSWER)
+            except RPCError as error:
+                if error.status is RPCStatusCode.NOT_FOUND:
+                    jobs.over.append(name)
+                else:
+                    jobs.unknown[name] = str(error)[:200]
+            except Exception as error:  # of another release, or one whose payloads cannot be read
+                jobs.unknown[name] = f"{type(error).__name__}: {error}"[:200]
+            else:
+                jobs.running.append(
+                    RunningJob(job=name, run=state.run, machines=state.machines, launched=state.launched)
+                )
+
+    await gathered(map(ask, names))
+    return jobs

@@ -1,0 +1,83 @@
+"""Which machines a job gets: free ones, and never one that another job has."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+
+from controlplane.client import Control
+from controlplane.pool import pool_state
+from everstep.errors import ClusterError, ConfigError
+from everstep.model.job import JobSpec
+from everstep.model.machine import Machine
+from everstep.model.pool import PoolMachine, PoolPlace
+from everstep.text import listed
+
+NAMED = 5
+"""Machines that are named where many are not free for the same reason (ours)."""
+
+
+async def choose_machines(control: Control, spec: JobSpec, before: Collection[str] = ()) -> list[Machine]:
+    """Machines for a job: those of a run that it goes on with first, then others, in the order of their list.
+
+    Raises:
+        ConfigError: fewer are free than it asks for; says who has the others.
+        ClusterError: this connection knows no machines.
+    """
+    known = control.all_machines
+    if not known:
+        raise ClusterError(
+            "nothing says which machines a job may have: name a file of them with --inventory or EVERSTEP_INVENTORY "
+            "(docs/deployment.md), or start a local cluster with 'everstep up'"
+        )
+    if len(control.machines) < spec.machines:
+        cluster = control.cluster
+        where = f"cluster {cluster.name}" if cluster else "the inventory"
+        grow = f"grow it with 'everstep up --machines {spec.machines}{control.option}'" if cluster else "add some to it"
+        raise ConfigError(
+            f"job {spec.name} asks for {spec.machines} machines and {where} has {len(control.machines)} (standbys "
+            f"apart): {grow}, or ask for fewer"
+        )
+    why_not = await _why_not(control, spec.name)
+    free = [machine for machine in known if machine.name not in why_not]
+    if len(free) < spec.machines:
+        raise ConfigError(
+            f"job {spec.name} asks for {spec.machines} machines and {len(free)} are free: {_who_has(why_not)}; wait, "
+            f"stop a job, release a machine ('everstep machines{control.option}' shows all), or ask for fewer"
+        )
+    return in_order(free, spec.machines, before)
+
+
+def in_order(free: Sequence[Machine], count: int, before: Collection[str]) -> list[Machine]:
+    """So many of them: those of ``before`` first, and then as they are listed."""
+    first = sorted(range(len(free)), key=lambda index: (free[index].name not in before, index))
+    return [free[index] for index in sorted(first[:count])]
+
+
+async def _why_not(control: Control, job: str) -> dict[str, str]:
+    """Machine that the job cannot have → why."""
+    running = {run.name for run in await control.jobs() if run.running} - {job}
+    pool = await pool_state(control)
+    if pool is not None:
+        why = {name: _why(one, running) for name, one in pool.machines.items()}
+        return {name: text for name, text in why.items() if text}
+    standbys = control.all_machines[len(control.machines) :]
+    why = {machine.name: "a standby" for machine in standbys}
+    for other in running:
+        why |= {machine.name: f"of job {other}" for machine in (await control.state(other)).machines}
+    return why
+
+
+def _why(one: PoolMachine, running: Collection[str]) -> str:
+    if one.place is PoolPlace.ACTIVE:
+        return f"of job {one.job}" if one.job in running else ""
+    return "" if one.place is PoolPlace.FREE else str(one.place)
+
+
+def _who_has(why_not: dict[str, str]) -> str:
+    by_reason: dict[str, list[str]] = defaultdict(list)
+    for name, why in why_not.items():
+        by_reason[why].append(name)
+    return "; ".join(
+        f"{listed(names, NAMED)} {'is' if len(names) == 1 else 'are'} {why}" for why, names in by_reason.items()
+    )

@@ -1,0 +1,209 @@
+"""The pool's book: which machine is whose. Pure: times are arguments, and the state is changed in place.
+
+A machine is in one place at a time, so two jobs never have the same one; an evicted machine is never given to a job
+before it passed its tests or an operator released it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from everstep.decisions.pool.choose import choose
+from everstep.model.eviction import Eviction
+from everstep.model.machine import Machine
+from everstep.model.pool import (
+    GiveBack,
+    Leased,
+    LeaseRequest,
+    OperatorMove,
+    PoolMachine,
+    PoolPlace,
+    PoolState,
+    Replaced,
+    ReplaceRequest,
+)
+
+EVICTIONS_KEPT = 10
+"""Times of evictions of one machine (ours)."""
+ANSWERS_KEPT = 200
+"""Answers to replacements (ours)."""
+TWICE_S = 24 * 3600.0
+"""A machine that is evicted twice within this time does not come back by itself (ours)."""
+IDLE = frozenset({PoolPlace.STANDBY, PoolPlace.FREE})
+
+
+def put(state: PoolState, name: str, place: PoolPlace, *, now_ns: int, by: str, why: str = "", **more: object) -> None:
+    """Put a machine somewhere: since now, and for a reason. What is not named in ``more`` is as for a new one."""
+    known = state.machines[name]
+    state.machines[name] = PoolMachine(
+        machine=known.machine,
+        place=place,
+        since_ns=now_ns,
+        by=by,
+        why=why[:300],
+        fault=known.fault,
+        **({"evicted_ns": known.evicted_ns} | more),
+    )
+
+
+def add(state: PoolState, machines: Iterable[Machine], *, now_ns: int) -> None:
+    """Know of machines, and where they listen now."""
+    for machine in machines:
+        known = state.machines.get(machine.name)
+        if known is None:
+            state.machines[machine.name] = PoolMachine(
+                machine=machine, place=PoolPlace.FREE, since_ns=now_ns, by="pool", why="it is new"
+            )
+        elif known.machine != machine:
+            state.machines[machine.name] = known.model_copy(update={"machine": machine})
+
+
+def lease(state: PoolState, request: LeaseRequest, *, now_ns: int) -> Leased:
+    """Give a job the machines that it names: all of them, or none."""
+    refused = {}
+    for machine in request.machines:
+        known = state.machines.get(machine.name)
+        if known is not None and (why := _why_not(known, request.job)):
+            refused[machine.name] = why
+    if refused:
+        given = [state.machines[name] for name in refused]
+        return Leased(refused=refused, may_change=all(one.place is PoolPlace.ACTIVE for one in given))
+    add(state, request.machines, now_ns=now_ns)
+    for machine in request.machines:
+        known = state.machines[machine.name]
+        if (known.place, known.job, known.run) != (PoolPlace.ACTIVE, request.job, request.run):
+            put(
+                state,
+                machine.name,
+                PoolPlace.ACTIVE,
+                now_ns=now_ns,
+                by=f"job {request.job}",
+                job=request.job,
+                run=request.run,
+            )
+    return Leased()
+
+
+def _why_not(known: PoolMachine, job: str) -> str:
+    if known.place is PoolPlace.ACTIVE and known.job != job:  # of one name, only one job runs
+        return f"job {known.job} has it"
+    if known.place in {PoolPlace.QUARANTINED, PoolPlace.CORDONED}:
+        return f"it is {known.place}: {known.why}; 'everstep release {known.machine.name}' lets it come back"
+    return ""
+
+
+def replace(state: PoolState, request: ReplaceRequest, *, now_ns: int) -> Replaced:
+    """Evict machines of a job and give it others: for all of them, or for none. Asked again, the answer is the same."""
+    if known := state.replaced.get(request.id):
+        return known
+    chosen = choose(state.machines.values(), request)
+    missing = len(request.evict) - len(chosen)
+    if missing:
+        spare = state.spare
+        return Replaced(standbys=spare, why=f"{len(request.evict)} needed and {spare} to spare")
+    twice = [one.machine for one in request.evict if _evict(state, one, request, now_ns=now_ns)]
+    for old, name in chosen.items():
+        put(
+            state,
+            name,
+            PoolPlace.ACTIVE,
+            now_ns=now_ns,
+            by=request.id,
+            why=f"in the place of {old}",
+            job=request.job,
+            run=request.run,
+        )
+    answer = Replaced(
+        machines={old: state.machines[name].machine for old, name in chosen.items()}, standbys=state.spare, twice=twice
+    )
+    state.replaced = dict([*state.replaced.items(), (request.id, answer)][-ANSWERS_KEPT:])
+    return answer
+
+
+def _evict(state: PoolState, one: Eviction, request: ReplaceRequest, *, now_ns: int) -> bool:
+    """Put a machine into quarantine; returns whether it was evicted before, not long ago."""
+    known = state.machines.get(one.machine)
+    if known is None:
+        return False
+    before = [time_ns for time_ns in known.evicted_ns if now_ns - time_ns < TWICE_S * 1e9]
+    place = PoolPlace.CORDONED if known.wanted_out else PoolPlace.QUARANTINED
+    put(
+        state,
+        one.machine,
+        place,
+        now_ns=now_ns,
+        by=request.id,
+        why=f"{one.reason}: {one.why}",
+        job=request.job,
+        run=request.run,
+        uncleaned=True,
+        evicted_ns=[*known.evicted_ns, now_ns][-EVICTIONS_KEPT:],
+    )
+    return bool(before)
+
+
+def give_back(state: PoolState, request: GiveBack, *, now_ns: int) -> int:
+    """A job left machines, or all of its machines; returns how many."""
+    left = [
+        name
+        for name, known in state.machines.items()
+        if known.place is PoolPlace.ACTIVE and (known.job, known.run) == (request.job, request.run)
+        if not request.machines or name in request.machines
+    ]
+    for name in left:
+        free(state, name, now_ns=now_ns, by=f"job {request.job}", why="given back")
+    return len(left)
+
+
+def free(state: PoolState, name: str, *, now_ns: int, by: str, why: str) -> None:
+    """Nobody has a machine any more: it is a standby where there are too few, and where it came back from repair."""
+    known = state.machines[name]
+    if known.wanted_out:
+        put(state, name, PoolPlace.CORDONED, now_ns=now_ns, by=known.by, why=known.why)
+        return
+    standbys = sum(one.place is PoolPlace.STANDBY for one in state.machines.values())
+    repaired = known.place in {PoolPlace.QUARANTINED, PoolPlace.CORDONED}
+    place = PoolPlace.STANDBY if repaired and standbys < state.standbys else PoolPlace.FREE
+    put(state, name, place, now_ns=now_ns, by=by, why=why)
+
+
+def operator_evicts(state: PoolState, move: OperatorMove, *, now_ns: int) -> str:
+    """Keep a machine away from jobs; returns what becomes of it, for people; empty: the pool does not know it."""
+    known = state.machines.get(move.machine)
+    if known is None:
+        return ""
+    why = move.reason or "an operator says so"
+    if known.place is PoolPlace.ACTIVE:
+        state.machines[move.machine] = known.model_copy(update={"wanted_out": True, "by": move.operator, "why": why})
+        return f"{move.machine} leaves job {known.job} once there is another in its place, and is cordoned then"
+    put(
+        state,
+        move.machine,
+        PoolPlace.CORDONED,
+        now_ns=now_ns,
+        by=move.operator,
+        why=why,
+        job=known.job,
+        run=known.run,
+        uncleaned=known.uncleaned,
+    )
+    return f"{move.machine} is cordoned"
+
+
+def operator_releases(state: PoolState, move: OperatorMove, *, now_ns: int) -> str:
+    """Let jobs have a machine again; returns what becomes of it, for people; empty: the pool does not know it."""
+    known = state.machines.get(move.machine)
+    if known is None:
+        return ""
+    if known.place is PoolPlace.ACTIVE:
+        state.machines[move.machine] = known.model_copy(update={"wanted_out": False})
+        return f"{move.machine} stays with job {known.job}"
+    if known.place in IDLE:
+        return f"{move.machine} is {known.place} already"
+    if known.uncleaned:
+        return (
+            f"{move.machine} may still run ranks of job {known.job}, and does not answer: release it when it does again"
+        )
+    free(state, move.machine, now_ns=now_ns, by=move.operator, why=move.reason or "an operator released it")
+    state.machines[move.machine] = state.machines[move.machine].model_copy(update={"evicted_ns": [], "fault": ""})
+    return f"{move.machine} is {state.machines[move.machine].place}"

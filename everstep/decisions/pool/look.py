@@ -1,0 +1,132 @@
+"""What follows for the pool from a look at its machines and at the jobs that run.
+
+What a look could not find out changes nothing: unknown is not empty.
+"""
+
+from __future__ import annotations
+
+from everstep.decisions.pool.book import IDLE, TWICE_S, add, free, put
+from everstep.model.pool import Looked, LookRequest, PoolMachine, PoolPlace, PoolState, RunningJob, ToClean
+
+GRACE_S = 60.0
+"""A machine that its job does not name yet stays with it so long (ours)."""
+LOOKS = 2
+"""So many looks have to agree that a job does not have a machine (ours)."""
+QUARANTINE_S = 600.0
+"""An evicted machine is tested at least this long (ours)."""
+PASSES = 3
+"""In so many looks in a row (ours)."""
+
+
+UNKNOWN_LOOKS = 3
+"""After so many looks machines are given to jobs although a running job never said where it runs (ours)."""
+
+
+def request_of(state: PoolState) -> LookRequest:
+    """What to look at."""
+    rest = [one for one in state.machines.values() if one.place is not PoolPlace.ACTIVE]
+    return LookRequest(
+        idle=[one.machine for one in rest],
+        clean=[ToClean(machine=one.machine, job=one.job, run=one.run) for one in rest if one.uncleaned],
+        leased=sorted({one.job for one in state.machines.values() if one.place is PoolPlace.ACTIVE}),
+    )
+
+
+def take(state: PoolState, looked: Looked, *, began_ns: int, now_ns: int, quarantine_s: float = QUARANTINE_S) -> None:
+    """Bring the book up to date.
+
+    Args:
+        state: Of the pool, changed in place.
+        looked: What was found.
+        began_ns: When the look began, by the same clock as ``now_ns``: what changed since then is newer than it.
+        now_ns: Now.
+        quarantine_s: An evicted machine is tested at least this long, seconds.
+    """
+    state.problem = looked.problem
+    if looked.machines is not None:
+        _take_machines(state, looked, now_ns=now_ns)
+    _take_health(state, looked, began_ns)
+    _take_jobs(state, looked, began_ns, now_ns=now_ns)
+    if not state.known:
+        state.looks += looked.listed
+        state.known = looked.listed and (not looked.unknown or state.looks >= UNKNOWN_LOOKS)
+    for name in [name for name, one in state.machines.items() if _is_well(one, now_ns, quarantine_s)]:
+        free(state, name, now_ns=now_ns, by="pool", why=f"{PASSES} looks found nothing against it")
+
+
+def _take_machines(state: PoolState, looked: Looked, *, now_ns: int) -> None:
+    assert looked.machines is not None
+    state.standbys = looked.standbys
+    names = [machine.name for machine in looked.machines]
+    new = {name for name in names if name not in state.machines}
+    add(state, looked.machines, now_ns=now_ns)
+    for name in names[len(names) - looked.standbys :]:
+        if name in new:
+            put(state, name, PoolPlace.STANDBY, now_ns=now_ns, by="pool", why="it is one of the last in the list")
+    for name in [name for name, one in state.machines.items() if name not in names and one.place in IDLE]:
+        del state.machines[name]
+
+
+def _take_health(state: PoolState, looked: Looked, began_ns: int) -> None:
+    for name, one in state.machines.items():
+        if one.place is PoolPlace.ACTIVE or one.since_ns > began_ns:
+            continue
+        fault = looked.faults.get(name, "")
+        passed = 0 if fault else one.passed + 1
+        uncleaned = one.uncleaned and name not in looked.cleaned
+        state.machines[name] = one.model_copy(update={"fault": fault, "passed": passed, "uncleaned": uncleaned})
+
+
+def _take_jobs(state: PoolState, looked: Looked, began_ns: int, *, now_ns: int) -> None:
+    for job in looked.jobs:
+        if job.launched:
+            _take_found(state, job, began_ns, now_ns=now_ns)
+    running = {(job.job, job.run): {machine.name for machine in job.machines} for job in looked.jobs}
+    named = {job.job for job in looked.jobs}
+    for name, one in list(state.machines.items()):
+        if one.place is not PoolPlace.ACTIVE or one.since_ns > began_ns:
+            continue
+        newer = one.job in named and (one.job, one.run) not in running
+        if one.job in looked.over or newer:
+            free(state, name, now_ns=now_ns, by="pool", why=f"job {one.job} is over")
+        elif one.job in named and name not in running[one.job, one.run]:
+            _take_absence(state, name, now_ns=now_ns)
+        elif one.absent:
+            state.machines[name] = one.model_copy(update={"absent": 0})
+
+
+def _take_found(state: PoolState, job: RunningJob, began_ns: int, *, now_ns: int) -> None:
+    """Machines on which a job runs that the book does not know of: one that began before there was a pool."""
+    add(state, [machine for machine in job.machines if machine.name not in state.machines], now_ns=began_ns)
+    for machine in job.machines:
+        one = state.machines[machine.name]
+        if one.place in IDLE and one.since_ns <= began_ns:
+            put(
+                state,
+                machine.name,
+                PoolPlace.ACTIVE,
+                now_ns=now_ns,
+                by="pool",
+                why="the job runs there",
+                job=job.job,
+                run=job.run,
+            )
+
+
+def _take_absence(state: PoolState, name: str, *, now_ns: int) -> None:
+    """A job says that it does not run on a machine that it was given: it may just not have said so yet."""
+    one = state.machines[name]
+    if now_ns - one.since_ns < GRACE_S * 1e9:
+        return
+    if one.absent + 1 < LOOKS:
+        state.machines[name] = one.model_copy(update={"absent": one.absent + 1})
+    else:
+        free(state, name, now_ns=now_ns, by="pool", why=f"job {one.job} does not have it any more")
+
+
+def _is_well(one: PoolMachine, now_ns: int, quarantine_s: float) -> bool:
+    """Whether a machine may leave quarantine by itself: a repeat offender does not."""
+    if one.place is not PoolPlace.QUARANTINED or one.uncleaned or one.fault or one.passed < PASSES:
+        return False
+    lately = [time_ns for time_ns in one.evicted_ns if now_ns - time_ns < TWICE_S * 1e9]
+    return len(lately) < 2 and now_ns - one.since_ns >= quarantine_s * 1e9

@@ -1,0 +1,302 @@
+"""Whose a machine is: laws that hold whatever is asked in whatever order, and single cases."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from everstep.decisions.pool import book, look
+from everstep.model.eviction import Eviction
+from everstep.model.machine import Machine
+from everstep.model.pool import (
+    GiveBack,
+    LeaseRequest,
+    Looked,
+    OperatorMove,
+    PoolPlace,
+    PoolState,
+    Replaced,
+    ReplaceRequest,
+    RunningJob,
+)
+
+S = 10**9
+HOUR = 3600 * S
+
+
+def machine(number: int, domain: str = "") -> Machine:
+    return Machine(name=f"m{number}", address=f"10.0.0.{number}:1", domain=domain)
+
+
+def pool(count: int, standbys: int = 0, domains: list[str] | None = None) -> PoolState:
+    """A pool of so many machines, after its first look."""
+    state = PoolState()
+    machines = [machine(number, (domains or [""] * count)[number]) for number in range(count)]
+    look.take(state, Looked(machines=machines, standbys=standbys), began_ns=0, now_ns=1)
+    assert state.known
+    return state
+
+
+def want(job: str, *numbers: int, run: str = "1") -> LeaseRequest:
+    return LeaseRequest(job=job, run=run, machines=[machine(number) for number in numbers])
+
+
+def evict(
+    name: str, job: str = "gpt", *, id: str = "i/1", keep: tuple[int, ...] = (), run: str = "1"
+) -> ReplaceRequest:
+    return ReplaceRequest(
+        id=id,
+        job=job,
+        run="1",
+        evict=[Eviction(machine=name, rule="sure-machine", reason="xid-79", why="GPU 3 fell off the bus")],
+        keep=[machine(number) for number in keep],
+    )
+
+
+def places(state: PoolState) -> dict[str, str]:
+    return {name: f"{one.place} {one.job}".strip() for name, one in state.machines.items()}
+
+
+def test_the_last_of_the_list_are_standbys() -> None:
+    assert places(pool(3, standbys=1)) == {"m0": "free", "m1": "free", "m2": "standby"}
+
+
+def test_a_machine_is_for_one_job() -> None:
+    state = pool(3)
+    assert not book.lease(state, want("gpt", 0, 1), now_ns=2).refused
+    refused = book.lease(state, want("bert", 1, 2), now_ns=3)
+    assert refused.refused == {"m1": "job gpt has it"}
+    assert refused.may_change
+    assert places(state)["m2"] == "free", "all or none"
+    assert not book.lease(state, want("gpt", 0, 1), now_ns=4).refused, "asked twice it is the same lease"
+    assert state.machines["m0"].since_ns == 2
+
+
+def test_an_evicted_machine_is_replaced_by_a_standby_of_another_domain() -> None:
+    state = pool(5, standbys=2, domains=["a", "a", "b", "a", "b"])
+    book.lease(state, LeaseRequest(job="gpt", run="1", machines=[machine(0, "a"), machine(1, "a")]), now_ns=2)
+    answer = book.replace(state, evict("m1", keep=(0,)), now_ns=3)
+    assert answer.machines == {"m1": machine(4, "b")}
+    assert places(state) == {
+        "m0": "active gpt",
+        "m1": "quarantined gpt",
+        "m2": "free",
+        "m3": "standby",
+        "m4": "active gpt",
+    }
+    assert book.replace(state, evict("m1", keep=(0,)), now_ns=9) == answer, "asked twice it is the same replacement"
+    assert state.machines["m1"].uncleaned
+
+
+def test_without_enough_machines_nobody_is_evicted_and_the_next_request_may_get_them() -> None:
+    state = pool(2)
+    book.lease(state, want("gpt", 0, 1), now_ns=2)
+    answer = book.replace(state, evict("m1", keep=(0,)), now_ns=3)
+    assert not answer.machines
+    assert "1 needed and 0 to spare" in answer.why
+    assert places(state)["m1"] == "active gpt"
+    look.take(state, Looked(machines=[machine(0), machine(1), machine(2)]), began_ns=4, now_ns=5)
+    assert book.replace(state, evict("m1", keep=(0,)), now_ns=6).machines["m1"].name == "m2"
+
+
+def test_a_machine_that_is_not_fit_takes_no_place() -> None:
+    state = pool(3, standbys=1)
+    look.take(state, Looked(faults={"m2": "it does not answer"}), began_ns=2, now_ns=3)
+    book.lease(state, want("gpt", 0), now_ns=4)
+    assert book.replace(state, evict("m0"), now_ns=5).machines["m0"].name == "m1"
+
+
+def quarantine(state: PoolState) -> int:
+    """Evict m0 of gpt; returns when."""
+    book.lease(state, want("gpt", 0), now_ns=2)
+    assert book.replace(state, evict("m0", id=f"i/{state.machines['m0'].evicted_ns}"), now_ns=HOUR).machines
+    return HOUR
+
+
+def test_a_machine_leaves_quarantine_only_after_it_passed_its_tests_and_is_clean() -> None:
+    state = pool(2, standbys=1)
+    now = quarantine(state)
+
+    def looked(seconds: float, **found: Any) -> str:
+        at = now + int(seconds * S)
+        look.take(state, Looked(**found), began_ns=at - S, now_ns=at, quarantine_s=100.0)
+        return str(state.machines["m0"].place)
+
+    assert looked(30, faults={"m0": "it does not answer"}) == "quarantined"
+    assert [looked(seconds) for seconds in (60, 90, 120, 150)] == ["quarantined"] * 4, "ranks may live there"
+    assert looked(160, cleaned=["m0"], faults={"m0": "xid-79: lost"}) == "quarantined"
+    assert [looked(seconds) for seconds in (170, 180)] == ["quarantined"] * 2
+    assert looked(190) == "standby", "there is one too few"
+
+
+def test_a_machine_that_was_evicted_twice_does_not_come_back_by_itself() -> None:
+    state = pool(3, standbys=2)
+    now = quarantine(state)
+    move = OperatorMove(machine="m0", operator="me")
+    for seconds in (10, 20, 30):
+        look.take(
+            state, Looked(cleaned=["m0"]), began_ns=now + seconds * S, now_ns=now + (seconds + 1) * S, quarantine_s=0.0
+        )
+    assert state.machines["m0"].place is PoolPlace.STANDBY
+    book.lease(state, want("gpt", 0), now_ns=2 * HOUR)
+    assert book.replace(state, evict("m0", id="i/2"), now_ns=2 * HOUR + 1).twice == ["m0"]
+    for hours in (3, 4, 5, 6):
+        look.take(state, Looked(cleaned=["m0"]), began_ns=hours * HOUR, now_ns=hours * HOUR + 1, quarantine_s=0.0)
+    assert str(state.machines["m0"].place) == "quarantined"
+    assert book.operator_releases(state, move, now_ns=7 * HOUR).startswith("m0 is ")
+    assert state.machines["m0"].place in {PoolPlace.STANDBY, PoolPlace.FREE}
+
+
+def test_what_a_look_does_not_know_ends_no_lease() -> None:
+    state = pool(2)
+    book.lease(state, want("gpt", 0), now_ns=2)
+    for hours in (1, 2, 3, 4):
+        look.take(state, Looked(unknown=["gpt"], problem="no answer"), began_ns=hours * HOUR, now_ns=hours * HOUR + 1)
+    assert places(state)["m0"] == "active gpt"
+    look.take(state, Looked(over=["gpt"]), began_ns=5 * HOUR, now_ns=5 * HOUR + 1)
+    assert places(state)["m0"] == "free"
+
+
+def test_a_lease_that_is_newer_than_the_look_is_not_ended_by_it() -> None:
+    state = pool(2)
+    book.lease(state, want("gpt", 0), now_ns=20)
+    look.take(state, Looked(over=["gpt"]), began_ns=10, now_ns=30)
+    assert places(state)["m0"] == "active gpt"
+
+
+def test_a_machine_that_its_job_does_not_name_is_free_after_two_looks() -> None:
+    state = pool(2)
+    book.lease(state, want("gpt", 0, 1), now_ns=2)
+    jobs = [RunningJob(job="gpt", run="1", machines=[machine(0)])]
+    for hours, place in ((1, "active gpt"), (2, "free")):
+        look.take(state, Looked(jobs=jobs), began_ns=hours * HOUR, now_ns=hours * HOUR + 1)
+        assert places(state) == {"m0": "active gpt", "m1": place}
+
+
+def test_a_job_of_before_the_pool_has_its_machines() -> None:
+    state = PoolState()
+    jobs = [RunningJob(job="gpt", run="1", machines=[machine(0), machine(7)])]
+    look.take(state, Looked(machines=[machine(0), machine(1)], jobs=jobs), began_ns=10, now_ns=11)
+    look.take(state, Looked(machines=[machine(0), machine(1)], jobs=jobs), began_ns=20, now_ns=21)
+    assert places(state) == {"m0": "active gpt", "m1": "free", "m7": "active gpt"}
+
+
+def test_nobody_gets_a_machine_before_it_is_known_where_jobs_run() -> None:
+    state = PoolState()
+    look.take(state, Looked(listed=False), began_ns=1, now_ns=2)
+    assert not state.known
+    for number in range(look.UNKNOWN_LOOKS):
+        assert not state.known
+        look.take(state, Looked(unknown=["old"]), began_ns=10 + number, now_ns=11 + number)
+    assert state.known, "a job that can never say it does not hold up all others"
+
+
+def test_an_operator_keeps_a_machine_away_and_lets_it_come_back() -> None:
+    state = pool(2)
+    book.lease(state, want("gpt", 0), now_ns=2)
+    move = OperatorMove(machine="m0", operator="me", reason="a loud fan")
+    assert "leaves job gpt" in book.operator_evicts(state, move, now_ns=3)
+    assert places(state)["m0"] == "active gpt"
+    book.give_back(state, GiveBack(job="gpt", run="1"), now_ns=4)
+    assert places(state)["m0"] == "cordoned"
+    assert state.machines["m0"].why == "a loud fan"
+    refused = book.lease(state, want("gpt", 0), now_ns=5)
+    assert "a loud fan" in refused.refused["m0"]
+    assert not refused.may_change
+    assert book.operator_releases(state, move, now_ns=6) == "m0 is free"
+    assert not book.operator_evicts(state, OperatorMove(machine="m9", operator="me"), now_ns=7)
+
+
+class BookLaws(RuleBasedStateMachine):
+    """Leases, replacements, returns, looks and operators in any order, against a plain account of who has what."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = pool(5, standbys=1)
+        self.now = 10
+        self.has: dict[str, str] = {}
+        """Machine → the job that was told that it has it."""
+        self.answers: dict[str, Replaced] = {}
+
+    def _tick(self) -> int:
+        self.now += 100 * S
+        return self.now
+
+    @rule(job=st.sampled_from("abc"), numbers=st.sets(st.integers(0, 5), min_size=1, max_size=3))
+    def lease(self, job: str, numbers: set[int]) -> None:
+        leased = book.lease(self.state, want(job, *numbers), now_ns=self._tick())
+        wanted = {f"m{number}" for number in numbers}
+        taken = {name for name in wanted if self.has.get(name, job) != job}
+        assert taken <= leased.refused.keys()
+        if not leased.refused:
+            self.has |= dict.fromkeys(wanted, job)
+
+    @precondition(lambda self: self.has)
+    @rule(data=st.data())
+    def replace(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.has)))
+        job = self.has[name]
+        keep = tuple(int(one[1:]) for one, owner in self.has.items() if owner == job and one != name)
+        request = evict(name, job, id=f"i/{self.now}", keep=keep)
+        answer = book.replace(self.state, request, now_ns=self._tick())
+        if answer.machines:
+            (new,) = answer.machines.values()
+            assert self.has.get(new.name) is None, "nobody had it"
+            del self.has[name]
+            self.has[new.name] = job
+            self.answers[request.id] = answer
+        assert book.replace(self.state, request, now_ns=self._tick()) == answer
+
+    @rule(job=st.sampled_from("abc"))
+    def give_back(self, job: str) -> None:
+        book.give_back(self.state, GiveBack(job=job, run="1"), now_ns=self._tick())
+        self.has = {name: owner for name, owner in self.has.items() if owner != job}
+
+    @rule(number=st.integers(0, 6), out=st.booleans())
+    def operator(self, number: int, out: bool) -> None:
+        move = OperatorMove(machine=f"m{number}", operator="me")
+        said = (book.operator_evicts if out else book.operator_releases)(self.state, move, now_ns=self._tick())
+        assert bool(said) is (move.machine in self.state.machines)
+
+    @rule(
+        faults=st.sets(st.integers(0, 5)),
+        cleaned=st.sets(st.integers(0, 5)),
+        known=st.booleans(),
+        late_s=st.sampled_from([1, 150]),
+    )
+    def look(self, faults: set[int], cleaned: set[int], known: bool, late_s: int) -> None:
+        jobs = [
+            RunningJob(
+                job=job, run="1", machines=[machine(int(name[1:])) for name in self.has if self.has[name] == job]
+            )
+            for job in sorted(set(self.has.values()))
+        ]
+        looked = Looked(
+            machines=[machine(number) for number in range(5)],
+            standbys=1,
+            jobs=jobs if known else [],
+            unknown=[] if known else sorted(set(self.has.values())),
+            faults={f"m{number}": "xid-79" for number in faults},
+            cleaned=[f"m{number}" for number in cleaned],
+        )
+        now = self._tick()
+        look.take(self.state, looked, began_ns=now - late_s * S, now_ns=now, quarantine_s=300.0)
+
+    @invariant()
+    def who_was_given_a_machine_has_it(self) -> None:
+        active = {name: one.job for name, one in self.state.machines.items() if one.place is PoolPlace.ACTIVE}
+        assert active == self.has
+
+    @invariant()
+    def machines_out_of_use_are_nobodys(self) -> None:
+        for name, one in self.state.machines.items():
+            if one.place in {PoolPlace.QUARANTINED, PoolPlace.CORDONED}:
+                assert name not in self.has
+                assert book.lease(self.state.model_copy(deep=True), want("z", int(name[1:])), now_ns=self.now).refused
+
+
+BookLaws.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestBookLaws = BookLaws.TestCase

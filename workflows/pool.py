@@ -1,0 +1,176 @@
+"""The pool: an entity that owns the machines of a cluster, and says whose each of them is.
+
+Jobs and incidents ask it by updates, through activities; operators by updates too. It looks at its machines and at the
+jobs that run again and again, so that what it says is true after a job was terminated by hand as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from datetime import timedelta
+
+from temporalio import workflow
+from temporalio.exceptions import ActivityError, ApplicationError, FailureError
+
+with workflow.unsafe.imports_passed_through():
+    from activities import messages
+    from everstep.decisions.pool import book, look
+    from everstep.model.job_state import job_workflow_id
+    from everstep.model.pool import (
+        POOL_WORKFLOW,
+        GiveBack,
+        Leased,
+        LeaseRequest,
+        Looked,
+        OperatorMove,
+        PoolPlace,
+        PoolState,
+        Replaced,
+        ReplaceRequest,
+    )
+    from workflows import web_ui
+    from workflows.options import FAST_RETRY, HEARTBEAT_TIMEOUT, TASK_TIMEOUT
+    from workflows.pool_page import pool_page
+
+LOOK_AGAIN = timedelta(seconds=30)
+"""Between two looks (ours)."""
+LOOK_LIMIT = timedelta(minutes=2)
+"""A look that takes longer is given up: the next one may do better (ours)."""
+SOON = timedelta(seconds=1)
+"""Before the next look where something waits for it (ours)."""
+KNOWN_S = 8.0
+"""Who asks before the first look waits for it so long, and has to ask anew then (ours)."""
+NOT_KNOWN = "PoolUnknown"
+"""Type of the error by which that is said."""
+
+
+@workflow.defn(name=POOL_WORKFLOW)
+class StandbyPoolWorkflow:
+    """All machines of one cluster."""
+
+    @workflow.init
+    def __init__(self, state: PoolState) -> None:
+        self.state = state
+        self.waited_for = False
+        """Somebody waits for what the next look finds."""
+
+    # What jobs and incidents ask for.
+
+    @workflow.update(name="lease", description="A job that starts wants machines")
+    async def lease(self, request: LeaseRequest) -> Leased:
+        """Give a job the machines that it names: all of them, or none."""
+        await self._known()
+        leased = book.lease(self.state, request, now_ns=workflow.time_ns())
+        self.waited_for |= leased.may_change
+        self._show()
+        return leased
+
+    @workflow.update(name="replace", description="An incident evicts machines, and wants others for them")
+    async def replace(self, request: ReplaceRequest) -> Replaced:
+        """Evict machines and give others: for all of them, or for none."""
+        await self._known()
+        replaced = book.replace(self.state, request, now_ns=workflow.time_ns())
+        self.waited_for = True
+        self._show()
+        return replaced
+
+    @workflow.update(name="give_back", description="A job ended, or left machines")
+    def give_back(self, request: GiveBack) -> int:
+        """Take machines back."""
+        count = book.give_back(self.state, request, now_ns=workflow.time_ns())
+        self._show()
+        return count
+
+    # What operators say.
+
+    @workflow.update(name="evict", description='{"machine": "m3", "operator": "you", "reason": "why"}')
+    async def evict(self, move: OperatorMove) -> str:
+        """Keep a machine away from jobs; one that a job has leaves it at the job's next stop."""
+        await self._known()
+        return self._moved(book.operator_evicts(self.state, move, now_ns=workflow.time_ns()), move)
+
+    @workflow.update(name="release", description='{"machine": "m3", "operator": "you", "reason": "why"}')
+    async def release(self, move: OperatorMove) -> str:
+        """Let jobs have a machine again."""
+        await self._known()
+        return self._moved(book.operator_releases(self.state, move, now_ns=workflow.time_ns()), move)
+
+    @workflow.query(name="state", description="All machines, and whose they are")
+    def current_state(self) -> PoolState:
+        """The pool's state."""
+        return self.state
+
+    # The entity's life.
+
+    @workflow.run
+    async def run(self, state: PoolState) -> None:
+        """Look at the machines for ever."""
+        while True:
+            self.waited_for = False
+            began_ns = workflow.time_ns()
+            looked = await self._look()
+            look.take(self.state, looked, began_ns=began_ns, now_ns=workflow.time_ns())
+            self._show()
+            await self._tell_jobs()
+            if workflow.info().is_continue_as_new_suggested() or self._is_new_version():
+                await workflow.wait_condition(workflow.all_handlers_finished)
+                workflow.continue_as_new(self.state, task_timeout=TASK_TIMEOUT)
+            await workflow.sleep(SOON)
+            try:
+                await workflow.wait_condition(self._is_due, timeout=LOOK_AGAIN - SOON)
+            except TimeoutError:
+                continue
+
+    def _is_due(self) -> bool:
+        return self.waited_for or not self.state.known or self._is_new_version()
+
+    def _is_new_version(self) -> bool:
+        return workflow.info().is_target_worker_deployment_version_changed()
+
+    async def _look(self) -> Looked:
+        try:
+            found: Looked = await workflow.execute_activity(
+                messages.POOL_LOOK,
+                look.request_of(self.state),
+                result_type=Looked,
+                summary=web_ui.summary(f"{len(self.state.machines)} machines"),
+                start_to_close_timeout=LOOK_LIMIT,
+                schedule_to_close_timeout=LOOK_LIMIT,
+                heartbeat_timeout=HEARTBEAT_TIMEOUT,
+                retry_policy=FAST_RETRY,
+            )
+        except ActivityError as error:
+            return Looked(listed=False, problem=f"nothing could be looked at: {error.cause or error}"[:300])
+        return found
+
+    async def _tell_jobs(self) -> None:
+        """Have machines leave their jobs that an operator wants out, once there are others for them."""
+        wanted = [one for one in self.state.machines.values() if one.wanted_out and one.place is PoolPlace.ACTIVE]
+        for one in wanted[: self.state.spare]:
+            job = workflow.get_external_workflow_handle(job_workflow_id(one.job))
+            move = OperatorMove(machine=one.machine.name, operator=one.by, reason=one.why)
+            with contextlib.suppress(FailureError):  # the job is over: the next look says so
+                await job.signal("evict", move)
+
+    async def _known(self) -> None:
+        """Wait until it is known which jobs have machines already.
+
+        Raises:
+            ApplicationError: it is not, for now.
+        """
+        try:
+            await workflow.wait_condition(lambda: self.state.known, timeout=KNOWN_S)
+        except TimeoutError:
+            why = self.state.problem or "it is looked at for the first time"
+            raise ApplicationError(f"which jobs run on the machines is not known yet: {why}", type=NOT_KNOWN) from None
+
+    def _moved(self, text: str, move: OperatorMove) -> str:
+        if not text:
+            known = ", ".join(sorted(self.state.machines)[:20])
+            raise ApplicationError(f"there is no machine {move.machine}; there are {known}", type="NoMachine")
+        self.waited_for = True
+        self._show()
+        return text
+
+    def _show(self) -> None:
+        workflow.set_current_details(pool_page(self.state, workflow.info().namespace))

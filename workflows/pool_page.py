@@ -1,0 +1,50 @@
+"""The living page of the pool in the Web UI."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import UTC, datetime
+
+from everstep.model.job_state import job_workflow_id
+from everstep.model.pool import PoolMachine, PoolPlace, PoolState
+from workflows.web_ui import PAGE_CHARACTERS, count, table
+
+SHOWN = 20
+"""Machines in the table (ours)."""
+ORDER = {PoolPlace.QUARANTINED: 0, PoolPlace.CORDONED: 1, PoolPlace.PROVISIONING: 2, PoolPlace.STANDBY: 3}
+"""Who is shown first: what a person may have to do something about."""
+
+
+def pool_page(state: PoolState, namespace: str) -> str:
+    """All machines, and whose they are; where there are many, those that are out of use first."""
+    places = Counter(str(one.place) for one in state.machines.values())
+    summed = ", ".join(f"{number} {place}" for place, number in sorted(places.items())) or "none is known yet"
+    by_need = sorted(state.machines.values(), key=lambda one: (ORDER.get(one.place, 4), not one.fault))
+    rows = [_row(one, namespace) for one in by_need[:SHOWN]]
+    rest = len(by_need) - len(rows)
+    parts = [
+        f"## {count(len(state.machines), 'machine')}: {summed}",
+        f"{state.spare} can take the place of others now; {state.standbys} are to be kept as standbys.",
+        f"NOT KNOWN: {state.problem}" if state.problem else "",
+        table(["Machine", "Is", "Job", "Since", "By", "Why"], rows) if rows else "",
+        f"… and {rest} more: `everstep machines` shows all." if rest else "",
+        "An operator evicts or releases a machine with the update `evict` or `release`: "
+        '`{"machine": "m3", "operator": "you", "reason": "why"}`.',
+    ]
+    return "\n\n".join(part for part in parts if part)[:PAGE_CHARACTERS]
+
+
+def _row(one: PoolMachine, namespace: str) -> list[str]:
+    job = ""
+    if one.job:
+        workflow = job_workflow_id(one.job).replace("/", "%2F")
+        job = f"[{one.job}](/namespaces/{namespace}/workflows/{workflow})"
+    since = datetime.fromtimestamp(one.since_ns / 1e9, UTC).strftime("%m-%d %H:%M:%S") if one.since_ns else ""
+    why = "; ".join(part for part in (one.why, one.fault and f"now: {one.fault}", _leaving(one)) if part)
+    return [one.machine.name, str(one.place), job, since, one.by, why.replace("|", "/")[:120]]
+
+
+def _leaving(one: PoolMachine) -> str:
+    if one.wanted_out:
+        return "it leaves its job, as an operator said"
+    return f"ranks of {one.job} may live there" if one.uncleaned else ""

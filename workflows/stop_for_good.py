@@ -1,0 +1,26 @@
+"""The orderly end of a job that somebody stops."""
+
+from __future__ import annotations
+
+import contextlib
+
+from temporalio import workflow
+from temporalio.exceptions import ActivityError
+
+with workflow.unsafe.imports_passed_through():
+    from everstep.model.job_state import JobState
+    from everstep.text import listed
+    from workflows import activity_calls
+
+
+async def stop_for_good(state: JobState) -> str:
+    """Stop all ranks, with the time to end that the policy gives; returns what could not be reached, for people."""
+    why, grace_s = f"stop asked for by {state.stop_requested}", state.spec.policy.stop_grace_s
+    with contextlib.suppress(ActivityError):  # the release ends what this could not
+        evidence = await activity_calls.stop(
+            state.spec, state.machines, state.run, state.generation, why=why, grace_s=grace_s, patience_s=5.0
+        )
+        if evidence.unreachable:
+            silent = listed(evidence.unreachable, 3)
+            return f"; {silent} did not answer: ranks may live there, and are ended once it does"
+    return ""
