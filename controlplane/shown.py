@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import unicodedata
+
 LONGEST = 2_000
 """Characters of one line (ours)."""
 
@@ -9,7 +11,8 @@ LONGEST = 2_000
 def clean(text: str) -> str:
     r"""The text without control characters, long lines cut; line breaks and tabs stay.
 
-    What cannot be printed is shown as Python writes it: ``\x1b``, ``\u202e``.
+    What cannot be printed is shown as Python writes it: ``\x1b``, ``\u202e``. Spaces of other widths, and those at
+    which no line may be broken, become plain ones.
     """
     return "\n".join(_line(line) for line in text.split("\n"))
 
@@ -24,4 +27,10 @@ def _line(line: str) -> str:
         line = f"{line[:LONGEST]} … ({len(line) - LONGEST} more characters)"
     if line.isprintable():
         return line
-    return "".join(char if char.isprintable() or char == "\t" else ascii(char)[1:-1] for char in line)
+    return "".join(map(_shown, line))
+
+
+def _shown(char: str) -> str:
+    if char.isprintable() or char == "\t":
+        return char
+    return " " if unicodedata.category(char) == "Zs" else ascii(char)[1:-1]

@@ -42,7 +42,7 @@ async def choose_machines(control: Control, spec: JobSpec, before: Collection[st
     free = [machine for machine in known if machine.name not in why_not]
     if len(free) < spec.machines:
         raise ConfigError(
-            f"job {spec.name} asks for {spec.machines} machines and {len(free)} are free: {_who_has(why_not)}; wait, "
+            f"job {spec.name} asks for {spec.machines} machines and {len(free) or 'none'} {'is' if len(free) < 2 else 'are'} free: {_who_has(why_not)}; wait, "
             f"stop a job, release a machine ('everstep machines{control.option}' shows all), or ask for fewer"
         )
     return in_order(free, spec.machines, before)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from temporalio.service import RPCError, RPCStatusCode
 
 from agent.client import AgentPool
 from agent.fake import FakeAgent
@@ -15,10 +18,12 @@ from console import main
 from controlplane.client import Control
 from controlplane.inventory import VARIABLE, Inventory, ask, inventory_path, load
 from controlplane.local import doctor
+from controlplane.references import JobRun
 from controlplane.start_checks.machines import choose_machines
 from everstep.errors import ClusterError, ConfigError
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
+from everstep.model.pool import PoolMachine, PoolPlace, PoolState
 from tests.activities.spoken import serving
 
 GOOD = """
@@ -107,13 +112,22 @@ def test_an_inventory_without_a_temporal_server_is_refused(
 
 
 class NoJobs(Control):
-    """A connection to a deployed cluster on which nothing runs."""
+    """A connection to a deployed cluster on which nothing runs, or whose pool says more."""
 
-    def __init__(self, inventory: Inventory | None) -> None:
-        super().__init__(cast(Any, None), None, inventory)
+    def __init__(self, inventory: Inventory | None, pool: PoolState | None = None, running: Sequence[str] = ()) -> None:
+        super().__init__(cast(Any, self), None, inventory)
+        self.pool, self.running = pool, running
 
     async def jobs(self, limit: int = 0) -> list[Any]:
-        return []
+        return [JobRun(name, "running", datetime.now(UTC), None) for name in self.running]
+
+    def get_workflow_handle(self, _id: str) -> NoJobs:
+        return self
+
+    async def query(self, *_: Any, **__: Any) -> PoolState:
+        if self.pool is None:
+            raise RPCError("no such workflow", RPCStatusCode.NOT_FOUND, b"")
+        return self.pool
 
 
 async def test_a_job_gets_machines_of_the_inventory(tmp_path: Path) -> None:
@@ -125,6 +139,38 @@ async def test_a_job_gets_machines_of_the_inventory(tmp_path: Path) -> None:
         await choose_machines(control, spec.model_copy(update={"machines": 3}))
     with pytest.raises(ClusterError, match="--inventory or EVERSTEP_INVENTORY"):
         await choose_machines(NoJobs(None), spec)
+
+
+def pool_of(**places: str) -> PoolState:
+    """The pool of the machines of GOOD; ``gpu_1="active bert"``."""
+    state = PoolState(known=True)
+    for name, said in places.items():
+        place, _, job = said.partition(" ")
+        machine = Machine(name=name.replace("_", "-").replace("spare-1", "spare.1"), address="10.0.4.1:1")
+        state.machines[machine.name] = PoolMachine(machine=machine, place=PoolPlace(place), job=job)
+    return state
+
+
+async def chosen(tmp_path: Path, pool: PoolState, machines: int = 2, running: Sequence[str] = ("bert",)) -> list[str]:
+    control = NoJobs(load(written(tmp_path, GOOD)), pool, running)
+    spec = JobSpec(name="gpt", script="/x.py", machines=machines)
+    return [machine.name for machine in await choose_machines(control, spec)]
+
+
+async def test_a_job_gets_no_machine_that_another_one_has(tmp_path: Path) -> None:
+    pool = pool_of(gpu_0="active bert", gpu_1="free", spare_1="standby")
+    wanted = r"asks for 2 machines and 1 is free: gpu-0 is of job bert; spare.1 is standby; wait"
+    with pytest.raises(ConfigError, match=wanted):
+        await chosen(tmp_path, pool)
+    assert await chosen(tmp_path, pool, machines=1) == ["gpu-1"]
+    assert await chosen(tmp_path, pool, running=()) == ["gpu-0", "gpu-1"], "that job is over"
+
+
+async def test_machines_out_of_use_are_passed_over_and_a_former_standby_is_a_machine_like_others(
+    tmp_path: Path,
+) -> None:
+    pool = pool_of(gpu_0="quarantined", gpu_1="free", spare_1="free")
+    assert await chosen(tmp_path, pool) == ["gpu-1", "spare.1"]
 
 
 async def test_machines_are_asked_who_they_are() -> None:

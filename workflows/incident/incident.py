@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -33,6 +34,16 @@ LEDGER_S = 5.0
 
 class Abandoned(Exception):  # control flow: an operator ended the incident
     """An operator, or the end of the job, ended the incident."""
+
+
+@dataclass(frozen=True, slots=True)
+class Secured:
+    """Machines that are to leave a job, and those that are ready in their places."""
+
+    leaving: list[Eviction]
+    replaced: Replaced
+    unfit: list[Eviction]
+    """Of those that came, who could not be made ready after all."""
 
 
 class Incident:
@@ -73,8 +84,8 @@ class Incident:
         self.resumed_by = ""
         self.abandoned_by = ""
         self.evictions = EvictionState()
-        self.secured: tuple[list[Eviction], Replaced, float] | None = None
-        """Machines that are to leave, those that the pool gave for them while the ranks went on, and when."""
+        self.secured: Secured | None = None
+        """What was got while the ranks went on."""
         self.missing = 0
         """So many machines the pool has too few."""
         self._silent_since: dict[str, float] = {}

@@ -43,10 +43,25 @@ def test_the_faulty_ones_come_first_and_say_why_since_when_and_what_to_do() -> N
         machines_table([*healthy(2), report("m9", verdict=Health.UNKNOWN, findings=[], problem="away"), report()])
     )
     rows = [line.split() for line in text.splitlines()[1:]]
-    assert [row[:2] for row in rows] == [["m1", "faulty"], ["m9", "unknown"], ["h0", "healthy"], ["h1", "healthy"]]
+    assert [(row[0], row[2]) for row in rows] == [
+        ("m1", "faulty"),
+        ("m9", "unknown"),
+        ("h0", "healthy"),
+        ("h1", "healthy"),
+    ]
     assert "60 s" in text or "1 min" in text or "1m" in text
     assert "GPU 3: it is too hot: 95 C (gpu-hot; owner machine; watch)" in text
     assert "away" in text
+
+
+def test_machines_out_of_use_are_shown_with_why() -> None:
+    place = {"place": "quarantined", "place_by": "incident/gpt/0002", "place_why": "xid-79: GPU 3 is lost"}
+    rows = [report(machine="h", findings=[], verdict=Health.HEALTHY, place="active", job="gpt")]
+    text = shown(machines_table([*rows, report(machine="q", findings=[], verdict=Health.HEALTHY, **place)]))
+    lines = [line.split() for line in text.splitlines()[1:]]
+    assert lines[0][:3] == ["q", "quarantined", "healthy"]
+    assert "quarantined by incident/gpt/0002: xid-79: GPU 3 is lost" in text
+    assert lines[-1] == ["h", "active", "gpt", "healthy"]
 
 
 def test_many_healthy_machines_are_counted() -> None:

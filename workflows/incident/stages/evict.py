@@ -20,7 +20,7 @@ with workflow.unsafe.imports_passed_through():
     from everstep.model.pool import Replaced, ReplaceRequest
     from everstep.text import listed
     from workflows import activity_calls, pool_calls
-    from workflows.incident.incident import Incident
+    from workflows.incident.incident import Incident, Secured
     from workflows.incident.stages.stop import refresh_evidence
 
 UNFIT = "standby-unfit"
@@ -46,7 +46,9 @@ async def secure(incident: Incident) -> bool:
         incident.timeline.leave(began, Stage.EVICT, replaced.why)
         incident.timeline.note(Stage.EVICT, f"{_named(plan.evict)}: {replaced.why}; the job goes on with it")
         return False
-    incident.secured = (plan.evict, replaced, began)
+    unfit = await _make_ready(incident, replaced)
+    incident.timeline.leave(began, Stage.EVICT, _exchanged(plan.evict, replaced))
+    incident.secured = Secured(plan.evict, replaced, unfit)
     return True
 
 
@@ -56,9 +58,9 @@ async def evict(incident: Incident, evidence: Evidence) -> Evidence:
         return evidence
     unfit: list[Eviction] = []
     patient = False
-    if incident.secured is not None:
-        (evictions, replaced, began), incident.secured = incident.secured, None
-        unfit = await _exchange(incident, evictions, replaced, began)
+    if (secured := incident.secured) is not None:
+        incident.secured, unfit = None, secured.unfit
+        await _exchange(incident, secured.leaving, secured.replaced)
         evidence = await refresh_evidence(incident)
     while True:
         incident.state.waits, incident.missing = "", 0
@@ -72,7 +74,9 @@ async def evict(incident: Incident, evidence: Evidence) -> Evidence:
         if leaving:
             began, replaced = await _replacements(incident, leaving)
             if replaced.machines:
-                unfit = await _exchange(incident, leaving, replaced, began, approved_by)
+                await _exchange(incident, leaving, replaced, approved_by)
+                unfit = await _make_ready(incident, replaced)
+                incident.timeline.leave(began, Stage.EVICT, _exchanged(leaving, replaced, approved_by))
                 evidence, patient = await refresh_evidence(incident), False
                 continue
             incident.timeline.leave(began, Stage.EVICT, replaced.why)
@@ -138,24 +142,21 @@ async def _replacements(incident: Incident, leaving: list[Eviction]) -> tuple[fl
         return began, Replaced(why=f"the pool of machines does not answer: {error.cause or error}"[:300])
 
 
-async def _exchange(
-    incident: Incident, leaving: list[Eviction], replaced: Replaced, began: float, approved_by: str = ""
-) -> list[Eviction]:
-    """Let the others come into the job; returns those of them that cannot be made ready."""
+async def _exchange(incident: Incident, leaving: list[Eviction], replaced: Replaced, approved_by: str = "") -> None:
+    """Let the others come into the job."""
     machines = [replaced.machines.get(machine.name, machine) for machine in incident.input.machines]
     await incident.change_machines(machines, leaving, by_operator=bool(approved_by))
-    ready = await asyncio.gather(*(_make_ready(incident, machine) for machine in replaced.machines.values()))
-    into = ", ".join(f"{machine.name} for {old}" for old, machine in replaced.machines.items())
-    who = f", approved by {approved_by}" if approved_by else ""
-    text = f"{_named(leaving)}{who}; {into}"
-    unfit = [one for one in ready if one is not None]
-    incident.timeline.leave(began, Stage.EVICT, text)
-    incident.timeline.note(Stage.EVICT, text)
-    return unfit
+    incident.timeline.note(Stage.EVICT, _exchanged(leaving, replaced, approved_by))
 
 
-async def _make_ready(incident: Incident, machine: Machine) -> Eviction | None:
-    """Start the job's fork server on a machine that is new to it; returns why it cannot come, where it cannot."""
+async def _make_ready(incident: Incident, replaced: Replaced) -> list[Eviction]:
+    """Start the job's fork server on machines that are new to it; returns those on which that is not possible."""
+    ready = await asyncio.gather(*(_prepare(incident, machine) for machine in replaced.machines.values()))
+    return [one for one in ready if one is not None]
+
+
+async def _prepare(incident: Incident, machine: Machine) -> Eviction | None:
+    """Returns why a machine cannot come, where it cannot."""
     input, policy = incident.input, incident.input.spec.policy
     bound_s = max(policy.silent_evict_s, 1.0)
     try:
@@ -165,6 +166,12 @@ async def _make_ready(incident: Incident, machine: Machine) -> Eviction | None:
         incident.evictions.take([EvictAnswer(rule=UNFIT, machine=machine.name, yes=True, why=why, reason=UNFIT)])
         return Eviction(machine=machine.name, rule=UNFIT, reason=UNFIT, why=why)
     return None
+
+
+def _exchanged(leaving: list[Eviction], replaced: Replaced, approved_by: str = "") -> str:
+    into = ", ".join(f"{machine.name} for {old}" for old, machine in replaced.machines.items())
+    who = f", approved by {approved_by}" if approved_by else ""
+    return f"{_named(leaving)}{who}; {into}"
 
 
 def _named(evictions: list[Eviction]) -> str:

@@ -7,6 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from everstep.decisions.evict.by_operator import REASON
 from everstep.decisions.evict.decide import ASKED_KEPT, BREAKER, EvictPlan, allowed
 from everstep.model.eviction import EvictMode
 from everstep.model.health import Health, MachineFinding
@@ -186,3 +187,20 @@ def test_a_machine_is_named_once_and_a_stepping_one_is_not_gone(
 def test_two_flaps_of_a_link_count_though_each_is_unknown() -> None:
     """The exception of the property above: that links went down is seen, whoever took them down."""
     assert evicted(plan(flap("m1"), earlier=(flap("m1", ago_s=200),))) == [("m1", "repeated-network-alert")]
+
+
+def test_an_operators_word_is_enough_whatever_the_policy_says() -> None:
+    """Neither a mode nor the breaker holds it up; what the rules want beside it still waits."""
+    said = found("m1", REASON, inspection="operator")
+    policy = RecoveryPolicy(evict_mode=EvictMode.SHADOW)
+    assert evicted(plan(said, policy=policy)) == [("m1", "operator")]
+
+    many = [found(f"m{number}", f"gpu-lost-{number}") for number in (2, 3, 4)]
+    tripped = plan(said, *many, policy=RecoveryPolicy(evict_at_least=1, evict_share=0.0))
+    assert evicted(tripped) == [("m1", "operator")]
+    assert [one.machine for one in tripped.ask] == ["m2", "m3", "m4"]
+
+
+def test_what_operators_take_out_leaves_the_breaker_as_it_is() -> None:
+    said = [found(f"m{number}", REASON, inspection="operator") for number in range(1, 4)]
+    assert len(evicted(plan(*said, policy=RecoveryPolicy(evict_at_least=1, evict_share=0.0)))) == 3
