@@ -20,6 +20,7 @@ from drills.inject.found import await_healed, machine_events
 from drills.inject.from_outside import inject
 from drills.inject.full_disks import small_room
 from drills.inject.plan import planned
+from drills.inject.put_back import cleaned, put_back, spare_of
 from drills.judge import facts as gather
 from drills.judge.compare import compare
 from drills.judge.facts import DrillFacts
@@ -28,7 +29,7 @@ from drills.judge.result import DrillResult
 from drills.observe.processes import CopyWatch
 from drills.observe.step_records import Records
 from drills.spec.describe import describe
-from drills.spec.findings import expected_of
+from drills.spec.findings import expected_of, with_spare
 from drills.spec.request import PACE, DrillRequest, example
 from everstep import environment
 from everstep.errors import ClusterError, EverstepError
@@ -92,6 +93,8 @@ class Drill:
         """
         checks.check(self.request)
         cluster, name = self.cluster, self.cluster.next_name(self.request.fault)
+        sizes = self.request.spec(name, {})
+        self.request = with_spare(self.request, await spare_of(cluster, sizes.machines))
         plan = cluster.home / "drills" / name / "faults.json"
         env = {environment.FAULTS: str(plan), environment.STATE_DIGEST: "1"}
         spec = self.request.spec(name, env, disk=cluster.home / "disk")
@@ -104,8 +107,10 @@ class Drill:
         with small_room(context), devices.prepared(context):
             facts = await self._watched(context)
             facts.marks = plan_of_faults.fired()
+            await cleaned(context)
             await self._gather(context, facts)
         await await_healed(context)
+        await put_back(context)
         facts.leaked += [f"mount {path}" for path in mounts.below(cluster.file.shm) + mounts.below(cluster.home)]
         if facts.outcome == "finished":
             reference = await self.references.of(cluster, spec)
@@ -133,6 +138,7 @@ class Drill:
                 injecting.cancel()
                 await asyncio.gather(injecting, return_exceptions=True)
             await asyncio.to_thread(watch.stop)
+            await context.power_on()
         facts.duplicates, facts.looks, facts.blind_s = len(watch.copies), watch.looks, watch.blind_s
         return facts
 
@@ -171,7 +177,8 @@ class Drill:
         cluster, spec = self.cluster, context.spec
         facts.incidents = await gather.incidents(cluster, spec.name)
         facts.leaked = await gather.left_behind(cluster, spec, context.machines)
-        facts.records, too_many = await gather.records(cluster, spec, context.machines, context.seen.records)
+        machines = await gather.recorded_on(cluster, spec, context.machines, context.seen.emptied)
+        facts.records, too_many = await gather.records(cluster, spec, machines, context.seen.records)
         facts.duplicates += too_many
         facts.ettr = await gather.ettr(cluster, spec.name)
         if self.request.base == "kill-postgres":

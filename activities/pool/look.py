@@ -47,6 +47,14 @@ class _Jobs:
     problem: str = ""
     """Why it is not known which run."""
 
+    def have_left(self, one: ToClean) -> bool:
+        """Whether the job itself says that it does not have the machine any more: before that, its ranks may step
+        there, and its incident has to stop them."""
+        if one.job in self.over:
+            return True
+        found = [job for job in self.running if job.job == one.job]
+        return any(job.run != one.run or one.machine.name not in {m.name for m in job.machines} for job in found)
+
 
 class LookActivities:
     """Looks at a cluster for its pool."""
@@ -65,11 +73,10 @@ class LookActivities:
     async def look(self, request: LookRequest) -> Looked:
         """Look once at everything."""
         async with heartbeating():
-            (listing, problem), jobs, machines = await asyncio.gather(
-                self._list(),
-                _ask_jobs(activity.client(), activity.info().task_queue, request.leased),
-                self._ask_machines(request),
+            (listing, problem), jobs = await asyncio.gather(
+                self._list(), _ask_jobs(activity.client(), activity.info().task_queue, request.leased)
             )
+            machines = await self._ask_machines(request, jobs)
         problems = [
             problem,
             jobs.problem,
@@ -96,10 +103,10 @@ class LookActivities:
             return None, f"the machines of the cluster are not known: {error}"
         return (listing.machines, listing.standbys), ""
 
-    async def _ask_machines(self, request: LookRequest) -> dict[str, tuple[str, bool]]:
+    async def _ask_machines(self, request: LookRequest, jobs: _Jobs) -> dict[str, tuple[str, bool]]:
         """Idle machine → why it cannot be used, and whether nothing of an evicted job is left there."""
         room = asyncio.Semaphore(MACHINES_AT_ONCE)
-        remains = {one.machine.name: one for one in request.clean}
+        remains = {one.machine.name: one for one in request.clean if jobs.have_left(one)}
 
         async def ask(machine: Machine) -> tuple[str, bool]:
             async with room:

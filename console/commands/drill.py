@@ -51,6 +51,9 @@ def drill(  # noqa: PLR0917 - one parameter for each option
     group: Annotated[
         list[str] | None, typer.Option(metavar="GROUP", help="A group laid over axes: ep=4:dp_shard+tp.")
     ] = None,
+    gone: Annotated[
+        bool, typer.Option("--gone", help="kill-machine, kill-group: they do not come back; others take their places.")
+    ] = False,
     standbys: Annotated[int, typer.Option(min=0, help="Machines beside those of the job.")] = 1,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps of the job, handed to the script as --steps.")] = None,
     step_seconds: Annotated[
@@ -88,6 +91,8 @@ def drill(  # noqa: PLR0917 - one parameter for each option
 
         everstep drill kill-group --kind pp --index 0 --keep
 
+        everstep drill kill-machine --machine m2 --gone
+
         everstep drill flip-bit --where backup --rank 5
 
         everstep drill kill-worker --in-stage restore --during kill-machine --machine m2
@@ -121,6 +126,7 @@ def drill(  # noqa: PLR0917 - one parameter for each option
         ("--where", "flip-bit", where != ""),
         ("--fits", "shm-full", fits != "nothing"),
         ("--seconds", "hang-peer link-down cut-off kill-postgres kill-workers", seconds != 6.0),
+        ("--gone", "kill-machine kill-group", gone),
         ("--from", "cut-off", cut_from != "control"),
     ):
         if changed and not {fault, during} & set(goes_with.split()):
@@ -153,6 +159,7 @@ def drill(  # noqa: PLR0917 - one parameter for each option
             mesh=mesh,
             groups=group or [],
             standbys=standbys,
+            gone=gone,
             steps=steps,
             step_seconds=step_seconds,
             config=config,

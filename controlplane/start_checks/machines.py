@@ -41,8 +41,9 @@ async def choose_machines(control: Control, spec: JobSpec, before: Collection[st
     why_not = await _why_not(control, spec.name)
     free = [machine for machine in known if machine.name not in why_not]
     if len(free) < spec.machines:
+        count = f"{len(free) or 'none'} {'is' if len(free) < 2 else 'are'}"
         raise ConfigError(
-            f"job {spec.name} asks for {spec.machines} machines and {len(free) or 'none'} {'is' if len(free) < 2 else 'are'} free: {_who_has(why_not)}; wait, "
+            f"job {spec.name} asks for {spec.machines} machines and {count} free: {_who_has(why_not)}; wait, "
             f"stop a job, release a machine ('everstep machines{control.option}' shows all), or ask for fewer"
         )
     return in_order(free, spec.machines, before)

@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from agent.v1 import agent_pb2 as pb
@@ -46,6 +47,8 @@ class DrillContext:
     """Of the job."""
     planned: Planned
     seen: DrillObservations = field(default_factory=DrillObservations)
+    off: ExitStack = field(default_factory=ExitStack)
+    """Machines without power; what is left of the drill begins once they have it again."""
 
     def __post_init__(self) -> None:
         self.stored = StoredCopies(self.cluster.file, self.spec)
@@ -131,6 +134,12 @@ class DrillContext:
         faults.claim(self.planned.plan, {"id": name}, **details)
 
     # Agents.
+
+    async def power_on(self) -> None:
+        """Machines that stayed away come back, empty."""
+        self.off.close()
+        for machine in self.machines:
+            await self._comes(machine, lambda described: described.pid > 0)
 
     def agent(self, machine: Machine) -> int:
         """Pid of a machine's agent.
@@ -233,7 +242,8 @@ class DrillContext:
         cluster, job = self.cluster.file, self.spec.name
         promised = not exact and promise_of(self.spec, loss).steps is not None
         when = self._backups_caught_up(loss) if promised else lambda: True
-        with power.powered_off(cluster, names, when=when) as killed_ns:
+        with ExitStack() as off:
+            killed_ns = off.enter_context(power.powered_off(cluster, names, when=when))
             self.mark(STRIKE, time_ns=killed_ns)
             self.seen.promise = self._promise(loss, exact=exact)
             for name in names:
@@ -243,6 +253,8 @@ class DrillContext:
                     power.empty_disk(cluster, name)
                     self.seen.emptied.append(name)
                     self.seen.records.join(records)
+            if self.request.gone:
+                self.off = off.pop_all()
 
     def _backups_caught_up(self, loss: Loss) -> Callable[[], bool]:
         """Whether backups have just caught up with the steps: the placement promises nothing else.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -149,6 +149,14 @@ def restored_from(moved: Sequence[CopyToRestore], world_size: int, step: int) ->
     tiers = {copy.rank: copy.tier for copy in moved if copy.completed_steps == step}
     counts = Counter(str(tiers.get(rank, Tier.OWN)) for rank in range(world_size))
     return {str(tier): counts[tier] for tier in Tier if counts[tier]}
+
+
+async def recorded_on(
+    cluster: DrillCluster, spec: JobSpec, first: Sequence[Machine], emptied: Collection[str]
+) -> list[Machine]:
+    """The machines that have records of a job: it began on them, or they came for others; none that left it empty."""
+    last = {machine.name: machine for machine in (await cluster.control.state(spec.name)).machines}
+    return [*last.values(), *(one for one in first if one.name not in last and one.name not in emptied)]
 
 
 async def left_behind(cluster: DrillCluster, spec: JobSpec, machines: Sequence[Machine]) -> list[str]:

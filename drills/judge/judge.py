@@ -9,6 +9,7 @@ from typing import Any
 
 from drills.inject.plan import STRIKE
 from drills.judge.compare import Comparison
+from drills.judge.evictions import evictions_right
 from drills.judge.facts import OBSERVED, DrillFacts, is_observed
 from drills.judge.findings import findings_told
 from drills.judge.not_finite import not_finite_told
@@ -77,6 +78,7 @@ def judge(request: DrillRequest, spec: JobSpec, facts: DrillFacts) -> DrillResul
         *(_not_absorbed(facts, result) if request.absorbed else _not_recovered(request, spec, facts, result, reports)),
         *copies_told(request, facts, result),
         *findings_told(request, spec, facts),
+        *evictions_right(request, spec, result.evicted),
         *not_finite_told(request, spec, facts, reports),
         *_differences(spec, facts),
         *_not_clean(facts),
@@ -260,6 +262,7 @@ def copies_told(request: DrillRequest, facts: DrillFacts, result: DrillResult) -
         found += [
             f"the incident does not say that {name} came back empty"
             for name in facts.seen.emptied
+            if name not in result.evicted
             if not any(name in text and "empty" in text for text in facts.texts)
         ]
     if request.base in MUST_SAY and not request.parks and not facts.seen.said:

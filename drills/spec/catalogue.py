@@ -51,11 +51,14 @@ CATALOGUE: tuple[FaultKind, ...] = (
     FaultKind("bitflip", "--machine M [--only-in-job]", "one bit of a gradient flips on that machine", _BIT_FLIPS),
     FaultKind("slow-machine", "--machine M --factor F", "less CPU for the machine's ranks", _HANGS),
     FaultKind(
-        "kill-machine", "--machine M", "SIGKILL of everything of a machine, which comes back empty", draws=("machine",)
+        "kill-machine",
+        "--machine M [--gone]",
+        "SIGKILL of everything of a machine, which comes back empty, or not at all",
+        draws=("machine",),
     ),
     FaultKind(
         "kill-group",
-        "--kind AXIS --index I",
+        "--kind AXIS --index I [--gone]",
         "the same to all machines of a parallel group at once",
         draws=("group",),
     ),

@@ -19,6 +19,8 @@ class Expected:
     """Reason code."""
     owner: Owner
     verdict: Health = Health.FAULTY
+    sure: bool = False
+    """It names the machine for sure: where there is another, the machine leaves the job."""
 
     @property
     def opens_incident(self) -> bool:
@@ -27,12 +29,12 @@ class Expected:
 
 
 EXPECTED = {
-    "gpu-lost": Expected("gpu-lost", Owner.MACHINE),
+    "gpu-lost": Expected("gpu-lost", Owner.MACHINE, sure=True),
     "gpu-hot": Expected("gpu-hot", Owner.MACHINE),
     "nic-down": Expected("nic-down", Owner.NETWORK),
     "nic-flap": Expected("nic-flap", Owner.NETWORK, Health.UNKNOWN),
     "disk-full": Expected("disk-full", Owner.MACHINE),
-    "fs-readonly": Expected("fs-readonly", Owner.MACHINE),
+    "fs-readonly": Expected("fs-readonly", Owner.MACHINE, sure=True),
     "oom": Expected("oom-kill-limit", Owner.CODE, Health.UNKNOWN),
 }
 
@@ -41,10 +43,17 @@ def expected_of(request: DrillRequest) -> Expected | None:
     """What a drill has inspections find; None: nothing."""
     if request.base == "xid":
         reason = xid_of(request.xid_code, "")
-        return Expected(reason.code, reason.owner, reason.verdict)
+        return Expected(reason.code, reason.owner, reason.verdict, reason.sure)
     return EXPECTED.get(request.base)
 
 
 def goes_on(request: DrillRequest) -> bool:
     """Whether the job goes on with the fault, which is only told."""
-    return request.base in DEVICES and not request.then
+    return request.base in DEVICES and not request.then and not request.replaces
+
+
+def with_spare(request: DrillRequest, spare: int) -> DrillRequest:
+    """The same, on a cluster that has so many machines beside those of the job."""
+    expected = expected_of(request)
+    replaces = expected is not None and expected.sure and spare > 0
+    return request.model_copy(update={"spare": spare, "replaces": replaces})

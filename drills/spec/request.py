@@ -65,6 +65,12 @@ class DrillRequest(BaseModel):
     """Instead of tp and pp: all axes, ``dp_replicate=2,dp_shard=2``."""
     groups: list[str] = Field(default_factory=list, description="Groups that are laid over axes: ep=4:dp_shard+tp.")
     standbys: int = Field(1, ge=0)
+    gone: bool = False
+    """The machines that are killed do not come back."""
+    spare: int = Field(0, ge=0)
+    """Machines that can take the place of others; known once there is a cluster."""
+    replaces: bool = False
+    """The machine whose device breaks leaves the job for one of them."""
     steps: int | None = Field(None, ge=1)
     step_seconds: float | None = Field(None, ge=0)
     config: Path | None = None
@@ -112,12 +118,12 @@ class DrillRequest(BaseModel):
     def absorbed(self) -> bool:
         """Whether the job deserves to go on without an incident."""
         beside = (*MACHINE_FAULTS, *DEVICES)
-        return (self.base in beside and not self.then) or self.base in ("hang-peer", "cut-off")
+        return (self.base in beside and not self.then and not self.replaces) or self.base in ("hang-peer", "cut-off")
 
     @property
     def waits_at_hold(self) -> bool:
         """Whether the job waits at a later step until the injector is done: it must not end before."""
-        return self.absorbed and self.base != "hang-peer"
+        return (self.absorbed and self.base != "hang-peer") or (self.replaces and not self.then)
 
     @property
     def needs_network(self) -> bool:
@@ -179,8 +185,10 @@ class DrillRequest(BaseModel):
         return JobSpec.model_validate(spec.model_copy(update=changed).model_dump())
 
     def _patience(self) -> dict[str, float]:
-        if self.absorbed:
+        if self.absorbed or self.replaces:
             return {}  # a job that is held up is no hang
+        if self.gone:
+            return settings.GONE_POLICY
         return settings.DRILL_POLICY if self.strike_hold is None else settings.PATIENT_POLICY
 
     def _layers(self) -> list[str]:

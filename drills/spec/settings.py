@@ -8,9 +8,13 @@ from typing import Any
 from everstep.decisions.checkpoints.placement import Placement, place_backups
 from everstep.model.job import JobSpec
 
-DRILL_POLICY = {"stall_floor_s": 3.0, "exit_grace_s": 3.0}
+GONE_POLICY = {"stall_floor_s": 3.0, "exit_grace_s": 3.0}
 """Hangs are found after 10 min, and early leavers after 60 s, by default; a drill's steps take 0.1 s (ours)."""
-PATIENT_POLICY = {"stall_floor_s": 60.0, "exit_grace_s": 3.0}
+BACK = {"silent_evict_s": 30.0}
+"""Machines that are lost and come back are back within this time, on a busy computer too: no other takes their place
+(ours; the default is 2 s)."""
+DRILL_POLICY = GONE_POLICY | BACK
+PATIENT_POLICY = {"stall_floor_s": 60.0, "exit_grace_s": 3.0} | BACK
 """For a job that waits at a step until the drill has done what it wants to do (ours)."""
 STEP_S = 0.2
 """A step must be long enough for the backup of the step before (ours)."""

@@ -144,7 +144,7 @@ class LookRequest(Model):
     """Machines that no job has: are they fit?"""
     clean: list[ToClean] = Field(default_factory=list)
     leased: list[str] = Field(default_factory=list)
-    """Jobs that have machines: do they run?"""
+    """Jobs that have machines, or had one that is to be cleaned: do they run?"""
 
 
 class Looked(Model):

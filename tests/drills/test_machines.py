@@ -76,3 +76,30 @@ async def test_a_peer_that_dies_in_the_middle_of_a_backup(spread: DrillOf, went_
     assert result.emptied == ["m3"]
     assert result.steps_promised is not None and result.steps_promised <= 6  # who was behind sends every other step
     went_on(result, {"own memory": 3, "backup": 1}, lost=result.steps_promised)
+
+
+def on_others(result: DrillResult, evicted: list[str]) -> None:
+    """Others have the places of machines that never came back."""
+    assert result.problems == []
+    assert (result.ok, result.fired, result.resolution, result.generations) == (True, True, "eviction", 2)
+    assert (result.evicted, result.losses_match, result.leaked) == (evicted, True, [])
+
+
+async def test_a_machine_that_stays_away_is_replaced(drill: DrillOf) -> None:
+    on_others(await drill("kill-machine", machine="m1", gone=True), ["m1"])
+
+
+async def test_the_machine_of_the_rendezvous_store_stays_away(drill: DrillOf) -> None:
+    on_others(await drill("kill-machine", machine="m0", gone=True), ["m0"])
+
+
+@pytest.mark.wide
+async def test_all_machines_of_a_job_stay_away_and_the_disk_is_what_is_left(drill: DrillOf) -> None:
+    on_others(await drill("kill-group", kind="dp", index=0, gone=True), ["m0", "m1"])
+
+
+@pytest.mark.wide
+async def test_a_machine_that_stays_away_where_there_is_no_other_parks_the_job(spread: DrillOf) -> None:
+    result = await spread("kill-machine", machine="m2", gone=True, policy={"machine_patience_s": 5.0})
+    assert result.resolution == "parked"
+    assert result.evicted == []

@@ -28,7 +28,7 @@ def request_of(state: PoolState) -> LookRequest:
     return LookRequest(
         idle=[one.machine for one in rest],
         clean=[ToClean(machine=one.machine, job=one.job, run=one.run) for one in rest if one.uncleaned],
-        leased=sorted({one.job for one in state.machines.values() if one.place is PoolPlace.ACTIVE}),
+        leased=sorted({one.job for one in state.machines.values() if one.place is PoolPlace.ACTIVE or one.uncleaned}),
     )
 
 

@@ -1,0 +1,48 @@
+"""What a drill does about machines that left a job: it repaired them, so it lets them come back."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from controlplane.pool import move_machine, pool_state
+from drills.clusters.local import DrillCluster
+from drills.inject.context import LOOK_S, DrillContext
+from everstep.errors import EverstepError
+from everstep.model.pool import PoolMachine, PoolPlace
+
+LIMIT_S = 90.0
+"""An evicted machine that answers is clean within this time: the pool looks every 30 s (ours)."""
+OUT_OF_USE = frozenset({PoolPlace.QUARANTINED, PoolPlace.CORDONED})
+
+
+async def spare_of(cluster: DrillCluster, machines: int) -> int:
+    """How many machines can take the place of others once a job has so many."""
+    state = await pool_state(cluster.control)
+    return max((state.spare if state else 0) - machines, 0)
+
+
+async def cleaned(context: DrillContext) -> None:
+    """Wait until nothing of the job is left on machines that left it."""
+    deadline = time.monotonic() + LIMIT_S
+    while any(one.uncleaned for one in await _out_of_use(context.cluster)):
+        if time.monotonic() > deadline:
+            return  # what is left there is found
+        await asyncio.sleep(10 * LOOK_S)
+
+
+async def put_back(context: DrillContext) -> None:
+    """Release all machines that are out of use, and wait until jobs may have them."""
+    deadline = time.monotonic() + LIMIT_S
+    while (out := await _out_of_use(context.cluster)) and time.monotonic() < deadline:
+        for one in out:
+            try:
+                await move_machine(context.cluster.control, "release", one.machine.name, "the drill is over")
+            except EverstepError as error:
+                context.cluster.say(f"{one.machine.name} is not released: {error}")
+        await asyncio.sleep(10 * LOOK_S)
+
+
+async def _out_of_use(cluster: DrillCluster) -> list[PoolMachine]:
+    state = await pool_state(cluster.control)
+    return [one for one in state.machines.values() if one.place in OUT_OF_USE] if state else []
