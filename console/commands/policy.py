@@ -1,0 +1,122 @@
+"""``everstep policy``: which machines leave a job, by which rules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+if TYPE_CHECKING:
+    from everstep.decisions.evict.describe import DescribedPolicy
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+LocalCluster = Annotated[str, typer.Option("--cluster", metavar="NAME", help="Local cluster.")]
+
+
+class ShowsUnlessNamed(TyperGroup):
+    """``everstep policy gpt`` is short for ``everstep policy show gpt``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Add the name of the command that is meant where none is given."""
+        named = bool(args) and (args[0] in self.commands or args[0] in ctx.help_option_names)
+        return super().parse_args(ctx, args if named else ["show", *args])
+
+
+app = typer.Typer(
+    name="policy",
+    cls=ShowsUnlessNamed,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def _policies() -> None:
+    """Show which machines leave a job by which rules, why they did, and why others did not.
+
+    `everstep policy gpt` is short for `everstep policy show gpt`.
+
+    Examples:
+
+        everstep policy
+
+        everstep policy gpt.toml
+
+        everstep policy explain gpt/2
+
+        everstep policy simulate events.jsonl --job gpt.toml
+    """
+
+
+@app.command()
+def show(
+    job: Annotated[
+        str, typer.Argument(metavar="JOB.toml|JOB", help="A job file, or a job; default: the defaults.")
+    ] = "",
+    cluster: LocalCluster = "default",
+    as_json: JsonFlag = False,
+) -> None:
+    """Show every rule of eviction: what it asks, how far it may go, the numbers that it goes by, and whose they are.
+
+    The rules are in the order in which they are asked. The last of all is the
+    breaker, which limits how many machines leave without an operator. What can be
+    set is in the table policy of the job file: docs/operations.md.
+
+    Examples:
+
+        everstep policy
+
+        everstep policy gpt.toml
+
+        everstep policy gpt --json | jq '.rules[] | {name, mode}'
+
+    Exit codes: 0 shown; 2 no such job, or a wrong job file; 3 no cluster or no Temporal.
+    """
+    from console.commands.exit_codes import finish
+
+    finish(_show(job, cluster, as_json=as_json))
+
+
+async def _show(job: str, cluster: str, *, as_json: bool) -> int:
+    described = await _described(job, cluster)
+    if as_json:
+        print(described.model_dump_json(indent=2))
+        return 0
+    from console.views.policy import policy_lines
+
+    _print_lines(policy_lines(described))
+    return 0
+
+
+async def _described(job: str, cluster: str) -> DescribedPolicy:
+    """Of a job file, of the newest run of a job, or the defaults."""
+    from everstep.decisions.evict.describe import describe
+    from everstep.model.recovery_policy import RecoveryPolicy
+
+    if not job:
+        return describe(RecoveryPolicy())
+    if is_job_file(job):
+        from controlplane.job_file.job_file import load_job
+
+        spec = load_job(Path(job))
+        return describe(spec.policy, of=f"job file {job}", machines=spec.topology().machines)
+    from controlplane.client import Control
+
+    async with await Control.connect(cluster) as control:
+        await control.run_of(job)
+        state = await control.state(job)
+    return describe(state.spec.policy, of=f"job {job}, {state.status}", machines=len(state.machines))
+
+
+def is_job_file(job: str) -> bool:
+    """Whether a file is meant: names of jobs have neither a point nor a slash."""
+    return "." in job or "/" in job
+
+
+def _print_lines(lines: list[str]) -> None:
+    from controlplane.shown import clean
+
+    for line in lines:
+        print(clean(line))

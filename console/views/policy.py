@@ -1,0 +1,53 @@
+"""The policy of evictions as a person reads it."""
+
+from __future__ import annotations
+
+from console.views.incident_report import aligned
+from everstep.decisions.evict.describe import DescribedBreaker, DescribedPolicy, DescribedRule, RuleNumber
+from everstep.model.eviction import EvictMode
+
+INDENT = " " * 4
+
+
+def policy_lines(policy: DescribedPolicy) -> list[str]:
+    """Every rule in the order in which it is asked, and the breaker."""
+    size = f", {policy.machines} machines" if policy.machines is not None else ""
+    lines = [f"policy of evictions: {policy.of}{size}"]
+    if policy.evict_mode is not EvictMode.ACT:
+        lines.append(f"policy.evict_mode = {policy.evict_mode}: no rule may do more than that")
+    for rule in policy.rules:
+        lines += ["", f"{rule.position}  {rule.name}: {what_it_may(rule)}", *_about(rule)]
+    lines += ["", f"{len(policy.rules) + 1}  {policy.breaker.name}: asks an operator", *_about(policy.breaker)]
+    if policy.machines is not None:
+        lines.append(
+            f"{INDENT}of {policy.machines} machines {policy.breaker.without_operator} may leave without an operator"
+        )
+    return lines
+
+
+def what_it_may(rule: DescribedRule) -> str:
+    """How far a rule may go, and which setting says so."""
+    means = {
+        EvictMode.ACT: "act (evicts)",
+        EvictMode.APPROVE: "approve (asks an operator)",
+        EvictMode.SHADOW: "shadow (only writes down)",
+        EvictMode.OFF: "off (is not asked)",
+    }
+    if not rule.evicts and rule.mode is not EvictMode.OFF:
+        return "never evicts, says why not"
+    return means.get(rule.mode, str(rule.mode)) + (f", by policy.{rule.mode_from}" if rule.mode_from else "")
+
+
+def _about(one: DescribedRule | DescribedBreaker) -> list[str]:
+    return [
+        f"{INDENT}{one.asks}",
+        f"{INDENT}source: {one.source}",
+        *aligned([_cells(number) for number in one.numbers], INDENT),
+    ]
+
+
+def _cells(number: RuleNumber) -> tuple[str, ...]:
+    if number.default is None:
+        return f"{number.name} = {number.value:g}", "fixed", f"{number.says} ({number.source})"
+    kind = "default" if number.value == number.default else f"default {number.default:g}"
+    return f"policy.{number.name} = {number.value:g}", kind, f"{number.says} ({number.source})"
