@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-if TYPE_CHECKING:
-    from everstep.decisions.evict.describe import DescribedPolicy
+from console.commands.ledgers import ClusterOption, JsonOption, LedgerOption, last_cluster, open_ledger
 
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-LocalCluster = Annotated[str, typer.Option("--cluster", metavar="NAME", help="Local cluster.")]
+if TYPE_CHECKING:
+    from activities.ledger import IncidentRecord
+    from everstep.decisions.evict.describe import DescribedPolicy
+    from everstep.decisions.evict.explain import Explanation
+    from everstep.model.recovery_policy import RecoveryPolicy
 
 
 class ShowsUnlessNamed(TyperGroup):
@@ -55,8 +57,8 @@ def show(
     job: Annotated[
         str, typer.Argument(metavar="JOB.toml|JOB", help="A job file, or a job; default: the defaults.")
     ] = "",
-    cluster: LocalCluster = "default",
-    as_json: JsonFlag = False,
+    cluster: ClusterOption = "default",
+    as_json: JsonOption = False,
 ) -> None:
     """Show every rule of eviction: what it asks, how far it may go, the numbers that it goes by, and whose they are.
 
@@ -77,6 +79,62 @@ def show(
     from console.commands.exit_codes import finish
 
     finish(_show(job, cluster, as_json=as_json))
+
+
+@app.command()
+def explain(
+    incident: Annotated[str, typer.Argument(metavar="INCIDENT", help="gpt/2, incident/gpt/0002; gpt: its newest.")],
+    ledger: LedgerOption = "",
+    cluster: ClusterOption = "default",
+    as_json: JsonOption = False,
+) -> None:
+    """Say of an incident which rules said yes or no of which machine, why, and what followed.
+
+    What is said of a closed incident is in the ledger, so the cluster need not be
+    up. An open one is asked itself.
+
+    Examples:
+
+        everstep policy explain gpt
+
+        everstep policy explain gpt/2
+
+        everstep policy explain incident/gpt/0002 --json | jq '.answers[] | select(.yes)'
+
+    Exit codes: 0 explained; 1 not found, or the ledger cannot be read; 2 not an incident;
+    3 it is open, and no cluster or no Temporal answers.
+    """
+    from console.commands.exit_codes import finish
+
+    described = last_cluster(cluster)
+    with open_ledger(ledger, cluster, described) as opened:
+        from controlplane.queries.explanation import find_incident, from_ledger
+
+        record, policy = find_incident(opened, incident)
+    told = from_ledger(record, policy)
+    if told is not None:
+        _print_explanation(told, as_json=as_json)
+        return
+    finish(_ask(record, policy, cluster, as_json=as_json))
+
+
+async def _ask(record: IncidentRecord, policy: RecoveryPolicy | None, cluster: str, *, as_json: bool) -> int:
+    from controlplane.client import Control
+    from controlplane.queries.explanation import from_workflow
+
+    async with await Control.connect(cluster) as control:
+        told = await from_workflow(control, record, policy)
+    _print_explanation(told, as_json=as_json)
+    return 0
+
+
+def _print_explanation(told: Explanation, *, as_json: bool) -> None:
+    if as_json:
+        print(told.model_dump_json(indent=2))
+        return
+    from console.views.policy import explanation_lines
+
+    _print_lines(explanation_lines(told))
 
 
 async def _show(job: str, cluster: str, *, as_json: bool) -> int:

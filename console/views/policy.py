@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from console.views.incident_report import aligned
+from console.views.incident_report import aligned, since
 from everstep.decisions.evict.describe import DescribedBreaker, DescribedPolicy, DescribedRule, RuleNumber
+from everstep.decisions.evict.explain import ExplainedAnswer, Explanation
 from everstep.model.eviction import EvictMode
 
 INDENT = " " * 4
@@ -51,3 +52,31 @@ def _cells(number: RuleNumber) -> tuple[str, ...]:
         return f"{number.name} = {number.value:g}", "fixed", f"{number.says} ({number.source})"
     kind = "default" if number.value == number.default else f"default {number.default:g}"
     return f"policy.{number.name} = {number.value:g}", kind, f"{number.says} ({number.source})"
+
+
+def explanation_lines(told: Explanation) -> list[str]:
+    """What the rules said in one incident, machine by machine, and what followed."""
+    lines = [
+        f"{told.incident}: {told.headline}",
+        *aligned([("outcome", told.outcome), ("evicted", ", ".join(told.evicted) or "nobody")], INDENT),
+    ]
+    if not told.answers:
+        lines += ["", "the rules of eviction had nothing to say of any machine"]
+    for machine in dict.fromkeys(answer.machine for answer in told.answers):
+        rows = [_answer(answer) for answer in told.answers if answer.machine == machine]
+        lines += ["", machine or "all machines together", *aligned(rows, INDENT)]
+    rest = [
+        ("nothing to say", ", ".join(told.nothing_to_say or [])),
+        ("not asked (off)", ", ".join(told.not_asked)),
+    ]
+    if rows := [row for row in rest if row[1]]:
+        lines += ["", "the other rules", *aligned(rows, INDENT)]
+    if told.story:
+        story = [(since(line.time_ns, told.fault_ns), line.stage, line.text) for line in told.story]
+        lines += ["", "what followed", *aligned(story, INDENT)]
+    return lines
+
+
+def _answer(answer: ExplainedAnswer) -> tuple[str, ...]:
+    mode = "" if answer.mode is EvictMode.ACT else f" ({answer.mode})"
+    return "yes" if answer.yes else "no", f"{answer.rule}{mode}", answer.why, f"-> {answer.followed}"

@@ -7,11 +7,16 @@ from typing import Any
 
 import pytest
 
+from activities.ledger import IncidentRecord
 from activities.messages import StopInput
+from controlplane.client import Control
+from controlplane.queries.explanation import from_workflow
+from everstep.decisions.evict.explain import Explanation
 from everstep.model.eviction import EvictMode
 from everstep.model.health import Finding, MachineFinding
 from everstep.model.incident import Anomaly, Evidence, IncidentReport, Symptom
 from everstep.model.machine import Machine
+from everstep.model.recovery_policy import RecoveryPolicy
 from tests.workflows.conftest import anomaly, exits, held
 from tests.workflows.test_observed import fault
 from workflows.incident.workflow import IncidentWorkflow
@@ -57,6 +62,12 @@ def sure_fault() -> Anomaly:
 def report_of(jobs: Any) -> IncidentReport:
     report: IncidentReport = next(note.report for note in reversed(jobs.cluster.notes) if note.report)
     return report
+
+
+async def explanation_of(jobs: Any, incident: str) -> Explanation:
+    """What the incident itself says of evictions."""
+    record = IncidentRecord(id=incident, job="gpt", run=1, number=1)
+    return await from_workflow(Control(jobs.client, None), record, RecoveryPolicy())
 
 
 async def failed(jobs: Any, **policy: object) -> Any:
@@ -180,10 +191,18 @@ async def test_the_breaker_has_an_operator_asked(jobs: Any) -> None:
     await jobs.until(handle, lambda state: state.status == "parked")
     assert not [call for call in jobs.cluster.calls if call.startswith("replace")]
     incident = (await handle.query(JobWorkflow.current_state)).incidents[0].id
+    told = await explanation_of(jobs, incident)
+    assert [(one.rule, one.machine, one.followed) for one in told.answers] == [
+        ("gone-machine", "m1", "it has not left the job"),
+        ("breaker", "", "an operator had to approve"),
+    ]
+    assert told.outcome.startswith("open, parked: m1 (silent-machine): an operator has to approve")
     await jobs.client.get_workflow_handle(incident).signal(IncidentWorkflow.approve, WHO)
     state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
     assert [machine.name for machine in state.machines] == ["m0", "m2"]
     assert state.evicted_ns == [], "by an operator: the breaker does not count it"
+    told = await explanation_of(jobs, incident)
+    assert (told.evicted, told.answers[0].followed) == (["m1"], "it left the job"), "a closed one answers as well"
 
 
 @pytest.mark.parametrize("mode", [EvictMode.SHADOW, EvictMode.OFF])

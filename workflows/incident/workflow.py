@@ -18,6 +18,7 @@ from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
     from everstep.decisions.recover.rules import Action
+    from everstep.model.eviction import EvictionState
     from everstep.model.incident import Confirmation, IncidentReport, Stage, StageRecord, Symptom
     from workflows import activity_calls
     from workflows.incident.incident import Abandoned, Incident
@@ -63,6 +64,11 @@ class IncidentWorkflow:
         return StageRecord(
             name=timeline.stage, seconds=0.0, found=timeline.reason or timeline.headline, to_accept=to_accept
         )
+
+    @workflow.query(name="evictions", description="What the rules of eviction said, and who left the job")
+    def current_evictions(self) -> EvictionState:
+        """As it is now."""
+        return self.incident.evictions
 
     @workflow.run
     async def run(self, input: IncidentInput) -> IncidentReport:
