@@ -332,11 +332,7 @@ class Control:
             return stage
 
     async def evictions(self, incident_id: str) -> EvictionState:
-        """What an incident knows of evictions, and what the rules said to it; also of one that is closed.
-
-        Raises:
-            ClusterError: Temporal does not answer, or no worker does.
-        """
+        """What an incident, open or closed, knows of evictions, the rules' answers too; raises as :meth:`stage`."""
         with self._answers(incident_id):
             handle = self.client.get_workflow_handle(incident_id)
             known: EvictionState = await handle.query("evictions", result_type=EvictionState, rpc_timeout=ANSWER_LIMIT)

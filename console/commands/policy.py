@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,10 +12,8 @@ from typer.core import TyperGroup
 from console.commands.ledgers import ClusterOption, JsonOption, LedgerOption, last_cluster, open_ledger
 
 if TYPE_CHECKING:
-    from activities.ledger import IncidentRecord
+    from activities.ledger import Ledger
     from everstep.decisions.evict.describe import DescribedPolicy
-    from everstep.decisions.evict.explain import Explanation
-    from everstep.model.recovery_policy import RecoveryPolicy
 
 
 class ShowsUnlessNamed(TyperGroup):
@@ -106,35 +105,65 @@ def explain(
     """
     from console.commands.exit_codes import finish
 
-    described = last_cluster(cluster)
-    with open_ledger(ledger, cluster, described) as opened:
-        from controlplane.queries.explanation import find_incident, from_ledger
+    with open_ledger(ledger, cluster, last_cluster(cluster)) as opened:
+        finish(_explain(incident, opened, cluster, as_json=as_json))
 
-        record, policy = find_incident(opened, incident)
-    told = from_ledger(record, policy)
-    if told is not None:
-        _print_explanation(told, as_json=as_json)
+
+@app.command()
+def simulate(
+    events: Annotated[str, typer.Argument(metavar="EVENTS.jsonl", help="A recording; - for standard input.")],
+    job: Annotated[
+        Path | None,
+        typer.Option("--job", metavar="JOB.toml", help="The policy of this job file; default: the defaults."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what a policy would have done about recorded events, and what that would have cost. No cluster is needed.
+
+    It is decided whenever anything is heard, as if the job failed each time:
+    what is evicted here is the most that would have been. A recording is made by
+    `everstep machines --record`.
+
+    Examples:
+
+        everstep machines --record events.jsonl
+
+        everstep policy simulate events.jsonl
+
+        everstep policy simulate events.jsonl --job gpt.toml --json | jq .machine_hours_out
+
+    Exit codes: 0 simulated; 2 a line of the recording is wrong, or the job file is.
+    """
+    from controlplane.recording import read_recording
+    from everstep.decisions.evict import simulate as simulation
+    from everstep.model.recovery_policy import RecoveryPolicy
+
+    policy, of, machines = RecoveryPolicy(), "defaults", 0
+    if job is not None:
+        from controlplane.job_file.job_file import load_job
+
+        spec = load_job(job)
+        policy, of, machines = spec.policy, f"job file {job}", spec.topology().machines
+    done = simulation.simulate(read_recording(events), policy, machines=machines)
+    if as_json:
+        print(json.dumps({"policy": of} | done.as_object(), indent=2))
         return
-    finish(_ask(record, policy, cluster, as_json=as_json))
+    from console.views.policy import simulation_lines
+
+    _print_lines(simulation_lines(done, of))
 
 
-async def _ask(record: IncidentRecord, policy: RecoveryPolicy | None, cluster: str, *, as_json: bool) -> int:
-    from controlplane.client import Control
-    from controlplane.queries.explanation import from_workflow
+async def _explain(incident: str, ledger: Ledger, cluster: str, *, as_json: bool) -> int:
+    from controlplane.queries.explanation import explanation_of
 
-    async with await Control.connect(cluster) as control:
-        told = await from_workflow(control, record, policy)
-    _print_explanation(told, as_json=as_json)
-    return 0
-
-
-def _print_explanation(told: Explanation, *, as_json: bool) -> None:
+    told = await explanation_of(incident, ledger, cluster)
     if as_json:
         print(told.model_dump_json(indent=2))
-        return
+        return 0
     from console.views.policy import explanation_lines
 
     _print_lines(explanation_lines(told))
+    return 0
 
 
 async def _show(job: str, cluster: str, *, as_json: bool) -> int:

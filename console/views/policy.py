@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from console.views.incident_report import aligned, since
+from console.views.incident_report import aligned, clock, since
+from controlplane import text
 from everstep.decisions.evict.describe import DescribedBreaker, DescribedPolicy, DescribedRule, RuleNumber
 from everstep.decisions.evict.explain import ExplainedAnswer, Explanation
+from everstep.decisions.evict.simulate import SimulatedEviction, Simulation
 from everstep.model.eviction import EvictMode
 
 INDENT = " " * 4
+NO_ANSWER = (
+    "no rule said anything: nothing was known against any machine, or the incident only told a fault and did nothing"
+)
 
 
 def policy_lines(policy: DescribedPolicy) -> list[str]:
@@ -61,7 +66,7 @@ def explanation_lines(told: Explanation) -> list[str]:
         *aligned([("outcome", told.outcome), ("evicted", ", ".join(told.evicted) or "nobody")], INDENT),
     ]
     if not told.answers:
-        lines += ["", "the rules of eviction had nothing to say of any machine"]
+        lines += ["", NO_ANSWER]
     for machine in dict.fromkeys(answer.machine for answer in told.answers):
         rows = [_answer(answer) for answer in told.answers if answer.machine == machine]
         lines += ["", machine or "all machines together", *aligned(rows, INDENT)]
@@ -80,3 +85,50 @@ def explanation_lines(told: Explanation) -> list[str]:
 def _answer(answer: ExplainedAnswer) -> tuple[str, ...]:
     mode = "" if answer.mode is EvictMode.ACT else f" ({answer.mode})"
     return "yes" if answer.yes else "no", f"{answer.rule}{mode}", answer.why, f"-> {answer.followed}"
+
+
+def simulation_lines(done: Simulation, of: str) -> list[str]:
+    """What a policy would have done about a recording, and what that would have cost."""
+    length = text.duration(done.hours * 3600)
+    about = [
+        ("policy", of),
+        (
+            "events",
+            f"{done.events} of {done.machines} machines, {clock(done.begin_ns)} to {clock(done.end_ns)}, {length}",
+        ),
+        ("left out", f"lines that say no time: {done.without_time}" if done.without_time else ""),
+    ]
+    told = [(one.time_ns, _simulated(one)) for one in done.done]
+    told += [(one.time_ns, ("breaker", "", "", "", one.why)) for one in done.tripped]
+    rows = [(clock(time_ns), *cells) for time_ns, cells in sorted(told, key=lambda one: one[0])]
+    out, asked, shadow = (done.of(mode) for mode in (EvictMode.ACT, EvictMode.APPROVE, EvictMode.SHADOW))
+    share = text.ratio(done.machine_hours_out / done.machine_hours if done.machine_hours else None)
+    cost = [
+        ("evicted", f"{done.machines_out} of {done.machines} machines, {_times(len(out))}"),
+        ("operator asked", f"{_times(len(asked))}; the breaker tripped {_times(len(done.tripped))}"),
+        ("written down", _times(len(shadow))),
+        ("cost", f"{done.machine_hours_out:.2f} of {done.machine_hours:.2f} machine hours without them ({share})"),
+    ]
+    return [
+        "what the policy would have done, had the job failed whenever anything was heard: the most that it may do",
+        *aligned([row for row in about if row[1]], INDENT),
+        "",
+        *(aligned(rows) or ["nothing"]),
+        "",
+        "what that would have cost",
+        *aligned(cost, INDENT),
+    ]
+
+
+def _times(count: int) -> str:
+    return {0: "never", 1: "once"}.get(count, f"{count} times")
+
+
+def _simulated(one: SimulatedEviction) -> tuple[str, ...]:
+    """Mode, machine, rule, reason code, why and, of one that left, when it was well again."""
+    done = one.eviction
+    if one.mode is not EvictMode.ACT:
+        return str(one.mode), done.machine, done.rule, done.reason, done.why
+    back_s = None if one.back_ns is None else (one.back_ns - one.time_ns) / 1e9
+    back = "not well again" if back_s is None else f"well again after {text.duration(back_s)}"
+    return str(one.mode), done.machine, done.rule, done.reason, done.why, f"-> {back}"

@@ -7,16 +7,15 @@ from typing import Any
 
 import pytest
 
-from activities.ledger import IncidentRecord
 from activities.messages import StopInput
 from controlplane.client import Control
 from controlplane.queries.explanation import from_workflow
+from controlplane.references import parse_incident
 from everstep.decisions.evict.explain import Explanation
 from everstep.model.eviction import EvictMode
 from everstep.model.health import Finding, MachineFinding
 from everstep.model.incident import Anomaly, Evidence, IncidentReport, Symptom
 from everstep.model.machine import Machine
-from everstep.model.recovery_policy import RecoveryPolicy
 from tests.workflows.conftest import anomaly, exits, held
 from tests.workflows.test_observed import fault
 from workflows.incident.workflow import IncidentWorkflow
@@ -66,8 +65,8 @@ def report_of(jobs: Any) -> IncidentReport:
 
 async def explanation_of(jobs: Any, incident: str) -> Explanation:
     """What the incident itself says of evictions."""
-    record = IncidentRecord(id=incident, job="gpt", run=1, number=1)
-    return await from_workflow(Control(jobs.client, None), record, RecoveryPolicy())
+    job, number = parse_incident(incident)
+    return await from_workflow(Control(jobs.client, None), job, number or 0, None, None)
 
 
 async def failed(jobs: Any, **policy: object) -> Any:
@@ -202,7 +201,8 @@ async def test_the_breaker_has_an_operator_asked(jobs: Any) -> None:
     assert [machine.name for machine in state.machines] == ["m0", "m2"]
     assert state.evicted_ns == [], "by an operator: the breaker does not count it"
     told = await explanation_of(jobs, incident)
-    assert (told.evicted, told.answers[0].followed) == (["m1"], "it left the job"), "a closed one answers as well"
+    assert (told.over, told.evicted, told.answers[0].followed) == (True, ["m1"], "it left the job"), "closed"
+    assert told.outcome.startswith("recovered: Recovered in ")
 
 
 @pytest.mark.parametrize("mode", [EvictMode.SHADOW, EvictMode.OFF])

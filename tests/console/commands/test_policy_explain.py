@@ -9,9 +9,13 @@ import pytest
 
 from activities.ledger import Ledger
 from console import main
-from everstep.model.eviction import EvictAnswer, EvictMode
-from everstep.model.incident import CLOSED_OUTSIDE, Anomaly, IncidentReport, Symptom
+from console.views.policy import NO_ANSWER
+from controlplane.client import Control
+from everstep.errors import NoSuchJob
+from everstep.model.eviction import EvictAnswer, EvictionState, EvictMode
+from everstep.model.incident import CLOSED_OUTSIDE, Anomaly, IncidentReport, StageRecord, Symptom
 from everstep.model.job import JobSpec
+from everstep.model.job_state import IncidentSummary, JobState
 from everstep.model.recovery_policy import RecoveryPolicy
 
 S = 10**9
@@ -129,7 +133,8 @@ def test_where_no_rule_had_anything_to_say(url: str, capsys: pytest.CaptureFixtu
     code, out, _ = call(capsys, "gpt/2")
 
     assert code == 0
-    assert "the rules of eviction had nothing to say of any machine" in out.splitlines()
+    assert NO_ANSWER in out.splitlines()
+    assert "nothing to say" not in out
     assert "    evicted  nobody" in out.splitlines()
 
 
@@ -139,6 +144,48 @@ def test_an_open_incident_is_asked_itself(url: str, capsys: pytest.CaptureFixtur
 
     assert (code, out) == (3, "")
     assert "no cluster 'default' is up" in err
+
+
+class OpenIncident:
+    """Stands for the control plane of a job whose fourth incident is open, and not in the ledger yet."""
+
+    async def __aenter__(self) -> OpenIncident:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    async def state(self, job: str) -> JobState:
+        spec = JobSpec(name=job, script="/srv/train.py", policy=RecoveryPolicy(evict_mode=EvictMode.APPROVE))
+        summary = IncidentSummary(id="incident/gpt/0004", number=4, headline="")
+        return JobState(spec=spec, machines=[], incidents=[summary])
+
+    async def evictions(self, id: str) -> EvictionState:
+        if not id.endswith("4"):
+            raise NoSuchJob(id)
+        return EvictionState(asked=[ANSWERS[0].model_copy(update={"mode": EvictMode.APPROVE})])
+
+    async def stage(self, id: str) -> StageRecord:
+        return StageRecord(name="parked", seconds=0.0, found="m1 (gpu-lost): an operator has to approve")
+
+
+@pytest.mark.parametrize("given", ["gpt", "gpt/4"])
+def test_an_open_incident_that_the_ledger_does_not_know_yet(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    async def connect(_: str) -> OpenIncident:
+        return OpenIncident()
+
+    monkeypatch.setattr(Control, "connect", connect)
+    code, out, _ = call(capsys, given, "--json")
+    told = json.loads(out)
+
+    assert code == 0
+    assert (told["incident"], told["over"]) == ("incident/gpt/0004", False)
+    assert told["outcome"] == "open, parked: m1 (gpu-lost): an operator has to approve"
+    assert [one["followed"] for one in told["answers"]] == ["an operator was asked; it has not left the job"]
+    code, _, err = call(capsys, "gpt/9")
+    assert (code, "has no incident gpt/9" in err) == (1, True)
 
 
 def test_what_was_closed_from_outside_is_asked_itself(url: str, capsys: pytest.CaptureFixture[str]) -> None:
