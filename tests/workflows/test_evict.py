@@ -215,6 +215,23 @@ async def test_in_shadow_mode_nobody_leaves(jobs: Any, mode: EvictMode) -> None:
     assert any(answer.yes for answer in report_of(jobs).asked) == (mode is EvictMode.SHADOW)
 
 
+@pytest.mark.parametrize("mode", [EvictMode.SHADOW, EvictMode.APPROVE])
+async def test_what_would_be_done_is_kept_where_a_fault_is_only_told(jobs: Any, mode: EvictMode) -> None:
+    jobs.cluster.standbys = list(STANDBYS)
+    handle = await jobs.start(**POLICY, evict_mode=mode)
+    await jobs.until(handle, lambda state: state.status == "running")
+    assert await handle.execute_update(JobWorkflow.observe, sure_fault()) == "taken"
+    state = await jobs.until(handle, lambda state: state.incidents and state.incidents[0].resolution)
+
+    assert (state.incidents[0].resolution, state.status, state.generation) == ("observed", "running", 1)
+    assert jobs.cluster.standbys == STANDBYS
+    report = report_of(jobs)
+    assert [(one.rule, one.machine, one.yes, one.mode) for one in report.asked] == [
+        ("sure-machine-fault", "m1", True, mode)
+    ]
+    assert report.evicted == []
+
+
 async def test_an_operator_lets_the_job_go_on_with_a_faulty_machine(jobs: Any) -> None:
     jobs.cluster.standbys, jobs.cluster.evidence = list(STANDBYS), faulty("m1")
     handle = await failed(jobs, evict_rules={"sure-machine-fault": EvictMode.APPROVE})

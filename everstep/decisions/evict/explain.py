@@ -72,8 +72,10 @@ def _followed(answer: EvictAnswer, evicted: Collection[str], *, over: bool) -> s
         return "it was written down, and nothing done"
     if answer.machine in evicted:
         return "it left the job"
-    wanted = "an operator was asked; " if answer.mode is EvictMode.APPROVE else ""
-    return f"{wanted}it {'stayed in' if over else 'has not left'} the job"
+    if over:
+        return "it stayed in the job"
+    needs = ": that takes an operator's approval" if answer.mode is EvictMode.APPROVE else ""
+    return f"it has not left the job{needs}"
 
 
 def quiet_rules(answers: Sequence[EvictAnswer], policy: RecoveryPolicy) -> tuple[list[str], list[str]]:

@@ -183,7 +183,9 @@ def test_an_open_incident_that_the_ledger_does_not_know_yet(
     assert code == 0
     assert (told["incident"], told["over"]) == ("incident/gpt/0004", False)
     assert told["outcome"] == "open, parked: m1 (gpu-lost): an operator has to approve"
-    assert [one["followed"] for one in told["answers"]] == ["an operator was asked; it has not left the job"]
+    assert [one["followed"] for one in told["answers"]] == [
+        "it has not left the job: that takes an operator's approval"
+    ]
     code, _, err = call(capsys, "gpt/9")
     assert (code, "has no incident gpt/9" in err) == (1, True)
 
