@@ -8,7 +8,7 @@ import functools
 import getpass
 import os
 import zlib
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -29,10 +29,11 @@ from agent.security import ClientSecurity
 from controlplane.inventory import VARIABLE, Inventory, inventory_path, load
 from controlplane.local.cluster_file import ClusterFile
 from controlplane.local.temporal_server import configured
-from controlplane.progress import JobProgress, ProgressFeed
+from controlplane.progress import ProgressFeed
 from controlplane.references import JobRun, option_of, parse_incident
 from everstep import environment
 from everstep.errors import ClusterError, ConfigError, LedgerError, NoSuchJob
+from everstep.model.eviction import EvictionState
 from everstep.model.incident import StageRecord
 from everstep.model.job import JobSpec
 from everstep.model.job_state import TASK_QUEUE, EarlierRun, IncidentSummary, JobState, job_workflow_id, jobs_query
@@ -330,6 +331,13 @@ class Control:
             stage: StageRecord = await handle.query("stage", result_type=StageRecord, rpc_timeout=ANSWER_LIMIT)
             return stage
 
+    async def evictions(self, incident_id: str) -> EvictionState:
+        """What an incident, open or closed, knows of evictions, the rules' answers too; raises as :meth:`stage`."""
+        with self._answers(incident_id):
+            handle = self.client.get_workflow_handle(incident_id)
+            known: EvictionState = await handle.query("evictions", result_type=EvictionState, rpc_timeout=ANSWER_LIMIT)
+            return known
+
     async def tell(self, incident_id: str, answer: str, note: str = "", *, accept_loss: bool = False) -> None:
         """Send an operator's ``resume`` or ``abandon``; ``accept_loss``: newer steps that may exist are given up.
 
@@ -346,14 +354,6 @@ class Control:
     def feed(self, job: str, machines: Sequence[Machine], interval_s: float = 0.2) -> ProgressFeed:
         """Progress of a job's ranks on all machines, to be held as an async context manager."""
         return ProgressFeed(self.agents, job, machines, interval_s=interval_s)
-
-    async def progress(
-        self, job: str, machines: Sequence[Machine], interval_s: float = 0.2
-    ) -> AsyncIterator[JobProgress]:
-        """A picture at every change, for ever."""
-        async with self.feed(job, machines, interval_s) as feed:
-            async for picture in feed.pictures():
-                yield picture
 
     # Small things.
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -25,6 +28,10 @@ def machines(  # noqa: PLR0917
     clear: Annotated[
         str, typer.Option(metavar="REASON", help="You repaired it: events with this reason code count no more.")
     ] = "",
+    record: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Add what they say to a recording, until Ctrl-C.")
+    ] = None,
+    every: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="With --record: between two looks.")] = 60.0,
     cluster: Annotated[str, typer.Option("--cluster", metavar="NAME", help="Local cluster.")] = "default",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one entry for each machine.")] = False,
 ) -> None:
@@ -44,6 +51,9 @@ def machines(  # noqa: PLR0917
     What a line of the kernel log told counts until the machine is started anew, or
     for some time. --clear ends that, for the machines that are named.
 
+    A recording has a line of JSON for each machine and look. `everstep policy
+    simulate` says what a policy would have done about it.
+
     Examples:
 
         everstep machines
@@ -51,6 +61,8 @@ def machines(  # noqa: PLR0917
         everstep machines m2 --watch
 
         everstep machines m2 --clear xid-79
+
+        everstep machines --record events.jsonl --every 30
 
         everstep machines --json | jq '.[] | select(.verdict == "faulty") | .machine'
 
@@ -60,6 +72,8 @@ def machines(  # noqa: PLR0917
 
     if clear:
         finish(_clear(names or [], cluster, clear))
+    if record is not None:
+        finish(_record(names or [], cluster, record, every))
     finish(_machines(names or [], cluster, watch=watch, measures=measures, as_json=as_json))
 
 
@@ -76,6 +90,27 @@ async def _clear(names: list[str], cluster: str, reason: str) -> int:
     for name, cleared in counts.items():
         print(f"{name}: {cleared} cleared" if cleared else f"{name}: no event of {reason} counts there")
     return 0 if any(counts.values()) else 1
+
+
+async def _record(names: list[str], cluster: str, path: Path, every_s: float) -> int:
+    from controlplane.client import Control
+    from controlplane.recording import MachineRecorder
+    from everstep.errors import ConfigError
+
+    recorder = MachineRecorder()
+    async with await Control.connect(cluster) as control:
+        machines = _known(control, names)
+        print(f"recording {len(machines)} machines to {path}, every {every_s:g} s; Ctrl-C ends", file=sys.stderr)
+        while True:
+            asked_ns = time.time_ns()
+            reports = await _asked(control, names)
+            lines = recorder.lines(reports, asked_ns, time.time_ns())
+            try:
+                with path.open("a") as file:  # anew each time: it may have been moved away
+                    file.writelines(f"{line}\n" for line in lines)
+            except OSError as error:
+                raise ConfigError(f"the recording {path} cannot be written: {error.strerror or error}") from error
+            await asyncio.sleep(every_s)
 
 
 async def _machines(names: list[str], cluster: str, *, watch: bool, measures: bool, as_json: bool) -> int:

@@ -8,6 +8,10 @@ from typing import Any
 import pytest
 
 from activities.messages import StopInput
+from controlplane.client import Control
+from controlplane.queries.explanation import from_workflow
+from controlplane.references import parse_incident
+from everstep.decisions.evict.explain import Explanation
 from everstep.model.eviction import EvictMode
 from everstep.model.health import Finding, MachineFinding
 from everstep.model.incident import Anomaly, Evidence, IncidentReport, Symptom
@@ -57,6 +61,12 @@ def sure_fault() -> Anomaly:
 def report_of(jobs: Any) -> IncidentReport:
     report: IncidentReport = next(note.report for note in reversed(jobs.cluster.notes) if note.report)
     return report
+
+
+async def explanation_of(jobs: Any, incident: str) -> Explanation:
+    """What the incident itself says of evictions."""
+    job, number = parse_incident(incident)
+    return await from_workflow(Control(jobs.client, None), job, number or 0, None, None)
 
 
 async def failed(jobs: Any, **policy: object) -> Any:
@@ -180,10 +190,19 @@ async def test_the_breaker_has_an_operator_asked(jobs: Any) -> None:
     await jobs.until(handle, lambda state: state.status == "parked")
     assert not [call for call in jobs.cluster.calls if call.startswith("replace")]
     incident = (await handle.query(JobWorkflow.current_state)).incidents[0].id
+    told = await explanation_of(jobs, incident)
+    assert [(one.rule, one.machine, one.followed) for one in told.answers] == [
+        ("gone-machine", "m1", "it has not left the job"),
+        ("breaker", "", "an operator had to approve"),
+    ]
+    assert told.outcome.startswith("open, parked: m1 (silent-machine): an operator has to approve")
     await jobs.client.get_workflow_handle(incident).signal(IncidentWorkflow.approve, WHO)
     state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
     assert [machine.name for machine in state.machines] == ["m0", "m2"]
     assert state.evicted_ns == [], "by an operator: the breaker does not count it"
+    told = await explanation_of(jobs, incident)
+    assert (told.over, told.evicted, told.answers[0].followed) == (True, ["m1"], "it left the job"), "closed"
+    assert told.outcome.startswith("recovered: Recovered in ")
 
 
 @pytest.mark.parametrize("mode", [EvictMode.SHADOW, EvictMode.OFF])
@@ -194,6 +213,23 @@ async def test_in_shadow_mode_nobody_leaves(jobs: Any, mode: EvictMode) -> None:
     assert [machine.name for machine in state.machines] == ["m0", "m1"]
     assert jobs.cluster.standbys == STANDBYS
     assert any(answer.yes for answer in report_of(jobs).asked) == (mode is EvictMode.SHADOW)
+
+
+@pytest.mark.parametrize("mode", [EvictMode.SHADOW, EvictMode.APPROVE])
+async def test_what_would_be_done_is_kept_where_a_fault_is_only_told(jobs: Any, mode: EvictMode) -> None:
+    jobs.cluster.standbys = list(STANDBYS)
+    handle = await jobs.start(**POLICY, evict_mode=mode)
+    await jobs.until(handle, lambda state: state.status == "running")
+    assert await handle.execute_update(JobWorkflow.observe, sure_fault()) == "taken"
+    state = await jobs.until(handle, lambda state: state.incidents and state.incidents[0].resolution)
+
+    assert (state.incidents[0].resolution, state.status, state.generation) == ("observed", "running", 1)
+    assert jobs.cluster.standbys == STANDBYS
+    report = report_of(jobs)
+    assert [(one.rule, one.machine, one.yes, one.mode) for one in report.asked] == [
+        ("sure-machine-fault", "m1", True, mode)
+    ]
+    assert report.evicted == []
 
 
 async def test_an_operator_lets_the_job_go_on_with_a_faulty_machine(jobs: Any) -> None:

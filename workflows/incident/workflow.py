@@ -18,12 +18,13 @@ from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
     from everstep.decisions.recover.rules import Action
+    from everstep.model.eviction import EvictionState
     from everstep.model.incident import Confirmation, IncidentReport, Stage, StageRecord, Symptom
     from workflows import activity_calls
     from workflows.incident.incident import Abandoned, Incident
     from workflows.incident.report import abandoned_report, observed_report, recovered_report
     from workflows.incident.stages.decide import decide
-    from workflows.incident.stages.evict import evict, secure
+    from workflows.incident.stages.evict import evict, note_answers, secure
     from workflows.incident.stages.park import park
     from workflows.incident.stages.reattempt import reattempt
     from workflows.incident.stages.restore import restore
@@ -63,6 +64,11 @@ class IncidentWorkflow:
         return StageRecord(
             name=timeline.stage, seconds=0.0, found=timeline.reason or timeline.headline, to_accept=to_accept
         )
+
+    @workflow.query(name="evictions", description="What the rules of eviction said, and who left the job")
+    def current_evictions(self) -> EvictionState:
+        """As it is now."""
+        return self.incident.evictions
 
     @workflow.run
     async def run(self, input: IncidentInput) -> IncidentReport:
@@ -110,6 +116,7 @@ class IncidentWorkflow:
         if incident.input.carried is not None:
             return True
         if incident.input.only_tells:
+            note_answers(incident)
             return False
         try:
             return await secure(incident)

@@ -16,6 +16,10 @@ REPEATED_FLAPS = frozenset({"nic-flap-repeated", "ib-port-flap-repeated"})
 """The monitor itself counted two of them on one link."""
 ALERTS_WITHIN_S = 300.0
 """Network alerts of one machine that are not further apart count together (ByteRobust, figure 5: 5 minutes)."""
+SHARED_MACHINES = 2
+"""What more machines than these have at the same time may be shared (ours)."""
+SHARED_SHARE = 0.5
+"""It is, where more than this share of the job's machines have it (ours)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,7 @@ class MachineFacts:
         Ours: more than half of the machines, and more than two, at the same time.
         """
         count = self.alike.get(reason, 0)
-        if count <= 2 or 2 * count <= self.machines:
+        if count <= SHARED_MACHINES or count <= SHARED_SHARE * self.machines:
             return ""
         return f"{count} of {self.machines} machines have {reason} now: what they share is at fault, not each of them"
 

@@ -15,6 +15,8 @@ from everstep.decisions.evict.by_operator import by_operator
 from everstep.decisions.evict.facts import (
     ALERTS_WITHIN_S,
     REPEATED_FLAPS,
+    SHARED_MACHINES,
+    SHARED_SHARE,
     MachineFacts,
     is_alert,
     is_sure,
@@ -44,6 +46,16 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True)
+class FixedNumber:
+    """A number that a rule goes by and that no setting changes."""
+
+    name: str
+    value: float
+    says: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class EvictRule:
     """One rule: data, and a function that keeps nothing."""
 
@@ -58,6 +70,10 @@ class EvictRule:
     """False: it only says why a machine is not evicted."""
     mode: EvictMode = EvictMode.ACT
     """As long as the policy of the job says nothing else."""
+    settings: tuple[str, ...] = ()
+    """Numbers that it goes by, as the policy calls them."""
+    fixed: tuple[FixedNumber, ...] = ()
+    """Its other numbers."""
 
 
 def _operator(seen: MachineFacts, policy: RecoveryPolicy) -> Iterator[Said]:
@@ -133,6 +149,17 @@ def _other_owner(seen: MachineFacts, policy: RecoveryPolicy) -> Iterator[Said]:
             yield Said(False, found.reason, f"{found.headline}: owner {found.owner}, so not this machine alone")
 
 
+SHARED = (
+    FixedNumber("shared_share", SHARED_SHARE, "More than this share of the machines have it now: it is shared", "ours"),
+    FixedNumber("shared_machines", SHARED_MACHINES, "And more machines than these have it", "ours"),
+)
+"""When a fault, or an alert, is none of the machine."""
+ALERTS = (
+    FixedNumber("alerts_within_s", ALERTS_WITHIN_S, "Two alerts within this count together", "ByteRobust, figure 5"),
+    FixedNumber("one_alert_s", ONE_ALERT_S, "Two alerts that are closer than this are one", "ours"),
+)
+"""Which alerts of a machine count together."""
+
 RULES: tuple[EvictRule, ...] = (
     EvictRule(
         OPERATOR,
@@ -145,18 +172,21 @@ RULES: tuple[EvictRule, ...] = (
         "a fault that names the machine for sure, and that the machines do not share: evict at once",
         "ByteRobust, figure 5, step 1; that shared faults are left out is ours",
         _sure_machine_fault,
+        fixed=SHARED,
     ),
     EvictRule(
         "repeated-network-alert",
         f"one network alert is tolerated, the second of a machine within {ALERTS_WITHIN_S:.0f} s evicts",
         "ByteRobust, figure 5; what counts as one alert is ours",
         _repeated_network_alert,
+        fixed=ALERTS + SHARED,
     ),
     EvictRule(
         "gone-machine",
         "agent and ranks of the machine are silent",
         "ours: the paper gives no heartbeat limit",
         _gone_machine,
+        settings=("silent_evict_s",),
     ),
     EvictRule(
         "application-caused",

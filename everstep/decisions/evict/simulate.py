@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from pydantic import Field
 
@@ -24,8 +25,8 @@ STANDBY = "(not named)"
 class RecordedEvent(Model):
     """What was known of one machine at one time: one line of a recording.
 
-    Either all findings that stand (``findings``, as each entry of ``everstep
-    machines --json`` has them), or one that began or is over (``finding``), or how
+    Either all findings that stand (``findings``, as ``everstep machines --record``
+    writes them, and each entry of its ``--json`` has them), or one that began or is over (``finding``), or how
     long agent and ranks have been silent (``silent_s``). What a line leaves out is
     as it was.
     """
@@ -37,7 +38,7 @@ class RecordedEvent(Model):
     findings: list[Finding] | None = None
     finding: Finding | None = None
     over: bool = False
-    silent_s: float | None = Field(None, ge=0)
+    silent_s: float | None = Field(None, ge=0, allow_inf_nan=False)
     """0: it is heard again."""
     stepping: bool | None = None
     """Its ranks step although its agent is silent."""
@@ -103,6 +104,11 @@ class Simulation(Model):
     def machine_hours(self) -> float:
         """Of all machines over the whole recording."""
         return self.machines * self.hours
+
+    def as_object(self) -> dict[str, Any]:
+        """Everything, with the sums, as JSON has it."""
+        sums = ("machines_out", "hours", "machine_hours_out", "machine_hours")
+        return self.model_dump(mode="json") | {name: getattr(self, name) for name in sums}
 
 
 @dataclass(slots=True)

@@ -52,6 +52,11 @@ async def secure(incident: Incident) -> bool:
     return True
 
 
+def note_answers(incident: Incident) -> None:
+    """Keep what the rules say where nothing is done: what those in shadow mode would do is in the report."""
+    _judge(incident, None)
+
+
 async def evict(incident: Incident, evidence: Evidence) -> Evidence:
     """Take out of a stopped job who has to leave it; returns what the machines know that it has then."""
     if not workflow.patched(PATCH):

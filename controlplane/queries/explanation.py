@@ -1,0 +1,144 @@
+"""What the rules of eviction said in an incident: from the ledger, or from the incident itself while it is open."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from controlplane.client import Control
+from controlplane.references import parse_incident
+from everstep.decisions.evict.explain import Explanation, StoryLine, explained, quiet_rules
+from everstep.errors import ClusterError, LedgerError, NoSuchJob
+from everstep.model.eviction import EvictAnswer
+from everstep.model.incident import CLOSED_OUTSIDE, Stage
+from everstep.model.job_state import incident_workflow_id
+from everstep.model.recovery_policy import RecoveryPolicy
+
+if TYPE_CHECKING:  # SQLAlchemy: no command waits for it that needs no ledger
+    from activities.ledger import IncidentRecord, Ledger
+
+TOLD = frozenset({Stage.EVICT, Stage.DECIDE, Stage.PARKED})
+"""Stages of which the story is told."""
+OVER = frozenset({Stage.OBSERVED, Stage.RECOVERED, Stage.NOT_CONFIRMED, Stage.ABANDONED})
+"""The last stages of an incident; the ledger may hear of them a moment later."""
+
+
+async def explanation_of(reference: str, ledger: Ledger, cluster: str) -> Explanation:
+    """What the rules said in the incident that is meant by ``gpt`` (its newest), ``gpt/2`` or ``incident/gpt/0002``.
+
+    Args:
+        reference: As a person writes it.
+        ledger: It has the closed ones.
+        cluster: Name of the local cluster, whose incidents are asked where the ledger does not say it.
+
+    Raises:
+        ConfigError: that names no incident.
+        LedgerError: neither the ledger nor Temporal has it.
+        ClusterError: it is open, and nobody answers for it.
+    """
+    job, number = parse_incident(reference)
+    number = number or await _newest(ledger, job, cluster)
+    record = ledger.incident(incident_workflow_id(job, number)) if number else None
+    policy = _policy(ledger, record) if record else None
+    if record and (told := from_ledger(record, policy)):
+        return told
+    unknown = LedgerError(f"the ledger has no incident {reference}: 'everstep incidents' lists those it has")
+    if not number:
+        raise unknown
+    try:
+        async with await Control.connect(cluster) as control:
+            return await from_workflow(control, job, number, record, policy)
+    except (ClusterError, NoSuchJob) as error:
+        if record:
+            raise
+        raise unknown from error
+
+
+async def _newest(ledger: Ledger, job: str, cluster: str) -> int:
+    """Number of a job's newest incident, which the ledger may not know yet; 0: there is none."""
+    with suppress(ClusterError, NoSuchJob):
+        async with await Control.connect(cluster) as control:
+            if incidents := (await control.state(job)).incidents:
+                return incidents[-1].number
+    newest = ledger.incidents(job, limit=1)
+    return newest[0].number if newest else 0
+
+
+def from_ledger(record: IncidentRecord, policy: RecoveryPolicy | None) -> Explanation | None:
+    """The explanation of a closed incident; None: it is open, or its report does not have the answers."""
+    report = record.parsed_report()
+    if record.closed_ns is None or report is None or report.resolution == CLOSED_OUTSIDE:
+        return None
+    return Explanation(
+        incident=record.id,
+        headline=report.headline,
+        over=True,
+        outcome=report.resolution,
+        evicted=report.evicted,
+        **_answers(report.asked, report.evicted, policy, over=True),
+        **_story(record),
+    )
+
+
+async def from_workflow(
+    control: Control, job: str, number: int, record: IncidentRecord | None, policy: RecoveryPolicy | None
+) -> Explanation:
+    """The same from the incident's workflow.
+
+    Args:
+        control: Whose Temporal has it.
+        job: Its name.
+        number: Of the incident.
+        record: What the ledger has of it; None: nothing.
+        policy: Of the job; None: that of its newest run.
+
+    Raises:
+        ClusterError: Temporal does not answer, or no worker does.
+        NoSuchJob: Temporal does not have it, or not any more.
+    """
+    id = incident_workflow_id(job, number)
+    known, stage = await control.evictions(id), await control.stage(id)
+    policy = policy or (await control.state(job)).spec.policy
+    over = stage.name in OVER or bool(record and record.closed_ns)
+    evicted = [one.machine for one in known.done]
+    return Explanation(
+        incident=id,
+        headline=(record.headline if record else "") or stage.found,
+        over=over,
+        outcome=(record.resolution if record else "") or f"{'' if over else 'open, '}{stage.name}: {stage.found}",
+        evicted=evicted,
+        **_answers(known.asked, evicted, policy, over=over),
+        **_story(record),
+    )
+
+
+def _answers(
+    asked: Sequence[EvictAnswer], evicted: Sequence[str], policy: RecoveryPolicy | None, *, over: bool
+) -> dict[str, Any]:
+    """The fields of an explanation that say what the rules answered."""
+    answers = explained(asked, evicted, over=over)
+    if not asked or policy is None:
+        return {"answers": answers}
+    quiet, off = quiet_rules(asked, policy)
+    return {"answers": answers, "nothing_to_say": quiet, "not_asked": off}
+
+
+def _story(record: IncidentRecord | None) -> dict[str, Any]:
+    """The fields of an explanation that the ledger has alone."""
+    if record is None:
+        return {}
+    told = [event for event in record.events if event.stage in TOLD]
+    lines = [StoryLine(time_ns=event.time_ns, stage=event.stage, text=event.text) for event in told]
+    return {"fault_ns": record.fault_ns or 0, "story": lines}
+
+
+def _policy(ledger: Ledger, record: IncidentRecord) -> RecoveryPolicy | None:
+    """Of the run of the job that had the incident; None: it is not known."""
+    spec = next((known.spec for known in ledger.jobs() if known.run == record.run), None)
+    try:
+        return RecoveryPolicy.model_validate((spec or {})["policy"])
+    except (KeyError, ValidationError):
+        return None

@@ -1,0 +1,124 @@
+"""Recordings of what is known of machines, as lines of JSON: written by ``everstep machines``, read by simulations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from pydantic import ValidationError
+
+from everstep.decisions.evict.simulate import RecordedEvent
+from everstep.errors import ConfigError
+from everstep.log_files import STANDARD_INPUT, pieces
+
+if TYPE_CHECKING:  # the stubs of gRPC: whoever only reads a recording waits for none
+    from controlplane.queries.machines import MachineReport
+
+BAD_SHOWN = 10
+"""Bad lines of a recording that are named (ours)."""
+END_NS = 1 << 63
+"""No time of a recording is so late, nanoseconds since 1970."""
+
+
+class MachineRecorder:
+    """Makes lines of what machines answer, round by round."""
+
+    def __init__(self) -> None:
+        self._silent_since: dict[str, int] = {}
+
+    def lines(self, reports: Iterable[MachineReport], asked_ns: int, now_ns: int) -> list[str]:
+        """One line for each machine.
+
+        Args:
+            reports: The answers of one round.
+            asked_ns: When all of them were asked, by the clock of this computer.
+            now_ns: When all had answered, or had not: the time of the lines.
+        """
+        return [self._line(report, asked_ns, now_ns) for report in reports]
+
+    def _line(self, report: MachineReport, asked_ns: int, now_ns: int) -> str:
+        answered = bool(report.now_ns)
+        if answered:
+            self._silent_since.pop(report.machine, None)
+        since_ns = now_ns if answered else self._silent_since.setdefault(report.machine, asked_ns)
+        event = RecordedEvent(
+            machine=report.machine,
+            time_ns=now_ns,
+            findings=None if report.problem else report.findings,
+            silent_s=round((now_ns - since_ns) / 1e9, 3) if report.problem else None,
+            problem=report.problem,
+        )
+        return event.model_dump_json(exclude_defaults=True)
+
+
+def read_recording(name: str) -> list[RecordedEvent]:
+    """The events of a recording, in its order; empty lines are none.
+
+    Args:
+        name: Of the file, which may be a gzip file; ``-``: standard input.
+
+    Raises:
+        ConfigError: it cannot be read, has no event, or has lines that are none; the message names these.
+    """
+    path = Path(name)
+    if name != STANDARD_INPUT and not path.exists():
+        raise ConfigError(f"there is no recording {name}: 'everstep machines --record {name}' makes one")
+    if path.is_dir():
+        raise ConfigError(f"{name} is a folder: name the recording in it")
+    events, problems = [], []
+    for number, line in enumerate(b"".join(pieces(name)).split(b"\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            events.append(_event(line))
+        except ConfigError as problem:
+            problems.append(f"{name}, line {number}: {problem}")
+    if problems:
+        count = f"{len(problems)} bad lines" if len(problems) > 1 else "a bad line"
+        more = [f"and {len(problems) - BAD_SHOWN} more"] if len(problems) > BAD_SHOWN else []
+        raise ConfigError("\n  - ".join([f"the recording has {count}:", *problems[:BAD_SHOWN], *more]))
+    if not events:
+        raise ConfigError(f"the recording {name} has no events: 'everstep machines --record {name}' adds some")
+    return events
+
+
+def _event(line: bytes) -> RecordedEvent:
+    """One event.
+
+    Raises:
+        ConfigError: it is none; the message says why.
+    """
+    try:
+        read = json.loads(line.decode(), parse_constant=_no_number)
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"no UTF-8 text (byte {error.start})") from None
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"no JSON: {error.msg} (column {error.colno})") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"no JSON: {error}") from None
+    if isinstance(read, list):
+        raise ConfigError("a list, and each line is one event: jq -c '.[]' makes lines of it")
+    if not isinstance(read, dict):
+        raise ConfigError('no object: expected e.g. {"machine": "m0", "time_ns": 1763730000000000000, "findings": []}')
+    try:
+        event = RecordedEvent.model_validate(read)
+    except ValidationError as error:
+        raise ConfigError("; ".join(_problem(detail) for detail in error.errors())) from None
+    if not 0 <= event.time_ns < END_NS or not 0 <= event.now_ns < END_NS:
+        raise ConfigError("time_ns and now_ns: expected nanoseconds since 1970")
+    says = (event.findings, event.finding, event.silent_s, event.stepping)
+    if not event.problem and all(one is None for one in says):
+        raise ConfigError("it says nothing of the machine: expected findings, finding, silent_s or stepping")
+    return event
+
+
+def _problem(detail: Any) -> str:
+    place = ".".join(str(part) for part in detail["loc"])
+    text = str(detail["msg"])
+    return f"{place}: {text[:1].lower()}{text[1:]}"
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no number")

@@ -1,0 +1,114 @@
+"""``everstep policy``: the rules as a person and as a script reads them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from console import main
+from everstep.decisions.evict.rules import RULES
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No cluster is up."""
+    monkeypatch.setenv("EVERSTEP_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("TEMPORAL_ADDRESS", raising=False)
+    monkeypatch.delenv("EVERSTEP_INVENTORY", raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def job_file(home: Path) -> Path:
+    """A job of six machines that asks an operator about networks."""
+    (home / "train.py").write_text("")
+    path = home / "gpt.toml"
+    path.write_text(
+        'script = "train.py"\nmachines = 6\n[policy]\nsilent_evict_s = 30.0\nevict_share = 0.5\n'
+        '[policy.evict_rules]\nrepeated-network-alert = "approve"\ngone-machine = "off"\n'
+    )
+    return path
+
+
+def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main.run(["policy", *arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys)
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+
+    assert (code, lines[0]) == (0, "policy of evictions: defaults")
+    titles = [line for line in lines if line[:1].isdigit()]
+    names = [f"{place} {rule.name}" for place, rule in enumerate(RULES, 1)]
+    assert [title.partition(":")[0] for title in titles] == [*names, f"{len(RULES) + 1} breaker"]
+    assert titles[0] == "1 sure-machine-fault: act (evicts)"
+    assert "4 application-caused: never evicts, says why not" in titles
+    assert (
+        "policy.silent_evict_s = 2 default Once a job failed, a machine that does not answer for so long is gone, "
+        "seconds (ours)"
+    ) in lines
+    assert "alerts_within_s = 300 fixed Two alerts within this count together (ByteRobust, figure 5)" in lines
+
+
+def test_the_operators_page_shows_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = call(capsys)
+    page = (Path(__file__).resolve().parents[3] / "docs" / "operations.md").read_text()
+
+    assert f"$ everstep policy\n{out}```" in page
+    assert all(f"| `{rule.name}` |" in page for rule in RULES), "each in plain words"
+
+
+def test_a_job_file(job_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, str(job_file))
+
+    assert code == 0
+    for line in (
+        f"policy of evictions: job file {job_file}, 6 machines",
+        "2  repeated-network-alert: approve (asks an operator), by policy.evict_rules",
+        "3  gone-machine: off (is not asked), by policy.evict_rules",
+        "    of 6 machines 3 may leave without an operator",
+    ):
+        assert line in out.splitlines()
+    assert "policy.silent_evict_s = 30  default 2" in out
+
+
+def test_what_no_rule_may_do(job_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job_file.write_text('script = "train.py"\n[policy]\nevict_mode = "shadow"\n')
+    _, out, _ = call(capsys, "show", str(job_file))
+
+    assert out.splitlines()[1] == "policy.evict_mode = shadow: no rule may do more than that"
+    assert "1  sure-machine-fault: shadow (only writes down), by policy.evict_mode" in out
+    assert "5  unknown-verdict: never evicts, says why not" in out
+
+
+def test_json_has_the_same(job_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "--json", str(job_file))
+    policy = json.loads(out)
+
+    assert code == 0
+    assert [rule["mode"] for rule in policy["rules"][:3]] == ["act", "approve", "off"]
+    assert policy["breaker"]["without_operator"] == 3
+    assert policy["rules"][2]["numbers"][0]["source"] == "ours"
+
+
+def test_what_is_wrong_is_said(job_file: Path, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job_file.write_text('script = "train.py"\n[policy]\nevict_mode = "shade"\n')
+    code, out, err = call(capsys, str(job_file))
+    assert (code, out) == (2, "")
+    assert "policy.evict_mode = 'shade' in gpt.toml: expected one of act, approve, shadow, off" in err
+    code, _, err = call(capsys, str(home / "none.toml"))
+    assert (code, "there is no job file" in err) == (2, True)
+    code, _, err = call(capsys, "gpt")
+    assert (code, "no cluster 'default' is up" in err) == (3, True)
+
+
+def test_the_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "--help")
+
+    assert code == 0
+    assert "show" in out
