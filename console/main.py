@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "checkpoints": ("checkpoints", "Jobs", "Which checkpoints of a job exist, and where."),
     "logs": ("jobs", "Jobs", "The output of a job's ranks."),
     "machines": ("machines", "Jobs", "What the inspections of machines say."),
+    "standbys": ("standbys", "Jobs", "How many standbys a cluster should have."),
     "stop": ("jobs", "Jobs", "End a job."),
     "resume": ("jobs", "Jobs", "Let a parked job try again."),
     "abandon": ("jobs", "Jobs", "Give a parked job up."),

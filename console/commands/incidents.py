@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
-from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from controlplane.local.cluster_file import ClusterFile
+from console.commands.ledgers import (
+    ClusterOption,
+    JsonOption,
+    LedgerOption,
+    known_cluster,
+    open_ledger,
+    print_json,
+)
 from controlplane.shown import clean_line
-from everstep.errors import ClusterError, ConfigError, LedgerError
+from everstep.errors import ConfigError, LedgerError
 from everstep.model.job_state import incident_workflow_id
 
 if TYPE_CHECKING:
     from activities.ledger import IncidentRecord, Ledger
     from console.views.incident_report import Block
-
-LedgerOption = Annotated[
-    str,
-    typer.Option(
-        "--ledger",
-        metavar="URL",
-        envvar="EVERSTEP_LEDGER_URL",
-        help="sqlite:////path/ledger.db or postgresql+psycopg://user@host/database; default: the cluster's.",
-    ),
-]
-ClusterOption = Annotated[str, typer.Option("--cluster", metavar="NAME", help="Name of the cluster.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+    from controlplane.local.cluster_file import ClusterFile
 
 COLUMNS = ("Incident", "When", "Symptom", "Outcome", "Took", "Steps", "What")
 
@@ -53,13 +47,13 @@ def incidents(
 
     Exit codes: 0 also when there are none; 1 the ledger cannot be read or does not know the job.
     """
-    described = _cluster(cluster)
-    with _open(ledger, cluster, described) as opened:
+    described = known_cluster(cluster)
+    with open_ledger(ledger, cluster, described) as opened:
         records = opened.incidents(job or None, limit=limit)
         if job and not records:
             _check_known(opened, job)
     if as_json:
-        _print_json([_listed(record, described) for record in records])
+        print_json([_listed(record, described) for record in records])
         return
     from console.views.incident_report import summary_row
 
@@ -91,38 +85,18 @@ def incident(
 
     Exit codes: 0 found; 1 not found, or the ledger cannot be read; 2 not an id.
     """
-    described = _cluster(cluster)
-    with _open(ledger, cluster, described) as opened:
+    described = known_cluster(cluster)
+    with open_ledger(ledger, cluster, described) as opened:
         full_id = _full_id(opened, id)
         record = opened.incident(full_id) if full_id else None
     if record is None:
         raise LedgerError(f"the ledger has no incident {id}: 'everstep incidents' lists those it has")
     if as_json:
-        _print_json(record.model_dump(mode="json") | {"link": _link(record, described)})
+        print_json(record.model_dump(mode="json") | {"link": _link(record, described)})
         return
     from console.views.incident_report import report_blocks
 
     _print_blocks(report_blocks(record, _link(record, described)))
-
-
-def _cluster(name: str) -> ClusterFile | None:
-    """A cluster that is up, or was."""
-    with suppress(ClusterError):
-        return ClusterFile.load(name)
-    with suppress(OSError, ValueError):
-        return ClusterFile.model_validate_json((ClusterFile.home_of(name) / "last.json").read_text())
-    return None
-
-
-def _open(url: str, name: str, cluster: ClusterFile | None) -> Ledger:
-    if not url and cluster is None:
-        raise ClusterError(
-            f"there is no cluster {name!r}, so its ledger is not known: start it with 'everstep up', "
-            "or give --ledger or EVERSTEP_LEDGER_URL"
-        )
-    from activities.ledger import Ledger
-
-    return Ledger.open(url or (cluster.ledger_url if cluster else ""), create=False)
 
 
 def _check_known(ledger: Ledger, job: str) -> None:
@@ -157,10 +131,6 @@ def _link(record: IncidentRecord, cluster: ClusterFile | None) -> str:
 def _listed(record: IncidentRecord, cluster: ClusterFile | None) -> dict[str, Any]:
     listed = record.model_dump(mode="json", exclude={"anomaly", "evidence", "report", "events"})
     return listed | {"link": _link(record, cluster)}
-
-
-def _print_json(value: object) -> None:
-    print(json.dumps(value, indent=2))
 
 
 def _print_table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:

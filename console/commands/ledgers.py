@@ -1,0 +1,63 @@
+"""The options of commands that read the ledger, and how they open it; the cluster need not be up."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from controlplane.local.cluster_file import ClusterFile
+from everstep.errors import ClusterError
+
+if TYPE_CHECKING:
+    from activities.ledger import Ledger
+
+LedgerOption = Annotated[
+    str,
+    typer.Option(
+        "--ledger",
+        metavar="URL",
+        envvar="EVERSTEP_LEDGER_URL",
+        help="sqlite:////path/ledger.db or postgresql+psycopg://user@host/database; default: the cluster's.",
+    ),
+]
+ClusterOption = Annotated[str, typer.Option("--cluster", metavar="NAME", help="Name of the cluster.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def known_cluster(name: str) -> ClusterFile | None:
+    """A cluster that is up, or was; None: there is none of this name."""
+    with suppress(ClusterError):
+        return ClusterFile.load(name)
+    with suppress(OSError, ValueError):
+        return ClusterFile.model_validate_json((ClusterFile.home_of(name) / "last.json").read_text())
+    return None
+
+
+def open_ledger(url: str, name: str, cluster: ClusterFile | None) -> Ledger:
+    """The ledger that an option names, or that of a cluster.
+
+    Args:
+        url: Of the option; empty: the cluster's.
+        name: Of the cluster.
+        cluster: As :func:`known_cluster` says.
+
+    Raises:
+        ClusterError: neither names one.
+        LedgerError: it cannot be opened.
+    """
+    if not url and cluster is None:
+        raise ClusterError(
+            f"there is no cluster {name!r}, so its ledger is not known: start it with 'everstep up', "
+            "or give --ledger or EVERSTEP_LEDGER_URL"
+        )
+    from activities.ledger import Ledger
+
+    return Ledger.open(url or (cluster.ledger_url if cluster else ""), create=False)
+
+
+def print_json(value: object) -> None:
+    """As all commands print it."""
+    print(json.dumps(value, indent=2))
