@@ -35,6 +35,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "incidents": ("incidents", "Jobs", "What went wrong, and what was done."),
     "classify": ("classify", "Jobs", "What ended a job, from its logs alone; no cluster is needed."),
     "incident": ("incidents", "Jobs", "One incident: seen, decided, done, with times."),
+    "report": ("report", "Jobs", "The last days: incidents, lost time, evictions, ETTR; for a meeting."),
     "drill": ("drill", "Game days", "Inject a real fault and judge the recovery."),
     "sweep": ("sweep", "Game days", "Kill the worker at every event of an incident in turn."),
     "soak": ("soak", "Game days", "Let faults of every kind meet each other in one long job."),

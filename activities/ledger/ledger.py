@@ -259,13 +259,18 @@ class Ledger:
             )
             return [GenerationRecord.model_validate(row) for row in rows]
 
-    def incidents(self, job: str | None = None, *, limit: int | None = None) -> list[IncidentRecord]:
-        """Incidents of all runs, newest first, without their events."""
+    def incidents(
+        self, job: str | None = None, *, limit: int | None = None, since_ns: int | None = None
+    ) -> list[IncidentRecord]:
+        """Incidents of all runs, newest first, without their events; ``since_ns``: those that began then or later."""
         query = incident_query().order_by(
             func.coalesce(Incidents.opened_ns, Incidents.closed_ns, 0).desc(),
             Incidents.run.desc(),
             Incidents.number.desc(),
         )
+        if since_ns is not None:
+            begun = func.coalesce(Incidents.seen_ns, Incidents.opened_ns, Incidents.closed_ns, 0)
+            query = query.where(begun >= since_ns)
         if job is not None:
             query = query.where(Jobs.name == job)
         with self._reading() as connection:

@@ -14,8 +14,9 @@ NAMES = {"floor": "the floor (ours)", "binomial": f"the paper's rule ({PAPER})",
 
 
 def headline(report: StandbyReport) -> str:
-    """The number, and the machines that it is for; and that nothing is known, where it is so."""
-    return _number(report) + (f"; failure rate: {rate_text(report)}" if report.rate.source == "paper" else "")
+    """The number, and the machines that it is for; where no failure was seen also the rate that it rests on."""
+    seen = report.rate.source == "given" or report.rate.failures
+    return _number(report) + ("" if seen else f"; failure rate: {rate_text(report)}")
 
 
 def explanation(report: StandbyReport) -> list[str]:

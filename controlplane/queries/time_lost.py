@@ -84,6 +84,7 @@ def causes_text(seconds: dict[Cause, float]) -> str:
 
 
 def lost_text(lost: TimeLost) -> str:
-    """The same since the start and in the last hour."""
-    hour = f"; in the last hour: {causes_text(lost.last_hour)}" if lost.last_hour is not None else ""
-    return f"{causes_text(lost.since_start)}{hour}"
+    """The same since the start, and in the last hour where that is something else."""
+    whole = causes_text(lost.since_start)
+    hour = whole if lost.last_hour is None else causes_text(lost.last_hour)
+    return whole if hour == whole else f"{whole}; in the last hour: {hour}"
