@@ -5,17 +5,20 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
 from controlplane import text
-from controlplane.client import Control
-from controlplane.progress import JobProgress
 from everstep.decisions.ettr import WINDOW_S, Ettr
 from everstep.decisions.time_lost import Cause
 from everstep.errors import EverstepError
 from everstep.model.incident import Stage
 from everstep.model.job_state import JobState
+
+if TYPE_CHECKING:  # Temporal's client: who only reads the ledger does not wait for it
+    from controlplane.client import Control
+    from controlplane.progress import JobProgress
 
 ORDER: tuple[Cause, ...] = ("start", "detect", "decide", "evict", "restart", "recompute", "parked", "unknown")
 """As they come in an incident; all but what was productive."""
