@@ -18,6 +18,11 @@ def count(value: float | None) -> str:
     return f"{value / 1e12:.3g}T"
 
 
+def counted(number: int, noun: str) -> str:
+    """A number with what it counts: ``1 machine``, ``2 machines``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def per_second(value: float | None, what: str) -> str:
     """A speed: ``8.13 step/s``."""
     if value is None:

@@ -20,6 +20,7 @@ from activities.ledger.records import (
     MachineEventRecord,
     NumbersUsed,
 )
+from activities.ledger.time_spent import TimeSpent
 
 __all__ = [
     "GenerationRecord",
@@ -30,4 +31,5 @@ __all__ = [
     "LedgerUrl",
     "MachineEventRecord",
     "NumbersUsed",
+    "TimeSpent",
 ]

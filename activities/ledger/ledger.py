@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -31,7 +31,6 @@ from activities.ledger.statements import (
     clean,
     fill,
     fill_incident,
-    gaps,
     incident_parts,
     incident_query,
     incident_record,
@@ -39,6 +38,7 @@ from activities.ledger.statements import (
     intervals,
     newest_run,
     run_to_write,
+    this_run,
 )
 from activities.ledger.tables import (
     Generations,
@@ -48,8 +48,9 @@ from activities.ledger.tables import (
     Jobs,
     MachineEvents,
 )
+from activities.ledger.time_spent import TimeSpent, ettr_of_run, spent_of_run
 from everstep import private
-from everstep.decisions.ettr import Ettr, Interval, Kind, ettr
+from everstep.decisions.ettr import Ettr, Interval, Kind
 from everstep.errors import LedgerError
 from everstep.model.incident import Anomaly, Evidence, IncidentReport
 from everstep.model.job import JobSpec
@@ -258,13 +259,18 @@ class Ledger:
             )
             return [GenerationRecord.model_validate(row) for row in rows]
 
-    def incidents(self, job: str | None = None, *, limit: int | None = None) -> list[IncidentRecord]:
-        """Incidents of all runs, newest first, without their events."""
+    def incidents(
+        self, job: str | None = None, *, limit: int | None = None, since_ns: int | None = None
+    ) -> list[IncidentRecord]:
+        """Incidents of all runs, newest first, without their events; ``since_ns``: those that began then or later."""
         query = incident_query().order_by(
             func.coalesce(Incidents.opened_ns, Incidents.closed_ns, 0).desc(),
             Incidents.run.desc(),
             Incidents.number.desc(),
         )
+        if since_ns is not None:
+            begun = func.coalesce(Incidents.seen_ns, Incidents.opened_ns, Incidents.closed_ns, 0)
+            query = query.where(begun >= since_ns)
         if job is not None:
             query = query.where(Jobs.name == job)
         with self._reading() as connection:
@@ -310,17 +316,32 @@ class Ledger:
             quiet_since_ns: No rank of it has stepped since, as its agents say; None: they step, or nobody knows.
         """
         with self._reading() as connection:
-            found = connection.execute(
-                select(Jobs.started_ns, Jobs.ended_ns, Jobs.outcome).where(Jobs.run == newest_run(job))
-            ).first()
-            if found is None or not found.started_ns:
-                return None
-            end_ns = now_ns if found.ended_ns is None else min(now_ns, found.ended_ns)
-            spans = intervals(connection, newest_run(job))
-            unknown = gaps(connection, newest_run(job), finished=(found.outcome or "").startswith("finished"))
-        if quiet_since_ns is not None and found.ended_ns is None:
-            spans = [*spans, Interval(quiet_since_ns, None, "recovery", "no rank steps")]
-        return ettr(spans, start_ns=found.started_ns, now_ns=end_ns, window_s=window_s, unknown=unknown)
+            run = newest_run(job)
+            return ettr_of_run(connection, run, now_ns=now_ns, window_s=window_s, quiet_since_ns=quiet_since_ns)
+
+    def time_spent(
+        self,
+        job: str | int,
+        *,
+        now_ns: int,
+        since_ns: Sequence[int | None] = (None,),
+        quiet_since_ns: int | None = None,
+        parked: Mapping[str, bool] | None = None,
+    ) -> list[TimeSpent] | None:
+        """How a run of a job spent its time, with the causes of what was not productive; None as for its ETTR.
+
+        Args:
+            job: Its name, for its newest run, or the number of a run.
+            now_ns: The present.
+            since_ns: Begins of the times that are asked about, up to now; None: the start of the run.
+            quiet_since_ns: As for its ETTR.
+            parked: Of open incidents by their ids, where that is known: whether the job is parked now.
+        """
+        run = newest_run(job) if isinstance(job, str) else this_run(job)
+        with self._reading() as connection:
+            return spent_of_run(
+                connection, run, now_ns=now_ns, since_ns=since_ns, quiet_since_ns=quiet_since_ns, parked=parked or {}
+            )
 
     def _reading(self) -> AbstractContextManager[Connection]:
         return reading(self._engine, self.url)

@@ -24,6 +24,7 @@ from activities.ledger.tables import (
 )
 from everstep.decisions.ettr import Interval, Launch, Outage, unproductive
 from everstep.errors import LedgerError
+from everstep.model.incident import Stage
 from everstep.model.job_state import incident_workflow_id
 
 _INCIDENT_ID = re.compile(r"incident/(?P<job>[^/]+)/(?P<number>[0-9]+)")
@@ -58,6 +59,11 @@ def newest_run(job: str, by_ns: int | None = None) -> ScalarSelect[int]:
     ours = Jobs.name == job if by_ns is None else (Jobs.name == job) & (Jobs.started_ns <= by_ns)
     query = select(Jobs.run).where(ours).order_by(Jobs.started_ns.desc(), Jobs.run.desc()).limit(1)
     return query.scalar_subquery()
+
+
+def this_run(run: int) -> ScalarSelect[int]:
+    """The row of a run, where there is one."""
+    return select(Jobs.run).where(Jobs.run == run).scalar_subquery()
 
 
 def run_to_write(connection: Connection, job: str, by_ns: int | None = None) -> int:
@@ -107,7 +113,7 @@ def intervals(connection: Connection, run: ScalarSelect[int]) -> list[Interval]:
     outages = [
         Outage(row.id, seen_ns - _quiet_ns(row.anomaly), row.closed_ns)
         for row in incidents
-        if (seen_ns := row.seen_ns or row.opened_ns) is not None
+        if (seen_ns := row.seen_ns or row.opened_ns) is not None and row.resolution != Stage.OBSERVED
     ]
     if started_ns := connection.scalar(select(Jobs.started_ns).where(Jobs.run == run)):
         spans += unproductive(started_ns, launches, outages)

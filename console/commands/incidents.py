@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from console.commands.ledgers import ClusterOption, JsonOption, LedgerOption, last_cluster, open_ledger
+from console.commands.ledgers import (
+    ClusterOption,
+    JsonOption,
+    LedgerOption,
+    known_cluster,
+    open_ledger,
+    print_json,
+)
 from controlplane.shown import clean_line
 from everstep.errors import ConfigError, LedgerError
 from everstep.model.job_state import incident_workflow_id
@@ -41,13 +47,13 @@ def incidents(
 
     Exit codes: 0 also when there are none; 1 the ledger cannot be read or does not know the job.
     """
-    described = last_cluster(cluster)
+    described = known_cluster(cluster)
     with open_ledger(ledger, cluster, described) as opened:
         records = opened.incidents(job or None, limit=limit)
         if job and not records:
             _check_known(opened, job)
     if as_json:
-        _print_json([_listed(record, described) for record in records])
+        print_json([_listed(record, described) for record in records])
         return
     from console.views.incident_report import summary_row
 
@@ -79,14 +85,14 @@ def incident(
 
     Exit codes: 0 found; 1 not found, or the ledger cannot be read; 2 not an id.
     """
-    described = last_cluster(cluster)
+    described = known_cluster(cluster)
     with open_ledger(ledger, cluster, described) as opened:
         full_id = _full_id(opened, id)
         record = opened.incident(full_id) if full_id else None
     if record is None:
         raise LedgerError(f"the ledger has no incident {id}: 'everstep incidents' lists those it has")
     if as_json:
-        _print_json(record.model_dump(mode="json") | {"link": _link(record, described)})
+        print_json(record.model_dump(mode="json") | {"link": _link(record, described)})
         return
     from console.views.incident_report import report_blocks
 
@@ -125,10 +131,6 @@ def _link(record: IncidentRecord, cluster: ClusterFile | None) -> str:
 def _listed(record: IncidentRecord, cluster: ClusterFile | None) -> dict[str, Any]:
     listed = record.model_dump(mode="json", exclude={"anomaly", "evidence", "report", "events"})
     return listed | {"link": _link(record, cluster)}
-
-
-def _print_json(value: object) -> None:
-    print(json.dumps(value, indent=2))
 
 
 def _print_table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:

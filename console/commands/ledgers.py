@@ -1,7 +1,8 @@
-"""The ledger as commands find it: by an option, or that of a local cluster, which need not be up."""
+"""The options of commands that read the ledger, and how they open it; the cluster need not be up."""
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,7 +27,7 @@ ClusterOption = Annotated[str, typer.Option("--cluster", metavar="NAME", help="N
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def last_cluster(name: str) -> ClusterFile | None:
+def known_cluster(name: str) -> ClusterFile | None:
     """A cluster that is up, or was; None: there is none of this name."""
     with suppress(ClusterError):
         return ClusterFile.load(name)
@@ -36,16 +37,16 @@ def last_cluster(name: str) -> ClusterFile | None:
 
 
 def open_ledger(url: str, name: str, cluster: ClusterFile | None) -> Ledger:
-    """The ledger that a command reads.
+    """The ledger that an option names, or that of a cluster.
 
     Args:
-        url: Of the ledger, as the option has it; empty: the cluster's.
-        name: Of the cluster, for messages.
-        cluster: Which is up, or was; None: it is not known.
+        url: Of the option; empty: the cluster's.
+        name: Of the cluster.
+        cluster: As :func:`known_cluster` says.
 
     Raises:
-        ClusterError: nothing says where it is.
-        LedgerError: it cannot be read.
+        ClusterError: neither names one.
+        LedgerError: it cannot be opened.
     """
     if not url and cluster is None:
         raise ClusterError(
@@ -55,3 +56,8 @@ def open_ledger(url: str, name: str, cluster: ClusterFile | None) -> Ledger:
     from activities.ledger import Ledger
 
     return Ledger.open(url or (cluster.ledger_url if cluster else ""), create=False)
+
+
+def print_json(value: object) -> None:
+    """As all commands print it."""
+    print(json.dumps(value, indent=2))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from console.commands.ledgers import ClusterOption, JsonOption, LedgerOption, last_cluster, open_ledger
+from console.commands.ledgers import ClusterOption, JsonOption, LedgerOption, known_cluster, open_ledger
 
 if TYPE_CHECKING:
     from activities.ledger import Ledger
@@ -105,7 +105,7 @@ def explain(
     """
     from console.commands.exit_codes import finish
 
-    with open_ledger(ledger, cluster, last_cluster(cluster)) as opened:
+    with open_ledger(ledger, cluster, known_cluster(cluster)) as opened:
         finish(_explain(incident, opened, cluster, as_json=as_json))
 
 

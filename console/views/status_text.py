@@ -13,6 +13,7 @@ from controlplane import text
 from controlplane.queries.metrics import metrics_lines
 from controlplane.queries.saved import saved_lines, saved_short
 from controlplane.queries.status import JobLine, JobReport, MachineStatus
+from controlplane.queries.time_lost import lost_text
 from everstep.model.incident import NOT_CONFIRMED
 
 STYLE = {"running": "green", "finished": "green"} | dict.fromkeys(
@@ -74,6 +75,8 @@ def job_facts(report: JobReport) -> list[tuple[str, str]]:
             ("step", f"{_number(report.step)}, loss {text.loss(report.loss)}, generation {report.generation}"),
             ("ETTR", f"{_at_most(report)}{hour}"),
         ]
+    if report.time_lost:
+        facts.append(("lost", lost_text(report.time_lost)))
     if report.metrics:
         facts += metrics_lines(report.metrics)
     took = f", ran {text.duration(_ran(report.started, report.ended))}" if report.launched else ""

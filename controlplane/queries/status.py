@@ -17,8 +17,9 @@ from controlplane.queries.last_step import last_step
 from controlplane.queries.metrics import MetricsReport, metrics_report
 from controlplane.queries.remaining_checkpoints import remaining_checkpoint
 from controlplane.queries.saved import SavedReport, saved_report, unsteady
+from controlplane.queries.time_lost import TimeLost, lost_of
 from controlplane.references import JobRun
-from everstep.decisions.ettr import WINDOW_S, Ettr
+from everstep.decisions.ettr import Ettr
 from everstep.errors import AgentError, ClusterError, EverstepError
 from everstep.model.job_state import IncidentSummary, JobState
 from everstep.model.machine import Machine
@@ -88,6 +89,8 @@ class JobReport(BaseModel):
     """Machines whose agent does not answer."""
     ettr_unknown: list[str] = Field(default_factory=list)
     """What may have cost productive time and is not known: the ratio is that much at most."""
+    time_lost: TimeLost | None = None
+    """None: it was never launched, or the ledger does not know it."""
     backups: str
     """Where the backups lie and what may be lost with their owners; empty: it does not run."""
     saved: SavedReport | None
@@ -198,7 +201,8 @@ async def job_report(control: Control, job: str) -> JobReport:
     if step is None and not run.running and state.launched:
         step, loss = await last_step(control.agents, job, state.machines)
     topology = state.spec.topology()
-    ettr = await ettr_of(control, job, progress) if state.launched else None
+    spent = await lost_of(control, state, progress, running=run.running) if state.launched else None
+    ettr = spent.ettr if spent else None
     still_open = [incident for incident in state.incidents if not incident.resolution] if run.running else []
     ended = run.status not in ("running", "completed")
     return JobReport(
@@ -222,7 +226,8 @@ async def job_report(control: Control, job: str) -> JobReport:
         loss=loss,
         ettr=_ratio(ettr),
         ettr_unknown=list(ettr.unknown) if ettr else [],
-        ettr_last_hour=_ratio(await ettr_of(control, job, progress, WINDOW_S)) if run.running else None,
+        ettr_last_hour=_ratio(spent.ettr_last_hour) if spent else None,
+        time_lost=spent.lost if spent else None,
         metrics=_metrics(state, described) if run.running else None,
         machines=[_machine(job, machine, described[machine.name]) for machine in state.machines],
         silent=list(progress.silent),

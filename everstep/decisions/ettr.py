@@ -16,10 +16,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from everstep.decisions.overlaps import time_by_kind
+
 Kind = Literal["productive", "lost steps", "launch", "recovery", "parked"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 """From the least to the gravest: the gravest wins where two overlap (ours)."""
 UNKNOWN: Kind = "recovery"
+
+START = "start"
+"""Cause of the time before the first step of a job."""
+QUIET = "no rank steps"
+"""Cause of the time in which no rank steps and no incident is open yet."""
 
 WINDOW_S = 3600.0
 """The sliding window, seconds (ByteRobust, section 4.2)."""
@@ -92,7 +99,7 @@ def unproductive(started_ns: int, launches: Iterable[Launch], outages: Iterable[
 
     first = min((launch.stepped_ns for launch in generations if launch.stepped_ns), default=None)
     return [
-        Interval(started_ns, first, "launch", "start"),
+        Interval(started_ns, first, "launch", START),
         *(Interval(g.launched_ns, stepped_after(g.launched_ns), "launch", "a launch") for g in generations),
         *(Interval(o.start_ns, stepped_after(o.start_ns, o.closed_ns), "recovery", o.cause) for o in outages),
     ]
@@ -117,23 +124,7 @@ def ettr(
     """
     begin = start_ns if window_s is None else max(start_ns, now_ns - round(window_s * 1e9))
     end = max(begin, now_ns)
-    spent = dict.fromkeys(KINDS, 0)
-    changes: list[tuple[int, int, Kind]] = []
-    for interval in intervals:
-        first = max(interval.start_ns, begin)
-        last = end if interval.end_ns is None else min(interval.end_ns, end)
-        if first < last:
-            kind = interval.kind if interval.kind in KINDS else UNKNOWN
-            changes += [(first, 1, kind), (last, -1, kind)]
-    open_now = dict.fromkeys(KINDS, 0)
-    at = begin
-    for time_ns, change, kind in [*sorted(changes), (end, 0, KINDS[0])]:
-        spent[_gravest(open_now)] += time_ns - at
-        open_now[kind] += change
-        at = time_ns
+    known = ((one.start_ns, one.end_ns, one.kind if one.kind in KINDS else UNKNOWN) for one in intervals)
+    spent = time_by_kind(known, KINDS, begin_ns=begin, end_ns=end)
     seconds = {kind: ns / 1e9 for kind, ns in spent.items()}
     return Ettr(wall_s=(end - begin) / 1e9, seconds=seconds, unknown=tuple(unknown))
-
-
-def _gravest(open_now: dict[Kind, int]) -> Kind:
-    return next((kind for kind in reversed(KINDS) if open_now[kind]), KINDS[0])

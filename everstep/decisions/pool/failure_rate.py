@@ -19,8 +19,8 @@ class FailureRate:
     """Failures of one machine in a day, and where the number comes from."""
 
     per_day: float
-    source: Literal["paper", "record"]
-    """``paper``: nothing was seen here."""
+    source: Literal["paper", "record", "given"]
+    """``paper``: nothing was seen here; ``given``: somebody says so."""
     failures: int = 0
     machine_days: float = 0.0
 

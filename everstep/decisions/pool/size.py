@@ -60,7 +60,12 @@ class PoolSize:
 
 
 def pool_size(
-    machines: int, record: FailureRecord | None, *, refill: Refill = Refill.REPAIR, floor: int = FLOOR
+    machines: int,
+    record: FailureRecord | None,
+    *,
+    refill: Refill = Refill.REPAIR,
+    floor: int = FLOOR,
+    rate: FailureRate | None = None,
 ) -> PoolSize:
     """How many standbys a cluster should have.
 
@@ -69,8 +74,9 @@ def pool_size(
         record: The failures of the past; None: none are known.
         refill: Where the machines come from that fill the pool again.
         floor: Never fewer than this.
+        rate: For the paper's rule; None: that of the record.
     """
-    rate = failure_rate(record)
+    rate = rate or failure_rate(record)
     binomial = binomial_quantile(machines, rate.per_day)
     own = record_size(record, machines, refill) if record else None
     answers: list[tuple[int, Literal["floor", "binomial", "record"]]] = [(floor, "floor"), (binomial, "binomial")]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from temporalio.service import RPCError, RPCStatusCode
 
 from console import main
 from controlplane.client import Control
@@ -24,6 +25,17 @@ class TwoMachines:
 
     all_machines: tuple[Machine, ...] = (Machine(name="m0", address="h:1"), Machine(name="m1", address="h:2"))
     agents = None
+    task_queue = "q"
+
+    @property
+    def client(self) -> TwoMachines:
+        return self
+
+    def get_workflow_handle(self, _: str) -> TwoMachines:
+        return self
+
+    async def query(self, *_: object, **__: object) -> None:
+        raise RPCError("no pool runs there", RPCStatusCode.NOT_FOUND, b"")
 
     async def __aenter__(self) -> TwoMachines:
         return self

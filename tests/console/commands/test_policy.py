@@ -46,8 +46,9 @@ def test_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     titles = [line for line in lines if line[:1].isdigit()]
     names = [f"{place} {rule.name}" for place, rule in enumerate(RULES, 1)]
     assert [title.partition(":")[0] for title in titles] == [*names, f"{len(RULES) + 1} breaker"]
-    assert titles[0] == "1 sure-machine-fault: act (evicts)"
-    assert "4 application-caused: never evicts, says why not" in titles
+    assert titles[0] == "1 operator: act (evicts)"
+    assert titles[1] == "2 sure-machine-fault: act (evicts)"
+    assert "5 application-caused: never evicts, says why not" in titles
     assert (
         "policy.silent_evict_s = 2 default Once a job failed, a machine that does not answer for so long is gone, "
         "seconds (ours)"
@@ -69,8 +70,8 @@ def test_a_job_file(job_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 0
     for line in (
         f"policy of evictions: job file {job_file}, 6 machines",
-        "2  repeated-network-alert: approve (asks an operator), by policy.evict_rules",
-        "3  gone-machine: off (is not asked), by policy.evict_rules",
+        "3  repeated-network-alert: approve (asks an operator), by policy.evict_rules",
+        "4  gone-machine: off (is not asked), by policy.evict_rules",
         "    of 6 machines 3 may leave without an operator",
     ):
         assert line in out.splitlines()
@@ -82,8 +83,8 @@ def test_what_no_rule_may_do(job_file: Path, capsys: pytest.CaptureFixture[str])
     _, out, _ = call(capsys, "show", str(job_file))
 
     assert out.splitlines()[1] == "policy.evict_mode = shadow: no rule may do more than that"
-    assert "1  sure-machine-fault: shadow (only writes down), by policy.evict_mode" in out
-    assert "5  unknown-verdict: never evicts, says why not" in out
+    assert "2  sure-machine-fault: shadow (only writes down), by policy.evict_mode" in out
+    assert "6  unknown-verdict: never evicts, says why not" in out
 
 
 def test_json_has_the_same(job_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,9 +92,9 @@ def test_json_has_the_same(job_file: Path, capsys: pytest.CaptureFixture[str]) -
     policy = json.loads(out)
 
     assert code == 0
-    assert [rule["mode"] for rule in policy["rules"][:3]] == ["act", "approve", "off"]
+    assert [rule["mode"] for rule in policy["rules"][1:4]] == ["act", "approve", "off"]
     assert policy["breaker"]["without_operator"] == 3
-    assert policy["rules"][2]["numbers"][0]["source"] == "ours"
+    assert policy["rules"][3]["numbers"][0]["source"] == "ours"
 
 
 def test_what_is_wrong_is_said(job_file: Path, home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ from agent.v1 import agent_pb2 as pb
 from console.views.status_text import job_facts, machine_rows
 from controlplane.queries.remaining_checkpoints import remaining_checkpoint
 from controlplane.queries.status import JobReport, MachineStatus, RankStatus
+from controlplane.queries.time_lost import TimeLost
 from everstep.errors import AgentUnreachable
 from everstep.model.checkpoint_policy import CheckpointPolicy
 from everstep.model.incident import NOT_CONFIRMED
@@ -70,6 +71,15 @@ def report(**changes: Any) -> JobReport:
 )
 def test_an_ettr_that_may_be_lower_says_so(ratio: float | None, unknown: list[str], said: str) -> None:
     assert dict(job_facts(report(ettr=ratio, ettr_unknown=unknown)))["ETTR"] == said
+
+
+def test_what_time_was_lost_to_is_said_in_the_order_of_an_incident() -> None:
+    lost = TimeLost(since_start={"restart": 8.1, "detect": 0.4, "start": 62.0, "parked": 0.001, "unknown": 5.0})
+    known = dict(job_facts(report(time_lost=lost)))
+    assert known["lost"] == "start 1 min 2 s, detect 0.40 s, restart 8.10 s, unknown 5.00 s"
+    hour = lost.model_copy(update={"last_hour": {"restart": 0.0}})
+    assert dict(job_facts(report(time_lost=hour)))["lost"].endswith("unknown 5.00 s; in the last hour: nothing")
+    assert "lost" not in dict(job_facts(report()))
 
 
 def test_a_job_that_was_not_seen_to_step_is_not_said_to_run_well() -> None:

@@ -13,6 +13,7 @@ from console.views.follower import Follower
 from controlplane.client import Control
 from controlplane.progress import JobProgress, RankView
 from controlplane.queries.status import ettr_of
+from controlplane.queries.time_lost import lost_of
 from everstep.model.job import JobSpec
 from everstep.model.job_state import JobState
 
@@ -68,3 +69,17 @@ async def test_who_follows_a_job_sees_it_fall(control: ControlOfALedger, began_n
     assert follower._ettr == pytest.approx(1.0, abs=0.01)
     await follower._ask_ledger(stepped(50.0))
     assert follower._ettr == pytest.approx(0.5, abs=0.05)
+
+
+async def test_status_says_what_the_time_was_lost_to(control: ControlOfALedger, began_ns: int) -> None:
+    state = JobState(spec=SPEC, machines=[], started_ns=began_ns)
+    found = await lost_of(control, state, stepped(30.0), running=True)
+    assert found and found.lost.since_start["detect"] == pytest.approx(30.0, abs=5.0)
+    assert found.lost.last_hour == pytest.approx(found.lost.since_start, abs=0.1)
+    assert found.ettr_last_hour and found.ettr_last_hour.ratio == pytest.approx(0.7, abs=0.05)
+
+    ended = await lost_of(control, state, stepped(0.1), running=False)
+    assert ended and (ended.lost.last_hour, ended.ettr_last_hour) == (None, None)
+    assert await lost_of(ControlOfALedger(None), state, stepped(0.1), running=True) is None
+    other = state.model_copy(update={"spec": JobSpec(name="moe", script="/train.py")})
+    assert await lost_of(control, other, stepped(0.1), running=True) is None

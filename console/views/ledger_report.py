@@ -1,0 +1,91 @@
+"""What went wrong over some days, as lines for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from console.views.incident_report import aligned
+from controlplane import text
+from controlplane.queries.report import IncidentTally, LedgerReport, RunShare
+from controlplane.queries.time_lost import LEAST_S, ORDER, causes_text
+from everstep.decisions.time_lost import Cause
+
+SHOWN = 20
+"""Rows of a table; the others are counted (ours)."""
+
+
+def headline(report: LedgerReport) -> str:
+    """One line: which days, how many incidents, how many jobs."""
+    if report.empty:
+        return "the ledger is empty: no job has run yet"
+    still_open = f" ({report.open} open)" if report.open else ""
+    return (
+        f"{text.counted(report.days, 'day')} until {text.moment(report.until)}: "
+        f"{text.counted(report.incidents, 'incident')}{still_open}, {text.counted(len(report.jobs), 'run')} of jobs"
+    )
+
+
+def report_lines(report: LedgerReport) -> list[str]:
+    """All of it; what there is nothing of is left out, or said where that is not plain."""
+    if report.empty:
+        return [headline(report)]
+    blocks = [
+        _block(("Symptom", "Incidents", "Took"), [tally_row(tally) for tally in report.by_symptom]),
+        _block(("Owner", "Incidents", "Took"), [tally_row(tally) for tally in report.by_owner]),
+        _block(
+            ("Time lost to", "All jobs"), [(cause, text.duration(seconds)) for cause, seconds in lost_causes(report)]
+        ),
+        _block(
+            ("Machine", "Evictions", "Last"),
+            [(one.machine, str(one.evictions), text.moment(one.last)) for one in report.machines],
+        ),
+        _block(("Job", "Started", "Ran", "ETTR", "Lost to", "Outcome"), [job_row(share) for share in report.jobs]),
+    ]
+    lines = [headline(report)]
+    for block in blocks:
+        lines += ["", *block] if block else []
+    if report.incidents and not report.machines:
+        lines += ["", "no machine was evicted"]
+    return [*lines, "", *(f"note: {note}" for note in report.notes)] if report.notes else lines
+
+
+def lost_causes(report: LedgerReport) -> list[tuple[Cause, float]]:
+    """What took time, in the order of an incident."""
+    return [(cause, report.lost[cause]) for cause in ORDER if report.lost.get(cause, 0.0) >= LEAST_S]
+
+
+def tally_row(tally: IncidentTally) -> tuple[str, str, str]:
+    """Name, how many, how long they took."""
+    still_open = f" ({tally.open} open)" if tally.open else ""
+    timed = tally.incidents - tally.open - tally.unknown
+    parts = [text.duration(tally.seconds)] if timed else []
+    parts += [f"{tally.unknown} unknown"] if tally.unknown else []
+    return tally.name, f"{tally.incidents}{still_open}", ", ".join(parts) or text.DASH
+
+
+def ettr_text(share: RunShare) -> str:
+    """The ratio; that it is at most so high, where something is not known; or that it is unknown."""
+    if share.ettr is None:
+        return "unknown"
+    return f"at most {text.ratio(share.ettr)}" if share.unknown else text.ratio(share.ettr)
+
+
+def job_row(share: RunShare) -> tuple[str, ...]:
+    """Of the table of jobs."""
+    started = share.started.astimezone().strftime("%m-%d %H:%M") if share.started else "unknown"
+    ran = "unknown" if share.seconds is None else text.duration(share.seconds)
+    lost = "unknown" if share.seconds is None else causes_text(share.lost)
+    return share.job, started, ran, ettr_text(share), lost, share.outcome
+
+
+def day(when: datetime) -> str:
+    """Local day, as in ``2026-01-31``."""
+    return when.astimezone().strftime("%Y-%m-%d")
+
+
+def _block(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
+    if not rows:
+        return []
+    more = [f"and {len(rows) - SHOWN} more"] if len(rows) > SHOWN else []
+    return [*aligned([header, *rows[:SHOWN]]), *more]

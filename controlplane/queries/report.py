@@ -1,0 +1,220 @@
+"""What went wrong in a cluster over some days, from its ledger: for a meeting."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from datetime import date, datetime, timedelta
+
+from pydantic import BaseModel, Field, ValidationError
+
+from activities.ledger.ledger import Ledger
+from activities.ledger.records import IncidentRecord, LedgerJob
+from activities.ledger.time_spent import TimeSpent
+from controlplane.queries.time_lost import ORDER
+from everstep.decisions.fault_owner import fault_owner
+from everstep.decisions.time_lost import Cause
+from everstep.model.incident import Anomaly
+from everstep.model.owner import Owner
+
+DAY_NS = 86_400 * 10**9
+UNKNOWN = "unknown"
+
+
+class IncidentTally(BaseModel):
+    """Incidents that have something in common."""
+
+    name: str
+    """What: a symptom or an owner; ``unknown`` where that is not known."""
+    incidents: int
+    open: int
+    seconds: float
+    """From fault to first step, of those of which that is known, together."""
+    unknown: int
+    """Of the closed ones those of which it is not known, e.g. because no step was seen."""
+
+
+class DayTally(BaseModel):
+    """Incidents of one day."""
+
+    day: date
+    """By the clock of this computer."""
+    incidents: int
+
+
+class MachineTally(BaseModel):
+    """A machine that left jobs."""
+
+    machine: str
+    evictions: int
+    last: datetime
+    """When it left the last time."""
+
+
+class RunShare(BaseModel):
+    """One run of a job in these days."""
+
+    job: str
+    run: int
+    """Its number in the ledger."""
+    started: datetime | None
+    """None: not known."""
+    ended: datetime | None
+    """None: it runs, as far as the ledger knows."""
+    outcome: str
+    ettr: float | None
+    """Of the part of it that lies in these days; None: not known."""
+    unknown: list[str] = Field(default_factory=list)
+    """What may have cost productive time and is not known: the ratio is that much at most."""
+    seconds: float | None
+    """How long that part is; None: not known."""
+    lost: dict[Cause, float] = Field(default_factory=dict)
+    """Seconds of it that were not productive, by cause."""
+
+
+class LedgerReport(BaseModel):
+    """The JSON of ``everstep report``."""
+
+    days: int
+    since: datetime
+    until: datetime
+    empty: bool
+    """The ledger has no job and no incident of any time."""
+    incidents: int
+    open: int
+    by_symptom: list[IncidentTally]
+    by_owner: list[IncidentTally]
+    by_day: list[DayTally]
+    """Every day, the oldest first."""
+    lost: dict[Cause, float]
+    """Seconds of all jobs together, by cause."""
+    machines: list[MachineTally]
+    """The one that left most often first."""
+    jobs: list[RunShare]
+    """The newest first."""
+    notes: list[str] = Field(default_factory=list)
+    """What of the ledger could not be counted, and why."""
+
+
+def ledger_report(ledger: Ledger, *, days: int, now_ns: int) -> LedgerReport:
+    """What the ledger knows of the last days.
+
+    Args:
+        ledger: Open.
+        days: How many, up to now.
+        now_ns: The present.
+
+    Raises:
+        LedgerError: the ledger cannot be read.
+    """
+    since_ns = now_ns - days * DAY_NS
+    runs = ledger.jobs()
+    incidents = ledger.incidents(since_ns=since_ns)
+    shares = [_share(ledger, run, runs, since_ns, now_ns) for run in runs if _overlaps(run, since_ns, now_ns)]
+    return LedgerReport(
+        days=days,
+        since=_time(since_ns),
+        until=_time(now_ns),
+        empty=not runs and not incidents,
+        incidents=len(incidents),
+        open=sum(one.closed_ns is None for one in incidents),
+        by_symptom=_tallies((one.symptom or UNKNOWN, one) for one in incidents),
+        by_owner=_tallies((owner_of(one), one) for one in incidents),
+        by_day=_by_day(incidents, _time(since_ns).date(), _time(now_ns).date()),
+        lost={cause: sum(share.lost.get(cause, 0.0) for share in shares) for cause in ORDER},
+        machines=_machines(incidents),
+        jobs=shares,
+        notes=_notes(incidents, shares),
+    )
+
+
+def owner_of(incident: IncidentRecord) -> Owner:
+    """Whose matter an incident was, or is as far as it is known."""
+    if report := incident.parsed_report():
+        return fault_owner(report.classification, report.findings)
+    try:
+        anomaly = Anomaly.model_validate(incident.anomaly)
+    except ValidationError:
+        return Owner.UNKNOWN
+    return fault_owner(anomaly.classification, anomaly.findings)
+
+
+def _time(time_ns: int) -> datetime:
+    return datetime.fromtimestamp(time_ns / 1e9).astimezone()
+
+
+def _at_ns(incident: IncidentRecord) -> int:
+    return incident.fault_ns or incident.closed_ns or 0
+
+
+def _overlaps(run: LedgerJob, since_ns: int, now_ns: int) -> bool:
+    return run.started_ns <= now_ns and (run.ended_ns is None or run.ended_ns >= since_ns)
+
+
+def _share(ledger: Ledger, run: LedgerJob, runs: Sequence[LedgerJob], since_ns: int, now_ns: int) -> RunShare:
+    """Of a run; the ratio is not known where the ledger does not have its begin or end."""
+    newest = max((one.started_ns, one.run) for one in runs if one.name == run.name)
+    goes_on = run.ended_ns is None and (run.started_ns, run.run) == newest
+    spent: TimeSpent | None = None
+    problem = "the ledger has no start of it" if not run.started_ns else "the ledger has no end of it"
+    if run.started_ns and (goes_on or run.ended_ns is not None):
+        found = ledger.time_spent(run.run, now_ns=now_ns, since_ns=[since_ns])
+        spent = found[0] if found else None
+    return RunShare(
+        job=run.name,
+        run=run.run,
+        started=_time(run.started_ns) if run.started_ns else None,
+        ended=_time(run.ended_ns) if run.ended_ns else None,
+        outcome=run.outcome or ("running" if goes_on else UNKNOWN),
+        ettr=spent.ettr.ratio if spent else None,
+        unknown=list(spent.ettr.unknown) if spent else [problem],
+        seconds=spent.ettr.wall_s if spent else None,
+        lost={cause: spent.causes[cause] for cause in ORDER} if spent else {},
+    )
+
+
+def _tallies(named: Iterable[tuple[str, IncidentRecord]]) -> list[IncidentTally]:
+    groups: dict[str, list[IncidentRecord]] = defaultdict(list)
+    for name, incident in named:
+        groups[str(name)].append(incident)
+    tallies = [
+        IncidentTally(
+            name=name,
+            incidents=len(group),
+            open=sum(one.closed_ns is None for one in group),
+            seconds=sum(one.seconds or 0.0 for one in group),
+            unknown=sum(one.seconds is None and one.closed_ns is not None for one in group),
+        )
+        for name, group in groups.items()
+    ]
+    return sorted(tallies, key=lambda tally: (-tally.incidents, tally.name))
+
+
+def _by_day(incidents: Sequence[IncidentRecord], first: date, last: date) -> list[DayTally]:
+    counts: dict[date, int] = defaultdict(int)
+    for incident in incidents:
+        counts[_time(_at_ns(incident)).date()] += 1
+    days = (first + timedelta(days=number) for number in range((last - first).days + 1))
+    return [DayTally(day=day, incidents=counts[day]) for day in days]
+
+
+def _machines(incidents: Sequence[IncidentRecord]) -> list[MachineTally]:
+    times: dict[str, list[int]] = defaultdict(list)
+    for incident in incidents:
+        for machine in incident.evicted:
+            times[machine].append(_at_ns(incident))
+    tallies = [MachineTally(machine=name, evictions=len(at), last=_time(max(at))) for name, at in times.items()]
+    return sorted(tallies, key=lambda tally: (-tally.evictions, tally.machine))
+
+
+def _notes(incidents: Sequence[IncidentRecord], shares: Sequence[RunShare]) -> list[str]:
+    unread = [f"{one.id}: {one.problem}" for one in incidents if one.problem]
+    unknown = [f"job {one.job}, run {one.run}: {_not_known(one)}" for one in shares if one.unknown]
+    return [*unread, *unknown]
+
+
+def _not_known(share: RunShare) -> str:
+    why = ", ".join(share.unknown)
+    if share.seconds is None:
+        return f"its ETTR and lost time are unknown: {why}"
+    return f"its ETTR is {'unknown' if share.ettr is None else 'at most that high'}, for it is not known: {why}"

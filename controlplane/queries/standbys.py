@@ -1,0 +1,178 @@
+"""How many standbys a cluster should have: what the rules say, and how they would have done on recorded failures."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+from activities.ledger.ledger import Ledger
+from activities.ledger.records import IncidentRecord
+from everstep.decisions.pool.demand import FailureRecord, Refill
+from everstep.decisions.pool.failure_rate import FailureRate
+from everstep.decisions.pool.from_evictions import record_from
+from everstep.decisions.pool.size import FLOOR, PoolSize, pool_size
+from everstep.decisions.pool.walk_forward import RuleResult, walk_forward
+
+Rule = Literal["binomial", "record"]
+
+
+class RateReport(BaseModel):
+    """How often one machine fails."""
+
+    per_day: float
+    source: Literal["paper", "record", "given"]
+    failures: int
+    machine_days: float
+
+
+class RecordReport(BaseModel):
+    """The failures that the numbers rest on."""
+
+    source: str
+    """The ledger, or the file."""
+    machines: int
+    days: float
+    failures: int
+    away: int
+    """Of them those after which the machine is not known to be back: it counts as away."""
+
+
+class RuleReport(BaseModel):
+    """What a rule says, and how it would have done; None: there is no record to try it on."""
+
+    rule: Rule
+    """``binomial``: the paper's; ``record``: ours."""
+    standbys: int | None
+    """None: the record is too short for this rule."""
+    days: int | None = None
+    """That it was tried on, each sized from the days before it."""
+    held: int | None = None
+    """Days on which the standbys were enough at every moment."""
+    share: float | None = None
+    """Of these days among all."""
+    idle_machine_days: float | None = None
+    """Standbys beyond the highest need of their day, summed over the days."""
+
+
+class StandbyReport(BaseModel):
+    """The JSON of ``everstep standbys``."""
+
+    machines: int
+    """That jobs may have."""
+    standbys: int
+    decided_by: Literal["floor", "binomial", "record"]
+    floor: int
+    refill: Refill
+    rate: RateReport
+    record: RecordReport | None = None
+    """None: no failures are known."""
+    peak: float | None = None
+    """Standbys that would have been enough on 99 % of the last days, for so many machines; None: not known."""
+    margin: int | None = None
+    """What our rule adds to it."""
+    rules: list[RuleReport] = Field(default_factory=list)
+    """Empty where nobody asked."""
+
+
+def standby_report(
+    machines: int,
+    record: FailureRecord | None,
+    source: str,
+    *,
+    rate: float | None = None,
+    refill: Refill = Refill.REPAIR,
+    explain: bool = False,
+) -> StandbyReport:
+    """How many standbys there should be.
+
+    Args:
+        machines: That jobs may have.
+        record: The failures of the past; None: none are known.
+        source: Where the record is from, for people.
+        rate: Failures of one machine in a day, as somebody says; None: as the record says, else the paper's.
+        refill: Where the machines come from that fill the pool again.
+        explain: Try both rules on the record too: a second for a year of 400 machines.
+    """
+    given = None if rate is None else FailureRate(rate, "given")
+    size = pool_size(machines, record, refill=refill, floor=FLOOR, rate=given)
+    return StandbyReport(
+        machines=machines,
+        standbys=size.standbys,
+        decided_by=size.decided_by,
+        floor=size.floor,
+        refill=refill,
+        rate=RateReport(
+            per_day=size.rate.per_day,
+            source=size.rate.source,
+            failures=size.rate.failures,
+            machine_days=size.rate.machine_days,
+        ),
+        record=_recorded(record, source),
+        peak=size.record.peak if size.record else None,
+        margin=size.record.margin if size.record else None,
+        rules=_rules(size, record, refill) if explain else [],
+    )
+
+
+def _recorded(record: FailureRecord | None, source: str) -> RecordReport | None:
+    if record is None:
+        return None
+    away = sum(failure.back_day is None for failure in record.failures)
+    return RecordReport(
+        source=source, machines=record.machines, days=record.days, failures=len(record.failures), away=away
+    )
+
+
+def _rules(size: PoolSize, record: FailureRecord | None, refill: Refill) -> list[RuleReport]:
+    own = size.record.standbys if size.record else None
+    if record is None:
+        return [RuleReport(rule="binomial", standbys=size.binomial), RuleReport(rule="record", standbys=own)]
+    binomial, recorded = walk_forward(record, refill, floor=size.floor)
+    return [_rule(binomial, size.binomial), _rule(recorded, own)]
+
+
+def _rule(result: RuleResult, standbys: int | None) -> RuleReport:
+    if not result.days or standbys is None:
+        return RuleReport(rule=result.rule, standbys=standbys)
+    return RuleReport(
+        rule=result.rule,
+        standbys=standbys,
+        days=result.days,
+        held=result.held,
+        share=result.share,
+        idle_machine_days=result.mean_idle * result.days,
+    )
+
+
+def ledger_record(ledger: Ledger, machines: int | None, *, now_ns: int) -> FailureRecord | None:
+    """The failures that a ledger knows: machines that were evicted from jobs, since the first job.
+
+    Args:
+        ledger: Open.
+        machines: That the cluster has; None: not known, it counts as those of the ledger's largest job (ours).
+        now_ns: The present.
+
+    Returns:
+        None: it knows no job that says when it began and on how many machines.
+
+    Raises:
+        LedgerError: the ledger cannot be read.
+    """
+    jobs = ledger.jobs()
+    start_ns = min((job.started_ns for job in jobs if job.started_ns), default=0)
+    sizes = [size for job in jobs if isinstance(size := (job.spec or {}).get("machines"), int) and size > 0]
+    count = machines or max(sizes, default=0)
+    if not start_ns or not count:
+        return None
+    incidents = ledger.incidents()
+    evicted = [(machine, one.fault_ns) for one in incidents if one.fault_ns for machine in one.evicted]
+    seen = [(machine, one.fault_ns) for one in incidents if one.fault_ns for machine in _in_job(one)]
+    return record_from(evicted, seen, machines=count, start_ns=start_ns, until_ns=now_ns)
+
+
+def _in_job(incident: IncidentRecord) -> set[str]:
+    """Machines that were seen in its job, when it began."""
+    evidence = incident.parsed_evidence()
+    ran = {end.machine for end in evidence.exits} if evidence else set()
+    return ran | set(incident.evicted)

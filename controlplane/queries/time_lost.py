@@ -1,0 +1,93 @@
+"""Where the unproductive time of a job went: since its start, and in the last hour."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel
+
+from controlplane import text
+from everstep.decisions.ettr import WINDOW_S, Ettr
+from everstep.decisions.time_lost import Cause
+from everstep.errors import EverstepError
+from everstep.model.incident import Stage
+from everstep.model.job_state import JobState
+
+if TYPE_CHECKING:  # Temporal's client: who only reads the ledger does not wait for it
+    from controlplane.client import Control
+    from controlplane.progress import JobProgress
+
+ORDER: tuple[Cause, ...] = ("start", "detect", "decide", "evict", "restart", "recompute", "parked", "unknown")
+"""As they come in an incident; all but what was productive."""
+LEAST_S = 0.005
+"""Less is not shown, seconds (ours)."""
+
+
+class TimeLost(BaseModel):
+    """Seconds by cause: start, detect, decide, evict, restart, recompute, parked, unknown."""
+
+    since_start: dict[Cause, float]
+    last_hour: dict[Cause, float] | None = None
+    """None: the job does not run."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobTime:
+    """How a job spent its time."""
+
+    ettr: Ettr
+    ettr_last_hour: Ettr | None
+    """None: it does not run."""
+    lost: TimeLost
+
+
+async def lost_of(control: Control, state: JobState, progress: JobProgress, *, running: bool) -> JobTime | None:
+    """How a job spent its time, from ledger and agents; None: the ledger does not know it.
+
+    Args:
+        control: A connection.
+        state: Of the job.
+        progress: Where its ranks stand: the time in which none steps is not productive.
+        running: The job is not over.
+    """
+    ledger = await control.ledger()
+    if ledger is None:
+        return None
+    now_ns = time.time_ns()
+    begins = (None, now_ns - round(WINDOW_S * 1e9)) if running else (None,)
+    parked = {one.id: one.stage == Stage.PARKED for one in state.incidents if not one.resolution}
+    with suppress(EverstepError):
+        spent = await ledger.call(
+            type(ledger).time_spent,
+            state.spec.name,
+            now_ns=now_ns,
+            since_ns=begins,
+            quiet_since_ns=progress.quiet_since_ns,
+            parked=parked,
+        )
+        if not spent:
+            return None
+        hour = spent[1] if running else None
+        lost = TimeLost(since_start=_lost(spent[0].causes), last_hour=_lost(hour.causes) if hour else None)
+        return JobTime(spent[0].ettr, hour.ettr if hour else None, lost)
+    return None
+
+
+def _lost(causes: dict[Cause, float]) -> dict[Cause, float]:
+    return {cause: causes[cause] for cause in ORDER}
+
+
+def causes_text(seconds: dict[Cause, float]) -> str:
+    """``detect 0.40 s, restart 8.10 s``; what took no time is left out."""
+    parts = [f"{cause} {text.duration(seconds[cause])}" for cause in ORDER if seconds.get(cause, 0.0) >= LEAST_S]
+    return ", ".join(parts) or "nothing"
+
+
+def lost_text(lost: TimeLost) -> str:
+    """The same since the start, and in the last hour where that is something else."""
+    whole = causes_text(lost.since_start)
+    hour = whole if lost.last_hour is None else causes_text(lost.last_hour)
+    return whole if hour == whole else f"{whole}; in the last hour: {hour}"

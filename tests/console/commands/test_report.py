@@ -1,0 +1,200 @@
+"""``everstep report``: the last days, from the ledger."""
+
+from __future__ import annotations
+
+import json
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from activities.ledger import Ledger
+from console import main
+from everstep.model.classification import Classification
+from everstep.model.incident import Anomaly, Failure, IncidentReport, StageRecord, Symptom
+from everstep.model.job import JobSpec
+from everstep.model.owner import Owner
+
+S = 10**9
+DAY = 86_400 * S
+
+
+@pytest.fixture
+def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("EVERSTEP_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("EVERSTEP_LEDGER_URL", raising=False)
+    url = f"sqlite:///{tmp_path}/ledger.db"
+    Ledger.open(url).close()
+    return url
+
+
+def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main.run(["report", *arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def start(ledger: Ledger, job: str, at_ns: int) -> None:
+    """A job that steps 10 s after its start."""
+    ledger.job_started(JobSpec(name=job, script="/train.py"), started_ns=at_ns)
+    ledger.generation_launched(job, 1, resume_step=0, launched_ns=at_ns)
+    ledger.generation_stepped(job, 1, stepped_ns=at_ns + 10 * S)
+
+
+def incident(
+    ledger: Ledger,
+    id: str,
+    at_ns: int,
+    *evicted: str,
+    owner: Owner = Owner.MACHINE,
+    symptom: Symptom = Symptom.CRASH,
+    seconds: float | None = 20.0,
+) -> None:
+    """Opened 5 s after the fault, over 20 s after it."""
+    anomaly = Anomaly(id="m1-1", generation=1, symptom=symptom, headline="", seen_ns=at_ns)
+    ledger.incident_opened(id, anomaly, opened_ns=at_ns + 5 * S)
+    report = IncidentReport(
+        headline="",
+        resolution="eviction" if evicted else "reattempt",
+        cause="x",
+        step=1,
+        lost_steps=0,
+        evicted=list(evicted),
+        stages=[],
+        generation=2,
+        recovered=True,
+        seconds=seconds,
+        failures=[Failure(generation=1, step=1, symptom=symptom, cause="x")],
+        timings=[StageRecord(name="stop", seconds=3.0), StageRecord(name="reattempt", seconds=12.0)],
+        classification=Classification(fault="x", owner=owner, reason="x"),
+    )
+    ledger.incident_closed(id, report, closed_ns=at_ns + 20 * S)
+
+
+def week(url: str) -> None:
+    """Two jobs: one with three incidents and an old one, one that ended long ago."""
+    now_ns = time.time_ns()
+    with Ledger.open(url) as ledger:
+        start(ledger, "old", now_ns - 40 * DAY)
+        ledger.job_ended("old", ended_ns=now_ns - 30 * DAY, outcome="finished after 0 incidents")
+        start(ledger, "gpt", now_ns - 20 * DAY)
+        incident(ledger, "incident/gpt/0001", now_ns - 10 * DAY, "m9")
+        incident(ledger, "incident/gpt/0002", now_ns - 3 * DAY, "m1", "m2")
+        incident(ledger, "incident/gpt/0003", now_ns - 2 * DAY, "m1")
+        incident(ledger, "incident/gpt/0004", now_ns - DAY, owner=Owner.CODE, symptom=Symptom.USER_ERROR, seconds=None)
+        anomaly = Anomaly(id="m1-1", generation=1, symptom=Symptom.STALL, headline="", seen_ns=now_ns - 100 * S)
+        ledger.incident_opened("incident/gpt/0005", anomaly, opened_ns=now_ns - 90 * S)
+
+
+def test_a_week_in_tables(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    week(url)
+    code, out, _ = call(capsys, "--ledger", url)
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert code == 0
+    assert lines[0].startswith("7 days until ") and lines[0].endswith(": 4 incidents (1 open), 1 run of jobs")
+    for line in (
+        "crash 2 40 s",
+        "stall 1 (1 open) -",
+        "user error 1 1 unknown",
+        "machine 2 40 s",
+        "code 1 1 unknown",
+        "unknown 1 (1 open) -",
+        "detect 25 s",
+        "restart 36 s",
+    ):
+        assert line in lines, line
+    machines = lines.index("Machine Evictions Last")
+    assert [line.split()[:2] for line in lines[machines + 1 : machines + 3]] == [["m1", "2"], ["m2", "1"]]
+    job = next(line for line in lines if line.startswith("gpt "))
+    assert " 7 d 0 h 100.0 % detect 25 s, decide " in job and job.endswith(" running")
+    assert "old" not in out and "m9" not in out
+
+
+def test_json_has_the_same_and_more(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    week(url)
+    found = json.loads(call(capsys, "--ledger", url, "--days", "45", "--json")[1])
+    assert (found["days"], found["incidents"], found["open"], found["empty"]) == (45, 5, 1, False)
+    assert [(one["machine"], one["evictions"]) for one in found["machines"]] == [("m1", 2), ("m2", 1), ("m9", 1)]
+    assert sum(one["incidents"] for one in found["by_day"]) == 5
+    assert len(found["by_day"]) == 46
+    gpt, old = found["jobs"]
+    assert (gpt["job"], gpt["outcome"], gpt["ended"]) == ("gpt", "running", None)
+    assert old["ettr"] == pytest.approx(1 - 10 / (10 * 86_400))
+    assert (old["lost"]["start"], old["seconds"]) == (10.0, 10 * 86_400)
+    assert found["lost"]["start"] == 20.0
+
+
+def test_what_the_ledger_does_not_know_is_unknown(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    now_ns = time.time_ns()
+    with Ledger.open(url) as ledger:
+        start(ledger, "gpt", now_ns - 2 * DAY)
+        start(ledger, "gpt", now_ns - DAY)
+        ledger.incident_event("incident/gpt/0001", 1, time_ns=now_ns, stage="decide", text="only this arrived")
+        incident(ledger, "incident/gpt/0002", now_ns - 1000 * S)
+    code, out, _ = call(capsys, "--ledger", url)
+    assert code == 0
+    assert [line.split()[4:7] for line in out.splitlines() if line.endswith("  unknown")] == [["unknown"] * 3]
+    assert "note: job gpt, run 1: its ETTR and lost time are unknown: the ledger has no end of it" in out
+    # An incident of which nothing but an entry is there is of no known day.
+    assert "1 incident, 2 runs of jobs" in out
+    assert "no machine was evicted" in out
+
+
+class Page(HTMLParser):
+    """What a page refers to, and its text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.texts: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [value or "" for name, value in attrs if name in {"src", "href", "xlink:href"}]
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+def test_the_page_is_one_file_without_scripts(url: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    week(url)
+    with Ledger.open(url) as ledger:
+        ledger.job_ended("gpt", ended_ns=time.time_ns(), outcome='<script src="http://x">no</script>')
+    file = tmp_path / "report.html"
+    code, out, _ = call(capsys, "--ledger", url, "--html", str(file))
+    assert (code, out.startswith(f"{file}: 7 days until")) == (0, True)
+    page = Page(file.read_text(encoding="utf-8"))
+    assert page.tags.count("svg") == 6
+    assert "script" not in page.tags and "link" not in page.tags
+    assert page.links == []
+    for text in ("Incidents by symptom", "user error", "m1", '<script src="http://x">no</script>'):
+        assert text in page.texts, text
+    assert "@import" not in file.read_text() and "url(" not in file.read_text()
+    assert json.loads(call(capsys, "--ledger", url, "--html", str(file), "--json")[1])["days"] == 7
+
+
+def test_empty_is_said(url: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert call(capsys, "--ledger", url)[:2] == (0, "the ledger is empty: no job has run yet\n")
+    file = tmp_path / "report.html"
+    assert call(capsys, "--ledger", url, "--html", str(file))[0] == 0
+    assert "the ledger is empty" in file.read_text()
+    assert json.loads(call(capsys, "--ledger", url, "--json")[1])["empty"] is True
+    with Ledger.open(url) as ledger:
+        start(ledger, "old", 1_000 * S)
+        ledger.job_ended("old", ended_ns=2_000 * S, outcome="finished")
+    code, out, _ = call(capsys, "--ledger", url)
+    assert (code, out.count("\n"), ": 0 incidents, 0 runs of jobs" in out) == (0, 1, True)
+    call(capsys, "--ledger", url, "--html", str(file))
+    assert "no incidents" in file.read_text() and "no job ran" in file.read_text()
+
+
+def test_what_cannot_be_is_said(url: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, _, err = call(capsys, "--ledger", url, "--html", str(tmp_path / "none" / "report.html"))
+    assert (code, "report.html cannot be written: No such file" in err) == (2, True)
+    assert call(capsys, "--ledger", url, "--days", "0")[0] == 2
+    code, _, err = call(capsys, "--ledger", f"sqlite:///{tmp_path}/none.db")
+    assert (code, "there is no ledger at" in err) == (1, True)
+    assert call(capsys)[0] == 1
