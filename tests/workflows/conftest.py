@@ -114,10 +114,14 @@ class ScriptedCluster:
     @property
     def activities(self) -> list[Callable[..., Any]]:
         """All of them, for a worker."""
+        return [*self.of_ranks, self.lease, self.replace, self.give_back, self.await_standbys]
+
+    @property
+    def of_ranks(self) -> list[Callable[..., Any]]:
+        """All but those that ask the pool of machines."""
         return [
             *(self.prepare, self.stop, self.find, self.look_at_folder, self.room, self.restore),
             *(self.launch, self.confirm, self.await_machines, self.release, self.decide, self.record),
-            *(self.lease, self.replace, self.give_back, self.await_standbys),
             IncidentActivities().read_closed,
         ]
 

@@ -1,0 +1,280 @@
+"""The pool of machines on a real server: jobs, incidents and operators ask it, and its agents are real gRPC servers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from temporalio.api.sdk.v1 import WorkflowMetadata
+from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle, WorkflowUpdateFailedError
+from temporalio.worker import Worker
+
+from activities.clusters.cluster import Listing
+from activities.clusters.listed import ListedCluster
+from activities.pool.ask_pool import PoolActivities, keep_pool, update_pool
+from activities.pool.look import LookActivities
+from agent.client import AgentPool
+from agent.fake import FakeAgent
+from agent.v1 import agent_pb2 as pb
+from everstep.errors import AgentUnreachable
+from everstep.model.eviction import Eviction
+from everstep.model.job import JobSpec
+from everstep.model.job_state import JobState, job_workflow_id
+from everstep.model.machine import Machine
+from everstep.model.pool import (
+    Leased,
+    LeaseRequest,
+    OperatorMove,
+    PoolMachine,
+    PoolState,
+    Replaced,
+    ReplaceRequest,
+    pool_workflow_id,
+)
+from tests.activities.spoken import serving
+from tests.workflows.conftest import ASK_S, ScriptedCluster
+from workflows.job import JobWorkflow
+from workflows.registry import WORKFLOWS, sandbox
+
+pytestmark = pytest.mark.timeout(180)
+COUNT = 5
+
+
+@dataclass
+class Pooled:
+    """A cluster of five machines, the last one a standby, its pool, and a worker that caches nothing."""
+
+    client: Client
+    queue: str
+    machines: list[Machine]
+    agents: list[FakeAgent]
+    scripted: ScriptedCluster
+
+    @property
+    def handle(self) -> WorkflowHandle[Any, Any]:
+        return self.client.get_workflow_handle(pool_workflow_id(self.queue))
+
+    async def start(self, name: str, *numbers: int) -> WorkflowHandle[JobWorkflow, Any]:
+        """A job on these machines."""
+        name = f"{name}-{self.queue}"
+        return await self.client.start_workflow(
+            JobWorkflow.run,
+            JobState(
+                spec=JobSpec(name=name, script="/job.py", machines=len(numbers)),
+                machines=[self.machines[number] for number in numbers],
+            ),
+            id=job_workflow_id(name),
+            task_queue=self.queue,
+        )
+
+    async def running(self, handle: WorkflowHandle[JobWorkflow, Any]) -> JobState:
+        state: JobState = await self.until(handle, lambda state: state.status == "running")
+        return state
+
+    async def until(self, handle: WorkflowHandle[Any, Any], ok: Callable[[Any], bool]) -> Any:
+        """Wait until a job's state, or the pool's, is as wanted; the test's time-out bounds it."""
+        kind = PoolState if handle.id.startswith("pool/") else JobState
+        while True:
+            state = await handle.query("state", result_type=kind)
+            if ok(state):
+                return state
+            await asyncio.sleep(ASK_S)
+
+    async def places(self) -> dict[str, str]:
+        """Where each machine is, ``m0`` → ``active gpt``."""
+        state: PoolState = await self.handle.query("state", result_type=PoolState)
+        return {name: self.place_of(one) for name, one in state.machines.items()}
+
+    def place_of(self, one: PoolMachine) -> str:
+        return f"{one.place} {one.job.removesuffix(f'-{self.queue}')}".strip()
+
+    async def until_at(self, machine: str, place: str) -> PoolMachine:
+        state = await self.until(
+            self.handle, lambda state: machine in state.machines and self.place_of(state.machines[machine]) == place
+        )
+        found: PoolMachine = state.machines[machine]
+        return found
+
+    async def ask(self, name: str, request: Any, result: Any) -> Any:
+        return await update_pool(self.client, self.queue, name, request, result)
+
+    async def move(self, what: str, machine: str) -> str:
+        move = OperatorMove(machine=machine, operator="me", reason="a loud fan")
+        said: str = await self.handle.execute_update(what, move, result_type=str)
+        return said
+
+
+def machine_agent(number: int) -> FakeAgent:
+    return FakeAgent(
+        describe=pb.DescribeReply(machine=f"m{number}"), inspect=pb.InspectReply(), release=pb.ReleaseReply()
+    )
+
+
+@pytest.fixture
+async def pooled(temporal: Client) -> AsyncIterator[Pooled]:
+    queue, scripted, clients = f"q-{uuid.uuid4().hex[:8]}", ScriptedCluster(), AgentPool()
+    agents = [machine_agent(number) for number in range(COUNT)]
+    async with serving(agents) as machines:
+        pool, looks = PoolActivities(), LookActivities(clients, ListedCluster(lambda: Listing(machines, 1)))
+        worker = Worker(
+            temporal,
+            task_queue=queue,
+            workflows=list(WORKFLOWS),
+            activities=[
+                *scripted.of_ranks,
+                *(pool.lease, pool.replace, pool.give_back, pool.await_standbys),
+                looks.look,
+            ],
+            workflow_runner=sandbox(),
+            max_cached_workflows=0,
+        )
+        async with worker:
+            keeping = asyncio.create_task(keep_pool(temporal, queue))
+            try:
+                yield Pooled(temporal, queue, machines, agents, scripted)
+            finally:
+                keeping.cancel()
+                await asyncio.gather(keeping, return_exceptions=True)
+                with contextlib.suppress(Exception):
+                    await temporal.get_workflow_handle(pool_workflow_id(queue)).terminate("the test is over")
+                await clients.close()
+
+
+async def test_two_jobs_never_have_the_same_machine(pooled: Pooled) -> None:
+    first = await pooled.start("gpt", 0, 1)
+    await pooled.running(first)
+    assert await pooled.places() == {
+        "m0": "active gpt",
+        "m1": "active gpt",
+        "m2": "free",
+        "m3": "free",
+        "m4": "standby",
+    }
+
+    second = await (await pooled.start("bert", 1, 2)).result()
+    assert second["outcome"] == "failed"
+    assert f"it cannot have its machines. m1: job gpt-{pooled.queue} has it" in second["headline"]
+    assert (await pooled.places())["m2"] == "free"
+
+    await first.signal("stop", {"operator": "me"})
+    await first.result()
+    third = await pooled.start("bert", 1, 2)
+    await pooled.running(third)
+    assert (await pooled.places())["m1"] == "active bert"
+
+
+async def test_a_lease_ends_with_a_job_that_was_terminated_by_hand(pooled: Pooled) -> None:
+    first = await pooled.start("gpt", 0, 1)
+    await pooled.running(first)
+    await first.terminate("by hand")
+
+    await pooled.running(await pooled.start("bert", 0, 1))
+    assert (await pooled.places())["m0"] == "active bert"
+
+
+async def test_a_pool_that_was_ended_by_hand_finds_out_where_jobs_run(pooled: Pooled) -> None:
+    await pooled.running(await pooled.start("gpt", 0, 1))
+    await pooled.handle.terminate("by hand")
+
+    refused = await (await pooled.start("bert", 1)).result()
+    assert f"m1: job gpt-{pooled.queue} has it" in refused["headline"]
+    assert (await pooled.places())["m1"] == "active gpt"
+
+
+def replacement(pooled: Pooled, state: JobState, machine: str, id: str) -> ReplaceRequest:
+    return ReplaceRequest(
+        id=id,
+        job=state.spec.name,
+        run=state.run,
+        evict=[Eviction(machine=machine, rule="sure-machine-fault", reason="xid-79", why="GPU 3 is lost")],
+        keep=[one for one in state.machines if one.name != machine],
+    )
+
+
+async def test_an_evicted_machine_is_cleaned_once_its_job_has_left_it(pooled: Pooled) -> None:
+    """Before that, the incident has to stop the ranks itself: their own memory is what they go on from."""
+    job = await pooled.start("gpt", 0, 1)
+    state = await pooled.running(job)
+    left = pb.JobOnMachine(job=state.spec.name, run=state.run)
+    pooled.agents[1].answer(describe=pb.DescribeReply(machine="m1", jobs=[left]))
+
+    answer = await pooled.ask("replace", replacement(pooled, state, "m1", "i/1"), Replaced)
+    assert answer.machines["m1"].name == "m4"
+    again = await pooled.ask("replace", replacement(pooled, state, "m1", "i/1"), Replaced)
+    assert again == answer
+    looks = len(pooled.agents[1].asked("describe"))
+    await pooled.handle.execute_update("evict", OperatorMove(machine="m2", operator="me"), result_type=str)
+    await until(lambda: len(pooled.agents[1].asked("describe")) > looks)
+    assert not pooled.agents[1].asked("release"), "its ranks may step there"
+
+    await job.signal("incident_machines", args=[1, []])  # not its incident: says nothing
+    await job.terminate("by hand")
+    await pooled.move("evict", "m3")
+    await until(lambda: bool(pooled.agents[1].asked("release")))
+    one = await pooled.until_at("m1", "quarantined gpt")
+    assert one.why == "xid-79: GPU 3 is lost"
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():  # noqa: ASYNC110 - nobody tells us
+        await asyncio.sleep(0.02)
+
+
+async def test_a_machine_that_does_not_answer_takes_no_place(pooled: Pooled) -> None:
+    pooled.agents[4].answer(describe=AgentUnreachable("no power"))
+    job = await pooled.start("gpt", 0, 1)
+    state = await pooled.running(job)
+    await pooled.move("evict", "m2")
+    await pooled.until(pooled.handle, lambda state: "does not answer" in state.machines["m4"].fault)
+    answer = await pooled.ask("replace", replacement(pooled, state, "m1", "i/1"), Replaced)
+    assert answer.machines["m1"].name == "m3"
+
+
+async def test_operators_keep_machines_away_and_let_them_come_back(pooled: Pooled) -> None:
+    await pooled.until_at("m4", "standby")
+    assert await pooled.move("evict", "m0") == "m0 is cordoned"
+    refused = await (await pooled.start("gpt", 0)).result()
+    assert "m0: it is cordoned: a loud fan; 'everstep release m0' lets it come back" in refused["headline"]
+    assert await pooled.move("release", "m0") == "m0 is free"
+    await pooled.running(await pooled.start("gpt", 0))
+    with pytest.raises(WorkflowUpdateFailedError) as raised:
+        await pooled.move("evict", "m77")
+    assert "there is no machine m77; there are m0, m1" in str(raised.value.cause)
+
+
+async def test_a_machine_that_an_operator_takes_out_leaves_its_job(pooled: Pooled) -> None:
+    job = await pooled.start("gpt", 0, 1)
+    await pooled.running(job)
+    assert "leaves job gpt" in await pooled.move("evict", "m1")
+
+    await pooled.until(job, lambda state: [one.name for one in state.machines] == ["m0", "m4"])
+    await pooled.until(job, lambda state: state.status == "running")
+    one = await pooled.until_at("m1", "cordoned gpt")
+    assert one.uncleaned or not one.wanted_out
+    assert "prepare m4" in pooled.scripted.calls
+    assert (await pooled.places())["m4"] == "active gpt"
+
+
+async def test_the_pool_goes_on_when_its_history_becomes_long(pooled: Pooled) -> None:
+    state = await pooled.running(await pooled.start("gpt", 0, 1))
+    first = (await pooled.handle.describe()).run_id
+    request = LeaseRequest(job=state.spec.name, run=state.run, machines=state.machines)
+    while (await pooled.handle.describe()).run_id == first:
+        assert not (await pooled.ask("lease", request, Leased)).refused
+    assert (await pooled.places())["m0"] == "active gpt"
+    assert (await pooled.handle.describe()).status is WorkflowExecutionStatus.RUNNING
+
+
+async def test_the_page_says_whose_each_machine_is(pooled: Pooled) -> None:
+    await pooled.running(await pooled.start("gpt", 0, 1))
+    await pooled.move("evict", "m2")
+    found: WorkflowMetadata = await pooled.handle.query("__temporal_workflow_metadata", result_type=WorkflowMetadata)
+    page = str(found.current_details)
+    assert "## 5 machines: 2 active, 1 cordoned, 1 free, 1 standby" in page
+    assert "a loud fan" in page
+    assert page.index("m2") < page.index("m0"), "who is out of use comes first"
