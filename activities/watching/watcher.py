@@ -32,7 +32,6 @@ from activities.heartbeat import steady_ns
 from activities.turns import ShareOfTime, in_turns
 from activities.watching.asking import ASK_S, asking
 from activities.watching.job_view import BARE_S, Finished, JobView
-from activities.watching.once import Once
 from activities.watching.with_workflow import learn_from, update_of
 from agent.client import AgentClient, AgentPool
 from agent.reporting.observations import OF_NO_JOB
@@ -44,6 +43,7 @@ from everstep.model.incident import Anomaly
 from everstep.model.job import JobSpec
 from everstep.model.job_state import NOT_YET, JobState, job_workflow_id, jobs_query
 from everstep.model.machine import Machine
+from everstep.once import Once
 
 log = structlog.get_logger("watcher")
 

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from everstep.model.health import EVIDENCE_CHARACTERS, EVIDENCE_LINES, Finding, Health, Remedy
 from everstep.model.owner import Owner
+from everstep.text import printable
 
 ITEM_CHARACTERS = 100
 """Of the part of a machine that a finding is about (ours)."""
@@ -162,7 +163,8 @@ class Inspection(ABC):
 
         Args:
             reason: One of ``reasons``.
-            item: Which part of the machine; of few, not of as many as there are events.
+            item: Which part of the machine; of few, not of as many as there are events. Here and in what follows, bytes
+                that are no UTF-8 are written as ``\\xff``.
             evidence: What was seen.
             text: One line; by default what the reason means.
             since_ns: When it was seen first; by default now.
@@ -172,11 +174,11 @@ class Inspection(ABC):
             inspection=self.name,
             reason=reason.code,
             verdict=verdict or reason.verdict,
-            item=item[:ITEM_CHARACTERS],
-            text=(text or reason.means)[:EVIDENCE_CHARACTERS],
+            item=printable(item)[:ITEM_CHARACTERS],
+            text=printable(text or reason.means)[:EVIDENCE_CHARACTERS],
             owner=reason.owner,
             remedy=reason.remedy,
             sure=reason.sure,
-            evidence=[line[:EVIDENCE_CHARACTERS] for line in evidence[:EVIDENCE_LINES]],
+            evidence=[printable(line)[:EVIDENCE_CHARACTERS] for line in evidence[:EVIDENCE_LINES]],
             since_ns=since_ns or self.site.now_ns(),
         )

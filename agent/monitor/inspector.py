@@ -15,6 +15,7 @@ from agent.monitor.kept import KeptStates
 from everstep.errors import CannotLook
 from everstep.model.health import Finding, Health, Remedy
 from everstep.model.owner import Owner
+from everstep.once import Once
 
 UNABLE = Reason(
     "cannot-inspect",
@@ -55,6 +56,7 @@ class Inspector:
         self._silence = frozenset(silence)
         self._look = Look()
         self._unable_since = 0
+        self._failures = Once()
         self._began = math.inf
         """When the look began that is under way, by the monotonic clock; infinite: none is."""
         self._clear: set[str] = set()
@@ -120,11 +122,14 @@ class Inspector:
             seen = self.inspection.look()
             if not isinstance(seen, Look):
                 raise TypeError(f"look() gave {type(seen).__name__} and no Look")
+            if other := [found for found in seen.findings if not isinstance(found, Finding)]:
+                raise TypeError(f"look() found {type(other[0]).__name__} and no Finding")
             self._unable_since = 0
         except (CannotLook, OSError) as error:
             seen = self._unable(str(error))
         except Exception as error:
-            logger.exception("an inspection failed", inspection=self.inspection.name)
+            if self._failures.new(self.inspection.name, error):  # not at every look: it is a finding anyway
+                logger.exception("an inspection failed", inspection=self.inspection.name)
             seen = self._unable(f"{type(error).__name__}: {error}")
         self._began = math.inf
         self.busy_s += time.thread_time() - cpu

@@ -5,14 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import cast
 
 import pytest
+import structlog
 
 from agent.monitor import events
 from agent.monitor.inspection import Look
 from agent.monitor.inspector import HANGS, UNABLE, Inspector
 from everstep.errors import CannotLook
-from everstep.model.health import Health, verdict_of
+from everstep.model.health import Finding, Health, verdict_of
 from tests.agent.monitor.sites import BROKEN, UNCLEAR, Place, reasons, scripted
 
 
@@ -37,6 +39,26 @@ def test_what_cannot_be_looked_at_is_unknown(place: Place, error: Exception) -> 
     assert reasons(seen) == [(UNABLE.code, "")]
     assert verdict_of(seen.findings) is Health.UNKNOWN
     assert str(error) in seen.findings[0].text
+
+
+def test_an_inspection_that_fails_at_every_look_is_logged_once_for_each_kind_of_error(place: Place) -> None:
+    errors: list[Exception] = [ValueError("number 1"), ValueError("number 2"), KeyError("x"), ValueError("number 3")]
+
+    def fails() -> Look:
+        raise errors.pop(0)
+
+    inspector = inspector_of(place, fails)
+    with structlog.testing.capture_logs() as logged:
+        seen = [inspector.look_once() for _ in range(4)]
+
+    assert len(logged) == 2
+    assert "ValueError: number 3" in seen[-1].findings[0].text
+    assert seen[-1].findings[0].verdict is Health.UNKNOWN
+
+
+@pytest.mark.parametrize("seen", [None, Look([cast(Finding, "odd")])])
+def test_what_is_no_look_is_a_failed_one(place: Place, seen: Look) -> None:
+    assert reasons(inspector_of(place, lambda: seen).look_once()) == [(UNABLE.code, "")]
 
 
 def test_since_when_it_is_unknown_holds(place: Place) -> None:

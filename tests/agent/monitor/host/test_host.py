@@ -14,6 +14,8 @@ import pytest
 from agent.monitor.all import INSPECTIONS
 from agent.monitor.host import clock, cpu, disk_space, memory, mounts, ranks
 from agent.monitor.inspection import RankSeen
+from agent.monitor.messages import finding_of, to_message
+from agent.v1 import agent_pb2 as pb
 from everstep.model.health import Health
 from tests.agent.monitor.sites import Place, reasons
 
@@ -154,6 +156,19 @@ def test_a_file_system_that_has_to_be_there_and_is_not(place: Place, proc: Path)
     place.boot = "boot-2"
     expected = [("mount-missing", "/data/with space")]
     assert reasons(place.look(place.begin(mounts.MountsInspection, limits, proc=proc))) == expected
+
+
+def test_mount_points_of_any_bytes(place: Place, proc: Path) -> None:
+    table = proc / "self/mountinfo"
+    row = b"28 24 8:3 / /d/\xc3\xa9\\040\xff\xc2\x85 %s - ext4 /dev/sd\xfe rw\n"
+    inspection = place.begin(mounts.MountsInspection, proc=proc)
+    table.write_bytes(row % b"rw")
+    assert reasons(place.look(inspection)) == []
+    assert list(mounts.mounts(proc)) == [os.fsdecode(b"/d/\xc3\xa9 \xff\xc2\x85")]
+    table.write_bytes(row % b"ro")
+    [found] = place.look(place.begin(mounts.MountsInspection, proc=proc)).findings
+    assert (found.reason, found.item) == ("fs-readonly", "/d/é \\xff\x85")
+    assert finding_of(pb.Finding.FromString(to_message(found).SerializeToString())) == found
 
 
 def test_hundreds_of_network_file_systems_that_answer(place: Place, proc: Path) -> None:
