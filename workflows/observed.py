@@ -55,7 +55,7 @@ class ObservedFaults:
         if state.status not in {"starting", "running"} and not self.goes_on:
             return "an incident is open, and asks the machines itself"
         found = anomaly.findings[0] if anomaly.findings else None
-        key = " ".join([found.machine, *found.finding.key]) if found else anomaly.id
+        key = found.about if found else anomaly.id
         told_ns = state.observed_told.get(key)
         if told_ns is not None and now_ns - told_ns < AGAIN_S * 1e9:
             return "told already"

@@ -85,6 +85,11 @@ class MachineFinding(Model):
     finding: Finding
 
     @property
+    def about(self) -> str:
+        """Machine, inspection, reason and part: what is the same for the same fault of the same part."""
+        return " ".join([self.machine, *self.finding.key])
+
+    @property
     def headline(self) -> str:
         """The machine, the part, and what is wrong with it, with the reason code."""
         return f"{self.machine}: {self.finding.headline} ({self.finding.reason})"

@@ -299,6 +299,55 @@ async def test_what_happened_to_a_machine_is_kept_there_until_the_ledger_has_it(
     await job.result()
 
 
+HOT = pb.Finding(inspection="gpu", reason="gpu-hot", verdict="faulty", item="GPU 3", text="hot", since_ns=1)
+RUNS = [pb.RankProgress(rank=0, generation=1, alive=True)]
+
+
+async def test_a_fault_of_a_machine_is_kept_there_until_the_job_took_it(place: Place, tmp_path: Path) -> None:
+    """All workers that die in between take no fault along, though the ledger has it."""
+    agent, job = place.agents[0], await place.start("faulty", 1)
+    agent.shown["faulty"] = RUNS
+    await place.until_watched(1)
+    ledger, pool = Ledger.open(f"sqlite:///{tmp_path}/ledger.db"), AgentPool()
+    events = EventWriter(ledger)
+    async with cancelled_at_the_end(Watcher(place.client, pool, place.queue, events.take).run(), events.run()):
+        await place.until_watched(2)
+        await place.worker.shutdown()
+        agent.tell(machine_finding=pb.MachineFinding(finding=HOT))
+        while not ledger.machine_events():  # noqa: ASYNC110 - nobody tells us
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(1.5)  # it is reported meanwhile, and nobody is there to take it
+        assert agent.machine_acknowledged == 0
+        async with worker_of(place.client, place.queue, place.cluster):
+            while not agent.machine_acknowledged:  # noqa: ASYNC110 - nobody tells us
+                await asyncio.sleep(0.05)
+            [incident] = (await job.query(JobWorkflow.current_state)).incidents
+            assert incident.headline.endswith("m0: GPU 3: hot (gpu-hot)")
+            await job.signal(JobWorkflow.stop, {"operator": "test"})
+            await job.result()
+    await pool.close()
+    ledger.close()
+
+
+async def test_a_job_is_told_of_a_fault_that_stood_before_it_began(place: Place) -> None:
+    agent, job = place.agents[0], await place.start("later", 1)
+    agent.answer(inspect=pb.InspectReply(inspections=[pb.InspectionState(name="gpu", findings=[HOT])]))
+    agent.shown["later"] = RUNS
+    while not (await job.query(JobWorkflow.current_state)).incidents:  # noqa: ASYNC110 - nobody tells us
+        await asyncio.sleep(0.05)
+    pool = AgentPool()
+    async with cancelled_at_the_end(Watcher(place.client, pool, place.queue).run()):
+        await place.until_watched(2)
+        while len(agent.asked("inspect")) < 2:  # noqa: ASYNC110 - nobody tells us
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(2)
+    [incident] = (await job.query(JobWorkflow.current_state)).incidents
+    assert incident.headline.endswith("m0: GPU 3: hot (gpu-hot)")
+    await pool.close()
+    await job.signal(JobWorkflow.stop, {"operator": "test"})
+    await job.result()
+
+
 @contextlib.asynccontextmanager
 async def cancelled_at_the_end(*running: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
     tasks = [asyncio.create_task(one) for one in running]
