@@ -24,6 +24,7 @@ from everstep.decisions.clocks import stream_shift_ns
 from everstep.decisions.detect.all import anomalies
 from everstep.decisions.detect.exits import has_finished
 from everstep.decisions.detect.facts import FindingSeen, JobFacts, ObservedExit
+from everstep.decisions.detect.machine_fault import due
 from everstep.decisions.detect.step_watch import StepWatch
 from everstep.model.incident import Anomaly, Symptom
 from everstep.model.job import JobSpec
@@ -133,7 +134,7 @@ class JobView:
     def told(self, anomaly: Anomaly, now_ns: int) -> None:
         """The job's workflow knows of an anomaly."""
         if anomaly.symptom is Symptom.MACHINE_FAULT:
-            self.faults.told([anomaly.id])
+            self.faults.told(anomaly, now_ns)
         else:
             self.reported.add(anomaly.generation)
             self._stopped_ns = now_ns
@@ -224,7 +225,11 @@ class JobView:
                 return  # what is missing of it may be on machines that are not watched
             if has_finished(self._exits.get(generation, {}).values(), world_size):
                 yield Finished(generation)
-            yield from anomalies(self.facts(generation, now_ns))
+            facts = self.facts(generation, now_ns)
+            for anomaly in anomalies(facts):
+                if anomaly.symptom is Symptom.MACHINE_FAULT:
+                    self.faults.offered(anomaly, due(facts))
+                yield anomaly
 
     def facts(self, generation: int, now_ns: int) -> JobFacts:
         """What the rules look at. Call it often: how long nothing happened is known from looking."""
@@ -248,6 +253,7 @@ class JobView:
             silent=self.silent(now_ns),
             unheard_s=self._unheard_s(now_ns),
             findings=self.faults.all(),
+            faults_told=self.faults.told_ns,
         )
 
     def silent(self, now_ns: int) -> list[str]:

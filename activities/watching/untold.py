@@ -9,6 +9,7 @@ from agent.monitor.messages import finding_of
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.detect.facts import FindingSeen
 from everstep.model.health import Finding, Health, MachineFinding
+from everstep.model.incident import Anomaly
 
 FINDINGS_KEPT = 1000
 """Of inspections, that the job was not told; more of them say nothing new (ours)."""
@@ -21,6 +22,10 @@ class UntoldFaults:
     def __init__(self) -> None:
         self._seen: dict[str, dict[Key, FindingSeen]] = defaultdict(dict)
         """Machine → what it is about → what its inspections say now."""
+        self._offered: dict[str, set[str]] = {}
+        """Id of the newest anomaly that tells some → ids of their observations."""
+        self.told_ns: dict[str, int] = {}
+        """Reason code → when the job's workflow took one last."""
         self.known: Mapping[str, int] = {}
         """What faults are about → when the job's workflow took them last, nanoseconds of the wall clock."""
 
@@ -41,9 +46,14 @@ class UntoldFaults:
                 id = "-".join([machine, *finding.key, str(finding.since_ns)]).replace(" ", "-")
                 self._keep(FindingSeen(id, machine, finding, now_ns))
 
-    def told(self, ids: Iterable[str]) -> None:
-        """The job's workflow took what these observations say."""
-        gone = set(ids)
+    def offered(self, anomaly: Anomaly, faults: Iterable[FindingSeen]) -> None:
+        """What an anomaly tells."""
+        self._offered = {anomaly.id: {seen.id for seen in faults}}
+
+    def told(self, anomaly: Anomaly, now_ns: int) -> None:
+        """The job's workflow took an anomaly."""
+        self.told_ns |= {found.finding.reason: now_ns for found in anomaly.findings}
+        gone = self._offered.get(anomaly.id, {anomaly.id})
         self.drop(lambda seen: seen.id in gone)
 
     def drop(self, is_gone: Callable[[FindingSeen], bool]) -> None:

@@ -120,3 +120,5 @@ class JobFacts:
     """Machine → since when its agent has said nothing, as far as that was watched, seconds."""
     findings: Sequence[FindingSeen] = ()
     """In the order in which they were heard of."""
+    faults_told: Mapping[str, int] = field(default_factory=dict)
+    """Reason code → when the job was told last of a machine with such a fault."""

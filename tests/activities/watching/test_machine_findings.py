@@ -89,6 +89,22 @@ async def test_no_other_report_waits_for_one_of_a_machine(error: Exception, agai
     assert (anomalies(job, 111 * S) != []) is again
 
 
+def test_a_burst_is_told_once() -> None:
+    job = watched()
+    show(job, 100 * S, 20)
+    for machine in ("m0", "m1"):
+        for number in range(FINDINGS_KEPT // 2):
+            observation = finding(number + 1)
+            observation.id, observation.machine_finding.finding.item = f"{machine}-{number}", f"GPU {number}"
+            job.found(machine, observation, 100 * S)
+    assert anomalies(job, 105 * S) == []
+    [told] = anomalies(job, 111 * S)
+    assert (told.machines, len(told.findings) + told.more_findings) == (["m0", "m1"], FINDINGS_KEPT)
+    job.found("m1", finding(FINDINGS_KEPT), 111 * S)
+    job.told(told, 112 * S)
+    assert [seen.id for seen in job.faults.all()] == [f"m1-{FINDINGS_KEPT}"]
+
+
 def crash(generation: int = 1) -> Anomaly:
     return Anomaly(id="m0-1", generation=generation, symptom=Symptom.CRASH, headline="rank 0 ended")
 
