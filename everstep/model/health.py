@@ -66,6 +66,8 @@ class Finding(Model):
     """What was seen, e.g. lines of the kernel log."""
     since_ns: int = 0
     """When it was seen first, by the machine's clock."""
+    last_ns: int = 0
+    """When it happened last, where it did again, by the machine's clock; 0: it did not, or it is a state that lasts."""
 
     @property
     def key(self) -> tuple[str, str, str]:

@@ -91,6 +91,27 @@ def test_what_gets_worse_is_told_again(place: Place, told: Told) -> None:
     assert told == [("part-broken", "a", False)] * 2
 
 
+def test_what_comes_again_after_it_was_repaired_is_another_one(place: Place, told: Told) -> None:
+    watched = Watched(place, told)
+    watched.at(0, "a")
+    assert watched.monitor.clear("part-broken") == 1
+    place.clock.pass_s(1)
+    watched.at(1, "a")
+    assert told == [("part-broken", "a", False), ("part-broken", "a", True), ("part-broken", "a", False)]
+    watched.monitor.clear("part-broken")
+    watched.at(2)
+    assert told[3:] == [("part-broken", "a", True)]
+
+
+def test_what_comes_again_after_a_restart_of_the_machine_is_another_one(place: Place, told: Told) -> None:
+    Watched(place, told).at(0, "a", "b")
+    told.clear()
+    place.boot = "boot-2"
+    place.clock.pass_s(60)
+    Watched(place, told).at(0, "a")
+    assert sorted(told) == [("part-broken", "a", False), ("part-broken", "a", True), ("part-broken", "b", True)]
+
+
 def test_what_cannot_be_looked_at_is_not_over(place: Place, told: Told) -> None:
     watched = Watched(place, told)
     watched.at(0, "a")
