@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from agent.monitor import events
 from everstep.model.health import EVIDENCE_CHARACTERS, EVIDENCE_LINES, Finding, Health, Remedy
 from everstep.model.owner import Owner
 from everstep.text import printable
@@ -125,6 +126,8 @@ class Inspection(ABC):
     reasons: ClassVar[tuple[Reason, ...]]
     """All that it can find."""
     limits_type: ClassVar[type[Limits]] = Limits
+    baselines: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Reason code → names in ``kept`` of what findings with it are compared with."""
     waits: ClassVar[bool] = False
     """A look waits by itself until something happens, or for ``interval_s``; the next one follows at once."""
 
@@ -146,6 +149,17 @@ class Inspection(ABC):
             CannotLook: it cannot, with the reason.
             OSError: likewise.
         """
+
+    def forget(self, reason: str) -> None:
+        """Somebody has repaired what findings with a reason code tell: events count no more, and what is compared is
+        compared with what the next look sees. Called between two looks, in their thread."""
+        if "events" in self.kept:
+            self.kept["events"] = events.without(self.kept["events"], reason)
+        for name in self.baselines.get(reason, ()):
+            self.kept.pop(name, None)
+
+    def hurry(self) -> None:  # noqa: B027 - most do not wait in a look
+        """End the wait of a look that waits by itself, where that may be long. Called in another thread."""
 
     def close(self) -> None:  # noqa: B027 - most have nothing to close
         """Give back what it holds; may be called while a look hangs."""

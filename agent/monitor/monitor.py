@@ -26,6 +26,8 @@ AGAIN_S = 3600.0
 end this often (ours)."""
 LOOK_S = 1.0
 """Between two looks at which inspections hang, seconds (ours)."""
+CLEARED_S = 0.02
+"""Between two looks at whether what was cleared was looked at again, seconds (ours)."""
 TOLD = 64
 """Findings of one inspection that are told; what comes beyond is shown and not told (ours)."""
 
@@ -130,6 +132,15 @@ class Monitor:
         for told in self._told.values():
             told.ended = told.ended or told.found.reason == reason
         return sum(inspector.clear(reason) for inspector in self.inspectors)
+
+    async def cleared(self, wait_s: float) -> bool:
+        """Wait until what was cleared is looked at again, for ``wait_s`` at most; returns whether it was."""
+        until = time.monotonic() + wait_s
+        while waits := any(inspector.clearing for inspector in self.inspectors):
+            if time.monotonic() >= until:
+                break
+            await asyncio.sleep(CLEARED_S)
+        return not waits
 
     def tell_changes(self, now_s: float) -> None:
         """Tell what began or is back, and what has been over for long enough; ``now_s``: by the monotonic clock."""

@@ -23,7 +23,7 @@ def machines(  # noqa: PLR0917
     watch: Annotated[bool, typer.Option("--watch", help="Show it again every second, until Ctrl-C.")] = False,
     measures: Annotated[bool, typer.Option("--measures", help="With a machine: all that is measured as well.")] = False,
     clear: Annotated[
-        str, typer.Option(metavar="REASON", help="You repaired it: events with this reason code count no more.")
+        str, typer.Option(metavar="REASON", help="You repaired it: what has this reason code begins anew.")
     ] = "",
     cluster: Annotated[str, typer.Option("--cluster", metavar="NAME", help="Local cluster.")] = "default",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one entry for each machine.")] = False,
@@ -39,7 +39,10 @@ def machines(  # noqa: PLR0917
     docs/monitor.md.
 
     What a line of the kernel log told counts until the machine is started anew, or
-    for some time. --clear ends that, for the machines that are named.
+    for some time. What is compared with what was, as memory or a file system that was
+    writable, is found as long as it is less. --clear ends that for the machines that
+    are named: events count no more, what is compared begins with what is there now.
+    The inspections look again, and it shows what they say.
 
     Examples:
 
@@ -56,11 +59,11 @@ def machines(  # noqa: PLR0917
     from console.commands.exit_codes import finish
 
     if clear:
-        finish(_clear(names or [], cluster, clear))
+        finish(_clear(names or [], cluster, clear, as_json=as_json))
     finish(_machines(names or [], cluster, watch=watch, measures=measures, as_json=as_json))
 
 
-async def _clear(names: list[str], cluster: str, reason: str) -> int:
+async def _clear(names: list[str], cluster: str, reason: str, *, as_json: bool) -> int:
     from controlplane.client import Control
     from everstep.errors import ConfigError
 
@@ -70,8 +73,11 @@ async def _clear(names: list[str], cluster: str, reason: str) -> int:
         counts = {}
         for machine in _known(control, names):
             counts[machine.name] = (await control.agents.get(machine.address).clear(reason)).cleared
-    for name, cleared in counts.items():
-        print(f"{name}: {cleared} cleared" if cleared else f"{name}: no event of {reason} counts there")
+        reports = await _asked(control, names)
+    if not as_json:
+        for name, cleared in counts.items():
+            print(f"{name}: {cleared} cleared" if cleared else f"{name}: nothing has reason code {reason} there")
+    _show(reports, full=True, measures=False, as_json=as_json)
     return 0 if any(counts.values()) else 1
 
 

@@ -108,6 +108,7 @@ class MountsInspection(Inspection):
     looks_at: ClassVar[str] = "file systems: mounted, writable, answering"
     reasons: ClassVar[tuple[Reason, ...]] = (READ_ONLY, MISSING, HANGS)
     limits_type: ClassVar[type[Limits]] = MountsLimits
+    baselines: ClassVar[Mapping[str, tuple[str, ...]]] = {READ_ONLY.code: ("writable",)}
 
     def __init__(self, site: Any, limits: Limits, kept: Mapping[str, Any], *, same_boot: bool) -> None:
         super().__init__(site, limits, kept, same_boot=same_boot)

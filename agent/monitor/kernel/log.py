@@ -57,6 +57,10 @@ class KernelLogInspection(Inspection):
             measures={"kernel_log_missed_records_total": float(self._log.missed)},
         )
 
+    def hurry(self) -> None:
+        """Wait for no line."""
+        self._log.hurry()
+
     def close(self) -> None:
         """Nothing: the device is closed with the process, for the thread may read."""
 

@@ -111,6 +111,36 @@ def test_what_was_repaired_counts_no_more_and_what_is_still_so_is_found_again(pl
     assert reasons(inspector.look_once()) == [(UNCLEAR.code, "")]
 
 
+@pytest.mark.parametrize("waits", [False, True])
+def test_what_is_cleared_is_looked_at_again_at_once(place: Place, waits: bool) -> None:
+    """And what is still so then, or happens again in that very look, begins anew."""
+
+    def told() -> Look:
+        place.clock.pass_s(1)
+        if waits and inspector.looks:
+            hurried.wait()
+            hurried.clear()
+        return Look([*events.findings(kept["events"]), inspector.inspection.finding(UNCLEAR)])
+
+    inspector, hurried = inspector_of(place, told, interval_s=3600.0), threading.Event()
+    kept, inspector.inspection.hurry = inspector.inspection.kept, hurried.set  # type: ignore[method-assign]
+    type(inspector.inspection).waits = waits
+    kept["events"] = []
+    events.add(kept["events"], inspector.inspection.finding(BROKEN, "part 1"), now_ns=0, lasts_s=None)
+    inspector.start()
+    try:
+        until(lambda: inspector.looks == 1 and len(inspector.look.findings) == 2)
+        began = inspector.look.findings[1].since_ns
+        assert (inspector.clear(BROKEN.code), inspector.clear(UNCLEAR.code)) == (1, 1)
+        until(lambda: not inspector.clearing)
+        assert reasons(inspector.look) == [(UNCLEAR.code, "")]
+        assert inspector.look.findings[0].since_ns > began
+    finally:
+        type(inspector.inspection).waits = False
+        inspector.stop()
+        hurried.set()
+
+
 def test_since_when_something_is_broken_holds_from_look_to_look(place: Place) -> None:
     def broken() -> Look:
         place.clock.pass_s(1)

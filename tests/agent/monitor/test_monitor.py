@@ -145,6 +145,30 @@ def test_an_inspection_that_finds_thousands_of_things_tells_some(place: Place, t
     assert len(told) == TOLD
 
 
+async def test_a_clearing_is_over_once_it_was_looked_again(place: Place, told: Told) -> None:
+    seen = [BROKEN]
+    inspection = scripted(place, lambda: Look([inspection.finding(one, "a") for one in seen]), interval_s=3600.0)
+    monitor = Monitor([inspection], place.kept(), lambda finding, over: None)
+    running = asyncio.create_task(monitor.run())
+    try:
+        while not monitor.findings():  # noqa: ASYNC110 - nobody tells us
+            await asyncio.sleep(0.01)
+        seen.clear()
+        assert monitor.clear("part-broken") == 1
+        assert await monitor.cleared(20)
+        assert monitor.findings() == []
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_nobody_waits_for_a_look_that_hangs_after_a_clearing(place: Place, told: Told) -> None:
+    watched = Watched(place, told)
+    watched.at(0, "a")
+    watched.monitor.clear("part-broken")
+    assert not await watched.monitor.cleared(0.05)
+
+
 async def test_what_is_silenced_is_neither_told_nor_shown(place: Place, told: Told) -> None:
     inspection = scripted(place, lambda: Look([inspection.finding(UNCLEAR), inspection.finding(BROKEN, "a")]))
     both = asyncio.Event()

@@ -134,6 +134,26 @@ def test_lines_that_were_overwritten_are_counted(place: Place, device: Device) -
     log.close()
 
 
+def test_a_look_that_is_hurried_does_not_wait(place: Place, device: Device) -> None:
+    inspection = place.begin(KernelLogInspection, KernelLogLimits(interval_s=3600), kernel_log=device.path)
+    for _ in range(2):
+        inspection.hurry()
+        assert inspection.look().findings == []
+
+
+def test_what_was_repaired_and_happens_again_begins_anew(place: Place, device: Device) -> None:
+    inspection = begin(place, device)
+    for ago_s in (50, 40):
+        device.write(FELL_OFF, ago_s=ago_s)
+        [first] = place.look(inspection).findings
+    assert first.last_ns > first.since_ns
+    inspection.forget("xid-79")
+    device.write(FELL_OFF, ago_s=10)
+    [again] = place.look(inspection).findings
+    assert (again.last_ns, "times" in again.text) == (0, False)
+    assert again.since_ns > first.last_ns
+
+
 @pytest.mark.parametrize("record", ["", "no record", "3,x,1,-;text", "3;text"])
 def test_what_is_no_record_is_left_out(place: Place, device: Device, record: str) -> None:
     log = KernelLog(device.path)
