@@ -10,7 +10,7 @@ import os
 import select
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from everstep.errors import CannotLook
@@ -30,6 +30,8 @@ class KernelLine:
     text: str
     from_user: bool
     """A process wrote it."""
+    lost: int = 0
+    """So many records before it were overwritten before they were read."""
 
 
 class KernelLog:
@@ -76,10 +78,10 @@ class KernelLog:
                 return
             line = self._parsed(record)
             if line and line.sequence > self.last:
-                if self.last >= 0:
-                    self.missed += line.sequence - self.last - 1
+                lost = line.sequence - self.last - 1 if self.last >= 0 else 0
+                self.missed += lost
                 self.last = line.sequence
-                yield line
+                yield replace(line, lost=lost) if lost else line
 
     def hurry(self) -> None:
         """Whoever waits in another thread, or would wait next, waits no more."""
