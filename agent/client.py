@@ -126,8 +126,8 @@ class AgentClient:
         """What the machine's inspections say now."""
         return await self._call(self._stub.Inspect, pb.InspectRequest(), timeout_s)
 
-    async def clear(self, reason: str, *, timeout_s: float | None = 5.0) -> pb.ClearReply:
-        """Let events with a reason code count no more."""
+    async def clear(self, reason: str, *, timeout_s: float | None = 15.0) -> pb.ClearReply:
+        """Let events with a reason code count no more, begin anew with what is compared, and look again."""
         return await self._call(self._stub.Clear, pb.ClearRequest(reason=reason), timeout_s)
 
     async def release(self, request: pb.ReleaseRequest, *, timeout_s: float | None = None) -> pb.ReleaseReply:

@@ -7,6 +7,8 @@ from itertools import islice
 
 LISTED = 8
 """So many of a list are named; the others are counted (ours)."""
+_BYTES = {0xDC00 + byte: f"\\x{byte:02x}" for byte in range(0x80, 0x100)}
+"""What stands for a byte that is no UTF-8 (PEP 383) → how it is written."""
 
 
 def listed(values: Collection[object], most: int = LISTED, *, noun: str = "", separator: str = ", ") -> str:
@@ -31,6 +33,11 @@ def first_of(first: Iterable[object], count: int, *, noun: str = "", separator: 
 def size_text(size: float) -> str:
     """A number of bytes: ``12.5 MB``, ``88.00 GB``."""
     return f"{size / 1e9:.2f} GB" if size >= 10**9 else f"{size / 1e6:.1f} MB"
+
+
+def printable(text: str) -> str:
+    """The same text, as it can be sent: bytes that are no UTF-8, e.g. of a file's name, are written as ``\\xff``."""
+    return text.translate(_BYTES).encode(errors="backslashreplace").decode()
 
 
 def one_line(error: BaseException) -> str:

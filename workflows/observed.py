@@ -12,6 +12,7 @@ from temporalio import workflow
 from temporalio.exceptions import ChildWorkflowError, WorkflowAlreadyStartedError
 
 with workflow.unsafe.imports_passed_through():
+    from everstep.decisions.detect.machine_fault import without
     from everstep.decisions.evict.by_operator import operator_anomaly
     from everstep.decisions.evict.decide import decide
     from everstep.decisions.evict.incident_facts import alerts_kept, facts_of
@@ -56,17 +57,17 @@ class ObservedFaults:
         state, now_ns = self._state, workflow.time_ns()
         if state.status not in {"starting", "running"} and not self.goes_on:
             return "an incident is open, and asks the machines itself"
-        found = anomaly.findings[0] if anomaly.findings else None
-        key = " ".join([found.machine, *found.finding.key]) if found else anomaly.id
-        told_ns = state.observed_told.get(key)
-        if told_ns is not None and now_ns - told_ns < AGAIN_S * 1e9:
+        known = {about for about, told_ns in state.observed_told.items() if now_ns - told_ns < AGAIN_S * 1e9}
+        new = without(anomaly, known)
+        if new is None:
             return "told already"
         if len(state.observed) >= WAITING:
             return f"{WAITING} others wait"
-        newest = sorted({**state.observed_told, key: now_ns}.items(), key=lambda entry: entry[1])[-TOLD:]
+        told_now = {found.about: now_ns for found in new.findings}
+        newest = sorted({**state.observed_told, **told_now}.items(), key=lambda entry: entry[1])[-TOLD:]
         state.observed_told = dict(newest)
-        state.alerts = alerts_kept(state.alerts, anomaly.findings, now_ns)
-        state.observed.append(anomaly)
+        state.alerts = alerts_kept(state.alerts, new.findings, now_ns)
+        state.observed.append(new)
         return "taken"
 
     def take_move(self, move: OperatorMove) -> None:
@@ -79,6 +80,8 @@ class ObservedFaults:
 
     def _is_to_leave(self, anomaly: Anomaly) -> bool:
         state = self._state
+        if anomaly.more_findings:
+            return False  # what so many have at once they have in common
         facts = facts_of(
             state.machines,
             now_ns=workflow.time_ns(),

@@ -19,6 +19,8 @@ class Acknowledgements:
     """Machine → generation → number of its newest end of a rank."""
     _noted: dict[str, dict[int, tuple[str, asyncio.Future[None]]]] = field(default_factory=dict)
     """Machine → number of what happened to it → of which job, and done once it is written down."""
+    _heard: dict[str, int] = field(default_factory=dict)
+    """Machine → number of what happened to it last."""
 
     def ended(self, machine: str, observation: pb.Observation) -> None:
         """A rank ended; that is dealt with once its generation is in ``reported``."""
@@ -26,6 +28,7 @@ class Acknowledgements:
 
     def noted(self, machine: str, observation: pb.Observation, written: asyncio.Future[None]) -> None:
         """Something happened to a machine itself; ``written`` is done once it is written down."""
+        self._heard[machine] = observation.sequence
         noted = self._noted.setdefault(machine, {})
         if observation.sequence < max(noted, default=0):
             noted.clear()  # its agent lost its log, and counts anew
@@ -35,6 +38,10 @@ class Acknowledgements:
         """The agent took the acknowledgement and has dropped those observations."""
         job_name, noted = "" if owner == OF_NO_JOB else owner, self._noted.get(machine, {})
         self._noted[machine] = {seq: event for seq, event in noted.items() if seq > up_to or event[0] != job_name}
+
+    def heard(self, machine: str) -> int:
+        """Number of what was heard last to have happened to a machine; 0: nothing was."""
+        return self._heard.get(machine, 0)
 
     def dealt_with(self, machine: str, owner: str) -> int:
         """Newest observation of a machine that may be acknowledged, with all before it; 0: none.

@@ -15,6 +15,7 @@ from activities.agents.convert import seen_of
 from activities.watching.acknowledgements import Acknowledgements
 from activities.watching.copy_rules import CopyRules
 from activities.watching.shown import FirstShown, Shown, stored
+from activities.watching.untold import UntoldFaults
 from agent.monitor.messages import finding_of
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.checkpoints.align_backups import Aligned
@@ -23,14 +24,12 @@ from everstep.decisions.clocks import stream_shift_ns
 from everstep.decisions.detect.all import anomalies
 from everstep.decisions.detect.exits import has_finished
 from everstep.decisions.detect.facts import FindingSeen, JobFacts, ObservedExit
+from everstep.decisions.detect.machine_fault import due
 from everstep.decisions.detect.step_watch import StepWatch
-from everstep.model.health import Health
 from everstep.model.incident import Anomaly, Symptom
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
 
-FINDINGS_KEPT = 1000
-"""Of inspections, that the job was not told; more of them say nothing new (ours)."""
 SILENT_S = 10.0
 """An agent that said nothing for this long, although it speaks every second, is named in a stall (ours)."""
 BARE_S = 5.0
@@ -85,14 +84,17 @@ class JobView:
     """Machine → what makes its times the watcher's."""
     _steps: dict[int, StepWatch] = field(default_factory=dict)
     """Generation → how long it has not stepped."""
-    _findings: dict[tuple[str, tuple[str, str, str]], FindingSeen] = field(default_factory=dict)
-    """(Machine, what it is about) → what its inspections say now, and the job was not told."""
+    faults: UntoldFaults = field(default_factory=UntoldFaults)
+    """Of its machines, that its workflow was not told."""
     _stopped_ns: int = 0
     """When the end of a generation was told last: its incident asks the machines for what they had found by then."""
     _copies: CopyRules = field(init=False)
+    _names: frozenset[str] = field(init=False)
+    """Of its machines."""
 
     def __post_init__(self) -> None:
         self._copies = CopyRules(self.spec)
+        self._names = frozenset(machine.name for machine in self.machines)
 
     @property
     def reported(self) -> set[int]:
@@ -111,18 +113,28 @@ class JobView:
 
     def found(self, machine: str, observation: pb.Observation, now_ns: int) -> None:
         """An inspection found something on a machine, or what it had found is over."""
-        finding = finding_of(observation.machine_finding.finding)
-        key = machine, finding.key
-        if observation.machine_finding.over or finding.verdict is not Health.FAULTY:
-            self._findings.pop(key, None)
-        elif len(self._findings) < FINDINGS_KEPT:
-            self._findings[key] = FindingSeen(observation.id, machine, finding, now_ns)
-            self._drop_those_of_the_incident()
+        self.faults.found(machine, observation, now_ns)
+        self._drop_those_of_the_incident()
+
+    def stands(self, machine: str, reply: pb.InspectReply, now_ns: int) -> None:
+        """What a machine's inspections say as the watch begins."""
+        findings = [finding_of(found) for state in reply.inspections for found in state.findings]
+        self.faults.stands(machine, findings, now_ns)
+
+    def needs_no_more(self, machine: str) -> int | None:
+        """Newest of what happened to a machine itself that may be forgotten as far as this job goes, with all before
+        it; None: the job does not run there."""
+        if machine not in self._names:
+            return None
+        heard, untold = self.acknowledgements.heard(machine), self.faults.first(machine)
+        # Of a job that is stopped, the incident asks the machines what they find.
+        is_stopped = self._newest in self.reported
+        return heard if untold is None or is_stopped else min(heard, untold - 1)
 
     def told(self, anomaly: Anomaly, now_ns: int) -> None:
         """The job's workflow knows of an anomaly."""
         if anomaly.symptom is Symptom.MACHINE_FAULT:
-            self._findings = {key: seen for key, seen in self._findings.items() if seen.id != anomaly.id}
+            self.faults.told(anomaly, now_ns)
         else:
             self.reported.add(anomaly.generation)
             self._stopped_ns = now_ns
@@ -135,7 +147,7 @@ class JobView:
             shift = self._shift.get(seen.machine)
             return seen.heard_ns if shift is None or not seen.finding.since_ns else seen.finding.since_ns + shift
 
-        self._findings = {key: seen for key, seen in self._findings.items() if began_ns(seen) >= self._stopped_ns}
+        self.faults.drop(lambda seen: began_ns(seen) < self._stopped_ns)
 
     def ends(self, generation: int) -> int:
         """How many ranks of a generation have ended."""
@@ -213,7 +225,11 @@ class JobView:
                 return  # what is missing of it may be on machines that are not watched
             if has_finished(self._exits.get(generation, {}).values(), world_size):
                 yield Finished(generation)
-            yield from anomalies(self.facts(generation, now_ns))
+            facts = self.facts(generation, now_ns)
+            for anomaly in anomalies(facts):
+                if anomaly.symptom is Symptom.MACHINE_FAULT:
+                    self.faults.offered(anomaly, due(facts))
+                yield anomaly
 
     def facts(self, generation: int, now_ns: int) -> JobFacts:
         """What the rules look at. Call it often: how long nothing happened is known from looking."""
@@ -236,7 +252,8 @@ class JobView:
             lost=self._lost(generation),
             silent=self.silent(now_ns),
             unheard_s=self._unheard_s(now_ns),
-            findings=list(self._findings.values()),
+            findings=self.faults.all(),
+            faults_told=self.faults.told_ns,
         )
 
     def silent(self, now_ns: int) -> list[str]:

@@ -20,12 +20,12 @@ from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.service import RPCError
 
 from activities.turns import gathered
-from activities.watching.once import Once
 from agent.client import AgentPool
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import EverstepError
 from everstep.model.job_state import JobState, jobs_query
 from everstep.model.machine import Machine
+from everstep.once import Once
 
 log = structlog.get_logger("cleanup")
 

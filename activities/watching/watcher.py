@@ -30,20 +30,20 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from activities.heartbeat import steady_ns
 from activities.turns import ShareOfTime, in_turns
+from activities.watching.acknowledging import Acknowledging
 from activities.watching.asking import ASK_S, asking
 from activities.watching.job_view import BARE_S, Finished, JobView
-from activities.watching.once import Once
 from activities.watching.with_workflow import learn_from, update_of
 from agent.client import AgentClient, AgentPool
-from agent.reporting.observations import OF_NO_JOB
 from agent.v1 import agent_pb2 as pb
 from everstep.backoff import Backoff
 from everstep.decisions.checkpoints.common_disk_step import Agreed
-from everstep.errors import EverstepError
+from everstep.errors import AgentUnreachable, EverstepError
 from everstep.model.incident import Anomaly
 from everstep.model.job import JobSpec
 from everstep.model.job_state import NOT_YET, JobState, job_workflow_id, jobs_query
 from everstep.model.machine import Machine
+from everstep.once import Once
 
 log = structlog.get_logger("watcher")
 
@@ -60,8 +60,6 @@ TICK_S = 0.5
 """Between two looks at the rules that depend on time, seconds (ours)."""
 TELL_WHOLE_S = 30.0
 """Agents are told this often which step is on all disks: some may not have heard it (ours)."""
-ACKNOWLEDGE_S = 30.0
-"""Time for an agent to take an acknowledgement, and the longest wait before it is sent again, seconds (ours)."""
 NO_HANDLER = "expected but not found"
 """What Temporal's SDK says of an update that a workflow does not know."""
 ENDS_TOLD = 64
@@ -179,12 +177,15 @@ class Watcher:
             log.info("watching", machines=len(job.machines))
             tasks = [
                 asyncio.create_task(loop(job))
-                for loop in (self._judge, self._acknowledge, self._persist, self._align, self._ask_what_runs)
+                for loop in (self._judge, self._persist, self._align, self._ask_what_runs)
             ]
+            tasks.append(asyncio.create_task(Acknowledging(self._agents, job, self.watched).run()))
+            asked: list[asyncio.Task[None]] = []
             try:
                 async for machine in in_turns(job.machines):
                     tasks.append(asyncio.create_task(self._observe(job, machine)))
                     tasks.append(asyncio.create_task(self._follow(job, machine)))
+                    asked.append(asyncio.create_task(self._ask_what_stands(job, machine)))
                 # The judge returns when the job's workflow is over; the streams never do.
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
@@ -195,9 +196,22 @@ class Watcher:
                 if self._failures.new(job_workflow_id(job.spec.name), error):
                     log.exception("watching failed; it begins anew, and again until it succeeds")
             finally:
-                for task in tasks:
+                for task in (*tasks, *asked):
                     task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+                await asyncio.gather(*tasks, *asked, return_exceptions=True)
+
+    async def _ask_what_stands(self, job: JobView, machine: Machine) -> None:
+        """Ask a machine once what its inspections find: what was told before this job began is told to nobody again."""
+        backoff = Backoff(RETRY_S, job.spec.policy.agent_retry_max_s)
+        while True:
+            try:
+                job.stands(machine.name, await self._agents.get(machine.address).inspect(), steady_ns())
+                return
+            except AgentUnreachable:
+                await asyncio.sleep(backoff.next_s())
+            except EverstepError as error:  # of an earlier release
+                log.debug("a machine does not say what it finds", machine=machine.name, error=str(error))
+                return
 
     async def _observe(self, job: JobView, machine: Machine) -> None:
         after, backoff = 0, Backoff(RETRY_S, job.spec.policy.agent_retry_max_s)
@@ -358,37 +372,3 @@ class Watcher:
         self.reported[name] += 1
         log.info("reported", verdict=name, generation=generation, observation=getattr(verdict, "id", ""))
         return True
-
-    async def _acknowledge(self, job: JobView) -> None:
-        """Tell the agents which observations the workflow, or the ledger, has: nobody waits for a silent one.
-
-        What is never acknowledged is told again to the next watcher, and the
-        workflow says that it is dealt with.
-        """
-        taken: dict[tuple[str, str], int] = {}
-        telling: dict[tuple[str, str], asyncio.Task[None]] = {}
-        try:
-            while True:
-                async for machine in in_turns(job.machines):
-                    for owner in (job.spec.name, OF_NO_JOB):
-                        key = machine.name, owner
-                        up_to_date = job.acknowledgements.dealt_with(*key) in (0, taken.get(key))
-                        if not up_to_date and (key not in telling or telling[key].done()):
-                            telling[key] = asyncio.create_task(self._tell(job, machine, owner, taken))
-                await asyncio.sleep(TICK_S)
-        finally:
-            for task in telling.values():
-                task.cancel()
-
-    async def _tell(self, job: JobView, machine: Machine, owner: str, taken: dict[tuple[str, str], int]) -> None:
-        wait_s, key = RETRY_S, (machine.name, owner)
-        while (up_to := job.acknowledgements.dealt_with(*key)) not in (0, taken.get(key)):
-            request = pb.AcknowledgeRequest(up_to_sequence=up_to, job=owner)
-            try:
-                await self._agents.get(machine.address).acknowledge(request, timeout_s=ACKNOWLEDGE_S)
-                taken[key] = up_to
-                job.acknowledgements.acknowledged(*key, up_to)
-            except EverstepError as error:
-                log.debug("an acknowledgement was not taken yet", machine=machine.name, error=str(error))
-                await asyncio.sleep(wait_s)
-                wait_s = min(2 * wait_s, ACKNOWLEDGE_S)

@@ -20,5 +20,6 @@ def update_of(verdict: Anomaly | Finished) -> tuple[str, Anomaly | int, str]:
 
 def learn_from(job: JobView, state: JobState) -> None:
     """Take what a job's workflow says of itself."""
+    job.faults.known = state.observed_told
     if state.status == "running":
         job.runs(state.generation, max(state.resume_step, 1), steady_ns())

@@ -15,21 +15,23 @@ KEPT = 64
 
 
 def add(events: list[dict[str, Any]], found: Finding, *, now_ns: int, lasts_s: float | None) -> None:
-    """Note an event; a repeated one adds its evidence and counts from now.
+    """Note an event; a repeated one adds its evidence and counts from now. One that counts no more begins anew.
 
     Args:
         events: As they are kept; changed here.
         found: What happened.
-        now_ns: When.
+        now_ns: When it did.
         lasts_s: For how long it counts; None: until the machine is started anew.
     """
     until_ns = 0 if lasts_s is None else now_ns + round(lasts_s * 1e9)
+    events[:] = current(events, now_ns)
     for event in events:
         known = Finding.model_validate(event["finding"])
         if known.key == found.key:
             evidence = [*known.evidence, *(line for line in found.evidence if line not in known.evidence)]
             # The first lines say how it began.
-            kept = known.model_copy(update={"evidence": evidence[:EVIDENCE_LINES]})
+            last_ns = max(now_ns, known.last_ns, known.since_ns)
+            kept = known.model_copy(update={"evidence": evidence[:EVIDENCE_LINES], "last_ns": last_ns})
             event.update(finding=kept.model_dump(mode="json"), until_ns=until_ns, count=event["count"] + 1)
             return
     events.append({"finding": found.model_dump(mode="json"), "until_ns": until_ns, "count": 1})

@@ -16,8 +16,10 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from agent.monitor import events
 from everstep.model.health import EVIDENCE_CHARACTERS, EVIDENCE_LINES, Finding, Health, Remedy
 from everstep.model.owner import Owner
+from everstep.text import printable
 
 ITEM_CHARACTERS = 100
 """Of the part of a machine that a finding is about (ours)."""
@@ -124,6 +126,8 @@ class Inspection(ABC):
     reasons: ClassVar[tuple[Reason, ...]]
     """All that it can find."""
     limits_type: ClassVar[type[Limits]] = Limits
+    baselines: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Reason code → names in ``kept`` of what findings with it are compared with."""
     waits: ClassVar[bool] = False
     """A look waits by itself until something happens, or for ``interval_s``; the next one follows at once."""
 
@@ -146,6 +150,17 @@ class Inspection(ABC):
             OSError: likewise.
         """
 
+    def forget(self, reason: str) -> None:
+        """Somebody has repaired what findings with a reason code tell: events count no more, and what is compared is
+        compared with what the next look sees. Called between two looks, in their thread."""
+        if "events" in self.kept:
+            self.kept["events"] = events.without(self.kept["events"], reason)
+        for name in self.baselines.get(reason, ()):
+            self.kept.pop(name, None)
+
+    def hurry(self) -> None:  # noqa: B027 - most do not wait in a look
+        """End the wait of a look that waits by itself, where that may be long. Called in another thread."""
+
     def close(self) -> None:  # noqa: B027 - most have nothing to close
         """Give back what it holds; may be called while a look hangs."""
 
@@ -162,7 +177,8 @@ class Inspection(ABC):
 
         Args:
             reason: One of ``reasons``.
-            item: Which part of the machine; of few, not of as many as there are events.
+            item: Which part of the machine; of few, not of as many as there are events. Here and in what follows, bytes
+                that are no UTF-8 are written as ``\\xff``.
             evidence: What was seen.
             text: One line; by default what the reason means.
             since_ns: When it was seen first; by default now.
@@ -172,11 +188,11 @@ class Inspection(ABC):
             inspection=self.name,
             reason=reason.code,
             verdict=verdict or reason.verdict,
-            item=item[:ITEM_CHARACTERS],
-            text=(text or reason.means)[:EVIDENCE_CHARACTERS],
+            item=printable(item)[:ITEM_CHARACTERS],
+            text=printable(text or reason.means)[:EVIDENCE_CHARACTERS],
             owner=reason.owner,
             remedy=reason.remedy,
             sure=reason.sure,
-            evidence=[line[:EVIDENCE_CHARACTERS] for line in evidence[:EVIDENCE_LINES]],
+            evidence=[printable(line)[:EVIDENCE_CHARACTERS] for line in evidence[:EVIDENCE_LINES]],
             since_ns=since_ns or self.site.now_ns(),
         )

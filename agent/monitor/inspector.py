@@ -9,12 +9,12 @@ from collections.abc import Callable, Collection
 
 import structlog
 
-from agent.monitor import events
 from agent.monitor.inspection import Inspection, Look, Reason
 from agent.monitor.kept import KeptStates
 from everstep.errors import CannotLook
 from everstep.model.health import Finding, Health, Remedy
 from everstep.model.owner import Owner
+from everstep.once import Once
 
 UNABLE = Reason(
     "cannot-inspect",
@@ -55,11 +55,17 @@ class Inspector:
         self._silence = frozenset(silence)
         self._look = Look()
         self._unable_since = 0
+        self._failures = Once()
         self._began = math.inf
         """When the look began that is under way, by the monotonic clock; infinite: none is."""
-        self._clear: set[str] = set()
-        """Reason codes of events to forget before the next look."""
-        self._ended = threading.Event()
+        self._clear: list[str] = []
+        """Reason codes to forget before the next look."""
+        self._cleared: list[str] = []
+        """Those that were forgotten before the newest look."""
+        self._asked = self._done = 0
+        """How often that was wished, and how often a look has followed; each written by one thread only."""
+        self._ended = False
+        self._woken = threading.Event()
         self.looked_ns = 0
         """When the last look came back; 0: none did."""
         self.looks = 0
@@ -73,7 +79,8 @@ class Inspector:
 
     def stop(self) -> None:
         """Look no more; a look that hangs is left to itself."""
-        self._ended.set()
+        self._ended = True
+        self._woken.set()
         self.inspection.close()
 
     @property
@@ -101,30 +108,43 @@ class Inspector:
         return seen
 
     def clear(self, reason: str) -> int:
-        """Forget events with a reason code before the next look; returns how many findings of it there are now.
+        """Forget what findings with a reason code rest on, and look at once; returns how many there are now.
 
-        What is a state and no event is found again then.
+        What is a state, and neither an event nor compared with what was, is found again then.
         """
         found = sum(seen.reason == reason for seen in self._look.findings)
         if found:
-            self._clear.add(reason)
+            self._asked += 1
+            self._clear.append(reason)
+            self._woken.set()
+            self.inspection.hurry()
         return found
+
+    @property
+    def clearing(self) -> bool:
+        """Whether no look has followed yet to what was cleared."""
+        return self._done < self._asked
 
     def look_once(self) -> Look:
         """Look now, in this thread; what goes wrong is a finding."""
-        while self._clear:
-            self.inspection.kept["events"] = events.without(self.inspection.kept.get("events", []), self._clear.pop())
         self._began = time.monotonic()
         cpu = time.thread_time()
+        self._cleared = []
         try:
+            while self._clear:
+                self._cleared.append(self._clear.pop(0))
+                self.inspection.forget(self._cleared[-1])
             seen = self.inspection.look()
             if not isinstance(seen, Look):
                 raise TypeError(f"look() gave {type(seen).__name__} and no Look")
+            if other := [found for found in seen.findings if not isinstance(found, Finding)]:
+                raise TypeError(f"look() found {type(other[0]).__name__} and no Finding")
             self._unable_since = 0
         except (CannotLook, OSError) as error:
             seen = self._unable(str(error))
         except Exception as error:
-            logger.exception("an inspection failed", inspection=self.inspection.name)
+            if self._failures.new(self.inspection.name, error):  # not at every look: it is a finding anyway
+                logger.exception("an inspection failed", inspection=self.inspection.name)
             seen = self._unable(f"{type(error).__name__}: {error}")
         self._began = math.inf
         self.busy_s += time.thread_time() - cpu
@@ -140,22 +160,26 @@ class Inspector:
         return self.inspection.finding(UNABLE, text=f"{self.inspection.name}: {why}", since_ns=self._unable_since)
 
     def _run(self) -> None:
-        while not self._ended.is_set():
+        while not self._ended:
             seen = self.look_once()
-            if self._ended.is_set():
+            if self._ended:
                 return
-            before, self._look = self._look, seen
-            since = {_same(found): found.since_ns for found in before.findings}
+            before = self._look
+            since = {_same(found): found.since_ns for found in before.findings if found.reason not in self._cleared}
             seen.findings = [
                 found.model_copy(update={"since_ns": min(found.since_ns, since.get(_same(found), found.since_ns))})
                 for found in seen.findings
                 if found.reason not in self._silence
             ]
+            self._look = seen
+            self._done += len(self._cleared)
             self._kept.keep(self.inspection.name, self.inspection.kept)
-            if self.looks == 1 or {found.key for found in before.findings} != {found.key for found in seen.findings}:
+            is_other = {found.key for found in before.findings} != {found.key for found in seen.findings}
+            if self.looks == 1 or self._cleared or is_other:
                 self._changed()
             if not self.inspection.waits or self._unable_since:
-                self._ended.wait(self.inspection.limits.interval_s)
+                self._woken.wait(self.inspection.limits.interval_s)
+                self._woken.clear()
 
 
 def _same(found: Finding) -> tuple[object, ...]:

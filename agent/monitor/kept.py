@@ -12,6 +12,7 @@ import structlog
 from agent.state.disk import StateDisk
 from everstep import private
 from everstep.errors import ConfigError
+from everstep.once import Once
 from everstep.processes import boot_id
 
 FILE = "monitor.json"
@@ -37,6 +38,7 @@ class KeptStates:
         self._disk = disk
         self._boot = boot_id() if boot is None else boot
         self._lock = threading.Lock()
+        self._failures = Once()
         self.same_boot = False
         """The machine was not started anew since what is here was kept."""
         self._states: dict[str, dict[str, Any]] = {}
@@ -53,7 +55,8 @@ class KeptStates:
             try:
                 json.dumps(state)
             except (TypeError, ValueError) as error:  # of a site's own; the others' states are kept all the same
-                logger.error("what an inspection keeps is no JSON", inspection=inspection, reason=str(error))
+                if self._failures.new(inspection, error):
+                    logger.error("what an inspection keeps is no JSON", inspection=inspection, reason=str(error))
                 return
             self._states[inspection] = state
             text = json.dumps({"boot": self._boot, "states": self._states}).encode()
@@ -62,8 +65,10 @@ class KeptStates:
             self._written = text
             try:
                 private.replace(self._path, text)
+                self._failures.well(FILE)
             except (OSError, ConfigError) as error:
-                logger.error("what inspections keep has no room in shared memory", reason=str(error))
+                if self._failures.new(FILE, error):
+                    logger.error("what inspections keep has no room in shared memory", reason=str(error))
             if self._disk and self._copy:
                 self._disk.put(self._copy, text)
 

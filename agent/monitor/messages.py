@@ -26,6 +26,7 @@ def to_message(finding: Finding) -> pb.Finding:
         sure=finding.sure,
         evidence=finding.evidence,
         since_ns=finding.since_ns,
+        last_ns=finding.last_ns,
     )
 
 
@@ -42,6 +43,7 @@ def finding_of(message: pb.Finding) -> Finding:
         sure=message.sure,
         evidence=list(message.evidence),
         since_ns=message.since_ns,
+        last_ns=message.last_ns,
     )
 
 

@@ -26,6 +26,8 @@ AGAIN_S = 3600.0
 end this often (ours)."""
 LOOK_S = 1.0
 """Between two looks at which inspections hang, seconds (ours)."""
+CLEARED_S = 0.02
+"""Between two looks at whether what was cleared was looked at again, seconds (ours)."""
 TOLD = 64
 """Findings of one inspection that are told; what comes beyond is shown and not told (ours)."""
 
@@ -51,6 +53,8 @@ class Told:
     """How long ``again_s`` was after it was told."""
     away: bool = False
     """It was not seen at some look since it was told."""
+    ended: bool = False
+    """Somebody repaired it, or the machine was started anew: what is seen with a later beginning is another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +98,7 @@ class Monitor:
         now_s = time.monotonic()
         for told in kept.of(TOLD_BY).get("findings", []):
             found = Finding.model_validate(told)
-            self._told[found.key] = Told(found, now_s, now_s + OVER_S)
+            self._told[found.key] = Told(found, now_s, now_s + OVER_S, ended=not kept.same_boot)
         self.inspectors = [Inspector(inspection, kept, self._wake, silence) for inspection in inspections]
 
     async def run(self) -> None:
@@ -125,11 +129,22 @@ class Monitor:
 
     def clear(self, reason: str) -> int:
         """Let events with a reason code count no more; returns how many findings that are."""
+        for told in self._told.values():
+            told.ended = told.ended or told.found.reason == reason
         return sum(inspector.clear(reason) for inspector in self.inspectors)
+
+    async def cleared(self, wait_s: float) -> bool:
+        """Wait until what was cleared is looked at again, for ``wait_s`` at most; returns whether it was."""
+        until = time.monotonic() + wait_s
+        while waits := any(inspector.clearing for inspector in self.inspectors):
+            if time.monotonic() >= until:
+                break
+            await asyncio.sleep(CLEARED_S)
+        return not waits
 
     def tell_changes(self, now_s: float) -> None:
         """Tell what began or is back, and what has been over for long enough; ``now_s``: by the monotonic clock."""
-        before = {key: told.found.verdict for key, told in self._told.items()}
+        before = {key: (told.found.verdict, told.ended) for key, told in self._told.items()}
         seen = [found for inspector in self.inspectors for found in inspector.look.findings[:TOLD]]
         blind = {inspector.inspection.name for inspector in self.inspectors if not inspector.knows}
         for found in seen:
@@ -139,15 +154,18 @@ class Monitor:
             if key in present or told.found.inspection in blind:
                 continue
             told.away = True
-            if now_s - told.seen_s >= OVER_S:
+            if told.ended or now_s - told.seen_s >= OVER_S:
                 del self._told[key]
                 self._tell(told.found, True)
-        if before != {key: told.found.verdict for key, told in self._told.items()}:
+        if before != {key: (told.found.verdict, told.ended) for key, told in self._told.items()}:
             told_now = [told.found.model_dump(mode="json") for told in self._told.values()]
             self._kept.keep(TOLD_BY, {"findings": told_now})
 
     def _see(self, found: Finding, now_s: float) -> None:
         known = self._told.get(found.key)
+        if known and known.ended and found.since_ns > known.found.since_ns:
+            self._tell(known.found, True)
+            known = None
         if known is None or (known.found.verdict, known.found.sure) != (found.verdict, found.sure):
             self._tell(found, False)
             self._told[found.key] = Told(found, now_s, now_s + OVER_S)

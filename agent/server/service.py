@@ -33,6 +33,8 @@ from everstep.processes import boot_id, is_alive
 PROGRESS_FLOOR_S = 0.01
 PROGRESS_CEILING_S = 1.0
 ROOM_PATIENCE_S = 0.1
+CLEAR_S = 10.0
+"""Inspections that do not look again within this time are not waited for, seconds (ours)."""
 STEPS_PATIENCE_S = 5.0
 """A disk that takes longer to take the newest steps is not waited for (ours)."""
 
@@ -259,8 +261,10 @@ class AgentService(CheckpointsService):
         return inspect_reply(self.host.machine, time.time_ns(), self._monitor.states())
 
     async def Clear(self, request: pb.ClearRequest, context: Context) -> pb.ClearReply:  # noqa: N802
-        """Let events count no more; what is still so is found again at the next look."""
-        return pb.ClearReply(cleared=self._monitor.clear(request.reason))
+        """Let events count no more, and begin anew with what is compared; what is still so is found again at once."""
+        cleared = self._monitor.clear(request.reason)
+        await self._monitor.cleared(CLEAR_S)
+        return pb.ClearReply(cleared=cleared)
 
     async def Acknowledge(self, request: pb.AcknowledgeRequest, context: Context) -> pb.AcknowledgeReply:  # noqa: N802
         """Forget observations."""

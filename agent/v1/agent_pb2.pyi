@@ -1544,6 +1544,7 @@ class Finding(_message.Message):
     SURE_FIELD_NUMBER: _builtins.int
     EVIDENCE_FIELD_NUMBER: _builtins.int
     SINCE_NS_FIELD_NUMBER: _builtins.int
+    LAST_NS_FIELD_NUMBER: _builtins.int
     inspection: _builtins.str
     reason: _builtins.str
     verdict: _builtins.str
@@ -1553,6 +1554,7 @@ class Finding(_message.Message):
     remedy: _builtins.str
     sure: _builtins.bool
     since_ns: _builtins.int
+    last_ns: _builtins.int
     @_builtins.property
     def evidence(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -1568,10 +1570,11 @@ class Finding(_message.Message):
         sure: _builtins.bool = ...,
         evidence: _abc.Iterable[_builtins.str] | None = ...,
         since_ns: _builtins.int = ...,
+        last_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["evidence", b"evidence", "inspection", b"inspection", "item", b"item", "owner", b"owner", "reason", b"reason", "remedy", b"remedy", "since_ns", b"since_ns", "sure", b"sure", "text", b"text", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["evidence", b"evidence", "inspection", b"inspection", "item", b"item", "last_ns", b"last_ns", "owner", b"owner", "reason", b"reason", "remedy", b"remedy", "since_ns", b"since_ns", "sure", b"sure", "text", b"text", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -26,7 +26,7 @@ def machines(  # noqa: PLR0917
     watch: Annotated[bool, typer.Option("--watch", help="Show it again every second, until Ctrl-C.")] = False,
     measures: Annotated[bool, typer.Option("--measures", help="With a machine: all that is measured as well.")] = False,
     clear: Annotated[
-        str, typer.Option(metavar="REASON", help="You repaired it: events with this reason code count no more.")
+        str, typer.Option(metavar="REASON", help="You repaired it: what has this reason code begins anew.")
     ] = "",
     record: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Add what they say to a recording, until Ctrl-C.")
@@ -49,7 +49,10 @@ def machines(  # noqa: PLR0917
     docs/monitor.md.
 
     What a line of the kernel log told counts until the machine is started anew, or
-    for some time. --clear ends that, for the machines that are named.
+    for some time. What is compared with what was, as memory or a file system that was
+    writable, is found as long as it is less. --clear ends that for the machines that
+    are named: events count no more, what is compared begins with what is there now.
+    The inspections look again, and it shows what they say.
 
     A recording has a line of JSON for each machine and look. `everstep policy
     simulate` says what a policy would have done about it.
@@ -71,13 +74,13 @@ def machines(  # noqa: PLR0917
     from console.commands.exit_codes import finish
 
     if clear:
-        finish(_clear(names or [], cluster, clear))
+        finish(_clear(names or [], cluster, clear, as_json=as_json))
     if record is not None:
         finish(_record(names or [], cluster, record, every))
     finish(_machines(names or [], cluster, watch=watch, measures=measures, as_json=as_json))
 
 
-async def _clear(names: list[str], cluster: str, reason: str) -> int:
+async def _clear(names: list[str], cluster: str, reason: str, *, as_json: bool) -> int:
     from controlplane.client import Control
     from everstep.errors import ConfigError
 
@@ -87,8 +90,11 @@ async def _clear(names: list[str], cluster: str, reason: str) -> int:
         counts = {}
         for machine in _known(control, names):
             counts[machine.name] = (await control.agents.get(machine.address).clear(reason)).cleared
-    for name, cleared in counts.items():
-        print(f"{name}: {cleared} cleared" if cleared else f"{name}: no event of {reason} counts there")
+        reports = await _asked(control, names)
+    if not as_json:
+        for name, cleared in counts.items():
+            print(f"{name}: {cleared} cleared" if cleared else f"{name}: nothing has reason code {reason} there")
+    _show(reports, full=True, measures=False, as_json=as_json)
     return 0 if any(counts.values()) else 1
 
 

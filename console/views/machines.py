@@ -35,7 +35,7 @@ def machines_table(reports: Sequence[MachineReport]) -> Table:
     if len(healthy) > HEALTHY_SHOWN:
         shown = [report for report in shown if report not in healthy]
     for report in shown:
-        rows = [(_since(report, found), what(found)) for found in report.findings[:FINDINGS_SHOWN]]
+        rows = [(_since(report, found), what(report, found)) for found in report.findings[:FINDINGS_SHOWN]]
         if len(report.findings) > FINDINGS_SHOWN:
             rows.append(("", f"and {len(report.findings) - FINDINGS_SHOWN} more: everstep machines {report.machine}"))
         rows += [("", report.problem)] if report.problem else []
@@ -60,7 +60,7 @@ def machine_table(report: MachineReport) -> Table:
         looked = f"{ago_s:.0f} s ago" if inspection.looked_ns else "not yet"
         rows = []
         for found in inspection.findings:
-            rows.append((_since(report, found), what(found)))
+            rows.append((_since(report, found), what(report, found)))
             rows += [("", f"  {line}") for line in found.evidence if line not in found.text]
         rows = rows or [("", inspection.note)]
         every = f"{inspection.interval_s:g} s"
@@ -79,9 +79,10 @@ def measure_lines(report: MachineReport) -> list[str]:
     return [*facts, *measures]
 
 
-def what(found: Finding) -> str:
-    """What was found, its reason code, whose matter it is, and what to do."""
-    return f"{found.headline} ({found.reason}; owner {found.owner}; {found.remedy})"
+def what(report: MachineReport, found: Finding) -> str:
+    """What was found, when last where it came again, its reason code, whose matter it is, and what to do."""
+    last = f", last {text.duration(max(report.now_ns - found.last_ns, 0) / 1e9)} ago" if found.last_ns else ""
+    return f"{found.headline}{last} ({found.reason}; owner {found.owner}; {found.remedy})"
 
 
 def odd_lines(odd: Sequence[OddMachine]) -> list[str]:

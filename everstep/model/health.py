@@ -66,6 +66,8 @@ class Finding(Model):
     """What was seen, e.g. lines of the kernel log."""
     since_ns: int = 0
     """When it was seen first, by the machine's clock."""
+    last_ns: int = 0
+    """When it happened last, where it did again, by the machine's clock; 0: it did not, or it is a state that lasts."""
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -83,6 +85,11 @@ class MachineFinding(Model):
 
     machine: str
     finding: Finding
+
+    @property
+    def about(self) -> str:
+        """Machine, inspection, reason and part: what is the same for the same fault of the same part."""
+        return " ".join([self.machine, *self.finding.key])
 
     @property
     def headline(self) -> str:

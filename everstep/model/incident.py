@@ -63,7 +63,9 @@ class Anomaly(Model):
     rule: str = ""
     """Name of the rule that found it (``everstep.decisions.detect.all``); empty: none did, e.g. a launch failed."""
     findings: list[MachineFinding] = Field(default_factory=list)
-    """What inspections said, where it rests on that."""
+    """What inspections said, where it rests on that; of very many the first."""
+    more_findings: int = 0
+    """How many more they said."""
     classification: Classification | None = None
     """Of the rank that ended; None: none did, or the release that wrote it did not say."""
 

@@ -1,6 +1,6 @@
-"""Lists for people."""
+"""Text for people."""
 
-from everstep.text import first_of, listed
+from everstep.text import first_of, listed, printable
 
 
 def test_a_short_list_is_named_whole() -> None:
@@ -13,3 +13,10 @@ def test_of_a_long_one_the_others_are_counted() -> None:
     assert listed(range(10)) == "0, 1, 2, 3, 4, 5, 6, 7 and 2 more"
     assert listed(["a", "b", "c"], 2, noun="places", separator="; ") == "a; b and 1 more places"
     assert first_of(["m0", "m1"], 2000, noun="machines") == "m0, m1 and 1998 more machines"
+
+
+def test_any_text_can_be_sent() -> None:
+    name = b"/data/caf\xe9 \xc3\xa9".decode(errors="surrogateescape")
+    assert printable(name) == "/data/caf\\xe9 é"
+    assert printable("\ud800") == "\\ud800"
+    assert printable("plain é") == "plain é"

@@ -60,6 +60,20 @@ async def test_the_same_fault_is_told_once_and_others_are_told_beside_it(jobs: A
     assert (await handle.result()).outcome == "finished"
 
 
+async def test_many_faults_together_are_one_incident_of_what_is_not_told_yet(jobs: Any) -> None:
+    handle = await jobs.start()
+    await jobs.until(handle, lambda state: state.status == "running")
+    one, other = fault(1), fault(2, machine="m0")
+    both = one.model_copy(update={"id": "both", "findings": one.findings + other.findings, "machines": ["m0", "m1"]})
+    answers = [await handle.execute_update(JobWorkflow.observe, found) for found in (one, both, other)]
+    state = await jobs.until(handle, lambda state: sum(bool(one.resolution) for one in state.incidents) == 2)
+
+    assert answers == ["taken", "taken", "told already"]
+    assert state.incidents[1].headline == "Observed, the job goes on: m0: GPU 3: it is too hot (gpu-hot)"
+    await handle.execute_update(JobWorkflow.finished, 1)
+    await handle.result()
+
+
 async def test_a_crash_is_not_held_up_and_what_comes_in_a_recovery_is_part_of_it(jobs: Any) -> None:
     found = fault().findings
     jobs.cluster.evidence = lambda given: Evidence(

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from temporalio.api.sdk.v1 import WorkflowMetadata
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle, WorkflowUpdateFailedError
+from temporalio.service import RPCError
 from temporalio.worker import Worker
 
 from activities.clusters.cluster import Listing
@@ -85,6 +86,14 @@ class Pooled:
                 return state
             await asyncio.sleep(ASK_S)
 
+    async def is_there(self) -> bool:
+        """Whether the pool has looked for the first time."""
+        try:
+            state: PoolState = await self.handle.query("state", result_type=PoolState)
+        except RPCError:
+            return False
+        return state.known
+
     async def places(self) -> dict[str, str]:
         """Where each machine is, ``m0`` → ``active gpt``."""
         state: PoolState = await self.handle.query("state", result_type=PoolState)
@@ -136,7 +145,10 @@ async def pooled(temporal: Client) -> AsyncIterator[Pooled]:
         async with worker:
             keeping = asyncio.create_task(keep_pool(temporal, queue))
             try:
-                yield Pooled(temporal, queue, machines, agents, scripted)
+                found = Pooled(temporal, queue, machines, agents, scripted)
+                while not await found.is_there():  # noqa: ASYNC110 - nobody tells us
+                    await asyncio.sleep(ASK_S)
+                yield found
             finally:
                 keeping.cancel()
                 await asyncio.gather(keeping, return_exceptions=True)

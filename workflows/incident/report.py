@@ -44,7 +44,7 @@ def recovered_report(incident: Incident, confirmation: Confirmation) -> Incident
 def observed_report(incident: Incident) -> IncidentReport:
     """Of one that only tells a fault, with which the job goes on."""
     input = incident.input
-    reasons = [found.finding.reason for found in input.anomaly.findings]
+    reasons = dict.fromkeys(found.finding.reason for found in input.anomaly.findings)
     return IncidentReport(
         headline=f"Observed, the job goes on: {input.anomaly.headline}",
         resolution="observed",

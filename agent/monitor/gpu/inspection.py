@@ -54,6 +54,7 @@ class GpuInspection(Inspection):
     looks_at: ClassVar[str] = "GPUs by NVML: there, usable, memory errors, heat, power, PCIe, NVLink, fabric, driver"
     reasons: ClassVar[tuple[Reason, ...]] = (*available.REASONS, *memory.REASONS, *heat.REASONS, *links.REASONS)
     limits_type: ClassVar[type[Limits]] = GpuLimits
+    baselines: ClassVar[Mapping[str, tuple[str, ...]]] = {available.COUNT.code: ("most", "places")}
     dev: ClassVar[Path] = Path("/dev")
 
     def __init__(self, site: Site, limits: Limits, kept: Mapping[str, Any], *, same_boot: bool) -> None:
@@ -66,6 +67,14 @@ class GpuInspection(Inspection):
         """GPUs and links that were there are expected again; counters begin anew, and events are over."""
         known = {uuid: {"links": one.get("links", [])} for uuid, one in kept.get("known", {}).items()}
         return {name: kept[name] for name in ("source", "most", "places") if name in kept} | {"known": known}
+
+    def forget(self, reason: str) -> None:
+        """Which links were up is known of each GPU."""
+        super().forget(reason)
+        self._last = [found for found in self._last if found.reason != reason]
+        if reason == links.NVLINK_DOWN.code:
+            for known in self.kept.get("known", {}).values():
+                known["links"] = []
 
     def look(self) -> Look:
         """Read once."""

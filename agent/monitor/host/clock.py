@@ -74,6 +74,7 @@ class ClockInspection(Inspection):
     looks_at: ClassVar[str] = "the wall clock: set, or no longer held by a time service"
     reasons: ClassVar[tuple[Reason, ...]] = (JUMPED, UNSYNCED)
     limits_type: ClassVar[type[Limits]] = ClockLimits
+    baselines: ClassVar[Mapping[str, tuple[str, ...]]] = {UNSYNCED.code: ("was_synced",)}
     synced: Callable[[], bool] = staticmethod(is_synced)
 
     def __init__(self, site: Any, limits: Limits, kept: Mapping[str, Any], *, same_boot: bool) -> None:

@@ -43,6 +43,7 @@ class CpuInspection(Inspection):
     looks_at: ClassVar[str] = "processors: all there, overloaded, too hot"
     reasons: ClassVar[tuple[Reason, ...]] = (OVERLOADED, LOST, HOT)
     limits_type: ClassVar[type[Limits]] = CpuLimits
+    baselines: ClassVar[Mapping[str, tuple[str, ...]]] = {LOST.code: ("most",)}
 
     def after_reboot(self, kept: Mapping[str, Any]) -> dict[str, Any]:
         """How many there were holds; how often they were too hot is counted anew."""

@@ -41,6 +41,7 @@ class MemoryInspection(Inspection):
     looks_at: ClassVar[str] = "memory that is there, and that may still be used"
     reasons: ClassVar[tuple[Reason, ...]] = (LOW, LOST)
     limits_type: ClassVar[type[Limits]] = MemoryLimits
+    baselines: ClassVar[Mapping[str, tuple[str, ...]]] = {LOST.code: ("most",)}
 
     def after_reboot(self, kept: Mapping[str, Any]) -> dict[str, Any]:
         """A module fails at a start as well: what there was is remembered."""

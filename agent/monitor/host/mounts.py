@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from collections.abc import Mapping
@@ -49,6 +50,7 @@ NETWORK = frozenset(
 """Kinds of file systems that lie on other machines."""
 OPEN_QUESTIONS = 64
 """File systems that owe an answer, at most (ours)."""
+_ESCAPED = re.compile(rb"\\([0-3][0-7]{2})")
 PSEUDO = frozenset(
     {
         *("proc", "sysfs", "cgroup", "cgroup2", "devpts", "devtmpfs", "mqueue", "securityfs", "debugfs", "tracefs"),
@@ -85,13 +87,18 @@ def mounts(proc: Path) -> dict[str, Mount]:
         OSError: the table cannot be read.
     """
     found = {}
-    for line in (proc / "self/mountinfo").read_text(errors="surrogateescape").splitlines():
-        before, _, after = line.partition(" - ")
-        fields, (kind, source, options) = before.split(), after.split(" ", 2)
-        point = fields[4].encode().decode("unicode_escape") if "\\" in fields[4] else fields[4]
-        writable = "rw" in fields[5].split(",") and "rw" in options.split(",")
-        found[point] = Mount(point, kind, source, writable)
+    for line in (proc / "self/mountinfo").read_bytes().splitlines():
+        before, _, after = line.partition(b" - ")
+        fields, (kind, source, options) = before.split(), after.split(b" ", 2)
+        point = _name(fields[4])
+        writable = b"rw" in fields[5].split(b",") and b"rw" in options.split(b",")
+        found[point] = Mount(point, _name(kind), _name(source), writable)
     return found
+
+
+def _name(field: bytes) -> str:
+    """A name of any bytes; spaces, tabs, newlines and backslashes are written in octal."""
+    return os.fsdecode(_ESCAPED.sub(lambda octal: bytes([int(octal[1], 8)]), field))
 
 
 class MountsInspection(Inspection):
@@ -101,6 +108,7 @@ class MountsInspection(Inspection):
     looks_at: ClassVar[str] = "file systems: mounted, writable, answering"
     reasons: ClassVar[tuple[Reason, ...]] = (READ_ONLY, MISSING, HANGS)
     limits_type: ClassVar[type[Limits]] = MountsLimits
+    baselines: ClassVar[Mapping[str, tuple[str, ...]]] = {READ_ONLY.code: ("writable",)}
 
     def __init__(self, site: Any, limits: Limits, kept: Mapping[str, Any], *, same_boot: bool) -> None:
         super().__init__(site, limits, kept, same_boot=same_boot)

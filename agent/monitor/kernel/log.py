@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any, ClassVar
 
 from pydantic import Field
@@ -12,11 +13,19 @@ from agent.monitor import events
 from agent.monitor.inspection import Inspection, Limits, Look, Reason, Site
 from agent.monitor.kernel import rules, xid
 from agent.monitor.kernel.reader import KernelLine, KernelLog
-from everstep.model.health import Finding, Remedy
+from everstep.model.health import Finding, Health, Remedy
+from everstep.model.owner import Owner
 
 XID = re.compile(r"^NVRM: Xid \((?:PCI:)?(?P<pci>[0-9a-fA-F:.]+)\): (?P<code>\d+)(?:, |$)(?P<rest>.*)")
 SXID = re.compile(r"^nvidia-nvswitch\d+: SXid \((?:PCI:)?(?P<pci>[0-9a-fA-F:.]+)\): (?P<code>\d+), (?P<rest>.*)")
 FELL_OFF = re.compile(r"^(?:NVRM:\s+)?(?:GPU|The NVIDIA GPU) (?P<pci>[0-9a-fA-F:.]+).*fallen off the bus")
+LOST = Reason(
+    "kernel-log-lost",
+    "lines of the kernel log were overwritten before they were read: what they told is not known",
+    Owner.UNKNOWN,
+    Remedy.WATCH,
+    Health.UNKNOWN,
+)
 
 
 class KernelLogLimits(Limits):
@@ -28,7 +37,7 @@ class KernelLogLimits(Limits):
     """An Xid after which the GPU has to be reset counts for this long; one that asks for more, until the machine is
     started anew (ours)."""
     application_lasts_s: float = Field(default=600.0, gt=0)
-    """What a program caused counts for this long (ours)."""
+    """What a program caused, and that lines were lost, counts for this long (ours)."""
 
 
 class KernelLogInspection(Inspection):
@@ -36,7 +45,7 @@ class KernelLogInspection(Inspection):
 
     name: ClassVar[str] = "kernel-log"
     looks_at: ClassVar[str] = "the kernel log: GPU drivers, disks, file systems, memory, processors, network cards"
-    reasons: ClassVar[tuple[Reason, ...]] = (*xid.REASONS, *rules.REASONS)
+    reasons: ClassVar[tuple[Reason, ...]] = (*xid.REASONS, *rules.REASONS, LOST)
     limits_type: ClassVar[type[Limits]] = KernelLogLimits
     waits: ClassVar[bool] = True
 
@@ -51,17 +60,24 @@ class KernelLogInspection(Inspection):
         for line in self._log.read(self.limits.interval_s):
             self._take(line)
         now_ns = self.site.now_ns()
-        self.kept = {"last": self._log.last, "events": events.current(self.kept["events"], now_ns)}
+        self.kept |= {"last": self._log.last, "events": events.current(self.kept["events"], now_ns)}
         return Look(
             findings=events.findings(self.kept["events"]),
             measures={"kernel_log_missed_records_total": float(self._log.missed)},
         )
+
+    def hurry(self) -> None:
+        """Wait for no line."""
+        self._log.hurry()
 
     def close(self) -> None:
         """Nothing: the device is closed with the process, for the thread may read."""
 
     def _take(self, line: KernelLine) -> None:
         text = line.text
+        if line.lost:
+            self._note_lost(line)
+        self.kept["last_ns"] = line.time_ns
         if line.from_user:
             tag = self.site.kernel_log_tag
             if not tag or not text.startswith(tag):
@@ -72,6 +88,16 @@ class KernelLogInspection(Inspection):
             until_ns = line.time_ns + round((lasts_s or 0.0) * 1e9)
             if lasts_s is None or until_ns > now_ns:
                 events.add(self.kept["events"], found, now_ns=line.time_ns, lasts_s=lasts_s)
+
+    def _note_lost(self, line: KernelLine) -> None:
+        """Lines before this one are gone."""
+        first, now_ns = line.sequence - line.lost, self.site.now_ns()
+        before_ns = self.kept.get("last_ns")
+        after = f"after {_utc(before_ns)} and " if before_ns else ""
+        numbers = f"record {first}" if line.lost == 1 else f"{line.lost} records ({first} to {line.sequence - 1})"
+        seen = f"{numbers}, written {after}before {_utc(line.time_ns)}"
+        found = self.finding(LOST, "", seen, since_ns=now_ns)
+        events.add(self.kept["events"], found, now_ns=now_ns, lasts_s=self.limits.application_lasts_s)
 
     def _judged(self, text: str, time_ns: int) -> list[tuple[Finding, float | None]]:
         """What a line says, and for how long."""
@@ -107,3 +133,7 @@ class KernelLogInspection(Inspection):
         reason = rules.OOM_IN_LIMIT if match["cgroup"].startswith("Memory cgroup") else rules.OOM_OF_MACHINE
         item = f"rank {killed.rank} of {killed.job}" if killed else "a process of no job"
         return [(self.finding(reason, item, text, since_ns=time_ns), self.limits.application_lasts_s)]
+
+
+def _utc(time_ns: int) -> str:
+    return f"{datetime.fromtimestamp(time_ns // 10**9, UTC):%Y-%m-%d %H:%M:%S} UTC"

@@ -10,7 +10,7 @@ import os
 import select
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from everstep.errors import CannotLook
@@ -30,6 +30,8 @@ class KernelLine:
     text: str
     from_user: bool
     """A process wrote it."""
+    lost: int = 0
+    """So many records before it were overwritten before they were read."""
 
 
 class KernelLog:
@@ -48,6 +50,7 @@ class KernelLog:
         self.missed = 0
         """Records that the kernel had overwritten before they were read."""
         self._file: int | None = None
+        self._hurry = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def read(self, wait_s: float) -> Iterator[KernelLine]:
         """What is new; waits for it, where there is nothing.
@@ -58,7 +61,11 @@ class KernelLog:
         file = self._open()
         poll = select.poll()
         poll.register(file, select.POLLIN)
-        if not poll.poll(wait_s * 1000):
+        poll.register(self._hurry, select.POLLIN)
+        ready = [number for number, _ in poll.poll(wait_s * 1000)]
+        if self._hurry in ready:
+            os.eventfd_read(self._hurry)
+        if file not in ready:
             return
         while True:
             try:
@@ -71,13 +78,18 @@ class KernelLog:
                 return
             line = self._parsed(record)
             if line and line.sequence > self.last:
-                if self.last >= 0:
-                    self.missed += line.sequence - self.last - 1
+                lost = line.sequence - self.last - 1 if self.last >= 0 else 0
+                self.missed += lost
                 self.last = line.sequence
-                yield line
+                yield replace(line, lost=lost) if lost else line
+
+    def hurry(self) -> None:
+        """Whoever waits in another thread, or would wait next, waits no more."""
+        os.eventfd_write(self._hurry, 1)
 
     def close(self) -> None:
-        """Close the device."""
+        """Close the device; nobody reads any more."""
+        os.close(self._hurry)
         if self._file is not None:
             os.close(self._file)
         self._file = None

@@ -118,18 +118,20 @@ class InfinibandInspection(Inspection):
     looks_at: ClassVar[str] = "InfiniBand and RoCE ports: state, rate, error counters, RDMA traffic"
     reasons: ClassVar[tuple[Reason, ...]] = (DOWN, MISSING, FLAP, REPEATED, SLOW, LINK_ERRORS, ERRORS, IDLE, UNREADABLE)
     limits_type: ClassVar[type[Limits]] = InfinibandLimits
+    baselines: ClassVar[Mapping[str, tuple[str, ...]]] = {IDLE.code: ("traffic",)}
     waits: ClassVar[bool] = True
     clock_ns: Callable[[], int] = staticmethod(time.monotonic_ns)
 
     def __init__(self, site: Site, limits: Limits, kept: Mapping[str, Any], *, same_boot: bool) -> None:
         super().__init__(site, limits, kept, same_boot=same_boot)
-        self._ended = threading.Event()
+        self._hurried = threading.Event()
         self._looked = False
 
     def look(self) -> Look:
         """Wait for the time of the next look, and read all ports; one that is down is looked at again soon."""
         if self._looked:
-            self._ended.wait(self._wait_s())
+            self._hurried.wait(self._wait_s())
+            self._hurried.clear()
         self._looked = False
         now_ns = self.clock_ns()
         known: Mapping[str, dict[str, Any]] = self.kept.get("ports", {})
@@ -162,9 +164,28 @@ class InfinibandInspection(Inspection):
         measures = {name: value for port in there.values() for name, value in _measures(port).items()}
         return Look(findings, measures, note="" if there or entries else "no InfiniBand or RoCE device")
 
+    def forget(self, reason: str) -> None:
+        """What is kept is kept of each port. One that is not active is looked at again once it is."""
+        super().forget(reason)
+        entries = self.kept.get("ports", {})
+        if reason in {DOWN.code, MISSING.code}:
+            self.kept["ports"] = {name: entry for name, entry in entries.items() if entry["down_ns"] is None}
+        for entry in entries.values():
+            if reason in {FLAP.code, REPEATED.code}:
+                entry["flaps"] = []
+            if reason == SLOW.code:
+                entry["rate"] = 0.0
+            entry["errors"] = {key: one for key, one in entry["errors"].items() if one[0] != reason}
+            if reason in {LINK_ERRORS.code, ERRORS.code}:
+                entry["windows"] = {}
+
+    def hurry(self) -> None:
+        """Look now."""
+        self._hurried.set()
+
     def close(self) -> None:
         """Wait no more."""
-        self._ended.set()
+        self._hurried.set()
 
     def _wait_s(self) -> float:
         in_doubt = any(

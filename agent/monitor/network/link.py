@@ -107,6 +107,22 @@ class LinkInspection(Inspection):
         findings += [self.finding(NOT_FOUND, name) for name in interfaces.never_seen(entries, self.limits)]
         return Look(findings, _measures(there, speeds), note="" if entries else "no network interface to look at")
 
+    def forget(self, reason: str) -> None:
+        """What is kept is kept of each interface. One that is down is looked at again once it is up."""
+        super().forget(reason)
+        entries = self.kept.get("links", {})
+        if reason in {DOWN.code, MISSING.code}:
+            self.kept["links"] = {name: entry for name, entry in entries.items() if entry["down_ns"] is None}
+        for entry in entries.values():
+            if reason in {FLAP.code, REPEATED.code}:
+                entry["flaps"] = []
+            if reason == SLOW.code:
+                entry["speed"] = 0
+
+    def hurry(self) -> None:
+        """Wait for no change."""
+        self._changes.hurry()
+
     def close(self) -> None:
         """Wait no more."""
         self._changes.close()

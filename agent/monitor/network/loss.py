@@ -79,6 +79,7 @@ class PacketLossInspection(Inspection):
     looks_at: ClassVar[str] = "packets: sent again by TCP, damaged or dropped by interfaces"
     reasons: ClassVar[tuple[Reason, ...]] = (LOST, ERRORS, DROPS)
     limits_type: ClassVar[type[Limits]] = LossLimits
+    baselines: ClassVar[Mapping[str, tuple[str, ...]]] = {reason.code: ("seen",) for reason in (LOST, ERRORS, DROPS)}
 
     def look(self) -> Look:
         """Read counters."""

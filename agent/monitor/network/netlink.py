@@ -133,6 +133,11 @@ class LinkChanges:
                 if self._ended:
                     self._close()
 
+    def hurry(self) -> None:
+        """Whoever waits in another thread, or would wait next, returns; nothing changed."""
+        if not self._ended:
+            os.eventfd_write(self._end, 1)
+
     def close(self) -> None:
         """Wait no more; whoever waits in another thread returns."""
         if self._ended:
@@ -157,6 +162,8 @@ class LinkChanges:
         while (opened := self._socket) is not None and not self._ended:
             left_s = until - time.monotonic()
             readable = select.select([opened.fileno(), self._end], [], [], max(left_s, 0.0))[0]
+            if self._end in readable and not self._ended:
+                os.eventfd_read(self._end)
             if left_s <= 0 or opened.fileno() not in readable:
                 return False
             try:

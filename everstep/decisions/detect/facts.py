@@ -82,11 +82,13 @@ class FindingSeen:
     """What an inspection found on a machine of the job, and no incident told yet."""
 
     id: str
-    """Id of the observation."""
+    """Id of the observation; of what was asked for: machine, finding, and since when."""
     machine: str
     finding: Finding
     heard_ns: int
     """When the watcher heard of it."""
+    sequence: int = 0
+    """Number of the observation in its agent's log; 0: the agent said it when it was asked what it finds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,3 +120,5 @@ class JobFacts:
     """Machine → since when its agent has said nothing, as far as that was watched, seconds."""
     findings: Sequence[FindingSeen] = ()
     """In the order in which they were heard of."""
+    faults_told: Mapping[str, int] = field(default_factory=dict)
+    """Reason code → when the job was told last of a machine with such a fault."""

@@ -50,10 +50,14 @@ def explanation(
 
 
 def _recent(seen: MachineFinding, at_ns: int) -> bool:
-    """Whether it was found not long before, or after; clocks of machines differ little compared with that."""
+    """Whether it was found not long before, or after; clocks of machines differ little compared with that.
+
+    What happened several times counts from the last time.
+    """
     of_program = seen.finding.verdict is not Health.FAULTY
     within_s = WITHIN_S if seen.finding.sure or of_program else NEAR_S
-    return not at_ns or seen.finding.since_ns >= at_ns - round(within_s * 1e9)
+    newest_ns = max(seen.finding.since_ns, seen.finding.last_ns)
+    return not at_ns or newest_ns >= at_ns - round(within_s * 1e9)
 
 
 def _killed(seen: MachineFinding, end: RankExit, job: str) -> bool:

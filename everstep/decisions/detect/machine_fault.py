@@ -1,44 +1,112 @@
 """A machine that an inspection found faulty while its ranks go on.
 
 What is done about it is not decided here: the job goes on, and an incident tells it. Where ranks end meanwhile, the
-incident of their end has the finding among its evidence.
+incident of their end has the finding among its evidence. What many machines find at the same time, as when a switch
+fails, is one anomaly.
 """
 
 from __future__ import annotations
 
-from everstep.decisions.detect.facts import JobFacts
+import hashlib
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+
+from everstep.decisions.detect.facts import FindingSeen, JobFacts
 from everstep.decisions.detect.rule import Rule
 from everstep.model.health import Health, MachineFinding
 from everstep.model.incident import Anomaly, Symptom
 
 WAIT_S = 1.0
 """A rank that the same fault ends does so within this time, and its incident tells of both (ours)."""
+GATHER_S = 10.0
+"""Faults of the same reason on several machines are gathered for this long, and told together (ours)."""
+LATELY_S = 60.0
+"""So are those that come within this time after one of the same reason was told (ours)."""
+FINDINGS_LISTED = 64
+"""Of one anomaly; the others are counted (ours)."""
+EVIDENCE_OF_OTHERS = 1
+"""Lines of evidence of each finding but the first, where there are several (ours)."""
+
+
+def due(facts: JobFacts) -> list[FindingSeen]:
+    """The faults to be told now, all of one reason code; empty: none."""
+    if not facts.newest or facts.exits or facts.lost:
+        return []
+    groups: dict[str, list[FindingSeen]] = defaultdict(list)
+    for seen in facts.findings:
+        if seen.finding.verdict is Health.FAULTY and facts.now_ns - seen.heard_ns >= WAIT_S * 1e9:
+            groups[seen.finding.reason].append(seen)
+    for reason, group in groups.items():
+        told_ns = facts.faults_told.get(reason)
+        lately = told_ns is not None and facts.now_ns - told_ns < LATELY_S * 1e9
+        gathers = lately or len({seen.machine for seen in group}) > 1
+        if not gathers or facts.now_ns - group[0].heard_ns >= GATHER_S * 1e9:
+            return group
+    return []
 
 
 def judge(facts: JobFacts) -> Anomaly | None:
-    """The fault that was heard of first and is not told yet."""
-    if not facts.newest or facts.exits or facts.lost:
+    """The fault that was heard of first and is not told yet, with those of the same reason."""
+    group = sorted(due(facts), key=lambda seen: (seen.machine, seen.finding.key))
+    if not group:
         return None
-    due_ns = facts.now_ns - round(WAIT_S * 1e9)
-    for seen in facts.findings:
-        if seen.finding.verdict is Health.FAULTY and seen.heard_ns <= due_ns:
-            found = MachineFinding(machine=seen.machine, finding=seen.finding)
-            return Anomaly(
-                id=seen.id,
-                generation=facts.generation,
-                symptom=Symptom.MACHINE_FAULT,
-                headline=found.headline,
-                machines=[seen.machine],
-                seen_ns=seen.finding.since_ns,
-                findings=[found],
-            )
-    return None
+    found = [MachineFinding(machine=seen.machine, finding=seen.finding) for seen in group]
+    machines = sorted({seen.machine for seen in group})
+    listed = [found[0], *(_shortened(one) for one in found[1:FINDINGS_LISTED])]
+    return Anomaly(
+        id=_id(group),
+        generation=facts.generation,
+        symptom=Symptom.MACHINE_FAULT,
+        headline=_headline(found[0], len(found), len(machines)),
+        machines=machines,
+        seen_ns=min(seen.finding.since_ns for seen in group),
+        findings=listed,
+        more_findings=len(found) - len(listed),
+    )
+
+
+def without(anomaly: Anomaly, known: Collection[str]) -> Anomaly | None:
+    """What an anomaly says beyond what is known; None: nothing.
+
+    Args:
+        anomaly: Of machines that are faulty.
+        known: What the faults are about that were told already (``MachineFinding.about``).
+    """
+    new = [found for found in anomaly.findings if found.about not in known]
+    if len(new) == len(anomaly.findings):
+        return anomaly
+    if not new:
+        return None
+    gone = {found.machine for found in anomaly.findings} - {found.machine for found in new}
+    machines = [machine for machine in anomaly.machines if machine not in gone]
+    headline = _headline(new[0], len(new) + anomaly.more_findings, len(machines))
+    return anomaly.model_copy(update={"findings": new, "machines": machines, "headline": headline})
+
+
+def _id(group: Sequence[FindingSeen]) -> str:
+    """The same for watchers that gathered the same, and only for them: the job takes each id once."""
+    if len(group) == 1:
+        return group[0].id
+    digest = hashlib.sha256(" ".join(seen.id for seen in group).encode()).hexdigest()[:12]
+    return f"{group[0].id}-and-{len(group) - 1}-more-{digest}"
+
+
+def _headline(first: MachineFinding, findings: int, machines: int) -> str:
+    if findings == 1:
+        return first.headline
+    more = f"{findings - 1} more such {'fault' if findings == 2 else 'faults'}"
+    return f"{first.headline}, and {more}" + (f", on {machines} machines together" if machines > 1 else "")
+
+
+def _shortened(found: MachineFinding) -> MachineFinding:
+    short = found.finding.model_copy(update={"evidence": found.finding.evidence[:EVIDENCE_OF_OTHERS]})
+    return found.model_copy(update={"finding": short})
 
 
 MACHINE_FAULT = Rule(
     name="machine-fault",
     finds="an inspection found a machine faulty, and its ranks go on",
-    threshold="1 s after it was found; the job goes on, and an incident tells it",
+    threshold="1 s after it was found, 10 s where several machines have it; the job goes on, and an incident tells it",
     source="ByteRobust, section 4.1: inspections; what follows from them is not built yet",
     judge=judge,
 )

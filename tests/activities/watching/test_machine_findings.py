@@ -10,7 +10,8 @@ from temporalio.client import Client, WorkflowUpdateFailedError
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.watching.job_view import FINDINGS_KEPT
+from activities.watching.job_view import JobView
+from activities.watching.untold import FINDINGS_KEPT
 from activities.watching.watcher import Watcher
 from agent.client import AgentPool
 from agent.v1 import agent_pb2 as pb
@@ -88,6 +89,22 @@ async def test_no_other_report_waits_for_one_of_a_machine(error: Exception, agai
     assert (anomalies(job, 111 * S) != []) is again
 
 
+def test_a_burst_is_told_once() -> None:
+    job = watched()
+    show(job, 100 * S, 20)
+    for machine in ("m0", "m1"):
+        for number in range(FINDINGS_KEPT // 2):
+            observation = finding(number + 1)
+            observation.id, observation.machine_finding.finding.item = f"{machine}-{number}", f"GPU {number}"
+            job.found(machine, observation, 100 * S)
+    assert anomalies(job, 105 * S) == []
+    [told] = anomalies(job, 111 * S)
+    assert (told.machines, len(told.findings) + told.more_findings) == (["m0", "m1"], FINDINGS_KEPT)
+    job.found("m1", finding(FINDINGS_KEPT), 111 * S)
+    job.told(told, 112 * S)
+    assert [seen.id for seen in job.faults.all()] == [f"m1-{FINDINGS_KEPT}"]
+
+
 def crash(generation: int = 1) -> Anomaly:
     return Anomaly(id="m0-1", generation=generation, symptom=Symptom.CRASH, headline="rank 0 ended")
 
@@ -137,3 +154,73 @@ def test_a_flood_of_findings_is_bounded() -> None:
         observation.machine_finding.finding.item = f"GPU {number}"
         job.found("m1", observation, 100 * S)
     assert len(job.facts(1, 100 * S).findings) == FINDINGS_KEPT
+
+
+async def test_a_fault_is_needed_until_the_workflow_took_it() -> None:
+    job = watched()
+    show(job, 100 * S, 20)
+    for number, over in ((7, False), (8, False), (9, True)):
+        hear(job, finding(number, over=over), 100 * S)
+        if number == 7:
+            assert job.needs_no_more("m1") == 6
+    assert (job.needs_no_more("m1"), job.needs_no_more("m0"), job.needs_no_more("m9")) == (9, 0, None)
+
+    hear(job, finding(10), 110 * S)
+    [told] = anomalies(job, 120 * S)
+    assert job.needs_no_more("m1") == 9
+    job.told(told, 120 * S)
+    assert job.needs_no_more("m1") == 10
+
+
+async def test_a_job_that_is_stopped_holds_back_nothing() -> None:
+    job = watched()
+    show(job, 100 * S, 20)
+    job.told(crash(), 101 * S)
+    hear(job, finding(since_s=105), 105 * S)
+    assert job.needs_no_more("m1") == 7
+    show(job, 120 * S, 20, generation=2)
+    assert job.needs_no_more("m1") == 6
+
+
+def hear(job: JobView, observation: pb.Observation, now_ns: int) -> None:
+    """As the watcher does, with a ledger that has it at once."""
+    job.found("m1", observation, now_ns)
+    written = asyncio.get_running_loop().create_future()
+    written.set_result(None)
+    job.acknowledgements.noted("m1", observation, written)
+
+
+def standing(**fields: Any) -> pb.InspectReply:
+    found = finding().machine_finding.finding
+    found.MergeFrom(pb.Finding(**fields))
+    healthy = pb.InspectionState(name="cpu")
+    return pb.InspectReply(inspections=[healthy, pb.InspectionState(name="gpu", findings=[found])])
+
+
+def test_what_stands_as_the_watch_begins_is_told_once() -> None:
+    job = watched()
+    show(job, 100 * S, 20)
+    job.stands("m1", standing(), 100 * S)
+    job.stands("m0", standing(verdict="unknown"), 100 * S)
+    [told] = anomalies(job, 102 * S)
+    assert (told.id, told.machines) == ("m1-gpu-gpu-hot-GPU-3-1000000000", ["m1"])
+    job.told(told, 102 * S)
+    assert anomalies(job, 110 * S) == []
+
+
+def test_what_stands_and_the_workflow_knows_is_not_told_again() -> None:
+    job = watched()
+    show(job, 100 * S, 20)
+    job.faults.known = {"m1 gpu gpu-hot GPU 3": 5 * S}
+    job.stands("m1", standing(since_ns=5 * S), 100 * S)
+    assert anomalies(job, 110 * S) == []
+    job.stands("m1", standing(since_ns=6 * S), 100 * S)  # it came back
+    assert len(anomalies(job, 110 * S)) == 1
+
+
+def test_what_stands_is_told_over_like_anything_else() -> None:
+    job = watched()
+    show(job, 100 * S, 20)
+    job.stands("m1", standing(), 100 * S)
+    job.found("m1", finding(over=True), 100 * S)
+    assert anomalies(job, 110 * S) == []

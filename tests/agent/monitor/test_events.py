@@ -33,8 +33,17 @@ def test_a_repeated_one_is_one_with_its_count_and_counts_from_the_last_time() ->
 
     [found] = events.findings(events.current(kept, 16 * S))
     assert found.text == "it happened (8 times)"
-    assert found.since_ns == 1
+    assert (found.since_ns, found.last_ns) == (1, 7 * S)
     assert found.evidence == [f"line {number}" for number in range(EVIDENCE_LINES)]
+
+
+def test_one_that_counts_no_more_begins_anew() -> None:
+    kept: list[dict[str, Any]] = []
+    events.add(kept, finding(line="old"), now_ns=0, lasts_s=10)
+    events.add(kept, finding(line="new"), now_ns=20 * S, lasts_s=10)
+
+    [found] = events.findings(kept)
+    assert (found.text, found.evidence, found.last_ns) == ("it happened", ["new"], 0)
 
 
 @settings(max_examples=30)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import cast
 
 import pytest
+import structlog
 
 from agent.monitor import events
 from agent.monitor.inspection import Look
 from agent.monitor.inspector import HANGS, UNABLE, Inspector
 from everstep.errors import CannotLook
-from everstep.model.health import Health, verdict_of
+from everstep.model.health import Finding, Health, verdict_of
 from tests.agent.monitor.sites import BROKEN, UNCLEAR, Place, reasons, scripted
 
 
@@ -37,6 +39,26 @@ def test_what_cannot_be_looked_at_is_unknown(place: Place, error: Exception) -> 
     assert reasons(seen) == [(UNABLE.code, "")]
     assert verdict_of(seen.findings) is Health.UNKNOWN
     assert str(error) in seen.findings[0].text
+
+
+def test_an_inspection_that_fails_at_every_look_is_logged_once_for_each_kind_of_error(place: Place) -> None:
+    errors: list[Exception] = [ValueError("number 1"), ValueError("number 2"), KeyError("x"), ValueError("number 3")]
+
+    def fails() -> Look:
+        raise errors.pop(0)
+
+    inspector = inspector_of(place, fails)
+    with structlog.testing.capture_logs() as logged:
+        seen = [inspector.look_once() for _ in range(4)]
+
+    assert len(logged) == 2
+    assert "ValueError: number 3" in seen[-1].findings[0].text
+    assert seen[-1].findings[0].verdict is Health.UNKNOWN
+
+
+@pytest.mark.parametrize("seen", [None, Look([cast(Finding, "odd")])])
+def test_what_is_no_look_is_a_failed_one(place: Place, seen: Look) -> None:
+    assert reasons(inspector_of(place, lambda: seen).look_once()) == [(UNABLE.code, "")]
 
 
 def test_since_when_it_is_unknown_holds(place: Place) -> None:
@@ -87,6 +109,36 @@ def test_what_was_repaired_counts_no_more_and_what_is_still_so_is_found_again(pl
     inspector._look = inspector.look_once()
     assert (inspector.clear(BROKEN.code), inspector.clear(UNCLEAR.code), inspector.clear("other")) == (1, 1, 0)
     assert reasons(inspector.look_once()) == [(UNCLEAR.code, "")]
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_what_is_cleared_is_looked_at_again_at_once(place: Place, waits: bool) -> None:
+    """And what is still so then, or happens again in that very look, begins anew."""
+
+    def told() -> Look:
+        place.clock.pass_s(1)
+        if waits and inspector.looks:
+            hurried.wait()
+            hurried.clear()
+        return Look([*events.findings(kept["events"]), inspector.inspection.finding(UNCLEAR)])
+
+    inspector, hurried = inspector_of(place, told, interval_s=3600.0), threading.Event()
+    kept, inspector.inspection.hurry = inspector.inspection.kept, hurried.set  # type: ignore[method-assign]
+    type(inspector.inspection).waits = waits
+    kept["events"] = []
+    events.add(kept["events"], inspector.inspection.finding(BROKEN, "part 1"), now_ns=0, lasts_s=None)
+    inspector.start()
+    try:
+        until(lambda: inspector.looks == 1 and len(inspector.look.findings) == 2)
+        began = inspector.look.findings[1].since_ns
+        assert (inspector.clear(BROKEN.code), inspector.clear(UNCLEAR.code)) == (1, 1)
+        until(lambda: not inspector.clearing)
+        assert reasons(inspector.look) == [(UNCLEAR.code, "")]
+        assert inspector.look.findings[0].since_ns > began
+    finally:
+        type(inspector.inspection).waits = False
+        inspector.stop()
+        hurried.set()
 
 
 def test_since_when_something_is_broken_holds_from_look_to_look(place: Place) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import structlog
 
 from agent.monitor.kept import FILE, KeptStates
 
@@ -31,3 +32,12 @@ def test_without_room_an_inspection_goes_on(tmp_path: Path) -> None:
     folder = tmp_path / "not there"
     KeptStates(folder, boot="one").keep("gpu", {"seen": 3})
     assert not folder.exists()
+
+
+def test_what_cannot_be_kept_is_logged_once(tmp_path: Path) -> None:
+    kept = KeptStates(tmp_path / "not there", boot="one")
+    with structlog.testing.capture_logs() as logged:
+        for number in range(3):
+            kept.keep("odd", {"seen": {number}})
+            kept.keep("gpu", {"seen": number})
+    assert len(logged) == 2

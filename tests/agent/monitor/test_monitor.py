@@ -91,6 +91,27 @@ def test_what_gets_worse_is_told_again(place: Place, told: Told) -> None:
     assert told == [("part-broken", "a", False)] * 2
 
 
+def test_what_comes_again_after_it_was_repaired_is_another_one(place: Place, told: Told) -> None:
+    watched = Watched(place, told)
+    watched.at(0, "a")
+    assert watched.monitor.clear("part-broken") == 1
+    place.clock.pass_s(1)
+    watched.at(1, "a")
+    assert told == [("part-broken", "a", False), ("part-broken", "a", True), ("part-broken", "a", False)]
+    watched.monitor.clear("part-broken")
+    watched.at(2)
+    assert told[3:] == [("part-broken", "a", True)]
+
+
+def test_what_comes_again_after_a_restart_of_the_machine_is_another_one(place: Place, told: Told) -> None:
+    Watched(place, told).at(0, "a", "b")
+    told.clear()
+    place.boot = "boot-2"
+    place.clock.pass_s(60)
+    Watched(place, told).at(0, "a")
+    assert sorted(told) == [("part-broken", "a", False), ("part-broken", "a", True), ("part-broken", "b", True)]
+
+
 def test_what_cannot_be_looked_at_is_not_over(place: Place, told: Told) -> None:
     watched = Watched(place, told)
     watched.at(0, "a")
@@ -122,6 +143,30 @@ def test_an_inspection_that_finds_thousands_of_things_tells_some(place: Place, t
     watched = Watched(place, told)
     watched.at(0, *(f"part {number}" for number in range(10_000)))
     assert len(told) == TOLD
+
+
+async def test_a_clearing_is_over_once_it_was_looked_again(place: Place, told: Told) -> None:
+    seen = [BROKEN]
+    inspection = scripted(place, lambda: Look([inspection.finding(one, "a") for one in seen]), interval_s=3600.0)
+    monitor = Monitor([inspection], place.kept(), lambda finding, over: None)
+    running = asyncio.create_task(monitor.run())
+    try:
+        while not monitor.findings():  # noqa: ASYNC110 - nobody tells us
+            await asyncio.sleep(0.01)
+        seen.clear()
+        assert monitor.clear("part-broken") == 1
+        assert await monitor.cleared(20)
+        assert monitor.findings() == []
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_nobody_waits_for_a_look_that_hangs_after_a_clearing(place: Place, told: Told) -> None:
+    watched = Watched(place, told)
+    watched.at(0, "a")
+    watched.monitor.clear("part-broken")
+    assert not await watched.monitor.cleared(0.05)
 
 
 async def test_what_is_silenced_is_neither_told_nor_shown(place: Place, told: Told) -> None:

@@ -1,83 +1,90 @@
-"""``everstep machines --record``: what is asked again and again lies in a file, round by round."""
+"""``everstep machines --clear``: what is cleared, and what is shown then."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+import json
+from types import TracebackType
 from typing import Any
 
 import pytest
 from temporalio.service import RPCError, RPCStatusCode
 
-from console import main
+from agent.client import AgentPool
+from agent.fake import FakeAgent
+from agent.v1 import agent_pb2 as pb
+from console.commands.machines import _clear
 from controlplane.client import Control
-from controlplane.queries import machines as queries
-from controlplane.queries.machines import MachineReport
-from controlplane.recording import read_recording
-from everstep.model.health import Health
+from everstep.errors import ConfigError
 from everstep.model.machine import Machine
 
-ROUNDS = 3
 
+class OneMachine:
+    """A connection to a cluster of one machine, on which a GPU fell off the bus until somebody clears that."""
 
-class TwoMachines:
-    """Stands for the control plane of a cluster of two."""
+    def __init__(self) -> None:
+        self.agent = FakeAgent("m0", clear=self._clear, inspect=self._inspect)
+        self.agents = AgentPool()
+        self.client, self.task_queue = self, "q"
+        self.all_machines: list[Machine] = []
+        self._findings = [pb.Finding(inspection="kernel-log", reason="xid-79", verdict="faulty", text="it fell off")]
 
-    all_machines: tuple[Machine, ...] = (Machine(name="m0", address="h:1"), Machine(name="m1", address="h:2"))
-    agents = None
-    task_queue = "q"
+    def _clear(self, request: pb.ClearRequest) -> pb.ClearReply:
+        gone = [found for found in self._findings if found.reason == request.reason]
+        self._findings = [found for found in self._findings if found not in gone]
+        return pb.ClearReply(cleared=len(gone))
 
-    @property
-    def client(self) -> TwoMachines:
-        return self
+    def _inspect(self, _: pb.InspectRequest) -> pb.InspectReply:
+        verdict = "faulty" if self._findings else "healthy"
+        state = pb.InspectionState(name="kernel-log", verdict=verdict, findings=self._findings)
+        return pb.InspectReply(machine="m0", verdict=verdict, inspections=[state])
 
-    def get_workflow_handle(self, _: str) -> TwoMachines:
+    def get_workflow_handle(self, _: str) -> OneMachine:
         return self
 
     async def query(self, *_: object, **__: object) -> None:
         raise RPCError("no pool runs there", RPCStatusCode.NOT_FOUND, b"")
 
-    async def __aenter__(self) -> TwoMachines:
+    async def __aenter__(self) -> OneMachine:
+        await self.agent.__aenter__()
+        self.all_machines = [Machine(name="m0", address=self.agent.address)]
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        pass
+    async def __aexit__(self, kind: type[BaseException] | None, error: Any, trace: TracebackType | None) -> None:
+        await self.agents.close()
+        await self.agent.__aexit__(kind, error, trace)
 
 
 @pytest.fixture(autouse=True)
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Which machines were asked, round by round; after some rounds the user presses Ctrl-C."""
-    rounds: list[list[str]] = []
-
-    async def connect(_: str) -> TwoMachines:
-        return TwoMachines()
-
-    async def ask(_: Any, machines: Sequence[Machine]) -> list[MachineReport]:
-        if len(rounds) == ROUNDS:
-            raise KeyboardInterrupt
-        rounds.append([machine.name for machine in machines])
-        return [MachineReport(machine=one.name, address="", verdict=Health.HEALTHY, now_ns=1) for one in machines]
+def connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def connect(_: str) -> OneMachine:
+        return OneMachine()
 
     monkeypatch.setattr(Control, "connect", connect)
-    monkeypatch.setattr(queries, "ask_machines", ask)
-    return rounds
 
 
-def test_every_round_adds_a_line_of_each_machine(tmp_path: Path, asked: list[list[str]]) -> None:
-    path = tmp_path / "events.jsonl"
-    path.write_text('{"machine": "m7", "time_ns": 1, "findings": []}\n')
-
-    assert main.run(["machines", "--record", str(path), "--every", "0.1"]) == main.EXIT_INTERRUPTED
-    assert [event.machine for event in read_recording(str(path))] == ["m7", *["m0", "m1"] * ROUNDS]
-    assert asked == [["m0", "m1"]] * ROUNDS
-
-
-def test_only_the_machines_that_are_named(tmp_path: Path, asked: list[list[str]]) -> None:
-    main.run(["machines", "m1", "--record", str(tmp_path / "events.jsonl"), "--every", "0.1"])
-
-    assert asked == [["m1"]] * ROUNDS
+async def test_what_is_shown_is_the_state_after_the_clearing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert await _clear(["m0"], "default", "xid-79", as_json=False) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("m0: 1 cleared\nm0  127.0.0.1:")
+    assert "healthy" in said
+    assert "it fell off" not in said
 
 
-def test_a_file_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.run(["machines", "--record", str(tmp_path), "--every", "0.1"]) == main.EXIT_USAGE
-    assert f"the recording {tmp_path} cannot be written: Is a directory" in capsys.readouterr().err
+async def test_the_state_after_it_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert await _clear(["m0"], "default", "xid-79", as_json=True) == 0
+    [machine] = json.loads(capsys.readouterr().out)
+    assert (machine["machine"], machine["verdict"]) == ("m0", "healthy")
+
+
+async def test_what_is_not_there_is_not_cleared(capsys: pytest.CaptureFixture[str]) -> None:
+    assert await _clear(["m0"], "default", "xid-80", as_json=False) == 1
+    said = capsys.readouterr().out
+    assert "m0: nothing has reason code xid-80 there" in said
+    assert "it fell off" in said
+
+
+async def test_machines_have_to_be_named() -> None:
+    with pytest.raises(ConfigError, match="name the machines"):
+        await _clear([], "default", "xid-79", as_json=False)
+    with pytest.raises(ConfigError, match="there is no machine m9"):
+        await _clear(["m9"], "default", "xid-79", as_json=False)

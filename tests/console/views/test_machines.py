@@ -64,6 +64,11 @@ def test_machines_out_of_use_are_shown_with_why() -> None:
     assert lines[-1] == ["h", "active", "gpt", "healthy"]
 
 
+def test_what_came_again_says_when_it_did_last() -> None:
+    again = FOUND.model_copy(update={"last_ns": 31_000_000_000})
+    assert "GPU 3: it is too hot: 95 C, last 30 s ago (gpu-hot;" in shown(machines_table([report(findings=[again])]))
+
+
 def test_many_healthy_machines_are_counted() -> None:
     text = shown(machines_table([*healthy(HEALTHY_SHOWN + 1), report()]))
     assert f"{HEALTHY_SHOWN + 1} others" in text

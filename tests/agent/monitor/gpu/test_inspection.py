@@ -90,6 +90,17 @@ HOT: dict[str, Any] = {"temperature_c": 90}
 OK: dict[str, Any] = {}
 
 
+def test_what_is_gone_for_good_counts_no_more_once_somebody_says_so(machine: Machine) -> None:
+    machine.look(OK, {"nvlinks_down": []})
+    found = said(machine.look({"nvlinks_down": [3]}))
+    assert {reason for reason, *_ in found} == {"gpu-count", "gpu-nvlink-down"}
+    machine.inspection.forget("gpu-count")
+    assert {reason for reason, *_ in said(machine.look({"nvlinks_down": [3]}))} == {"gpu-nvlink-down"}
+    machine.inspection.forget("gpu-nvlink-down")
+    assert machine.look({"nvlinks_down": [3]}) == []
+    assert {reason for reason, *_ in said(machine.look({"nvlinks_down": [3, 4]}))} == {"gpu-nvlink-down"}
+
+
 def test_healthy_gpus(machine: Machine) -> None:
     assert machine.look(OK, OK) == []
     look = machine.inspection.look()

@@ -14,6 +14,8 @@ import pytest
 from agent.monitor.all import INSPECTIONS
 from agent.monitor.host import clock, cpu, disk_space, memory, mounts, ranks
 from agent.monitor.inspection import RankSeen
+from agent.monitor.messages import finding_of, to_message
+from agent.v1 import agent_pb2 as pb
 from everstep.model.health import Health
 from tests.agent.monitor.sites import Place, reasons
 
@@ -55,7 +57,14 @@ def test_memory_that_is_gone_after_a_start(place: Place, proc: Path) -> None:
     assert reasons(place.look(place.begin(memory.MemoryInspection, proc=proc))) == []
     place.boot = "boot-3"
     write_memory(proc, 448 * GIB, 440 * GIB)
-    assert reasons(place.look(place.begin(memory.MemoryInspection, proc=proc))) == [("memory-lost", "")]
+    inspection = place.begin(memory.MemoryInspection, proc=proc)
+    assert reasons(place.look(inspection)) == [("memory-lost", "")]
+    inspection.forget("memory-low")
+    assert reasons(place.look(inspection)) == [("memory-lost", "")]
+    inspection.forget("memory-lost")  # a module was taken out on purpose
+    assert reasons(place.look(inspection)) == []
+    write_memory(proc, 384 * GIB, 380 * GIB)
+    assert reasons(place.look(inspection)) == [("memory-lost", "")]
 
 
 @pytest.mark.parametrize(("percent", "expected"), [("10.00", []), ("75.00", [("cpu-overload", "")])])
@@ -74,6 +83,9 @@ def test_processors_that_are_gone(place: Place, monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(os, "sysconf", lambda name: 60)
     [found] = place.look(place.begin(cpu.CpuInspection, proc=proc)).findings
     assert (found.reason, found.text) == ("cpu-lost", "60 of 64 processors are there")
+    inspection = place.begin(cpu.CpuInspection, proc=proc)
+    inspection.forget("cpu-lost")
+    assert reasons(place.look(inspection)) == []
 
 
 def test_a_processor_that_is_too_hot_for_some_time(place: Place, tmp_path: Path, proc: Path) -> None:
@@ -154,6 +166,21 @@ def test_a_file_system_that_has_to_be_there_and_is_not(place: Place, proc: Path)
     place.boot = "boot-2"
     expected = [("mount-missing", "/data/with space")]
     assert reasons(place.look(place.begin(mounts.MountsInspection, limits, proc=proc))) == expected
+
+
+def test_mount_points_of_any_bytes(place: Place, proc: Path) -> None:
+    table = proc / "self/mountinfo"
+    row = b"28 24 8:3 / /d/\xc3\xa9\\040\xff\xc2\x85 %s - ext4 /dev/sd\xfe rw\n"
+    inspection = place.begin(mounts.MountsInspection, proc=proc)
+    table.write_bytes(row % b"rw")
+    assert reasons(place.look(inspection)) == []
+    assert list(mounts.mounts(proc)) == [os.fsdecode(b"/d/\xc3\xa9 \xff\xc2\x85")]
+    table.write_bytes(row % b"ro")
+    [found] = place.look(place.begin(mounts.MountsInspection, proc=proc)).findings
+    assert (found.reason, found.item) == ("fs-readonly", "/d/é \\xff\x85")
+    inspection.forget("fs-readonly")
+    assert reasons(place.look(inspection)) == []
+    assert finding_of(pb.Finding.FromString(to_message(found).SerializeToString())) == found
 
 
 def test_hundreds_of_network_file_systems_that_answer(place: Place, proc: Path) -> None:

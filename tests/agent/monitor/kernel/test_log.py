@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -132,6 +133,47 @@ def test_lines_that_were_overwritten_are_counted(place: Place, device: Device) -
     assert [line.text for line in log.read(1.0)] == ["five"]
     assert log.missed == 3
     log.close()
+
+
+def test_a_look_that_is_hurried_does_not_wait(place: Place, device: Device) -> None:
+    inspection = place.begin(KernelLogInspection, KernelLogLimits(interval_s=3600), kernel_log=device.path)
+    for _ in range(2):
+        inspection.hurry()
+        assert inspection.look().findings == []
+
+
+def test_what_was_repaired_and_happens_again_begins_anew(place: Place, device: Device) -> None:
+    inspection = begin(place, device)
+    for ago_s in (50, 40):
+        device.write(FELL_OFF, ago_s=ago_s)
+        [first] = place.look(inspection).findings
+    assert first.last_ns > first.since_ns
+    inspection.forget("xid-79")
+    device.write(FELL_OFF, ago_s=10)
+    [again] = place.look(inspection).findings
+    assert (again.last_ns, "times" in again.text) == (0, False)
+    assert again.since_ns > first.last_ns
+
+
+def test_lines_that_were_lost_are_a_finding_for_some_time(place: Place, device: Device) -> None:
+    inspection = begin(place, device)
+    device.write("one")
+    assert place.look(inspection).findings == []
+    device.write("five", sequence=device.last + 4)
+    [found] = place.look(inspection).findings
+    assert (found.reason, found.verdict, found.owner) == ("kernel-log-lost", Health.UNKNOWN, Owner.UNKNOWN)
+    assert re.fullmatch(r"3 records \(101 to 103\), written after 20.* UTC and before 20.* UTC", found.evidence[0])
+    device.write("seven", priority=14, sequence=device.last + 2)  # over a restart of the agent too
+    [found] = place.look(begin(place, device)).findings
+    assert found.evidence[1].startswith("record 105, written after 20")
+    place.clock.pass_s(3600)
+    assert place.look(begin(place, device)).findings == []
+
+
+def test_lines_that_were_gone_before_the_first_look_are_not_missed(place: Place, device: Device) -> None:
+    inspection = begin(place, device)
+    device.write("old", sequence=5000)
+    assert place.look(inspection).findings == []
 
 
 @pytest.mark.parametrize("record", ["", "no record", "3,x,1,-;text", "3;text"])

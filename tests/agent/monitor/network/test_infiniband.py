@@ -272,3 +272,28 @@ def test_who_waits_returns_when_it_is_closed(machine: Machine) -> None:
 )
 def test_numbers_of_drivers_are_read(text: str, number: float | None) -> None:
     assert number_at_start(text) == number
+
+
+def test_what_was_repaired_begins_anew(machine: Machine) -> None:
+    machine.restart(down_s=10)
+    machine.look()
+    machine.set(symbol_error=1000, rate="200 Gb/sec (4X HDR)", link_downed=1)
+    found = {reason for reason, _ in machine.verdicts(1)}
+    assert found == {"ib-link-errors", "ib-errors", "ib-rate", "ib-port-flap"}
+    for reason in sorted(found):
+        machine.inspection.forget(reason)
+        found.discard(reason)
+        assert {one for one, _ in machine.verdicts(1)} == found
+    machine.set(state="1: DOWN")
+    machine.look(1)
+    assert {reason for reason, _ in machine.verdicts(20)} == {"ib-port-down"}
+    machine.inspection.forget("ib-port-down")
+    assert machine.verdicts(20) == {}
+
+
+def test_a_look_that_is_hurried_does_not_wait(machine: Machine) -> None:
+    machine.restart(interval_s=3600)
+    machine.look()
+    for _ in range(2):
+        machine.inspection.hurry()
+        machine.look()

@@ -71,6 +71,30 @@ def test_a_link_that_stays_down_is_faulty_after_a_grace_and_then_over(make: Make
     assert looker.verdicts(300) == {}
 
 
+@pytest.mark.parametrize("reason", ["nic-flap", "nic-down"])
+def test_what_was_repaired_begins_anew(make: Make, ip: Ip, reason: str) -> None:
+    looker = make(down_s=10)
+    looker.look()
+    ip("link set far0 down")
+    if reason == "nic-flap":
+        ip("link set far0 up")
+    assert reason in {code for code, _ in looker.verdicts() | looker.verdicts(10)}
+    looker.inspection.forget(reason)
+    assert looker.verdicts() == {}
+    ip("link set far0 up")
+    looker.look()
+    ip("link set far0 down")
+    assert looker.verdicts() == {("nic-flap", "eth0"): Health.UNKNOWN}
+
+
+def test_a_look_that_is_hurried_does_not_wait(make: Make) -> None:
+    looker = make(interval_s=3600)
+    looker.look()
+    for _ in range(2):
+        looker.inspection.hurry()
+        assert looker.look().findings == []
+
+
 def test_a_look_waits_no_longer_than_an_open_outage_needs(make: Make, ip: Ip) -> None:
     looker = make(down_s=10, interval_s=30)
     looker.look()

@@ -1,0 +1,80 @@
+"""Telling agents what they may forget; nobody waits for a silent one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import structlog
+
+from activities.turns import in_turns
+from activities.watching.job_view import JobView
+from agent.client import AgentPool
+from agent.reporting.observations import OF_NO_JOB
+from agent.v1 import agent_pb2 as pb
+from everstep.errors import EverstepError
+from everstep.model.machine import Machine
+
+ROUND_S = 0.5
+"""Between two looks at what may be forgotten, seconds (ours)."""
+RETRY_S = 0.2
+"""Before an acknowledgement is sent again for the first time, seconds (ours)."""
+ACKNOWLEDGE_S = 30.0
+"""Time for an agent to take an acknowledgement, and the longest wait before it is sent again, seconds (ours)."""
+
+log = structlog.get_logger("watcher")
+
+
+class Acknowledging:
+    """Tells the agents of one job which observations the workflow, or the ledger, has.
+
+    What is never acknowledged is told again to the next watcher, and the workflow says that it is dealt with.
+
+    Args:
+        agents: How they are reached.
+        job: What is known of it.
+        watched: All jobs that this worker watches: what happened to a machine concerns each that runs there.
+    """
+
+    def __init__(self, agents: AgentPool, job: JobView, watched: Mapping[str, JobView]) -> None:
+        self._agents = agents
+        self._job = job
+        self._watched = watched
+        self._taken: dict[tuple[str, str], int] = {}
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        telling: dict[tuple[str, str], asyncio.Task[None]] = {}
+        try:
+            while True:
+                async for machine in in_turns(self._job.machines):
+                    for owner in (self._job.spec.name, OF_NO_JOB):
+                        key = machine.name, owner
+                        up_to_date = self._up_to(*key) in (0, self._taken.get(key))
+                        if not up_to_date and (key not in telling or telling[key].done()):
+                            telling[key] = asyncio.create_task(self._tell(machine, owner))
+                await asyncio.sleep(ROUND_S)
+        finally:
+            for task in telling.values():
+                task.cancel()
+
+    def _up_to(self, machine: str, owner: str) -> int:
+        """Newest observation of a machine that may be acknowledged, with all before it; 0: none."""
+        up_to = self._job.acknowledgements.dealt_with(machine, owner)
+        if owner != OF_NO_JOB or not up_to:
+            return up_to
+        limits = (view.needs_no_more(machine) for view in (self._job, *self._watched.values()))
+        return min([up_to, *(limit for limit in limits if limit is not None)])
+
+    async def _tell(self, machine: Machine, owner: str) -> None:
+        wait_s, key = RETRY_S, (machine.name, owner)
+        while (up_to := self._up_to(*key)) not in (0, self._taken.get(key)):
+            request = pb.AcknowledgeRequest(up_to_sequence=up_to, job=owner)
+            try:
+                await self._agents.get(machine.address).acknowledge(request, timeout_s=ACKNOWLEDGE_S)
+                self._taken[key] = up_to
+                self._job.acknowledgements.acknowledged(*key, up_to)
+            except EverstepError as error:
+                log.debug("an acknowledgement was not taken yet", machine=machine.name, error=str(error))
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, ACKNOWLEDGE_S)
