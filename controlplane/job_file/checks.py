@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from everstep.decisions.evict.rules import RULES
+from everstep.decisions.evict.rules import OPERATOR, RULES
 from everstep.model.eviction import EvictMode
 from everstep.model.job import JobSpec
 from everstep.redaction import is_secret
@@ -94,7 +94,7 @@ def policy_problems(table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     mode = table.get("evict_mode")
     if isinstance(mode, str) and not EvictMode(mode).known:
         yield "evict_mode", f"expected one of {modes}"
-    names = [rule.name for rule in RULES if rule.evicts]
+    names = [rule.name for rule in RULES if rule.evicts and rule.name != OPERATOR]  # what a person said is done
     rules = table.get("evict_rules")
     for name, own in rules.items() if isinstance(rules, dict) else ():
         if name not in names:

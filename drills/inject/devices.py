@@ -24,6 +24,8 @@ from drills.spec.catalogue import CARDS
 from everstep import private
 from everstep.errors import CannotInject
 
+GPUS = 8
+"""Of a machine, as most have (ours)."""
 FLAP_S = 0.5
 """A link that flaps is down for so long (ours)."""
 KERNEL_LOG = Path("/dev/kmsg")
@@ -115,8 +117,9 @@ def _gpu_of(context: DrillContext) -> str:
 
 
 def _fake_gpus(context: DrillContext, first: dict[str, object]) -> None:
-    """Let the machine have a GPU for each of its ranks, the first one with a fault or none."""
-    others: list[dict[str, object]] = [{} for _ in range(context.spec.ranks_per_machine - 1)]
+    """Let the machine have its GPUs, the first one with a fault or none; always as many, for one that is missing is a
+    fault too."""
+    others: list[dict[str, object]] = [{} for _ in range(max(context.spec.ranks_per_machine, GPUS) - 1)]
     path = power.state_folder(context.cluster.file, context.target.name) / FAKE_GPUS
     private.replace(path, json.dumps({"gpus": [first, *others]}))
 

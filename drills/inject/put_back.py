@@ -8,7 +8,7 @@ import time
 from controlplane.pool import move_machine, pool_state
 from drills.clusters.local import DrillCluster
 from drills.inject.context import LOOK_S, DrillContext
-from everstep.errors import EverstepError
+from everstep.errors import ClusterError, EverstepError
 from everstep.model.pool import PoolMachine, PoolPlace
 
 LIMIT_S = 90.0
@@ -17,9 +17,17 @@ OUT_OF_USE = frozenset({PoolPlace.QUARANTINED, PoolPlace.CORDONED})
 
 
 async def spare_of(cluster: DrillCluster, machines: int) -> int:
-    """How many machines can take the place of others once a job has so many."""
-    state = await pool_state(cluster.control)
-    return max((state.spare if state else 0) - machines, 0)
+    """How many machines can take the place of others once a job has so many.
+
+    Raises:
+        ClusterError: the pool does not say.
+    """
+    deadline = time.monotonic() + LIMIT_S
+    while (state := await pool_state(cluster.control)) is None:
+        if time.monotonic() > deadline:
+            raise ClusterError("the pool of machines does not say whose they are: see the log of the workers")
+        await asyncio.sleep(LOOK_S)
+    return max(state.spare - machines, 0)
 
 
 async def cleaned(context: DrillContext) -> None:

@@ -169,8 +169,8 @@ async def test_two_jobs_never_have_the_same_machine(pooled: Pooled) -> None:
     }
 
     second = await (await pooled.start("bert", 1, 2)).result()
-    assert second["outcome"] == "failed"
-    assert f"it cannot have its machines. m1: job gpt-{pooled.queue} has it" in second["headline"]
+    assert second.outcome == "failed"
+    assert f"it cannot have its machines. m1: job gpt-{pooled.queue} has it" in second.headline
     assert (await pooled.places())["m2"] == "free"
 
     await first.signal("stop", {"operator": "me"})
@@ -194,7 +194,7 @@ async def test_a_pool_that_was_ended_by_hand_finds_out_where_jobs_run(pooled: Po
     await pooled.handle.terminate("by hand")
 
     refused = await (await pooled.start("bert", 1)).result()
-    assert f"m1: job gpt-{pooled.queue} has it" in refused["headline"]
+    assert f"m1: job gpt-{pooled.queue} has it" in refused.headline
     assert (await pooled.places())["m1"] == "active gpt"
 
 
@@ -251,7 +251,7 @@ async def test_operators_keep_machines_away_and_let_them_come_back(pooled: Poole
     await pooled.until_at("m4", "standby")
     assert await pooled.move("evict", "m0") == "m0 is cordoned"
     refused = await (await pooled.start("gpt", 0)).result()
-    assert "m0: it is cordoned: a loud fan; 'everstep release m0' lets it come back" in refused["headline"]
+    assert "m0: it is cordoned: a loud fan; 'everstep release m0' lets it come back" in refused.headline
     assert await pooled.move("release", "m0") == "m0 is free"
     await pooled.running(await pooled.start("gpt", 0))
     with pytest.raises(WorkflowUpdateFailedError) as raised:
