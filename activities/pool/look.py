@@ -6,22 +6,23 @@ What cannot be found out is told as unknown, and does not hold up the rest.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any, TypeVar
 
 from temporalio import activity
 from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities import messages
-from activities.clusters.cluster import Cluster
+from activities.clusters.cluster import Cluster, Listing
 from activities.heartbeat import heartbeating, request_id
 from activities.turns import gathered
 from agent.client import AgentPool
 from agent.monitor.messages import finding_of
 from agent.v1 import agent_pb2 as pb
-from everstep.errors import AgentError, EverstepError
+from everstep.errors import EverstepError
 from everstep.model.health import Health, worst_first
 from everstep.model.job_state import JobState, job_workflow_id, jobs_query
 from everstep.model.machine import Machine
@@ -29,12 +30,17 @@ from everstep.model.pool import Looked, LookRequest, RunningJob, ToClean
 
 ANSWER_S = 3.0
 """A machine that does not answer within this time cannot be used now, seconds (ours)."""
+RELEASE_S = 30.0
+"""For the end of what a job left on a machine, seconds (ours)."""
 MACHINES_AT_ONCE = 64
 """Machines that are asked side by side (ours)."""
 JOBS_AT_ONCE = 8
 """Jobs that are asked side by side (ours)."""
 JOB_ANSWER = timedelta(seconds=5)
 """A job that does not say within this time where it runs is unknown (ours)."""
+
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -73,68 +79,82 @@ class LookActivities:
     async def look(self, request: LookRequest) -> Looked:
         """Look once at everything."""
         async with heartbeating():
-            (listing, problem), jobs = await asyncio.gather(
-                self._list(), _ask_jobs(activity.client(), activity.info().task_queue, request.leased)
+            listing, problem = await self._list()
+            asked = {machine.name: machine for machine in request.idle}
+            if request.fresh and listing is not None:
+                asked |= {machine.name: machine for machine in listing.machines}
+            described = await self._of_each(asked.values(), self._describe)
+            there = {job.job for reply in described.values() if not isinstance(reply, str) for job in reply.jobs}
+            jobs = await _ask_jobs(activity.client(), activity.info().task_queue, {*request.leased, *there})
+            remains = {one.machine.name: one for one in request.clean if jobs.have_left(one)}
+            found = await self._of_each(
+                request.idle, lambda machine: self._ask(machine, described[machine.name], remains.get(machine.name))
             )
-            machines = await self._ask_machines(request, jobs)
-        problems = [
-            problem,
-            jobs.problem,
-            *(f"job {name} does not say where it runs: {why}" for name, why in jobs.unknown.items()),
-        ]
+        silent = [f"job {name} does not say where it runs: {why}" for name, why in jobs.unknown.items()]
+        problems = [problem, jobs.problem, *silent]
         return Looked(
-            machines=listing[0] if listing else None,
-            standbys=listing[1] if listing else 0,
+            machines=listing.machines if listing else None,
+            standbys=listing.standbys if listing else 0,
             jobs=jobs.running,
             over=jobs.over,
             unknown=list(jobs.unknown),
             listed=not jobs.problem,
-            faults={name: fault for name, (fault, _) in machines.items() if fault},
-            cleaned=[name for name, (_, clean) in machines.items() if clean],
+            faults={name: fault for name, (fault, _) in found.items() if fault},
+            cleaned=[name for name, (_, clean) in found.items() if clean],
             problem="; ".join(problem for problem in problems if problem)[:500],
         )
 
-    async def _list(self) -> tuple[tuple[list[Machine], int] | None, str]:
+    async def _list(self) -> tuple[Listing | None, str]:
         if self._cluster is None:
             return None, ""
         try:
-            listing = await self._cluster.list()
+            return await self._cluster.list(), ""
         except EverstepError as error:
             return None, f"the machines of the cluster are not known: {error}"
-        return (listing.machines, listing.standbys), ""
 
-    async def _ask_machines(self, request: LookRequest, jobs: _Jobs) -> dict[str, tuple[str, bool]]:
-        """Idle machine → why it cannot be used, and whether nothing of an evicted job is left there."""
-        room = asyncio.Semaphore(MACHINES_AT_ONCE)
-        remains = {one.machine.name: one for one in request.clean if jobs.have_left(one)}
+    async def _of_each(
+        self, machines: Iterable[Machine], ask: Callable[[Machine], Coroutine[Any, Any, T]]
+    ) -> dict[str, T]:
+        """Name of a machine → its answer; some are asked side by side."""
+        room, listed = asyncio.Semaphore(MACHINES_AT_ONCE), list(machines)
 
-        async def ask(machine: Machine) -> tuple[str, bool]:
+        async def in_room(machine: Machine) -> T:
             async with room:
-                try:
-                    return await self._ask(machine, remains.get(machine.name))
-                except EverstepError as error:
-                    return f"it does not answer: {error}"[:200], False
+                return await ask(machine)
 
-        answers = await gathered(map(ask, request.idle))
-        return {machine.name: answer for machine, answer in zip(request.idle, answers, strict=True)}
+        answers = await gathered(map(in_room, listed))
+        return {machine.name: answer for machine, answer in zip(listed, answers, strict=True)}
 
-    async def _ask(self, machine: Machine, remains: ToClean | None) -> tuple[str, bool]:
-        agent = self._agents.get(machine.address)
-        described = await agent.describe(timeout_s=ANSWER_S)
+    async def _describe(self, machine: Machine) -> pb.DescribeReply | str:
+        """What a machine says of itself, or why it cannot be used."""
+        try:
+            described = await self._agents.get(machine.address).describe(timeout_s=ANSWER_S)
+        except EverstepError as error:
+            return f"it does not answer: {error}"[:200]
         if described.machine != machine.name:
-            return f"the agent at {machine.address} is {described.machine}", False
-        left = {job.job: job for job in described.jobs}
-        if remains is not None and remains.job in left and left[remains.job].run in {"", remains.run}:
-            request = pb.ReleaseRequest(request_id=f"{request_id()}/{machine.name}", job=remains.job, run=remains.run)
-            try:
-                await agent.release(request, timeout_s=30.0)
-            except AgentError as error:
-                return f"job {remains.job} is not gone there: {error}"[:200], False
-            left.pop(remains.job)
-        alive = [job for job, known in left.items() if any(rank.alive for rank in known.ranks)]
-        if alive:
-            return f"ranks of job {', '.join(sorted(alive)[:3])} live there", remains is not None
-        return _fault_of(await agent.inspect(timeout_s=ANSWER_S)), remains is not None
+            return f"the agent at {machine.address} is {described.machine}"
+        return described
+
+    async def _ask(
+        self, machine: Machine, described: pb.DescribeReply | str, remains: ToClean | None
+    ) -> tuple[str, bool]:
+        """Why a machine cannot be used, and whether nothing of the job is left there that it was evicted from."""
+        if isinstance(described, str):
+            return described, False
+        agent, left = self._agents.get(machine.address), {job.job: job for job in described.jobs}
+        try:
+            if remains is not None and remains.job in left and left[remains.job].run in {"", remains.run}:
+                await agent.release(
+                    pb.ReleaseRequest(request_id=f"{request_id()}/{machine.name}", job=remains.job, run=remains.run),
+                    timeout_s=RELEASE_S,
+                )
+                del left[remains.job]
+            alive = [job for job, known in left.items() if any(rank.alive for rank in known.ranks)]
+            if alive:
+                return f"ranks of job {', '.join(sorted(alive)[:3])} live there", remains is not None
+            return _fault_of(await agent.inspect(timeout_s=ANSWER_S)), remains is not None
+        except EverstepError as error:
+            return f"it does not do what it is asked: {error}"[:200], False
 
 
 def _fault_of(reply: pb.InspectReply) -> str:

@@ -143,6 +143,8 @@ class LookRequest(Model):
     idle: list[Machine] = Field(default_factory=list)
     """Machines that no job has: are they fit?"""
     clean: list[ToClean] = Field(default_factory=list)
+    fresh: bool = False
+    """Nothing is known yet: all machines are asked which jobs they have."""
     leased: list[str] = Field(default_factory=list)
     """Jobs that have machines, or had one that is to be cleaned: do they run?"""
 

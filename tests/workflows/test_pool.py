@@ -190,7 +190,11 @@ async def test_a_lease_ends_with_a_job_that_was_terminated_by_hand(pooled: Poole
 
 
 async def test_a_pool_that_was_ended_by_hand_finds_out_where_jobs_run(pooled: Pooled) -> None:
-    await pooled.running(await pooled.start("gpt", 0, 1))
+    """The agents name the job: Temporal's list of what runs has it some time later."""
+    state = await pooled.running(await pooled.start("gpt", 0, 1))
+    for number in (0, 1):
+        here = pb.JobOnMachine(job=state.spec.name, run=state.run, generation=1)
+        pooled.agents[number].answer(describe=pb.DescribeReply(machine=f"m{number}", jobs=[here]))
     await pooled.handle.terminate("by hand")
 
     refused = await (await pooled.start("bert", 1)).result()

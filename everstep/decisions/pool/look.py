@@ -26,6 +26,7 @@ def request_of(state: PoolState) -> LookRequest:
     """What to look at."""
     rest = [one for one in state.machines.values() if one.place is not PoolPlace.ACTIVE]
     return LookRequest(
+        fresh=not state.known,
         idle=[one.machine for one in rest],
         clean=[ToClean(machine=one.machine, job=one.job, run=one.run) for one in rest if one.uncleaned],
         leased=sorted({one.job for one in state.machines.values() if one.place is PoolPlace.ACTIVE or one.uncleaned}),
@@ -44,7 +45,7 @@ def take(state: PoolState, looked: Looked, *, began_ns: int, now_ns: int, quaran
     """
     state.problem = looked.problem
     if looked.machines is not None:
-        _take_machines(state, looked, now_ns=now_ns)
+        _take_machines(state, looked, began_ns)
     _take_health(state, looked, began_ns)
     _take_jobs(state, looked, began_ns, now_ns=now_ns)
     if not state.known:
@@ -54,15 +55,16 @@ def take(state: PoolState, looked: Looked, *, began_ns: int, now_ns: int, quaran
         free(state, name, now_ns=now_ns, by="pool", why=f"{PASSES} looks found nothing against it")
 
 
-def _take_machines(state: PoolState, looked: Looked, *, now_ns: int) -> None:
+def _take_machines(state: PoolState, looked: Looked, began_ns: int) -> None:
+    """Know of new machines, as of the begin of the look: a job that it found there has them."""
     assert looked.machines is not None
     state.standbys = looked.standbys
     names = [machine.name for machine in looked.machines]
     new = {name for name in names if name not in state.machines}
-    add(state, looked.machines, now_ns=now_ns)
+    add(state, looked.machines, now_ns=began_ns)
     for name in names[len(names) - looked.standbys :]:
         if name in new:
-            put(state, name, PoolPlace.STANDBY, now_ns=now_ns, by="pool", why="it is one of the last in the list")
+            put(state, name, PoolPlace.STANDBY, now_ns=began_ns, by="pool", why="it is one of the last in the list")
     for name in [name for name, one in state.machines.items() if name not in names and one.place in IDLE]:
         del state.machines[name]
 

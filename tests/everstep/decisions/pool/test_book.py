@@ -180,7 +180,6 @@ def test_a_job_of_before_the_pool_has_its_machines() -> None:
     state = PoolState()
     jobs = [RunningJob(job="gpt", run="1", machines=[machine(0), machine(7)])]
     look.take(state, Looked(machines=[machine(0), machine(1)], jobs=jobs), began_ns=10, now_ns=11)
-    look.take(state, Looked(machines=[machine(0), machine(1)], jobs=jobs), began_ns=20, now_ns=21)
     assert places(state) == {"m0": "active gpt", "m1": "free", "m7": "active gpt"}
 
 
