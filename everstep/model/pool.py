@@ -6,7 +6,7 @@ These models are stored in histories: fields are only added, with defaults.
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from everstep.model.eviction import Eviction
 from everstep.model.machine import Machine
@@ -53,6 +53,8 @@ class PoolMachine(Model):
     """When it was evicted, the last 10 times."""
     uncleaned: bool = False
     """Ranks of the job it was evicted from may live there: it did not answer yet."""
+    fault: str = ""
+    """Why it cannot be used, as the newest look has it; empty: nothing speaks against it."""
 
 
 class LeaseRequest(Model):
@@ -104,6 +106,31 @@ class GiveBack(Model):
     job: str
     run: str
     machines: list[str] = Field(default_factory=list)
+
+
+class PoolState(BaseModel):
+    """Everything that a pool's workflow carries across continue-as-new; it changes it in place."""
+
+    model_config = ConfigDict(extra="allow")
+
+    machines: dict[str, PoolMachine] = Field(default_factory=dict)
+    """By name."""
+    standbys: int = 0
+    """How many there should be."""
+    replaced: dict[str, Replaced] = Field(default_factory=dict)
+    """Answers to requests, by their ids; the last ones."""
+    known: bool = False
+    """The jobs that run were found at least once, with their machines: before that, nobody gets any."""
+    looks: int = 0
+    """So many were done while that was not so."""
+    problem: str = ""
+    """What the newest look could not find out."""
+
+    @property
+    def spare(self) -> int:
+        """Machines that could take the place of others now."""
+        places = {PoolPlace.STANDBY, PoolPlace.FREE}
+        return sum(one.place in places and not one.fault for one in self.machines.values())
 
 
 class OperatorMove(Model):
