@@ -25,6 +25,8 @@ from activities.closed_incidents import IncidentActivities
 from activities.ledger import Ledger
 from activities.ledger.activities import RecordActivities
 from activities.ledger.machine_events import EventWriter
+from activities.notices.activities import NoticeActivities
+from activities.notices.settings import NoticeSettings
 from activities.payloads import data_converter
 from activities.watching.leftovers import LeftoverCleaner
 from activities.watching.watcher import Watcher
@@ -71,6 +73,7 @@ def build(
     ledger: Ledger,
     watcher: Watcher | None,
     task_queue: str,
+    notices: NoticeSettings | None = None,
     max_cached_workflows: int = 1000,
 ) -> Worker:
     """A worker with everything that everstep runs on Temporal."""
@@ -78,6 +81,7 @@ def build(
     checkpoints = CheckpointActivities(agents)
     incidents = IncidentActivities()
     records = RecordActivities(ledger)
+    telling = NoticeActivities(notices or NoticeSettings())
     return Worker(
         client,
         task_queue=task_queue,
@@ -96,6 +100,7 @@ def build(
             incidents.read_closed,
             records.decide,
             records.record,
+            telling.deliver,
         ],
         workflow_runner=sandbox(),
         max_cached_workflows=max_cached_workflows,

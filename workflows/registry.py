@@ -8,8 +8,9 @@ from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxR
 
 from workflows.incident.workflow import IncidentWorkflow
 from workflows.job import JobWorkflow
+from workflows.notice import NoticeWorkflow
 
-WORKFLOWS = (JobWorkflow, IncidentWorkflow)
+WORKFLOWS = (JobWorkflow, IncidentWorkflow, NoticeWorkflow)
 
 OUR_MODULES = ("everstep", "activities", "agent", "workflows", "structlog")
 
