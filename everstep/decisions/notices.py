@@ -36,7 +36,7 @@ class EndedJob:
     """What the job says of its end: ``finished``, ``failed`` or ``stopped``; empty: it could say nothing."""
     headline: str = ""
     closed_as: str = ""
-    """How the workflow ended where it could say nothing, e.g. ``terminated``."""
+    """How the workflow ended where it could say nothing, e.g. ``it was terminated``."""
 
 
 def of_incident(incident: str, at_hand: StageAtHand) -> list[Notice]:
@@ -67,7 +67,7 @@ def of_ended_job(job: EndedJob, now_ns: int) -> list[Notice]:
     if job.outcome:
         text = f"job failed: {job.headline}" if job.outcome == "failed" else ""
     else:
-        text = f"job {job.name} is over, its workflow was closed from outside: {job.closed_as}" if job.closed_as else ""
+        text = f"job {job.name} is over, and its workflow could not say why: {job.closed_as}" if job.closed_as else ""
     if not text:
         return []
     notice = _notice(NoticeKind.JOB_FAILED, f"{job.name}/{job.run}", text, job.ended_ns)

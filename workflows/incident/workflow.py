@@ -24,7 +24,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.incident.incident import Abandoned, Incident
     from workflows.incident.report import abandoned_report, observed_report, recovered_report
     from workflows.incident.stages.decide import decide
-    from workflows.incident.stages.evict import evict, secure
+    from workflows.incident.stages.evict import evict, note_answers, secure
     from workflows.incident.stages.park import park
     from workflows.incident.stages.reattempt import reattempt
     from workflows.incident.stages.restore import restore
@@ -118,6 +118,7 @@ class IncidentWorkflow:
         if incident.input.carried is not None:
             return True
         if incident.input.only_tells:
+            note_answers(incident)
             return False
         try:
             return await secure(incident)

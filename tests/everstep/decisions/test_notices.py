@@ -79,7 +79,7 @@ def test_the_breaker_is_told_once_an_incident_parked_or_not() -> None:
     ("job", "told"),
     [
         (EndedJob("gpt", "r", NOON, "failed", "gpt was not started: no room"), "no room"),
-        (EndedJob("gpt", "r", NOON, closed_as="terminated"), "terminated"),
+        (EndedJob("gpt", "r", NOON, closed_as="it was terminated"), "it was terminated"),
         (EndedJob("gpt", "r", NOON, "finished", "gpt finished"), ""),
         (EndedJob("gpt", "r", NOON, "stopped", "gpt stopped by ada"), ""),
         (EndedJob("gpt", "r", NOON), ""),

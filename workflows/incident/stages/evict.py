@@ -50,6 +50,11 @@ async def secure(incident: Incident) -> bool:
     return True
 
 
+def note_answers(incident: Incident) -> None:
+    """Note what the rules say of a fault that is only told: nobody leaves."""
+    _judge(incident, None)
+
+
 async def evict(incident: Incident, evidence: Evidence) -> Evidence:
     """Take out of a stopped job who has to leave it; returns what the machines know that it has then."""
     if not workflow.patched(PATCH):
