@@ -12,6 +12,7 @@ import os
 import signal
 from collections.abc import Sequence
 from datetime import timedelta
+from pathlib import Path
 
 import structlog
 from temporalio.client import Client, Plugin
@@ -26,12 +27,15 @@ from activities.ledger import Ledger
 from activities.ledger.activities import RecordActivities
 from activities.ledger.machine_events import EventWriter
 from activities.notices.activities import NoticeActivities
+from activities.notices.announcer import Announcer
 from activities.notices.settings import NoticeSettings
 from activities.payloads import data_converter
 from activities.watching.leftovers import LeftoverCleaner
 from activities.watching.watcher import Watcher
 from agent.client import AgentPool
+from controlplane.notices_file import notice_settings
 from controlplane.search_attributes import register
+from everstep import environment
 from everstep.errors import ClusterError
 from workflows.options import HEARTBEAT_THROTTLE, STICKY_TIMEOUT
 from workflows.registry import WORKFLOWS, sandbox
@@ -126,7 +130,13 @@ async def connect_patiently(
 
 
 async def run_worker(
-    *, ledger_url: str, task_queue: str, plugins: Sequence[Plugin] = (), metrics: str = "", temporal_metrics: str = ""
+    *,
+    ledger_url: str,
+    task_queue: str,
+    plugins: Sequence[Plugin] = (),
+    metrics: str = "",
+    temporal_metrics: str = "",
+    notices: Path | None = None,
 ) -> None:
     """Run until SIGTERM or SIGINT.
 
@@ -136,9 +146,10 @@ async def run_worker(
         plugins: Of Temporal's client.
         metrics: ``host:port`` on which Prometheus reads the worker's own metrics; empty: none are served.
         temporal_metrics: The same for those of Temporal's SDK.
+        notices: File that says who is told of events; None: nobody is.
 
     Raises:
-        ConfigError: metrics cannot be served there.
+        ConfigError: metrics cannot be served there, or the file is wrong.
     """
     runtime = None
     if metrics or temporal_metrics:
@@ -149,6 +160,7 @@ async def run_worker(
         if metrics:
             parsed_address(metrics)
         runtime = temporal_runtime(temporal_metrics) if temporal_metrics else None
+    receivers = notice_settings(notices)
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
@@ -162,7 +174,7 @@ async def run_worker(
     watcher = Watcher(client, agents, task_queue, events.take)
     gc.freeze()  # what was imported stays, and need not be looked at
     gc.set_threshold(*COLLECT_AFTER)
-    worker = build(client, agents=agents, ledger=ledger, watcher=watcher, task_queue=task_queue)
+    worker = build(client, agents=agents, ledger=ledger, watcher=watcher, task_queue=task_queue, notices=receivers)
     log.info("worker is up", pid=os.getpid(), namespace=client.namespace, task_queue=task_queue, ledger=str(ledger.url))
     served = contextlib.AsyncExitStack()
     if metrics:
@@ -170,11 +182,12 @@ async def run_worker(
 
         await served.enter_async_context(metrics_server(metrics, watcher, events, task_queue))
     async with served, worker, asyncio.TaskGroup() as group:
-        watching = group.create_task(watcher.run())
-        writing = group.create_task(events.run())
-        clearing = group.create_task(LeftoverCleaner(client, agents, task_queue).run())
+        loops = [watcher.run(), events.run(), LeftoverCleaner(client, agents, task_queue).run()]
+        if receivers.receiver:
+            ui_url = os.environ.get(environment.UI_URL, "")
+            loops.append(Announcer(client, receivers, task_queue, ui_url).run())
+        running = [group.create_task(loop) for loop in loops]
         await stopped.wait()
-        watching.cancel()
-        writing.cancel()
-        clearing.cancel()
+        for task in running:
+            task.cancel()
     await agents.close()

@@ -182,7 +182,7 @@ def test_the_agents_get_the_monitors_settings_and_a_running_cluster_keeps_them(
     assert _environment(pids["agent-m0"])["EVERSTEP_MONITOR"] == str(settings)
     assert "EVERSTEP_MONITOR" not in _environment(pids["worker-0"])
     assert local.up(NAME, machines=1, standbys=0, workers=1, commands=commands) == given
-    with pytest.raises(ClusterError, match=r"other.toml: .* runs and has the monitor's settings of .*monitor.toml"):
+    with pytest.raises(ClusterError, match=r"other.toml: .* runs and has the settings of .*monitor.toml"):
         local.up(NAME, machines=1, standbys=0, workers=1, commands=commands, monitor=other)
     assert local.processes(given) == pids
 
