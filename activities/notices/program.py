@@ -29,7 +29,7 @@ async def run(command: Sequence[str], given: bytes, deadline_s: float) -> str:
     Raises:
         NoticeError: it cannot be run, did not end in time, or ended with another exit code than 0.
     """
-    with _Output() as output, _input(given) as standard_input:
+    with _ProgramOutput() as output, _input(given) as standard_input:
         try:
             process = await asyncio.create_subprocess_exec(
                 *command, stdin=standard_input, stdout=output.theirs, stderr=output.theirs, start_new_session=True
@@ -66,10 +66,10 @@ def _input(given: bytes) -> Iterator[int]:
         os.close(file)
 
 
-class _Output:
+class _ProgramOutput:
     """A pipe of our own: asyncio's is waited for as long as anybody has it open."""
 
-    def __enter__(self) -> _Output:
+    def __enter__(self) -> _ProgramOutput:
         self._ours, self.theirs = os.pipe()
         os.set_blocking(self._ours, False)
         self._written = b""
