@@ -16,6 +16,7 @@ from everstep.model.incident import (
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
 from everstep.model.message import Model
+from everstep.model.notice import Notice
 
 PREPARE = "Prepare machines"
 STOP = "Stop ranks"
@@ -36,6 +37,7 @@ CLOSED = "Read closed incident"
 DECIDE = "Decide"
 """Writes a conclusion of the incident to the ledger; the workflow decides. Histories have this name."""
 RECORD = "Record job"
+DELIVER = "Deliver notice"
 
 
 class AwaitStandbysInput(Model):
@@ -222,3 +224,11 @@ class RecordInput(Model):
     confirmation: Confirmation | None = None
     outcome: str = ""
     """Given when the job ended."""
+
+
+class DeliverInput(Model):
+    """Tell one receiver of an event."""
+
+    notice: Notice
+    receiver: str
+    """Its name in the file of the workers."""

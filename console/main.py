@@ -43,6 +43,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "sweep": ("sweep", "Game days", "Kill the worker at every event of an incident in turn."),
     "soak": ("soak", "Game days", "Let faults of every kind meet each other in one long job."),
     "worker": ("worker", "Deployment", "Run a worker: workflows, activities, watcher."),
+    "notices": ("notices", "Deployment", "Who is told of events: try whether notices arrive."),
     "agent": ("agent", "Deployment", "Run the agent of one machine."),
 }
 """Every command. A line here costs nothing until the command is used."""

@@ -138,7 +138,7 @@ class Control:
 
     def link(self, workflow_id: str) -> str:
         """Address of a workflow in Temporal's Web UI; "" when we do not know where that is."""
-        base = self.cluster.ui_url if self.cluster else os.environ.get("EVERSTEP_UI_URL", "")
+        base = self.cluster.ui_url if self.cluster else os.environ.get(environment.UI_URL, "")
         return f"{base}/namespaces/{self.client.namespace}/workflows/{quote(workflow_id, safe='')}" if base else ""
 
     @property

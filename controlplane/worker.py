@@ -12,6 +12,7 @@ import os
 import signal
 from collections.abc import Sequence
 from datetime import timedelta
+from pathlib import Path
 
 import structlog
 from temporalio.client import Client, Plugin
@@ -26,14 +27,19 @@ from activities.clusters.cluster import Cluster
 from activities.ledger import Ledger
 from activities.ledger.activities import RecordActivities
 from activities.ledger.machine_events import EventWriter
+from activities.notices.activities import NoticeActivities
+from activities.notices.announcer import Announcer
+from activities.notices.settings import NoticeSettings
 from activities.payloads import data_converter
 from activities.pool.ask_pool import PoolActivities, keep_pool
 from activities.pool.look import LookActivities
 from activities.watching.leftovers import LeftoverCleaner
 from activities.watching.watcher import Watcher
 from agent.client import AgentPool
+from controlplane.notices_file import notice_settings
 from controlplane.own_cluster import own_cluster
 from controlplane.search_attributes import register
+from everstep import environment
 from everstep.errors import ClusterError
 from workflows.options import HEARTBEAT_THROTTLE, STICKY_TIMEOUT
 from workflows.registry import WORKFLOWS, sandbox
@@ -76,6 +82,7 @@ def build(
     watcher: Watcher | None,
     task_queue: str,
     cluster: Cluster | None = None,
+    notices: NoticeSettings | None = None,
     max_cached_workflows: int = 1000,
 ) -> Worker:
     """A worker with everything that everstep runs on Temporal.
@@ -87,6 +94,7 @@ def build(
         watcher: Is told of jobs that this worker launches; None: nobody is.
         task_queue: Of the cluster's jobs.
         cluster: Lists its machines; None: nobody does, and the pool knows those that jobs name.
+        notices: Who is told of events; None: nobody is.
         max_cached_workflows: That are kept in memory between two tasks.
     """
     pool, looks = PoolActivities(), LookActivities(agents, cluster)
@@ -94,6 +102,7 @@ def build(
     checkpoints = CheckpointActivities(agents)
     incidents = IncidentActivities()
     records = RecordActivities(ledger)
+    telling = NoticeActivities(notices or NoticeSettings())
     return Worker(
         client,
         task_queue=task_queue,
@@ -117,6 +126,7 @@ def build(
             looks.look,
             records.decide,
             records.record,
+            telling.deliver,
         ],
         workflow_runner=sandbox(),
         max_cached_workflows=max_cached_workflows,
@@ -142,7 +152,13 @@ async def connect_patiently(
 
 
 async def run_worker(
-    *, ledger_url: str, task_queue: str, plugins: Sequence[Plugin] = (), metrics: str = "", temporal_metrics: str = ""
+    *,
+    ledger_url: str,
+    task_queue: str,
+    plugins: Sequence[Plugin] = (),
+    metrics: str = "",
+    temporal_metrics: str = "",
+    notices: Path | None = None,
 ) -> None:
     """Run until SIGTERM or SIGINT.
 
@@ -152,9 +168,10 @@ async def run_worker(
         plugins: Of Temporal's client.
         metrics: ``host:port`` on which Prometheus reads the worker's own metrics; empty: none are served.
         temporal_metrics: The same for those of Temporal's SDK.
+        notices: File that says who is told of events; None: nobody is.
 
     Raises:
-        ConfigError: metrics cannot be served there.
+        ConfigError: metrics cannot be served there, or the file is wrong.
     """
     runtime = None
     if metrics or temporal_metrics:
@@ -165,6 +182,7 @@ async def run_worker(
         if metrics:
             parsed_address(metrics)
         runtime = temporal_runtime(temporal_metrics) if temporal_metrics else None
+    receivers = notice_settings(notices)
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
@@ -178,7 +196,15 @@ async def run_worker(
     watcher = Watcher(client, agents, task_queue, events.take)
     gc.freeze()  # what was imported stays, and need not be looked at
     gc.set_threshold(*COLLECT_AFTER)
-    worker = build(client, agents=agents, ledger=ledger, watcher=watcher, task_queue=task_queue, cluster=own_cluster())
+    worker = build(
+        client,
+        agents=agents,
+        ledger=ledger,
+        watcher=watcher,
+        task_queue=task_queue,
+        cluster=own_cluster(),
+        notices=receivers,
+    )
     log.info("worker is up", pid=os.getpid(), namespace=client.namespace, task_queue=task_queue, ledger=str(ledger.url))
     served = contextlib.AsyncExitStack()
     if metrics:
@@ -186,11 +212,13 @@ async def run_worker(
 
         await served.enter_async_context(metrics_server(metrics, watcher, events, task_queue))
     async with served, worker, asyncio.TaskGroup() as group:
-        watching = group.create_task(watcher.run())
-        writing = group.create_task(events.run())
-        clearing = group.create_task(LeftoverCleaner(client, agents, task_queue).run())
-        keeping = group.create_task(keep_pool(client, task_queue))
+        loops = [watcher.run(), events.run(), LeftoverCleaner(client, agents, task_queue).run()]
+        loops.append(keep_pool(client, task_queue))
+        if receivers.receiver:
+            ui_url = os.environ.get(environment.UI_URL, "")
+            loops.append(Announcer(client, receivers, task_queue, ui_url).run())
+        running = [group.create_task(loop) for loop in loops]
         await stopped.wait()
-        for task in (watching, writing, clearing, keeping):
+        for task in running:
             task.cancel()
     await agents.close()

@@ -23,7 +23,8 @@
     │   └── SoakStuck        the job of a soak does not come to its next gate
     ├── CannotInject         a fault is known and cannot be injected here
     │   └── NoCluster        the cluster of a drill does not come up (a ClusterError too)
-    └── LedgerError          the ledger cannot be opened or migrated
+    ├── LedgerError          the ledger cannot be opened or migrated
+    └── NoticeError          a receiver did not take a notice
 
 A message says what was wrong, with which value, and what to do. ``agent/statuses.py`` has the gRPC statuses that stand
 for them between agent and control plane.
@@ -123,3 +124,7 @@ class NoCluster(CannotInject, ClusterError):
 
 class LedgerError(EverstepError):
     """The ledger cannot be opened or migrated."""
+
+
+class NoticeError(EverstepError):
+    """A receiver did not take a notice; the message says why."""

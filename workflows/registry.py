@@ -8,9 +8,10 @@ from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxR
 
 from workflows.incident.workflow import IncidentWorkflow
 from workflows.job import JobWorkflow
+from workflows.notice import NoticeWorkflow
 from workflows.pool import StandbyPoolWorkflow
 
-WORKFLOWS = (JobWorkflow, IncidentWorkflow, StandbyPoolWorkflow)
+WORKFLOWS = (JobWorkflow, IncidentWorkflow, NoticeWorkflow, StandbyPoolWorkflow)
 
 OUR_MODULES = ("everstep", "activities", "agent", "workflows", "structlog")
 

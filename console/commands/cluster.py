@@ -31,6 +31,10 @@ def up(  # noqa: PLR0917
             metavar="FILE", envvar="EVERSTEP_MONITOR", help="Settings of the agents' inspections: docs/monitor.md."
         ),
     ] = None,
+    notices: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", envvar="EVERSTEP_NOTICES", help="Who is told of events: docs/operations.md."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print addresses and folders as JSON.")] = False,
 ) -> None:
     """Start a local cluster: Temporal with its Web UI, workers, and one agent per machine.
@@ -49,7 +53,7 @@ def up(  # noqa: PLR0917
 
         everstep up --machines 8 --standbys 2
 
-        everstep up --monitor monitor.toml
+        everstep up --monitor monitor.toml --notices notices.toml
 
         EVERSTEP_HOME=/scratch/me everstep up --cluster try --json
 
@@ -57,7 +61,15 @@ def up(  # noqa: PLR0917
     """
     from controlplane.local import cluster as local
 
-    running = local.up(cluster, machines=machines, standbys=standbys, workers=workers, monitor=monitor, progress=_say)
+    running = local.up(
+        cluster,
+        machines=machines,
+        standbys=standbys,
+        workers=workers,
+        monitor=monitor,
+        notices=notices,
+        progress=_say,
+    )
     if as_json:
         print(running.model_dump_json(indent=2))
         return

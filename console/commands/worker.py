@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,7 +14,7 @@ from everstep.errors import ConfigError
 from everstep.model.job_state import TASK_QUEUE
 
 
-def worker(
+def worker(  # noqa: PLR0917
     ledger: Annotated[
         str, typer.Option(envvar="EVERSTEP_LEDGER_URL", help="sqlite:////path/ledger.db or postgresql+psycopg://…")
     ] = "",
@@ -24,6 +25,12 @@ def worker(
     temporal_metrics: Annotated[
         str, typer.Option(help="Serve the metrics of Temporal's SDK on host:port, another one than --metrics.")
     ] = "",
+    notices: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", envvar=environment.NOTICES, help="Who is told of events: docs/operations.md, Notices."
+        ),
+    ] = None,
     log_format: Annotated[
         str, typer.Option(envvar="EVERSTEP_LOG_FORMAT", help="text or json; default: text on a terminal")
     ] = "",
@@ -50,5 +57,6 @@ def worker(
             plugins=control_plane.plugins(),
             metrics=metrics,
             temporal_metrics=temporal_metrics,
+            notices=notices,
         )
     )

@@ -22,12 +22,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from controlplane.local import mounts, ports, procfs, readiness, stopping
-from controlplane.local.cluster_file import ClusterFile, everstep_home
+from controlplane.local.cluster_file import ClusterFile, everstep_home, kept_settings
 from controlplane.local.commands import Commands
 from controlplane.local.plan import ClusterPlan, ProcessPlan, State
 from controlplane.local.temporal_server import TemporalChoice, find, start_command
 from controlplane.local.waiting import Progress
 from controlplane.monitor_file import monitor_settings
+from controlplane.notices_file import notice_settings
 from everstep import environment, private
 from everstep.errors import ClusterError
 from everstep.model.machine import Machine
@@ -56,6 +57,7 @@ def up(
     agents_ca: Path | None = None,
     ledger_url: str = "",
     monitor: Path | None = None,
+    notices: Path | None = None,
 ) -> ClusterFile:
     """Bring a cluster up, or grow a running one; returns when everything answers.
 
@@ -70,14 +72,16 @@ def up(
         agents_ca: certificate of the authority that signed the agents'; None: they have no TLS.
         ledger_url: of another ledger than the cluster's own file.
         monitor: file with the settings of the agents' inspections; None: the defaults, or what a running cluster has.
+        notices: file that says who is told of events; None: nobody, or what a running cluster has.
 
     Raises:
         ClusterError: the name is none, there is no Temporal server, a port is taken, a process does not come up, or a
-            running cluster has another file with the monitor's settings.
-        ConfigError: what the file with the monitor's settings says is wrong.
+            running cluster has another file with settings.
+        ConfigError: what a file with settings says is wrong.
     """
     home = ClusterFile.home_of(name)
     monitor_settings(monitor)
+    notice_settings(notices)
     commands = commands or Commands()
     with _lock(home), ports.Claims() as claims:
         private.make_folder(home)
@@ -94,6 +98,7 @@ def up(
             agents_ca=agents_ca,
             ledger_url=ledger_url,
             monitor=monitor.absolute() if monitor else None,
+            notices=notices.absolute() if notices else None,
         )
         _make_token(cluster)
         for path in (*stopping.remove_stale(SHM_ROOT), *stopping.remove_stale(FORMER_SHM_ROOT)):
@@ -132,6 +137,7 @@ def _describe(
     agents_ca: Path | None,
     ledger_url: str,
     monitor: Path | None,
+    notices: Path | None,
 ) -> ClusterFile:
     """The description of the cluster as it shall be, with the addresses that it had before."""
     home = ClusterFile.home_of(name).resolve()
@@ -140,10 +146,8 @@ def _describe(
     if before and procfs.of_cluster(identifier):
         machines = max(machines, len(before.machines) - before.standbys)
         standbys, workers = max(standbys, before.standbys), max(workers, before.workers)
-        if monitor and monitor != before.monitor:
-            has = f"has the monitor's settings of {before.monitor}" if before.monitor else "has no file of that kind"
-            raise ClusterError(f"--monitor {monitor}: cluster {name!r} runs and {has}: 'everstep down' first")
-        monitor = before.monitor
+        monitor = kept_settings(name, "--monitor", monitor, before.monitor)
+        notices = kept_settings(name, "--notices", notices, before.notices)
     own = f"everstep-{identifier}"
     known = {machine.name: machine for machine in before.machines} if before else {}
     all_machines = []
@@ -152,7 +156,7 @@ def _describe(
         machine = known.get(f"m{index}") or Machine(name=f"m{index}", address=f"{host}:{claims.choose(host)}")
         all_machines.append(machine)
     if choice.address:
-        address, namespace, ui_url = choice.address, choice.namespace, os.environ.get("EVERSTEP_UI_URL", "")
+        address, namespace, ui_url = choice.address, choice.namespace, os.environ.get(environment.UI_URL, "")
     elif before and before.ui_url and before.temporal_address.startswith("127.0.0.1:"):
         address, namespace, ui_url = before.temporal_address, before.namespace, before.ui_url
     else:
@@ -172,6 +176,7 @@ def _describe(
         token_file=home / "token",
         agents_ca=agents_ca,
         monitor=monitor,
+        notices=notices,
         machines=all_machines,
         standbys=standbys,
         workers=workers,
@@ -235,7 +240,8 @@ def _plan(cluster: ClusterFile, choice: TemporalChoice, commands: Commands) -> C
         private.make_folder(state)
         argv = commands.agent(machine, state, shm)
         processes.append(ProcessPlan(f"agent-{machine.name}", "agent", argv, agent_env))
-    processes += [ProcessPlan(f"worker-{n}", "worker", commands.worker(), env) for n in range(cluster.workers)]
+    worker_env = env | {environment.UI_URL: cluster.ui_url, environment.NOTICES: str(cluster.notices or "")}
+    processes += [ProcessPlan(f"worker-{n}", "worker", commands.worker(), worker_env) for n in range(cluster.workers)]
     return ClusterPlan(cluster.id, str(cluster.shm), processes, list(_addresses(cluster, choice).values()))
 
 

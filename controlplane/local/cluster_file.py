@@ -43,6 +43,8 @@ class ClusterFile(BaseModel):
     """Certificate of the authority that signed its agents'; None: they have no TLS."""
     monitor: Path | None = None
     """File with the settings of its agents' inspections; None: they have the defaults."""
+    notices: Path | None = None
+    """File that says who is told of events; None: nobody is."""
     machines: list[Machine]
     """All machines, the standbys last."""
     standbys: int = Field(0, ge=0)
@@ -84,3 +86,15 @@ class ClusterFile(BaseModel):
         path = self.path_of(self.name)
         private.make_folder(path.parent)
         private.replace(path, self.model_dump_json(indent=2))
+
+
+def kept_settings(name: str, option: str, given: Path | None, before: Path | None) -> Path | None:
+    """The file with settings that a running cluster has.
+
+    Raises:
+        ClusterError: another one is given.
+    """
+    if given and given != before:
+        has = f"has the settings of {before}" if before else "has no file of that kind"
+        raise ClusterError(f"{option} {given}: cluster {name!r} runs and {has}: 'everstep down' first")
+    return before

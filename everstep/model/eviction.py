@@ -13,6 +13,8 @@ from everstep.model.words import Words
 
 ANSWERS_KEPT = 200
 """Answers of one incident (ours)."""
+BREAKER = "breaker"
+"""Stands for a rule in the answer of the breaker."""
 
 
 class EvictMode(Words):
@@ -83,8 +85,17 @@ class EvictionState(BaseModel):
         known |= {(answer.rule, answer.machine, answer.reason): answer for answer in answers}
         self.asked = list(known.values())[-ANSWERS_KEPT:]
 
+    @property
+    def tripped(self) -> str:
+        """Why the breaker had an operator asked, the last time that it did; empty: it never did."""
+        return next((answer.why for answer in reversed(self.asked) if answer.rule == BREAKER), "")
+
+    @property
+    def wanted(self) -> list[str]:
+        """Machines that some rule wants to leave, and that have not."""
+        left = {one.machine for one in self.done}
+        return sorted({answer.machine for answer in self.asked if answer.yes} - left)
+
     def decline(self) -> None:
         """An operator lets the job go on with the machines that were to leave it."""
-        left = {one.machine for one in self.done}
-        wanted = {answer.machine for answer in self.asked if answer.yes} - left
-        self.declined = sorted({*self.declined, *wanted})
+        self.declined = sorted({*self.declined, *self.wanted})

@@ -196,6 +196,10 @@ async def test_the_breaker_has_an_operator_asked(jobs: Any) -> None:
         ("breaker", "", "an operator had to approve"),
     ]
     assert told.outcome.startswith("open, parked: m1 (silent-machine): an operator has to approve")
+    at_hand = await jobs.client.get_workflow_handle(incident).query(IncidentWorkflow.current_stage)
+    assert "1 machines of 2 would be evicted" in at_hand.tripped
+    assert (at_hand.name, at_hand.machines) == ("parked", ["m1"])
+    assert 0 < at_hand.opened_ns <= at_hand.since_ns
     await jobs.client.get_workflow_handle(incident).signal(IncidentWorkflow.approve, WHO)
     state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
     assert [machine.name for machine in state.machines] == ["m0", "m2"]

@@ -22,10 +22,10 @@ def load(path: Path) -> WorkflowHistory:
     return WorkflowHistory.from_json(started["workflowId"], text)
 
 
-def test_there_are_histories_of_both_workflows() -> None:
+def test_there_are_histories_of_all_workflows() -> None:
     kinds = {path.name.split("-")[0] for path in HISTORIES}
 
-    assert {"job", "incident"} <= kinds
+    assert {"job", "incident", "notice"} <= kinds
 
 
 @pytest.mark.parametrize("path", HISTORIES, ids=lambda path: path.stem)

@@ -35,6 +35,8 @@ class IncidentTimeline:
         self.headline = input.anomaly.headline
         """What happened, as far as it is known."""
         self.stage: Stage = Stage.OPEN
+        self.since_ns = input.opened_ns
+        """When the stage at hand was entered."""
         self.reason = ""
         """Why the stage at hand was entered; empty: the headline says it."""
         self.stages: list[StageRecord] = []
@@ -46,7 +48,7 @@ class IncidentTimeline:
 
     def enter(self, stage: Stage, reason: str = "") -> float:
         """A stage begins; returns when, for :meth:`leave`."""
-        self.stage, self.reason = stage, reason
+        self.stage, self.reason, self.since_ns = stage, reason, workflow.time_ns()
         severity = "page" if stage == Stage.PARKED else "info"
         workflow.upsert_search_attributes(attributes.updates({attributes.STAGE: stage, attributes.SEVERITY: severity}))
         workflow.logger.info("stage entered", extra={"stage": stage, "correlation": self._input.anomaly.id})

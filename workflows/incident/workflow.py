@@ -19,7 +19,8 @@ from temporalio.exceptions import ActivityError
 with workflow.unsafe.imports_passed_through():
     from everstep.decisions.recover.rules import Action
     from everstep.model.eviction import EvictionState
-    from everstep.model.incident import Confirmation, IncidentReport, Stage, StageRecord, Symptom
+    from everstep.model.incident import Confirmation, IncidentReport, Stage, Symptom
+    from everstep.model.stage_at_hand import StageAtHand
     from workflows import activity_calls
     from workflows.incident.incident import Abandoned, Incident
     from workflows.incident.report import abandoned_report, observed_report, recovered_report
@@ -57,12 +58,19 @@ class IncidentWorkflow:
         self.incident.take("approve", request, more)
 
     @workflow.query(name="stage", description="Stage of the incident and why")
-    def current_stage(self) -> StageRecord:
+    def current_stage(self) -> StageAtHand:
         """The stage at hand."""
-        timeline = self.incident.timeline
-        to_accept = timeline.to_accept if timeline.stage == Stage.PARKED else ""
-        return StageRecord(
-            name=timeline.stage, seconds=0.0, found=timeline.reason or timeline.headline, to_accept=to_accept
+        timeline, input = self.incident.timeline, self.incident.input
+        return StageAtHand(
+            name=timeline.stage,
+            seconds=0.0,
+            found=timeline.reason or timeline.headline,
+            to_accept=timeline.to_accept if timeline.stage == Stage.PARKED else "",
+            job=input.job,
+            opened_ns=input.opened_ns,
+            since_ns=timeline.since_ns,
+            machines=list(dict.fromkeys([*input.anomaly.machines, *self.incident.evictions.wanted])),
+            tripped=self.incident.evictions.tripped,
         )
 
     @workflow.query(name="evictions", description="What the rules of eviction said, and who left the job")

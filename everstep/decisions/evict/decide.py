@@ -6,15 +6,13 @@ from dataclasses import dataclass, field
 
 from everstep.decisions.evict.facts import EvictFacts, each_machine
 from everstep.decisions.evict.rules import OPERATOR, RULES, mode_of
-from everstep.model.eviction import EvictAnswer, Eviction, EvictMode
+from everstep.model.eviction import BREAKER, EvictAnswer, Eviction, EvictMode
 from everstep.model.recovery_policy import RecoveryPolicy
 
 ASKED_KEPT = 200
 """Answers of one decision that are kept, at most: those that say yes first (ours)."""
 WHY_CHARACTERS = 300
 """Of one answer (ours)."""
-BREAKER = "breaker"
-"""Stands for a rule in the answer of the breaker."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ import re
 
 from pydantic import Field
 
-from everstep.decisions.evict.decide import BREAKER, allowed
+from everstep.decisions.evict.decide import allowed
 from everstep.decisions.evict.rules import RULES, EvictRule, mode_of
-from everstep.model.eviction import EvictMode
+from everstep.model.eviction import BREAKER, EvictMode
 from everstep.model.message import Model
 from everstep.model.recovery_policy import RecoveryPolicy
 

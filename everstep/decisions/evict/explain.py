@@ -6,9 +6,8 @@ from collections.abc import Collection, Sequence
 
 from pydantic import Field
 
-from everstep.decisions.evict.decide import BREAKER
 from everstep.decisions.evict.rules import RULES, mode_of
-from everstep.model.eviction import EvictAnswer, EvictMode
+from everstep.model.eviction import BREAKER, EvictAnswer, EvictMode
 from everstep.model.message import Model
 from everstep.model.recovery_policy import RecoveryPolicy
 

@@ -182,9 +182,33 @@ def test_the_agents_get_the_monitors_settings_and_a_running_cluster_keeps_them(
     assert _environment(pids["agent-m0"])["EVERSTEP_MONITOR"] == str(settings)
     assert "EVERSTEP_MONITOR" not in _environment(pids["worker-0"])
     assert local.up(NAME, machines=1, standbys=0, workers=1, commands=commands) == given
-    with pytest.raises(ClusterError, match=r"other.toml: .* runs and has the monitor's settings of .*monitor.toml"):
+    with pytest.raises(ClusterError, match=r"other.toml: .* runs and has the settings of .*monitor.toml"):
         local.up(NAME, machines=1, standbys=0, workers=1, commands=commands, monitor=other)
     assert local.processes(given) == pids
+
+
+def test_the_workers_get_the_file_of_receivers_and_a_running_cluster_keeps_it(
+    home: Path, commands: Commands, tmp_path: Path
+) -> None:
+    receivers, other = tmp_path / "notices.toml", tmp_path / "other.toml"
+    for path in (receivers, other):
+        path.write_text('[[receiver]]\nname = "mail"\ncommand = ["true"]\n')
+    given = local.up(NAME, machines=1, standbys=0, workers=1, commands=commands, notices=receivers)
+    pids = local.processes(given)
+    assert _environment(pids["worker-0"])["EVERSTEP_NOTICES"] == str(receivers)
+    assert _environment(pids["worker-0"])["EVERSTEP_UI_URL"] == given.ui_url
+    assert "EVERSTEP_NOTICES" not in _environment(pids["agent-m0"])
+    assert local.up(NAME, machines=1, standbys=0, workers=1, commands=commands) == given
+    with pytest.raises(ClusterError, match=r"--notices .*other.toml: .* runs and has the settings of .*notices.toml"):
+        local.up(NAME, machines=1, standbys=0, workers=1, commands=commands, notices=other)
+
+
+def test_wrong_receivers_are_refused_before_anything_starts(home: Path, tmp_path: Path) -> None:
+    receivers = tmp_path / "notices.toml"
+    receivers.write_text('[[receiver]]\nname = "mail"\ncommand = ["/no/such"]\nkinds = ["x"]\n')
+    with pytest.raises(ConfigError, match=r"(?s)there is no kind 'x'.*'/no/such' is not there"):
+        local.up(NAME, notices=receivers)
+    assert not ClusterFile.home_of(NAME).exists()
 
 
 def test_wrong_settings_of_the_monitor_are_refused_before_anything_starts(home: Path, tmp_path: Path) -> None:

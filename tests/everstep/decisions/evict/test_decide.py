@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everstep.decisions.evict.by_operator import REASON
-from everstep.decisions.evict.decide import ASKED_KEPT, BREAKER, EvictPlan, allowed
-from everstep.model.eviction import EvictMode
+from everstep.decisions.evict.decide import ASKED_KEPT, EvictPlan, allowed
+from everstep.model.eviction import BREAKER, EvictMode
 from everstep.model.health import Health, MachineFinding
 from everstep.model.owner import Owner
 from everstep.model.recovery_policy import RecoveryPolicy

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from everstep.decisions.evict.decide import BREAKER
 from everstep.decisions.evict.explain import explained, quiet_rules
 from everstep.decisions.evict.rules import RULES
-from everstep.model.eviction import EvictAnswer, EvictMode
+from everstep.model.eviction import BREAKER, EvictAnswer, EvictMode
 from everstep.model.recovery_policy import RecoveryPolicy
 
 

@@ -1,0 +1,207 @@
+"""Looks for events that somebody has to be told of, and starts the delivery of each: a loop in every worker.
+
+It keeps nothing that matters: an event's delivery is a workflow whose id is the event's, and Temporal
+starts none twice. So several workers, or a restarted one, tell it once, as long as the namespace keeps
+workflows that are over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from urllib.parse import quote
+
+import structlog
+from temporalio.client import Client, WorkflowExecution, WorkflowExecutionStatus
+from temporalio.common import WorkflowIDReusePolicy
+from temporalio.exceptions import WorkflowAlreadyStartedError
+from temporalio.service import RPCError, RPCStatusCode
+
+from activities.notices.settings import NoticeSettings
+from activities.turns import gathered
+from everstep.decisions import notices
+from everstep.decisions.notices import EndedJob
+from everstep.model.incident import Stage
+from everstep.model.notice import NOTICE_WORKFLOW, Notice, NoticeInput, NoticeKind, notice_workflow_id
+from everstep.model.pool import PoolState, pool_workflow_id
+from everstep.model.stage_at_hand import StageAtHand
+from everstep.once import Once
+
+log = structlog.get_logger("notices")
+
+LOOK_S = 5.0
+"""Between two looks, seconds (ours)."""
+SHORT_FOR_S = 60.0
+"""A shortage of machines has to last so long: one that is over within a minute concerns nobody (ours)."""
+ANSWER_LIMIT = timedelta(seconds=5)
+"""A workflow that does not answer within this time is asked at the next look (ours)."""
+ASKED_AT_ONCE = 8
+"""Workflows that are asked side by side: each may be replayed for that (ours)."""
+KEPT = 10_000
+"""Events and workflows that are remembered, so that Temporal need not be asked about them again (ours)."""
+SUMMARY_CHARACTERS = 90
+"""Of the line in the Web UI's list: Temporal takes 400 bytes."""
+PARKED = f'WorkflowType="Incident" AND ExecutionStatus="Running" AND Stage="{Stage.PARKED}"'
+OBSERVED = f'WorkflowType="Incident" AND ExecutionStatus="Completed" AND Stage="{Stage.OBSERVED}"'
+"""Where the breaker trips while the ranks go on, the incident is over at once."""
+ENDED = 'WorkflowType="Job" AND ExecutionStatus!="Running" AND ExecutionStatus!="ContinuedAsNew"'
+UNSAID = {
+    WorkflowExecutionStatus.FAILED: "it failed",
+    WorkflowExecutionStatus.TERMINATED: "it was terminated",
+    WorkflowExecutionStatus.TIMED_OUT: "its time ran out",
+}
+"""Ends of a workflow that it could not say anything about."""
+
+Ask = Callable[[WorkflowExecution], Awaitable[None]]
+
+
+class RecentIds:
+    """The last ids that were added."""
+
+    def __init__(self) -> None:
+        self._ids: dict[str, None] = {}
+
+    def __contains__(self, id: str) -> bool:
+        return id in self._ids
+
+    def add(self, id: str) -> None:
+        """Remember one; the oldest is forgotten where there are too many."""
+        self._ids[id] = None
+        if len(self._ids) > KEPT:
+            self._ids.pop(next(iter(self._ids)))
+
+
+class Announcer:
+    """Tells of the jobs, incidents and machines of one task queue, until it is cancelled.
+
+    Args:
+        client: Of Temporal.
+        settings: Who is told.
+        task_queue: Of the cluster.
+        ui_url: Of Temporal's Web UI; empty: not known.
+        short_for_s: So long a shortage of machines has to last, seconds.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        settings: NoticeSettings,
+        task_queue: str,
+        ui_url: str = "",
+        short_for_s: float = SHORT_FOR_S,
+    ) -> None:
+        self._client = client
+        self._settings = settings
+        self._task_queue = task_queue
+        self._pages = f"{ui_url.rstrip('/')}/namespaces/{client.namespace}/workflows/" if ui_url else ""
+        self._short_for_s = short_for_s
+        self._short: dict[str, float] = {}
+        self._told = RecentIds()
+        self._over = RecentIds()
+        """Runs of workflows that are over, and that were looked at."""
+        self._asking = asyncio.Semaphore(ASKED_AT_ONCE)
+        self._troubles = Once()
+
+    async def run(self) -> None:
+        """Look again and again."""
+        while True:
+            await self.look()
+            await asyncio.sleep(LOOK_S)
+
+    async def look(self) -> None:
+        """Look once at all that some receiver wants to hear of; what goes wrong is logged once, and tried again."""
+        lately = f'CloseTime>"{(datetime.now(UTC) - timedelta(seconds=notices.LATE_S)).isoformat()}"'
+        if self._wants(NoticeKind.PARKED, NoticeKind.BREAKER_TRIPPED):
+            await self._well("parked incidents", self._each(PARKED, self._ask_incident))
+        if self._wants(NoticeKind.BREAKER_TRIPPED):
+            await self._well("observed incidents", self._each(f"{OBSERVED} AND {lately}", self._ask_incident))
+        if self._wants(NoticeKind.JOB_FAILED):
+            await self._well("jobs that are over", self._each(f"{ENDED} AND {lately}", self._ask_job))
+        if self._wants(NoticeKind.POOL_SHORT, NoticeKind.POOL_EMPTY, NoticeKind.EVICTED_TWICE):
+            await self._well("the pool of machines", self._ask_pool())
+
+    def _wants(self, *kinds: NoticeKind) -> bool:
+        return any(self._settings.for_kind(kind) for kind in kinds)
+
+    async def _well(self, what: str, look: Awaitable[None]) -> bool:
+        """Whether a look succeeded; each kind of error is logged once."""
+        try:
+            await look
+        except Exception as error:
+            if self._troubles.new(what, error):
+                log.warning("it is not known whether there is something to tell", of=what, error=str(error))
+            return False
+        self._troubles.well(what)
+        return True
+
+    async def _each(self, condition: str, ask: Ask) -> None:
+        """Ask each workflow that is listed; one that is over is asked once."""
+        query = f'TaskQueue="{self._task_queue}" AND {condition}'
+        listed = [one async for one in self._client.list_workflows(query) if one.run_id not in self._over]
+
+        async def ask_one(workflow: WorkflowExecution) -> None:
+            async with self._asking:
+                well = await self._well(workflow.run_id, ask(workflow))
+            if well and workflow.status is not WorkflowExecutionStatus.RUNNING:
+                self._over.add(workflow.run_id)
+
+        await gathered(map(ask_one, listed))
+
+    async def _ask_incident(self, incident: WorkflowExecution) -> None:
+        handle = self._client.get_workflow_handle(incident.id, run_id=incident.run_id)
+        at_hand = await handle.query("stage", result_type=StageAtHand, rpc_timeout=ANSWER_LIMIT)
+        await self._announce(notices.of_incident(incident.id, at_hand), incident.id)
+
+    async def _ask_job(self, job: WorkflowExecution) -> None:
+        outcome = headline = ""
+        if job.status is WorkflowExecutionStatus.COMPLETED:
+            handle = self._client.get_workflow_handle(job.id, run_id=job.run_id, result_type=dict[str, Any])
+            result = await handle.result(follow_runs=False, rpc_timeout=ANSWER_LIMIT)
+            outcome, headline = str(result.get("outcome", "")), str(result.get("headline", ""))
+        ended = EndedJob(
+            name=job.id.removeprefix("job/"),
+            run=job.run_id,
+            ended_ns=int((job.close_time or datetime.now(UTC)).timestamp() * 1e9),
+            outcome=outcome,
+            headline=headline,
+            closed_as=UNSAID.get(job.status, "") if job.status else "",
+        )
+        await self._announce(notices.of_ended_job(ended, time.time_ns()), job.id)
+
+    async def _ask_pool(self) -> None:
+        id = pool_workflow_id(self._task_queue)
+        handle = self._client.get_workflow_handle(id)
+        try:
+            pool = await handle.query("state", result_type=PoolState, rpc_timeout=ANSWER_LIMIT)
+        except RPCError as error:
+            if error.status == RPCStatusCode.NOT_FOUND:
+                return  # nobody keeps the machines of this cluster
+            raise
+        seen = notices.of_pool(pool, time.time_ns())
+        self._short, due = notices.lasting(self._short, seen, time.monotonic(), self._short_for_s)
+        await self._announce(due, id)
+
+    async def _announce(self, events: Iterable[Notice], workflow: str) -> None:
+        """Start the delivery of each event that was not told yet; ``workflow`` is what the link shows."""
+        for event in events:
+            receivers = self._settings.for_kind(event.kind)
+            if event.id in self._told or not receivers:
+                continue
+            link = f"{self._pages}{quote(workflow, safe='')}" if self._pages else ""
+            notice = event.model_copy(update={"cluster": self._task_queue, "link": link})
+            try:
+                await self._client.start_workflow(
+                    NOTICE_WORKFLOW,
+                    NoticeInput(notice=notice, receivers=receivers),
+                    id=notice_workflow_id(self._task_queue, event.id),
+                    task_queue=self._task_queue,
+                    id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
+                    static_summary=event.text[:SUMMARY_CHARACTERS],
+                )
+                log.info("somebody is told", kind=event.kind, event_id=event.id, receivers=receivers)
+            except WorkflowAlreadyStartedError:
+                log.debug("was told before", event_id=event.id)
+            self._told.add(event.id)

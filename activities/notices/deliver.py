@@ -1,0 +1,55 @@
+"""Delivers one notice to one receiver, once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from activities.notices import program
+from activities.notices.post import post
+from activities.notices.settings import Receiver, secrets_of, url_of
+from everstep.errors import NoticeError
+from everstep.model.notice import Notice
+from everstep.redaction import HIDDEN, masked
+
+
+async def deliver(receiver: Receiver, notice: Notice, env: Mapping[str, str] = os.environ) -> str:
+    """Deliver it; returns what came back, without anything secret.
+
+    Args:
+        receiver: Who gets it.
+        notice: What is told.
+        env: Variables that the receiver names.
+
+    Raises:
+        NoticeError: it was not taken; the message has nothing secret in it.
+    """
+    try:
+        if receiver.command:
+            said = await program.run(receiver.command, notice.body(), receiver.deadline_s)
+        else:
+            said = await _post(receiver, notice, env)
+    except NoticeError as error:
+        raise NoticeError(_shown(str(error), receiver, env)) from None
+    return _shown(said, receiver, env)
+
+
+async def _post(receiver: Receiver, notice: Notice, env: Mapping[str, str]) -> str:
+    missing = [name for name in (receiver.url_from, *receiver.headers_from.values()) if name and not env.get(name)]
+    if missing:
+        raise NoticeError(f"the variable {missing[0]} is not set where this worker was started")
+    return await post(
+        url_of(receiver, env),
+        notice.body(),
+        id=notice.id,
+        headers={header: env[name].strip() for header, name in receiver.headers_from.items()},
+        ca_file=receiver.ca_file,
+        deadline_s=receiver.deadline_s,
+    )
+
+
+def _shown(text: str, receiver: Receiver, env: Mapping[str, str]) -> str:
+    """An answer may repeat what it was given."""
+    for secret in secrets_of(receiver, env):
+        text = text.replace(secret, HIDDEN)
+    return masked(text)

@@ -1,0 +1,103 @@
+"""One HTTP POST: TLS verified, bounded in time and size, to the host that was named and no other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import socket
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import everstep
+from activities.notices.settings import target
+from everstep.errors import NoticeError
+
+ANSWER_BYTES = 2048
+"""Of an answer so much is read (ours)."""
+
+
+async def post(
+    url: str, body: bytes, *, id: str, headers: Mapping[str, str], ca_file: Path | None, deadline_s: float
+) -> str:
+    """Send JSON; returns what came back, e.g. ``HTTP 202 Accepted``.
+
+    No proxy is used and no redirect is followed.
+
+    Args:
+        url: ``https://``, or ``http://`` of this machine.
+        body: The JSON.
+        id: Of what is told: whoever hears it twice can tell by the header ``Idempotency-Key``.
+        headers: Beside those that are always sent.
+        ca_file: Certificates of authorities beside the system's.
+        deadline_s: For all of it, seconds.
+
+    Raises:
+        NoticeError: it was not taken; the message has neither path nor headers.
+    """
+    parts = urlsplit(url)
+    path = f"{parts.path or '/'}{f'?{parts.query}' if parts.query else ''}"
+    sent = {
+        **headers,
+        "Content-Type": "application/json; charset=utf-8",
+        "Idempotency-Key": id,
+        "User-Agent": f"everstep/{everstep.__version__}",
+        "Connection": "close",
+    }
+    opened: list[socket.socket] = []
+    try:
+        connection = _connection(url, ca_file, deadline_s)
+        async with asyncio.timeout(deadline_s):
+            return await asyncio.to_thread(_exchange, connection, opened, path, body, sent)
+    except TimeoutError:
+        raise NoticeError(f"{target(parts)} did not answer within {deadline_s:g} s") from None
+    except ssl.SSLCertVerificationError as error:
+        hint = "where its authority is not one of the system's, name it with ca_file"
+        raise NoticeError(f"the certificate of {target(parts)} is not good: {error.verify_message}; {hint}") from None
+    except (OSError, http.client.HTTPException) as error:
+        said = error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__
+        raise NoticeError(f"{target(parts)} cannot be reached: {said}") from None
+    finally:
+        for one in opened:
+            with contextlib.suppress(OSError):  # a thread that still waits there ends
+                one.shutdown(socket.SHUT_RDWR)
+
+
+def _connection(url: str, ca_file: Path | None, deadline_s: float) -> http.client.HTTPConnection:
+    parts = urlsplit(url)
+    if parts.scheme == "http":
+        return http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=deadline_s)
+    trust = ssl.create_default_context()
+    if ca_file is not None:
+        trust.load_verify_locations(ca_file)
+    return http.client.HTTPSConnection(parts.hostname or "", parts.port, timeout=deadline_s, context=trust)
+
+
+def _exchange(
+    connection: http.client.HTTPConnection,
+    opened: list[socket.socket],
+    path: str,
+    body: bytes,
+    headers: Mapping[str, str],
+) -> str:
+    """Runs in a thread of its own, until it is done or what it ``opened`` is shut."""
+    with contextlib.closing(connection):
+        connection.connect()
+        opened.append(connection.sock)
+        connection.request("POST", path, body, dict(headers))
+        response = connection.getresponse()
+        with response:
+            return _judged(response)
+
+
+def _judged(response: http.client.HTTPResponse) -> str:
+    said = f"HTTP {response.status} {response.reason}".strip()
+    if 200 <= response.status < 300:
+        return said
+    if 300 <= response.status < 400:
+        elsewhere = target(urlsplit(response.headers.get("Location", "")))
+        raise NoticeError(f"{said}: it redirects{f' to {elsewhere}' if elsewhere else ''}: name the URL that answers")
+    text = " ".join(response.read(ANSWER_BYTES).decode(errors="replace").split())
+    raise NoticeError(f"{said}: {text[:200]}" if text else said)

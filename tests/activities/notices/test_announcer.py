@@ -1,0 +1,218 @@
+"""Events of real workflows are told once, whoever looks, and how often."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import structlog.testing
+from temporalio import workflow
+from temporalio.client import Client, WorkflowHandle
+from temporalio.worker import Worker
+
+from activities.notices.activities import NoticeActivities
+from activities.notices.announcer import Announcer
+from activities.notices.settings import NoticeSettings, Receiver
+from everstep.model.machine import Machine
+from everstep.model.pool import PoolMachine, PoolPlace, PoolState, pool_workflow_id
+from tests.activities.notices.http_receiver import HttpReceiver, serving
+from tests.workflows.conftest import Jobs, ScriptedCluster, anomaly
+from tests.workflows.test_evict import STANDBYS, gone, sure_fault
+from workflows.incident.workflow import IncidentWorkflow
+from workflows.job import JobWorkflow
+from workflows.registry import WORKFLOWS, sandbox
+
+UI = "http://127.0.0.1:8233/"
+
+
+@dataclass
+class Told:
+    """Jobs on a scripted cluster, and a receiver of all notices."""
+
+    client: Client
+    queue: str
+    jobs: Jobs
+    pager: HttpReceiver
+    settings: NoticeSettings
+
+    def announcer(self, **more: float) -> Announcer:
+        return Announcer(self.client, self.settings, self.queue, UI, **more)
+
+    async def looked(self, *announcers: Announcer, count: int) -> list[dict[str, Any]]:
+        """Look until so many notices have arrived; what is listed is a little late."""
+        while len(self.pager.bodies) < count:
+            await asyncio.gather(*(one.look() for one in announcers))
+            await asyncio.sleep(0.1)
+        return self.pager.bodies
+
+    async def delivered(self) -> list[str]:
+        """Ids of all deliveries that were started, once they are listed."""
+        query = f'WorkflowType="Notice" AND TaskQueue="{self.queue}"'
+        return [one.id async for one in self.client.list_workflows(query)]
+
+
+@pytest.fixture
+def pager() -> Iterator[HttpReceiver]:
+    with serving() as found:
+        yield found
+
+
+@pytest.fixture
+async def told(temporal: Client, pager: HttpReceiver) -> AsyncIterator[Told]:
+    cluster, queue = ScriptedCluster(), f"q-{uuid.uuid4().hex[:8]}"
+    settings = NoticeSettings(receiver=[Receiver(name="pager", url=pager.url)])
+    async with Worker(
+        temporal,
+        task_queue=queue,
+        workflows=[*WORKFLOWS, ScriptedPool],
+        activities=[*cluster.activities, NoticeActivities(settings).deliver],
+        workflow_runner=sandbox(),
+        max_cached_workflows=0,
+    ):
+        yield Told(temporal, queue, Jobs(temporal, cluster, queue), pager, settings)
+
+
+async def parked(told: Told) -> WorkflowHandle[Any, Any]:
+    """A job of which a machine is gone, and there is no other."""
+    told.jobs.cluster.evidence = gone("m1")
+    handle = await told.jobs.start(silent_evict_s=0.0)
+    await told.jobs.until(handle, lambda state: state.status == "running")
+    await handle.execute_update(JobWorkflow.report, anomaly())
+    await told.jobs.until(handle, lambda state: state.status == "parked")
+    return handle
+
+
+async def incident_of(told: Told, handle: WorkflowHandle[Any, Any]) -> WorkflowHandle[Any, Any]:
+    state = await handle.query(JobWorkflow.current_state)
+    return told.client.get_workflow_handle(state.incidents[-1].id)
+
+
+async def test_a_parking_is_told_once_by_two_loops_and_by_a_later_one(told: Told) -> None:
+    handle = await parked(told)
+    first, second = told.announcer(), told.announcer()
+    [body] = await told.looked(first, second, count=1)
+    for announcer in (first, second, told.announcer()):
+        await announcer.look()
+
+    incident = await incident_of(told, handle)
+    assert (body["kind"], body["incident"], body["cluster"]) == ("parked", incident.id, told.queue)
+    assert body["link"] == f"{UI}namespaces/default/workflows/{incident.id.replace('/', '%2F')}"
+    assert len(told.pager.bodies) == 1
+
+    await incident.signal(IncidentWorkflow.resume, {"operator": "ada"})
+    before = body["id"]
+    _, again = await told.looked(first, second, count=2)
+    assert again["kind"] == "parked"
+    assert again["id"] != before, "it was parked anew"
+    await incident.signal(IncidentWorkflow.abandon, {"operator": "ada"})
+    *_, failed = await told.looked(first, second, count=3)
+    assert (failed["kind"], failed["job"]) == ("job-failed", body["job"])
+    await told.announcer().look()
+    assert [one["kind"] for one in told.pager.bodies] == ["parked", "parked", "job-failed"]
+
+
+async def test_only_who_wants_a_kind_is_told(told: Told) -> None:
+    deaf = NoticeSettings(receiver=[Receiver(name="pager", url=told.pager.url, kinds=["pool-empty"])])
+    handle = await parked(told)
+    await Announcer(told.client, deaf, told.queue).look()
+    assert not [body for body in told.pager.bodies if body["kind"] == "parked"]
+    await told.looked(told.announcer(), count=1)
+    await handle.terminate()
+
+
+async def test_the_breaker_is_told_where_the_job_is_parked_for_it(told: Told) -> None:
+    told.jobs.cluster.standbys, told.jobs.cluster.evidence = list(STANDBYS), gone("m1")
+    handle = await told.jobs.start(evict_share=0.0, evict_at_least=0, silent_evict_s=0.0)
+    await told.jobs.until(handle, lambda state: state.status == "running")
+    await handle.execute_update(JobWorkflow.report, anomaly())
+    await told.jobs.until(handle, lambda state: state.status == "parked")
+    bodies = await told.looked(told.announcer(), count=2)
+
+    assert {body["kind"] for body in bodies} == {"parked", "breaker-tripped"}
+    assert all(body["machines"] == ["m1"] for body in bodies)
+    await handle.terminate()
+
+
+async def test_the_breaker_is_told_where_the_job_goes_on(told: Told) -> None:
+    told.jobs.cluster.standbys = list(STANDBYS)
+    handle = await told.jobs.start(evict_share=0.0, evict_at_least=0)
+    await told.jobs.until(handle, lambda state: state.status == "running")
+    await handle.execute_update(JobWorkflow.observe, sure_fault())
+    [body] = await told.looked(told.announcer(), count=1)
+
+    assert body["kind"] == "breaker-tripped"
+    assert "1 machines of 2 would be evicted" in body["text"]
+    await handle.terminate()
+
+
+async def test_a_job_whose_workflow_is_terminated_is_told_and_one_that_is_stopped_is_not(told: Told) -> None:
+    stopped, terminated = await told.jobs.start(), await told.jobs.start()
+    for handle in (stopped, terminated):
+        await told.jobs.until(handle, lambda state: state.status == "running")
+    await stopped.signal(JobWorkflow.stop, {"operator": "ada"})
+    await stopped.result()
+    await terminated.terminate()
+    [body] = await told.looked(told.announcer(), count=1)
+
+    assert (body["kind"], f"job/{body['job']}") == ("job-failed", terminated.id)
+    assert "it was terminated" in body["text"]
+
+
+@workflow.defn(name="ScriptedPool", sandboxed=False)
+class ScriptedPool:
+    """Says of its machines what a test says."""
+
+    @workflow.init
+    def __init__(self, state: PoolState) -> None:
+        self.state = state
+
+    @workflow.query(name="state")
+    def current_state(self) -> PoolState:
+        return self.state
+
+    @workflow.signal(name="say")
+    def say(self, state: PoolState) -> None:
+        self.state = state
+
+    @workflow.run
+    async def run(self, state: PoolState) -> None:
+        await workflow.wait_condition(lambda: False)
+
+
+def machine(name: str, place: PoolPlace, *evicted_ns: int) -> PoolMachine:
+    own = Machine(name=name, address=f"{name}:1")
+    return PoolMachine(machine=own, place=place, since_ns=max(evicted_ns, default=1), evicted_ns=list(evicted_ns))
+
+
+def pool(*machines: PoolMachine) -> PoolState:
+    return PoolState(machines={one.machine.name: one for one in machines}, standbys=1, known=True)
+
+
+async def test_machines_that_are_missing_or_evicted_again(told: Told) -> None:
+    first, second = told.announcer(short_for_s=0.0), told.announcer(short_for_s=0.0)
+    with structlog.testing.capture_logs() as logs:
+        await first.look()
+    assert logs == [], "there is no pool"
+
+    standby = machine("m1", PoolPlace.STANDBY)
+    handle = await told.client.start_workflow(
+        ScriptedPool.run, pool(standby), id=pool_workflow_id(told.queue), task_queue=told.queue
+    )
+    await first.look()
+    now_ns = time.time_ns()
+    out = machine("m1", PoolPlace.QUARANTINED, now_ns - 10**9, now_ns)
+    await handle.signal(ScriptedPool.say, pool(out))
+    patient = told.announcer()
+    await patient.look()
+    bodies = await told.looked(first, second, count=2)
+    await asyncio.gather(first.look(), second.look(), patient.look())
+
+    assert sorted(body["kind"] for body in bodies) == ["evicted-twice", "pool-empty"]
+    assert all(body["machines"] == ["m1"] for body in bodies)
+    assert len(await told.delivered()) <= 2
+    await handle.terminate()

@@ -1,0 +1,175 @@
+"""What somebody is told of, and under which id."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from everstep.decisions.notices import EndedJob, lasting, of_ended_job, of_incident, of_pool
+from everstep.model.incident import Stage
+from everstep.model.machine import Machine
+from everstep.model.notice import Notice, NoticeKind
+from everstep.model.pool import PoolMachine, PoolPlace, PoolState
+from everstep.model.stage_at_hand import StageAtHand
+
+S, H = 10**9, 3600 * 10**9
+NOON = 1_790_000_000 * S
+INCIDENT = "incident/gpt/0001"
+
+
+def at_hand(name: str = Stage.PARKED, **more: object) -> StageAtHand:
+    fields = {"name": name, "seconds": 0.0, "found": "no common checkpoint", "job": "gpt", "since_ns": NOON} | more
+    return StageAtHand.model_validate(fields)
+
+
+def machine(
+    name: str, place: PoolPlace, since_ns: int = NOON - H, *, evicted_ns: tuple[int, ...] = (), fault: str = ""
+) -> PoolMachine:
+    return PoolMachine(
+        machine=Machine(name=name, address=f"{name}:1"),
+        place=place,
+        since_ns=since_ns,
+        evicted_ns=list(evicted_ns),
+        fault=fault,
+        why="a GPU is lost" if place is PoolPlace.QUARANTINED else "",
+    )
+
+
+def pool(*machines: PoolMachine, standbys: int = 2, known: bool = True) -> PoolState:
+    return PoolState(machines={one.machine.name: one for one in machines}, standbys=standbys, known=known)
+
+
+def kinds(notices: list[Notice]) -> list[NoticeKind]:
+    return [one.kind for one in notices]
+
+
+def test_a_parked_job_is_told_with_its_reason_and_what_to_do() -> None:
+    (one,) = of_incident(INCIDENT, at_hand(machines=["m1"]))
+
+    assert (one.kind, one.job, one.incident, one.machines) == (NoticeKind.PARKED, "gpt", INCIDENT, ["m1"])
+    assert "no common checkpoint" in one.text
+    assert "everstep resume gpt" in one.text
+    assert one.time_ns == NOON
+
+
+def test_the_same_parking_has_one_id_and_the_next_one_another() -> None:
+    (first,), (again,) = of_incident(INCIDENT, at_hand()), of_incident(INCIDENT, at_hand(found="the same, longer"))
+    (next_one,) = of_incident(INCIDENT, at_hand(since_ns=NOON + S))
+
+    assert first.id == again.id == f"parked/{INCIDENT}/20260921-141320.000"
+    assert next_one.id != first.id
+
+
+def test_an_incident_that_is_not_parked_is_no_event() -> None:
+    assert of_incident(INCIDENT, at_hand(Stage.REATTEMPT)) == []
+
+
+def test_the_breaker_is_told_once_an_incident_parked_or_not() -> None:
+    parked = of_incident(INCIDENT, at_hand(tripped="3 machines of 8 would be evicted", opened_ns=NOON))
+    observed = of_incident(INCIDENT, at_hand(Stage.OBSERVED, tripped="4 of 8", opened_ns=NOON, since_ns=NOON + S))
+
+    assert kinds(parked) == [NoticeKind.PARKED, NoticeKind.BREAKER_TRIPPED]
+    assert kinds(observed) == [NoticeKind.BREAKER_TRIPPED]
+    assert parked[1].id == observed[0].id
+    assert "3 machines of 8" in parked[1].text
+
+
+@pytest.mark.parametrize(
+    ("job", "told"),
+    [
+        (EndedJob("gpt", "r", NOON, "failed", "gpt was not started: no room"), "no room"),
+        (EndedJob("gpt", "r", NOON, closed_as="it was terminated"), "it was terminated"),
+        (EndedJob("gpt", "r", NOON, "finished", "gpt finished"), ""),
+        (EndedJob("gpt", "r", NOON, "stopped", "gpt stopped by ada"), ""),
+        (EndedJob("gpt", "r", NOON), ""),
+        (EndedJob("gpt", "r", NOON - 7 * H, "failed", "long ago"), ""),
+    ],
+)
+def test_a_job_that_is_over(job: EndedJob, told: str) -> None:
+    found = of_ended_job(job, NOON + S)
+
+    assert kinds(found) == ([NoticeKind.JOB_FAILED] if told else [])
+    assert all(told in one.text and one.job == "gpt" for one in found)
+
+
+def test_two_runs_of_a_name_are_two_events() -> None:
+    first, second = (of_ended_job(EndedJob("gpt", run, NOON, "failed", "x"), NOON)[0].id for run in "ab")
+
+    assert first != second
+
+
+def test_a_pool_with_all_its_standbys_is_no_event() -> None:
+    full = pool(machine("m1", PoolPlace.ACTIVE), machine("m2", PoolPlace.STANDBY), machine("m3", PoolPlace.STANDBY))
+
+    assert of_pool(full, NOON) == []
+    assert of_pool(pool(machine("m1", PoolPlace.ACTIVE), standbys=0), NOON) == []
+
+
+def test_a_pool_that_is_short_and_one_that_is_empty() -> None:
+    gone = machine("m1", PoolPlace.QUARANTINED, NOON)
+    (short,) = of_pool(pool(gone, machine("m2", PoolPlace.STANDBY)), NOON)
+    (empty,) = of_pool(pool(gone, machine("m2", PoolPlace.STANDBY, fault="it does not answer")), NOON)
+
+    assert (short.kind, short.machines) == (NoticeKind.POOL_SHORT, ["m1"])
+    assert "1 of 2" in short.text
+    assert "m1 (a GPU is lost)" in short.text
+    assert (empty.kind, empty.machines) == (NoticeKind.POOL_EMPTY, ["m1", "m2"])
+    assert "m2 (it does not answer)" in empty.text
+
+
+def test_a_shortage_is_one_event_until_a_further_machine_goes_away() -> None:
+    spare, gone = machine("m2", PoolPlace.STANDBY), machine("m1", PoolPlace.QUARANTINED, NOON)
+    (first,) = of_pool(pool(gone, spare, machine("m3", PoolPlace.FREE), standbys=3), NOON)
+    (later,) = of_pool(
+        pool(gone, spare, machine("m3", PoolPlace.FREE), machine("m4", PoolPlace.ACTIVE, NOON + S), standbys=3), NOON
+    )
+    (worse,) = of_pool(pool(gone, spare, machine("m3", PoolPlace.QUARANTINED, NOON + S), standbys=3), NOON)
+
+    assert first.id == later.id
+    assert worse.id != first.id
+
+
+def test_a_pool_that_does_not_know_its_jobs_yet_says_nothing() -> None:
+    assert of_pool(pool(known=False), NOON) == []
+
+
+def test_a_machine_that_is_evicted_again_is_told_each_time() -> None:
+    once = machine("m1", PoolPlace.STANDBY, evicted_ns=(NOON,))
+    twice = machine("m1", PoolPlace.QUARANTINED, evicted_ns=(NOON - H, NOON))
+    slowly = machine("m1", PoolPlace.STANDBY, evicted_ns=(NOON - 25 * H, NOON))
+
+    assert of_pool(pool(once, standbys=0), NOON) == of_pool(pool(slowly, standbys=0), NOON) == []
+    (told,) = of_pool(pool(twice, standbys=0), NOON)
+    assert (told.kind, told.machines) == (NoticeKind.EVICTED_TWICE, ["m1"])
+    assert "2 times" in told.text
+    assert of_pool(pool(twice, standbys=0), NOON + 7 * H) == [], "long ago"
+
+
+def test_only_a_shortage_has_to_last() -> None:
+    seen = of_pool(pool(machine("m1", PoolPlace.QUARANTINED, NOON, evicted_ns=(NOON - H, NOON))), NOON)
+    since, told = lasting({}, seen, 100.0, 60.0)
+    assert kinds(told) == [NoticeKind.EVICTED_TWICE]
+
+    since, told = lasting(since, seen, 159.0, 60.0)
+    assert kinds(told) == [NoticeKind.EVICTED_TWICE]
+    again, told = lasting(since, seen, 160.0, 60.0)
+    assert kinds(told) == [NoticeKind.POOL_EMPTY, NoticeKind.EVICTED_TWICE]
+    assert again == since
+
+    over, _ = lasting(since, [], 161.0, 60.0)
+    assert over == {}, "a shortage that comes again has to last again"
+
+
+def test_a_receiver_gets_one_line_of_json() -> None:
+    (one,) = of_incident(INCIDENT, at_hand(found="é" * 900 + "\n"))
+    body = one.body()
+    assert body.endswith(b"\n")
+    assert body.count(b"\n") == 1
+    told = json.loads(body)
+
+    assert list(told) == ["kind", "id", "time", "text", "cluster", "job", "incident", "machines", "link"]
+    assert told["kind"] == "parked"
+    assert told["time"] == "2026-09-21T14:13:20.000+00:00"
+    assert len(told["text"]) <= 500
+    assert "everstep abandon gpt" in told["text"], "what to do is not cut"

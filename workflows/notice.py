@@ -1,0 +1,67 @@
+"""The notice: tells each of its receivers of one event, and tries again where one does not take it.
+
+Its id is that of the event, so that an event is told once, however many workers see it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+from temporalio import workflow
+from temporalio.common import RetryPolicy
+from temporalio.exceptions import ActivityError, FailureError
+
+with workflow.unsafe.imports_passed_through():
+    from activities import messages
+    from activities.messages import DeliverInput
+    from activities.notices.settings import LONGEST_S
+    from everstep.model.notice import NOTICE_WORKFLOW, NoticeInput, NoticeResult
+    from workflows import attributes, web_ui
+    from workflows.options import HEARTBEAT_TIMEOUT
+
+PATIENT_RETRY = RetryPolicy(
+    initial_interval=timedelta(seconds=1), backoff_coefficient=2.0, maximum_interval=timedelta(minutes=10)
+)
+"""Soon at first, then as a receiver that is away for hours needs it (ours)."""
+
+
+@workflow.defn(name=NOTICE_WORKFLOW)
+class NoticeWorkflow:
+    """Of one event."""
+
+    @workflow.run
+    async def run(self, input: NoticeInput) -> NoticeResult:
+        """Tell all receivers; one that does not answer delays no other."""
+        notice = input.notice
+        workflow.set_current_details(f"## {notice.kind}\n\n{notice.text}")
+        if notice.job:
+            workflow.upsert_search_attributes(attributes.updates({attributes.JOB_NAME: notice.job}))
+        taken: dict[str, str] = {}
+        failed: dict[str, str] = {}
+        for name, ok, said in await asyncio.gather(*(self._deliver(input, name) for name in input.receivers)):
+            (taken if ok else failed)[name] = said
+        parts = [f"told {', '.join(taken)}"] if taken else []
+        parts += [f"{name} was not told: {why}" for name, why in failed.items()]
+        return NoticeResult(headline=web_ui.summary("; ".join(parts)), taken=taken, failed=failed)
+
+    async def _deliver(self, input: NoticeInput, receiver: str) -> tuple[str, bool, str]:
+        patience = timedelta(seconds=input.patience_s)
+        try:
+            said: str = await workflow.execute_activity(
+                messages.DELIVER,
+                DeliverInput(notice=input.notice, receiver=receiver),
+                result_type=str,
+                summary=web_ui.summary(receiver),
+                start_to_close_timeout=timedelta(seconds=2 * LONGEST_S),
+                schedule_to_close_timeout=patience,
+                heartbeat_timeout=HEARTBEAT_TIMEOUT,
+                retry_policy=PATIENT_RETRY,
+            )
+        except ActivityError as error:
+            why = error.cause.message if isinstance(error.cause, FailureError) else str(error)
+            workflow.logger.warning(
+                "a receiver was not told", extra={"receiver": receiver, "event": input.notice.id, "error": why}
+            )
+            return receiver, False, why
+        return receiver, True, said
