@@ -168,18 +168,33 @@ class ProgressFeed:
         self._clocks_ns: dict[str, int] = {}
         self._silent: set[str] = set()
         self._changed = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._streams: dict[Machine, asyncio.Task[None]] = {}
+        self._ended: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
-        self._tasks = [asyncio.create_task(self._follow(machine)) for machine in self._machines]
+        self.move_to(self._machines)
         return self
+
+    def move_to(self, machines: Sequence[Machine]) -> None:
+        """Follow the job on these machines from now on: some left it, and others came."""
+        for machine in self._streams.keys() - set(machines):
+            stream = self._streams.pop(machine)
+            stream.cancel()
+            self._ended.append(stream)
+            self._ranks.pop(machine.name, None)
+            self._silent.discard(machine.name)
+        for machine in machines:
+            if machine not in self._streams:
+                self._streams[machine] = asyncio.create_task(self._follow(machine))
+        self._changed.set()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        streams = [*self._streams.values(), *self._ended]
+        for stream in streams:
+            stream.cancel()
+        await asyncio.gather(*streams, return_exceptions=True)
 
     @property
     def current(self) -> JobProgress:

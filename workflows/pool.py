@@ -122,7 +122,8 @@ class StandbyPoolWorkflow:
                 continue
 
     def _is_due(self) -> bool:
-        return self.waited_for or not self.state.known or self._is_new_version()
+        is_long = workflow.info().is_continue_as_new_suggested()
+        return self.waited_for or not self.state.known or is_long or self._is_new_version()
 
     def _is_new_version(self) -> bool:
         return workflow.info().is_target_worker_deployment_version_changed()

@@ -112,6 +112,7 @@ class Follower:
         while True:
             try:
                 self._state = await self._control.state(self._job)
+                feed.move_to(self._state.machines)
                 await self._ask_ledger(feed.current)
                 if self._silent_plane:
                     self._silent_plane = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 
 from controlplane.pool import move_machine, pool_state
 from drills.clusters.local import DrillCluster
@@ -31,12 +32,17 @@ async def spare_of(cluster: DrillCluster, machines: int) -> int:
 
 
 async def cleaned(context: DrillContext) -> None:
-    """Wait until nothing of the job is left on machines that left it."""
+    """Wait until nothing of the job is left on machines that left it.
+
+    The pool looks every 30 s, and at once after an operator said something.
+    """
     deadline = time.monotonic() + LIMIT_S
-    while any(one.uncleaned for one in await _out_of_use(context.cluster)):
+    while left := [one for one in await _out_of_use(context.cluster) if one.uncleaned]:
         if time.monotonic() > deadline:
             return  # what is left there is found
-        await asyncio.sleep(10 * LOOK_S)
+        with suppress(EverstepError):
+            await move_machine(context.cluster.control, "evict", left[0].machine.name, "the drill waits for it")
+        await asyncio.sleep(20 * LOOK_S)
 
 
 async def put_back(context: DrillContext) -> None:

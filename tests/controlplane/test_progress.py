@@ -6,9 +6,11 @@ import math
 
 import pytest
 
+from agent.fake import NEVER, FakeAgent, Silence
 from agent.v1 import agent_pb2 as pb
-from controlplane.progress import RankView, Rate, merge, views_of
+from controlplane.progress import ProgressFeed, RankView, Rate, merge, views_of
 from everstep.model.topology import Topology
+from tests.activities.spoken import reached
 
 S = 10**9
 
@@ -116,3 +118,25 @@ def test_a_rate_is_a_mean_over_its_window_and_starts_anew_after_a_fall() -> None
     assert rate.per_second is None
     rate.add(7, 22 * S)
     assert rate.per_second == pytest.approx(2.0)
+
+
+def saying(rank: int, step: int) -> list[pb.ProgressReply | Silence]:
+    """A machine whose one rank completed so many steps."""
+    return [
+        pb.ProgressReply(generation=1, ranks=[pb.RankProgress(rank=rank, generation=1, completed_steps=step)]),
+        NEVER,
+    ]
+
+
+async def test_a_job_is_followed_to_the_machines_that_came_for_others() -> None:
+    agents = [FakeAgent(f"m{number}", progress=saying(min(number, 1), 10 + number)) for number in range(3)]
+    async with reached(agents) as (clients, machines), ProgressFeed(clients, "gpt", machines[:2]) as feed:
+        pictures = feed.pictures()
+        while sorted((await anext(pictures)).ranks) != [0, 1]:
+            pass
+
+        feed.move_to([machines[0], machines[2]])
+
+        while {view.machine for view in feed.current.ranks.values()} != {"m0", "m2"}:
+            await anext(pictures)
+        assert feed.current.ranks[1].completed_steps == 12
