@@ -69,7 +69,9 @@ class EvictionState(BaseModel):
     done_ns: list[int] = Field(default_factory=list)
     """When they left without an operator, one entry for each."""
     approved_by: str = ""
-    """The operator who lets the machines go that wait for it; empty: nobody did."""
+    """The operator who has just let the machines go that wait for it; empty: nobody did."""
+    approved: dict[str, str] = Field(default_factory=dict)
+    """Machine that may go → the operator who approved; good until there is another in its place."""
     declined: list[str] = Field(default_factory=list)
     """Machines with which an operator lets the job go on, whatever is said of them."""
     requests: int = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ from everstep.model.eviction import EvictMode
 from everstep.model.health import Finding, MachineFinding
 from everstep.model.incident import Anomaly, Evidence, IncidentReport, Symptom
 from everstep.model.machine import Machine
-from tests.workflows.conftest import anomaly, exits, held
+from tests.workflows.conftest import ASK_S, anomaly, exits, held
 from tests.workflows.test_observed import fault
 from workflows.incident.workflow import IncidentWorkflow
 from workflows.job import JobWorkflow
@@ -207,6 +208,20 @@ async def test_the_breaker_has_an_operator_asked(jobs: Any) -> None:
     told = await explanation_of(jobs, incident)
     assert (told.over, told.evicted, told.answers[0].followed) == (True, ["m1"], "it left the job"), "closed"
     assert told.outcome.startswith("recovered: Recovered in ")
+
+
+async def test_what_an_operator_approved_holds_until_there_is_a_machine(jobs: Any) -> None:
+    jobs.cluster.evidence = gone("m1")
+    handle = await failed(jobs, evict_share=0.0, evict_at_least=0)
+    await jobs.until(handle, lambda state: state.status == "parked")
+    incident = (await handle.query(JobWorkflow.current_state)).incidents[0].id
+    await jobs.client.get_workflow_handle(incident).signal(IncidentWorkflow.approve, WHO)
+    while "await 1 to spare" not in jobs.cluster.calls:  # noqa: ASYNC110 - nobody tells us
+        await asyncio.sleep(ASK_S)
+    jobs.cluster.standbys.append(STANDBYS[0])
+    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+    assert [machine.name for machine in state.machines] == ["m0", "m2"]
+    assert state.evicted_ns == [], "by an operator"
 
 
 @pytest.mark.parametrize("mode", [EvictMode.SHADOW, EvictMode.OFF])

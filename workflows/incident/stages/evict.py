@@ -71,9 +71,8 @@ async def evict(incident: Incident, evidence: Evidence) -> Evidence:
         incident.state.waits, incident.missing = "", 0
         plan = _judge(incident, evidence)
         leaving = [*plan.evict, *(one for one in unfit if one.machine not in {other.machine for other in plan.evict})]
-        approved_by, incident.evictions.approved_by = incident.evictions.approved_by, ""
-        if approved_by:
-            leaving += [one for one in plan.ask if one.machine not in {other.machine for other in leaving}]
+        approved, approved_by = _approved(incident, plan.ask)
+        leaving += [one for one in approved if one.machine not in {other.machine for other in leaving}]
         if not leaving and not plan.ask:
             return evidence
         if leaving:
@@ -99,6 +98,16 @@ async def evict(incident: Incident, evidence: Evidence) -> Evidence:
             return evidence
         # Nobody can take its place at once: it has the time that it had before there were any.
         evidence, patient = await refresh_evidence(incident, patient=True), True
+
+
+def _approved(incident: Incident, asked: list[Eviction]) -> tuple[list[Eviction], str]:
+    """Those whom an operator let go, and who that was: it holds until there is a machine for each."""
+    evictions = incident.evictions
+    if evictions.approved_by:
+        evictions.approved |= {one.machine: evictions.approved_by for one in asked}
+        evictions.approved_by = ""
+    found = [one for one in asked if one.machine in evictions.approved]
+    return found, ", ".join(dict.fromkeys(evictions.approved[one.machine] for one in found))
 
 
 def _judge(incident: Incident, evidence: Evidence | None) -> EvictPlan:
@@ -151,6 +160,8 @@ async def _exchange(incident: Incident, leaving: list[Eviction], replaced: Repla
     """Let the others come into the job."""
     machines = [replaced.machines.get(machine.name, machine) for machine in incident.input.machines]
     await incident.change_machines(machines, leaving, by_operator=bool(approved_by))
+    for one in leaving:
+        incident.evictions.approved.pop(one.machine, None)
     incident.timeline.note(Stage.EVICT, _exchanged(leaving, replaced, approved_by))
 
 
