@@ -115,9 +115,11 @@ class StandbyPoolWorkflow:
             if workflow.info().is_continue_as_new_suggested() or self._is_new_version():
                 await workflow.wait_condition(workflow.all_handlers_finished)
                 workflow.continue_as_new(self.state, task_timeout=TASK_TIMEOUT)
-            await workflow.sleep(SOON)
+            await workflow.sleep(SOON, summary="no look sooner")
             try:
-                await workflow.wait_condition(self._is_due, timeout=LOOK_AGAIN - SOON)
+                await workflow.wait_condition(
+                    self._is_due, timeout=LOOK_AGAIN - SOON, timeout_summary="until the next look"
+                )
             except TimeoutError:
                 continue
 
