@@ -11,6 +11,8 @@ from workflows.web_ui import PAGE_CHARACTERS, count, table
 
 SHOWN = 20
 """Machines in the table (ours)."""
+WHY_CHARACTERS = 110
+"""Of one of them (ours)."""
 ORDER = {PoolPlace.QUARANTINED: 0, PoolPlace.CORDONED: 1, PoolPlace.PROVISIONING: 2, PoolPlace.STANDBY: 3}
 """Who is shown first: what a person may have to do something about."""
 
@@ -26,7 +28,7 @@ def pool_page(state: PoolState, namespace: str) -> str:
         f"## {count(len(state.machines), 'machine')}: {summed}",
         f"{state.spare} can take the place of others now; {state.standbys} are to be kept as standbys.",
         f"NOT KNOWN: {state.problem}" if state.problem else "",
-        table(["Machine", "Is", "Job", "Since", "By", "Why"], rows) if rows else "",
+        table(["Machine", "Is", "Since", "Why"], rows) if rows else "",
         f"… and {rest} more: `everstep machines` shows all." if rest else "",
         "An operator evicts or releases a machine with the update `evict` or `release`: "
         '`{"machine": "m3", "operator": "you", "reason": "why"}`.',
@@ -35,13 +37,14 @@ def pool_page(state: PoolState, namespace: str) -> str:
 
 
 def _row(one: PoolMachine, namespace: str) -> list[str]:
-    job = ""
+    place = str(one.place)
     if one.job:
         workflow = job_workflow_id(one.job).replace("/", "%2F")
-        job = f"[{one.job}](/namespaces/{namespace}/workflows/{workflow})"
-    since = datetime.fromtimestamp(one.since_ns / 1e9, UTC).strftime("%m-%d %H:%M:%S") if one.since_ns else ""
+        place += f" [{one.job}](/namespaces/{namespace}/workflows/{workflow})"
+    since = datetime.fromtimestamp(one.since_ns / 1e9, UTC).strftime("%m-%d %H:%M") if one.since_ns else ""
     why = "; ".join(part for part in (one.why, one.fault and f"now: {one.fault}", _leaving(one)) if part)
-    return [one.machine.name, str(one.place), job, since, one.by, why.replace("|", "/")[:120]]
+    by = f"{one.by}: " if why and one.by != f"job {one.job}" else ""
+    return [one.machine.name, place, since, f"{by}{why}".replace("|", "/")[:WHY_CHARACTERS]]
 
 
 def _leaving(one: PoolMachine) -> str:
