@@ -210,7 +210,7 @@ class Deployed:
     def _write_inventory(self) -> None:
         example = blocks("6. The inventory")[0]
         entry = example.split("[[machine]]")[1].split("\n\n")[0]
-        text = example.split("[[machine]]")[0]
+        text = example.split("[[machine]]")[0].replace("standbys = 1", "standbys = 0")  # the job has them all
         for number, (machine, address) in enumerate(MACHINES.items()):
             text += (
                 "[[machine]]"

@@ -100,6 +100,6 @@ async def test_all_machines_of_a_job_stay_away_and_the_disk_is_what_is_left(dril
 
 @pytest.mark.wide
 async def test_a_machine_that_stays_away_where_there_is_no_other_parks_the_job(spread: DrillOf) -> None:
-    result = await spread("kill-machine", machine="m2", gone=True, policy={"machine_patience_s": 5.0})
+    result = await spread("kill-machine", machine="m2", gone=True)
     assert result.resolution == "parked"
     assert result.evicted == []
