@@ -55,5 +55,5 @@ def goes_on(request: DrillRequest) -> bool:
 def with_spare(request: DrillRequest, spare: int) -> DrillRequest:
     """The same, on a cluster that has so many machines beside those of the job."""
     expected = expected_of(request)
-    replaces = expected is not None and expected.sure and spare > 0
+    replaces = expected is not None and expected.sure and spare > 0 and not request.then
     return request.model_copy(update={"spare": spare, "replaces": replaces})

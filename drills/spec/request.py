@@ -123,7 +123,7 @@ class DrillRequest(BaseModel):
     @property
     def waits_at_hold(self) -> bool:
         """Whether the job waits at a later step until the injector is done: it must not end before."""
-        return (self.absorbed and self.base != "hang-peer") or (self.replaces and not self.then)
+        return (self.absorbed and self.base != "hang-peer") or self.replaces
 
     @property
     def needs_network(self) -> bool:
@@ -184,12 +184,13 @@ class DrillRequest(BaseModel):
         }
         return JobSpec.model_validate(spec.model_copy(update=changed).model_dump())
 
-    def _patience(self) -> dict[str, float]:
+    def _patience(self) -> dict[str, Any]:
         if self.absorbed or self.replaces:
             return {}  # a job that is held up is no hang
         if self.gone:
             return settings.GONE_POLICY
-        return settings.DRILL_POLICY if self.strike_hold is None else settings.PATIENT_POLICY
+        patience = settings.DRILL_POLICY if self.strike_hold is None else settings.PATIENT_POLICY
+        return patience | (settings.NOBODY_LEAVES if self.base in DEVICES else {})
 
     def _layers(self) -> list[str]:
         """At least one for each stage of the pipeline."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from everstep.decisions.checkpoints.placement import Placement, place_backups
+from everstep.model.eviction import EvictMode
 from everstep.model.job import JobSpec
 
 GONE_POLICY = {"stall_floor_s": 3.0, "exit_grace_s": 3.0}
@@ -13,6 +14,8 @@ GONE_POLICY = {"stall_floor_s": 3.0, "exit_grace_s": 3.0}
 BACK = {"silent_evict_s": 30.0}
 """Machines that are lost and come back are back within this time, on a busy computer too: no other takes their place
 (ours; the default is 2 s)."""
+NOBODY_LEAVES: dict[str, Any] = {"evict_mode": EvictMode.SHADOW}
+"""For a job whose machine is at fault and that is struck once more there (ours)."""
 DRILL_POLICY = GONE_POLICY | BACK
 PATIENT_POLICY = {"stall_floor_s": 60.0, "exit_grace_s": 3.0} | BACK
 """For a job that waits at a step until the drill has done what it wants to do (ours)."""
