@@ -87,6 +87,10 @@ def _check_stage(request: DrillRequest) -> None:
     _one_of("--moment", request.moment, MOMENTS)
     if request.base not in OPENS:
         raise ConfigError(f"--during {request.base} opens no incident: use one of {', '.join(OPENS)}")
+    if request.in_stage == "evict" and not request.gone:
+        raise ConfigError(
+            "--in-stage evict: machines leave only where they stay away: add --during kill-machine --gone"
+        )
     if request.in_stage == "restore" and request.base not in LOSSES:
         raise ConfigError(
             "--in-stage restore: copies are moved only where memory was lost: "

@@ -29,7 +29,7 @@ def drill(  # noqa: PLR0917 - one parameter for each option
     at_step: Annotated[int, typer.Option(min=0, help="Step at which the fault strikes.")] = 20,
     times: Annotated[int, typer.Option(min=1, max=20, help="Strike again at that step after each recovery.")] = 1,
     in_stage: Annotated[
-        str, typer.Option(help="kill-worker, kill-temporal: report, stop, decide, restore, reattempt, confirm.")
+        str, typer.Option(help="kill-worker, kill-temporal: report, stop, evict, decide, restore, reattempt, confirm.")
     ] = "",
     at_event: Annotated[int | None, typer.Option(min=1, help="kill-worker: instead, an event of the history.")] = None,
     during: Annotated[str, typer.Option(help="… of the incident that this fault opens; kill-agent: launch.")] = "",

@@ -6,6 +6,7 @@ from activities import messages
 
 STAGES = {
     "stop": messages.STOP,
+    "evict": messages.POOL_REPLACE,
     "decide": messages.DECIDE,
     "restore": messages.RESTORE,
     "reattempt": messages.LAUNCH,

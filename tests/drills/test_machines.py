@@ -103,3 +103,11 @@ async def test_a_machine_that_stays_away_where_there_is_no_other_parks_the_job(s
     result = await spread("kill-machine", machine="m2", gone=True)
     assert result.resolution == "parked"
     assert result.evicted == []
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("part", ["kill-worker", "kill-temporal"])
+@pytest.mark.parametrize("moment", ["begin", "end"])
+async def test_the_control_plane_dies_while_a_machine_is_replaced(drill: DrillOf, part: str, moment: str) -> None:
+    result = await drill(part, in_stage="evict", moment=moment, during="kill-machine", machine="m1", gone=True)
+    on_others(result, ["m1"])
