@@ -62,9 +62,13 @@ def _take_machines(state: PoolState, looked: Looked, began_ns: int) -> None:
     names = [machine.name for machine in looked.machines]
     new = {name for name in names if name not in state.machines}
     add(state, looked.machines, now_ns=began_ns)
-    for name in names[len(names) - looked.standbys :]:
+    last = names[len(names) - looked.standbys :]
+    for name in last:
         if name in new:
             put(state, name, PoolPlace.STANDBY, now_ns=began_ns, by="pool", why="it is one of the last in the list")
+    standbys = [name for name, one in state.machines.items() if one.place is PoolPlace.STANDBY]
+    for name in sorted(standbys, key=lambda name: name in last)[: max(len(standbys) - looked.standbys, 0)]:
+        put(state, name, PoolPlace.FREE, now_ns=began_ns, by="pool", why="there are enough standbys")
     for name in [name for name, one in state.machines.items() if name not in names and one.place in IDLE]:
         del state.machines[name]
 

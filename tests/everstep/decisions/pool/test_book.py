@@ -64,6 +64,12 @@ def test_the_last_of_the_list_are_standbys() -> None:
     assert places(pool(3, standbys=1)) == {"m0": "free", "m1": "free", "m2": "standby"}
 
 
+def test_a_list_that_grows_has_as_many_standbys_as_it_says() -> None:
+    state = pool(3, standbys=1)
+    look.take(state, Looked(machines=[machine(number) for number in range(5)], standbys=1), began_ns=2, now_ns=3)
+    assert places(state) == {"m0": "free", "m1": "free", "m2": "free", "m3": "free", "m4": "standby"}
+
+
 def test_a_machine_is_for_one_job() -> None:
     state = pool(3)
     assert not book.lease(state, want("gpt", 0, 1), now_ns=2).refused
