@@ -134,6 +134,8 @@ class Inspector:
             while self._clear:
                 self._cleared.append(self._clear.pop(0))
                 self.inspection.forget(self._cleared[-1])
+            if self._cleared:
+                self.inspection.hurry()  # what woke the look before is used up: this one is not to wait either
             seen = self.inspection.look()
             if not isinstance(seen, Look):
                 raise TypeError(f"look() gave {type(seen).__name__} and no Look")
