@@ -85,7 +85,7 @@ class StandbyPoolWorkflow:
 
     @workflow.update(name="evict", description='{"machine": "m3", "operator": "you", "reason": "why"}')
     async def evict(self, move: OperatorMove) -> str:
-        """Keep a machine away from jobs; one that a job has leaves it at the job's next stop."""
+        """Keep a machine away from jobs; one that a job has leaves it once there is another in its place."""
         await self._known()
         return self._moved(book.operator_evicts(self.state, move, now_ns=workflow.time_ns()), move)
 

@@ -192,7 +192,13 @@ async def _ask_jobs(client: Client, task_queue: str, leased: Iterable[str]) -> _
                 jobs.unknown[name] = f"{type(error).__name__}: {error}"[:200]
             else:
                 jobs.running.append(
-                    RunningJob(job=name, run=state.run, machines=state.machines, launched=state.launched)
+                    RunningJob(
+                        job=name,
+                        run=state.run,
+                        machines=state.machines,
+                        launched=state.launched,
+                        settled=state.status == "running",
+                    )
                 )
 
     await gathered(map(ask, names))

@@ -127,6 +127,8 @@ class RunningJob(Model):
     machines: list[Machine]
     launched: bool = True
     """Ranks of it may live there; False: it is still starting."""
+    settled: bool = False
+    """Its ranks run and it is in no incident: it has no use for a machine that it does not name."""
 
 
 class ToClean(Model):

@@ -88,14 +88,14 @@ def _take_jobs(state: PoolState, looked: Looked, began_ns: int, *, now_ns: int) 
         if job.launched:
             _take_found(state, job, began_ns, now_ns=now_ns)
     running = {(job.job, job.run): {machine.name for machine in job.machines} for job in looked.jobs}
-    named = {job.job for job in looked.jobs}
+    named = {job.job: job.settled for job in looked.jobs}
     for name, one in list(state.machines.items()):
         if one.place is not PoolPlace.ACTIVE or one.since_ns > began_ns:
             continue
         newer = one.job in named and (one.job, one.run) not in running
         if one.job in looked.over or newer:
             free(state, name, now_ns=now_ns, by="pool", why=f"job {one.job} is over")
-        elif one.job in named and name not in running[one.job, one.run]:
+        elif named.get(one.job) and name not in running[one.job, one.run]:
             _take_absence(state, name, now_ns=now_ns)
         elif one.absent:
             state.machines[name] = one.model_copy(update={"absent": 0})
@@ -120,7 +120,10 @@ def _take_found(state: PoolState, job: RunningJob, began_ns: int, *, now_ns: int
 
 
 def _take_absence(state: PoolState, name: str, *, now_ns: int) -> None:
-    """A job says that it does not run on a machine that it was given: it may just not have said so yet."""
+    """A job that is in no incident does not run on a machine that it was given: it may just not have said so yet.
+
+    An incident may hold a machine for long before the job has it: ranks that die slowly are waited for.
+    """
     one = state.machines[name]
     if now_ns - one.since_ns < GRACE_S * 1e9:
         return

@@ -176,10 +176,22 @@ def test_a_lease_that_is_newer_than_the_look_is_not_ended_by_it() -> None:
 def test_a_machine_that_its_job_does_not_name_is_free_after_two_looks() -> None:
     state = pool(2)
     book.lease(state, want("gpt", 0, 1), now_ns=2)
-    jobs = [RunningJob(job="gpt", run="1", machines=[machine(0)])]
+    jobs = [RunningJob(job="gpt", run="1", machines=[machine(0)], settled=True)]
     for hours, place in ((1, "active gpt"), (2, "free")):
         look.take(state, Looked(jobs=jobs), began_ns=hours * HOUR, now_ns=hours * HOUR + 1)
         assert places(state) == {"m0": "active gpt", "m1": place}
+
+
+def test_a_machine_that_an_incident_holds_stays_with_its_job_however_long_the_stop_takes() -> None:
+    """Else another job could get it, and both had it once the ranks are dead at last."""
+    state = pool(3, standbys=1)
+    book.lease(state, want("gpt", 0, 1), now_ns=2)
+    assert book.replace(state, evict("m1", keep=(0,)), now_ns=3).machines["m1"].name == "m2"
+    jobs = [RunningJob(job="gpt", run="1", machines=[machine(0), machine(1)])]
+    for hours in (1, 2, 3, 4):
+        look.take(state, Looked(jobs=jobs), began_ns=hours * HOUR, now_ns=hours * HOUR + 1)
+    assert places(state)["m2"] == "active gpt"
+    assert book.lease(state, want("bert", 2), now_ns=5 * HOUR).refused
 
 
 def test_a_job_of_before_the_pool_has_its_machines() -> None:
