@@ -13,7 +13,7 @@ SHOWN = 20
 """Machines in the table (ours)."""
 WHY_CHARACTERS = 110
 """Of one of them (ours)."""
-ORDER = {PoolPlace.QUARANTINED: 0, PoolPlace.CORDONED: 1, PoolPlace.PROVISIONING: 2, PoolPlace.STANDBY: 3}
+ORDER = {PoolPlace.QUARANTINED: 0, PoolPlace.CORDONED: 1, PoolPlace.STANDBY: 2}
 """Who is shown first: what a person may have to do something about."""
 
 
@@ -21,7 +21,7 @@ def pool_page(state: PoolState, namespace: str) -> str:
     """All machines, and whose they are; where there are many, those that are out of use first."""
     places = Counter(str(one.place) for one in state.machines.values())
     summed = ", ".join(f"{number} {place}" for place, number in sorted(places.items())) or "none is known yet"
-    by_need = sorted(state.machines.values(), key=lambda one: (ORDER.get(one.place, 4), not one.fault))
+    by_need = sorted(state.machines.values(), key=lambda one: (ORDER.get(one.place, 3), not one.fault))
     rows = [_row(one, namespace) for one in by_need[:SHOWN]]
     rest = len(by_need) - len(rows)
     parts = [

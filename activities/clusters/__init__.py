@@ -1,1 +1,1 @@
-"""Where machines come from, and who else has to be told of them."""
+"""Where machines come from: what lists those of a cluster, whoever keeps that list."""

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable
 
 from activities.clusters.cluster import Listing
-from everstep.model.machine import Machine
 
 
 class ListedCluster:
@@ -23,13 +22,3 @@ class ListedCluster:
     async def list(self) -> Listing:
         """The list as it is now."""
         return await asyncio.to_thread(self._read)
-
-    async def provision(self, count: int) -> int:
-        """None are on their way: a person adds machines to the list."""
-        return 0
-
-    async def cordon(self, machine: Machine, reason: str) -> None:
-        """Nobody else places work there."""
-
-    async def release(self, machine: Machine) -> None:
-        """Nobody else places work there."""

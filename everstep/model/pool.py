@@ -31,8 +31,6 @@ class PoolPlace(Words):
     """It is checked and kept for replacement."""
     FREE = "free"
     """No job has it, and it is no standby: jobs that start take such machines."""
-    PROVISIONING = "provisioning"
-    """It was asked for, and does not answer yet."""
     CORDONED = "cordoned"
     """An operator keeps it away from jobs."""
     QUARANTINED = "quarantined"
@@ -103,20 +101,15 @@ class Replaced(Model):
 
     machines: dict[str, Machine] = Field(default_factory=dict)
     """Evicted machine → the one in its place; empty: there are too few, and nothing was evicted."""
-    standbys: int = 0
-    """Left after it; where there are too few, so many there are."""
     why: str = ""
-    """Where there are too few: how many are missing, and what happens next; else: where they come from."""
-    twice: list[str] = Field(default_factory=list)
-    """Evicted machines that were evicted before within the window of the pool."""
+    """Where there are too few: how many are needed, and how many there are."""
 
 
 class GiveBack(Model):
-    """A job ended, or left machines: its lease of them is over. Without names: all of them."""
+    """A job ended: its lease of machines is over."""
 
     job: str
     run: str
-    machines: list[str] = Field(default_factory=list)
 
 
 class RunningJob(Model):

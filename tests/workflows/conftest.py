@@ -214,10 +214,10 @@ class ScriptedCluster:
         await self._pass("replace")
         if given.id not in self.replaced:
             if len(self.standbys) < len(given.evict):
-                self.replaced[given.id] = Replaced(standbys=len(self.standbys), why="no standby is left")
+                self.replaced[given.id] = Replaced(why="no standby is left")
             else:
                 machines = {one.machine: self.standbys.pop(0) for one in given.evict}
-                self.replaced[given.id] = Replaced(machines=machines, standbys=len(self.standbys))
+                self.replaced[given.id] = Replaced(machines=machines)
         return self.replaced[given.id]
 
     @activity.defn(name=messages.POOL_AWAIT)

@@ -99,9 +99,9 @@ def replace(state: PoolState, request: ReplaceRequest, *, now_ns: int) -> Replac
     chosen = choose(state.machines.values(), request)
     missing = len(request.evict) - len(chosen)
     if missing:
-        spare = state.spare
-        return Replaced(standbys=spare, why=f"{len(request.evict)} needed and {spare} to spare")
-    twice = [one.machine for one in request.evict if _evict(state, one, request, now_ns=now_ns)]
+        return Replaced(why=f"{len(request.evict)} needed and {state.spare} to spare")
+    for one in request.evict:
+        _evict(state, one, request, now_ns=now_ns)
     for old, name in chosen.items():
         put(
             state,
@@ -113,19 +113,16 @@ def replace(state: PoolState, request: ReplaceRequest, *, now_ns: int) -> Replac
             job=request.job,
             run=request.run,
         )
-    answer = Replaced(
-        machines={old: state.machines[name].machine for old, name in chosen.items()}, standbys=state.spare, twice=twice
-    )
+    answer = Replaced(machines={old: state.machines[name].machine for old, name in chosen.items()})
     state.replaced = dict([*state.replaced.items(), (request.id, answer)][-ANSWERS_KEPT:])
     return answer
 
 
-def _evict(state: PoolState, one: Eviction, request: ReplaceRequest, *, now_ns: int) -> bool:
-    """Put a machine into quarantine; returns whether it was evicted before, not long ago."""
+def _evict(state: PoolState, one: Eviction, request: ReplaceRequest, *, now_ns: int) -> None:
+    """Put a machine into quarantine, or away where an operator said so."""
     known = state.machines.get(one.machine)
     if known is None:
-        return False
-    before = [time_ns for time_ns in known.evicted_ns if now_ns - time_ns < TWICE_S * 1e9]
+        return
     place = PoolPlace.CORDONED if known.wanted_out else PoolPlace.QUARANTINED
     put(
         state,
@@ -139,16 +136,14 @@ def _evict(state: PoolState, one: Eviction, request: ReplaceRequest, *, now_ns: 
         uncleaned=True,
         evicted_ns=[*known.evicted_ns, now_ns][-EVICTIONS_KEPT:],
     )
-    return bool(before)
 
 
 def give_back(state: PoolState, request: GiveBack, *, now_ns: int) -> int:
-    """A job left machines, or all of its machines; returns how many."""
+    """A job left its machines; returns how many."""
     left = [
         name
         for name, known in state.machines.items()
         if known.place is PoolPlace.ACTIVE and (known.job, known.run) == (request.job, request.run)
-        if not request.machines or name in request.machines
     ]
     for name in left:
         free(state, name, now_ns=now_ns, by=f"job {request.job}", why="given back")

@@ -73,19 +73,6 @@ async def test_all_machines_are_listed_with_their_domains_and_the_standbys_last(
     assert listing.standbys == 1
 
 
-async def test_each_effect_may_come_twice(cluster: Cluster) -> None:
-    before = await cluster.list()
-    for _ in range(2):
-        await cluster.cordon(MACHINES[0], "xid-79")
-    for _ in range(2):
-        await cluster.release(MACHINES[0])
-    assert await cluster.list() == before
-
-
-async def test_what_is_on_its_way_is_no_more_than_was_asked_for(cluster: Cluster) -> None:
-    assert 0 <= await cluster.provision(2) <= 2
-
-
 async def test_nobody_else_waits_while_it_is_asked(cluster: Cluster) -> None:
     turns = 0
 
