@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from hypothesis import HealthCheck, settings
 from temporalio.client import Client
 from temporalio.testing import WorkflowEnvironment
 
@@ -19,6 +20,10 @@ from controlplane.local.temporal_server import DYNAMIC_CONFIG
 from everstep import environment, private
 from tests import templates
 from workflows import attributes
+
+# How long an example takes says more about what else runs on the computer than about the code.
+settings.register_profile("everstep", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("everstep")
 
 
 def pytest_configure(config: pytest.Config) -> None:

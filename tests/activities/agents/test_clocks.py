@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from activities.agents.clocks import fit_milestones, fit_stop
@@ -29,7 +29,6 @@ def crashed(rank: int, at_ns: int) -> pb.RankEvidence:
     return pb.RankEvidence(rank=rank, exit=pb.Exit(kind=pb.Exit.SIGNAL, value=9, time_ns=at_ns), completed_steps=5)
 
 
-@settings(deadline=None)
 @given(off_s=st.tuples(OFF, OFF, OFF))
 def test_the_first_end_is_found_whatever_the_clocks_say(off_s: tuple[int, int, int]) -> None:
     replies = {}
@@ -42,7 +41,6 @@ def test_the_first_end_is_found_whatever_the_clocks_say(off_s: tuple[int, int, i
     assert found is not None and found.rank == 1
 
 
-@settings(deadline=None)
 @given(off_s=st.tuples(OFF, OFF, OFF))
 def test_a_watcher_finds_it_too(off_s: tuple[int, int, int]) -> None:
     job = watched(3)
@@ -57,7 +55,6 @@ def test_a_watcher_finds_it_too(off_s: tuple[int, int, int]) -> None:
     assert found.seen_ns == NOW - 4 * S
 
 
-@settings(deadline=None)
 @given(off_s=OFF)
 def test_milestones_are_told_by_one_clock(off_s: int) -> None:
     reply = shows(0, NOW + off_s * S, 5)

@@ -21,7 +21,7 @@ SMALL = Sizes(machines=4, ranks_per_machine=1, tp=2, pp=1)
 
 
 @given(st.integers(0, 2**32), st.integers(1, 60), st.sampled_from([Sizes(), SMALL]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_plan_has_the_faults_that_were_asked_for_and_each_makes_sense(seed: int, faults: int, sizes: Sizes) -> None:
     plan = draw(seed, faults, sizes)
     assert plan == draw(seed, faults, sizes)
@@ -69,7 +69,7 @@ def test_a_plan_is_data(tmp_path: Path) -> None:
 
 
 @given(st.integers(0, 1000), st.sampled_from([(2, 1, 1, 1), (2, 1, 2, 1), (2, 2, 2, 2), (3, 1, 1, 1), (8, 1, 2, 2)]))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_a_job_of_any_size_has_a_plan(seed: int, size: tuple[int, int, int, int]) -> None:
     machines, ranks_per_machine, tp, pp = size
     plan = draw(seed, 30, Sizes(machines=machines, ranks_per_machine=ranks_per_machine, tp=tp, pp=pp))

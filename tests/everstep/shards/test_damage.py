@@ -112,7 +112,7 @@ def test_a_truncated_file_is_found_by_its_size(slot: Slot, tmp_path: Path) -> No
     assert not [one for one in held(tmp_path / "again") if one.valid]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.data())
 def test_a_damaged_manifest_gives_a_reason(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     root = tmp_path_factory.mktemp("shard")

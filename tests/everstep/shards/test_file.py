@@ -43,7 +43,7 @@ def states(draw: st.DrawFn) -> Tensors:
     return tensors
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(states(), st.integers(0, 99))
 def test_a_file_holds_the_tensors_and_gives_the_slot_back(
     tmp_path_factory: pytest.TempPathFactory, tensors: Tensors, seed: int

@@ -25,7 +25,7 @@ def here(root: Path) -> list[str]:
     return sorted(path.name for path in (root / "job").iterdir())
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     written=st.lists(st.sets(st.sampled_from(range(10, 80, 10))), min_size=1, max_size=3),
     going=st.sets(st.sampled_from(range(10, 80, 10))),

@@ -176,7 +176,7 @@ def test_a_foreign_file_is_replaced_by_a_save_and_named_by_a_load(folder: Path) 
     assert valid_steps(folder / "c") == {1}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     slots=st.integers(2, 4),
     events=st.lists(
@@ -208,7 +208,7 @@ def test_no_interleaving_loses_the_step_before(slots: int, events: list[tuple[st
         shutil.rmtree(folder)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_a_flipped_bit_is_never_taken_for_a_state(data: st.DataObject) -> None:
     folder = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="everstep-test-"))
@@ -239,7 +239,7 @@ def test_a_flipped_bit_is_never_taken_for_a_state(data: st.DataObject) -> None:
         shutil.rmtree(folder)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(length=st.integers(0, 40_000))
 def test_a_truncated_file_gives_reasons_and_keeps_whole_slots(length: int) -> None:
     folder = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="everstep-test-"))

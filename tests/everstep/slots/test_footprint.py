@@ -16,7 +16,7 @@ from everstep.slots.footprint import footprint, refusal
 GB = 10**9
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(size=st.integers(0, 5_000_000), slots=st.integers(2, 4))
 def test_a_file_takes_what_was_foretold(size: int, slots: int) -> None:
     folder = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="everstep-test-"))

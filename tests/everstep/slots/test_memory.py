@@ -123,7 +123,7 @@ def test_a_file_for_whose_slots_there_is_no_room_is_not_begun(small: Path) -> No
     assert steps_of(path) == {1, 2}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     slots=st.integers(2, 4),
     events=st.lists(

@@ -98,7 +98,7 @@ def test_pins_outlive_growth_and_the_rank(folder: Path) -> None:
     reader.close()
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     slots=st.integers(2, 5),
     events=st.lists(st.none() | st.tuples(st.sampled_from(list(Pin)), st.integers(0, 4)), max_size=40),

@@ -106,7 +106,7 @@ def test_missing_and_foreign_files_are_told_apart(folder: Path) -> None:
         SlotReader(folder / "c")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.sampled_from(["read", "begin", "write", "commit", "grow"]), max_size=60), st.integers(1, 4000))
 def test_no_interleaving_gives_torn_bytes_for_whole(events: list[str], piece: int) -> None:
     """A reader in the middle of a payload, a writer anywhere: what has the right checksum is what was saved."""

@@ -49,7 +49,7 @@ def whole_tensor(seed: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tenso
 DTYPES = [torch.float32, torch.bfloat16, torch.complex128, torch.complex64, torch.int64, torch.float8_e8m0fnu]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     old=st.integers(1, 4),
     new=st.integers(1, 4),

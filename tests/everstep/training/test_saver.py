@@ -80,7 +80,7 @@ EVENTS = [
 ]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.lists(st.sampled_from(EVENTS), max_size=5), min_size=1, max_size=8), st.integers(0, 2000))
 @pytest.mark.filterwarnings("ignore:everstep. .* was changed outside of optimizer.step:RuntimeWarning")
 @pytest.mark.filterwarnings("ignore:everstep. gradients that optimizer.step.. had used:RuntimeWarning")

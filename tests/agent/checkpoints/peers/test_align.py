@@ -108,7 +108,7 @@ SLOWNESS = st.lists(st.integers(1, 90), min_size=2, max_size=4)
 """Units of time that a backup of each machine takes, about."""
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     slow=SLOWNESS,
     pace=st.integers(1, 20),
@@ -141,7 +141,7 @@ def test_once_a_step_is_whole_any_machine_may_be_lost_at_any_moment(
     assert job.whole == 0 or job.whole > before, "it goes on as long as the slowest machine does"
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     slow=SLOWNESS,
     pace=st.integers(1, 20),
@@ -213,7 +213,7 @@ def test_names_lie_further_ahead_where_messages_take_long(delay: int) -> None:
     assert job.whole > first + 200
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     slow=SLOWNESS,
     slower=st.lists(st.integers(0, 6), min_size=4, max_size=4),

@@ -31,7 +31,7 @@ def send(path, header, wire, piece: int = 20_000, **more):  # type: ignore[no-un
         return put(wire, reader, header, offer(header, **more), buffer=memoryview(bytearray(piece)))
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(SIZES, BREAKS, st.integers(1_000, 70_000), st.randoms())
 def test_a_backup_that_breaks_anywhere_ends_with_the_same_bytes(
     size: int, breaks: list[int], piece: int, numbers: random.Random
@@ -51,7 +51,7 @@ def test_a_backup_that_breaks_anywhere_ends_with_the_same_bytes(
         assert peer.payload(0, 7) == mine.payload(0, 7, "checkpoint")
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(SIZES, BREAKS, st.sampled_from(["own", "backup"]), st.randoms())
 def test_a_restore_that_breaks_anywhere_ends_with_the_same_bytes(
     size: int, breaks: list[int], file: str, numbers: random.Random

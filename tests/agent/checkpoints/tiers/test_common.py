@@ -54,7 +54,7 @@ def test_the_copies_of_equal_disks_need_no_more_room(tmp_path: Path) -> None:
         assert one.asked == [], "what goes by number needs no asking"
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     slow=st.lists(st.integers(1, 300), min_size=2, max_size=4),
     pace=st.integers(1, 12),
@@ -101,7 +101,7 @@ def test_a_step_that_all_have_on_disk_goes_only_when_there_is_a_later_one(
 
 
 @pytest.mark.parametrize("policy", [BY_STEPS, BY_TIME])
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(
     offset_s=st.integers(-10 * 86_400, 10 * 86_400),
     which=st.integers(0, 2),

@@ -65,7 +65,7 @@ def test_enough_slots_for_it_are_no_drift() -> None:
     assert not any(apart for _, apart in watch(ranks, slots=4, until=20))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     step_s=st.floats(0.003, 3),
     skews=st.lists(st.floats(0, 0.9), min_size=2, max_size=4),

@@ -59,7 +59,7 @@ def test_the_stride_grows_by_doubling_and_shrinks_at_once() -> None:
     assert next_stride(4, 10, 9) == 1
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.lists(st.integers(1, 70), min_size=2, max_size=6))
 def test_machines_that_are_behind_by_different_amounts_meet(takes: list[int]) -> None:
     """Tenths of a step that each machine needs to send one; all of them send the multiples of the largest stride."""

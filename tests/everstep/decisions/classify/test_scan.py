@@ -36,7 +36,7 @@ WHOLE = (
 ).encode()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.integers(0, len(WHOLE)), max_size=6))
 def test_however_a_log_is_cut_the_verdict_is_the_same(cuts: list[int]) -> None:
     places = [0, *sorted(cuts), len(WHOLE)]
@@ -45,7 +45,7 @@ def test_however_a_log_is_cut_the_verdict_is_the_same(cuts: list[int]) -> None:
     assert scanned(*pieces) == scanned(WHOLE)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.sampled_from([*range(65), *range(123, 256)]), max_size=300).map(bytes))
 def test_rubbish_is_read_and_lines_are_counted(rubbish: bytes) -> None:
     """Anything but letters, which may be a word of a rule."""

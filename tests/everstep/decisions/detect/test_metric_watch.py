@@ -65,7 +65,7 @@ def test_without_a_past_or_around_zero_nothing_is_a_jump(before: list[float]) ->
     assert series(*before, *[100.0] * 10).jump_step == -1
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.floats(0.5, 2.0), min_size=WINDOW, max_size=WINDOW + 40))
 def test_the_typical_value_is_the_median_of_the_last_ones(values: list[float]) -> None:
     expected = sorted(values[-WINDOW:])[WINDOW // 2]
