@@ -1,6 +1,8 @@
 """The machines of a deployed cluster: a TOML file that says where their agents listen.
 
     standbys = 1                      # so many at the end are kept for replacement
+    at_most = 12                      # where there are too few, the program of the next line is asked for more
+    provision = ["/opt/site/more-machines"]  # run with the number of all machines, e.g. 10; it adds them to this file
 
     [[machine]]
     name = "gpu-0417"                 # as its agent's --machine
@@ -59,6 +61,10 @@ class Inventory(BaseModel):
 
     machine: list[MachineEntry] = Field(min_length=1)
     standbys: int = Field(0, ge=0)
+    at_most: int = Field(0, ge=0)
+    """Machines that there may be in all; 0: the list grows by hand only."""
+    provision: list[str] = Field(default_factory=list)
+    """Program with its arguments that has more machines come into the list."""
 
     @property
     def machines(self) -> list[Machine]:
@@ -105,6 +111,8 @@ def load(path: Path) -> Inventory:
             problems.append(
                 f"standbys = {inventory.standbys} leaves none of {len(inventory.machine)} machines for jobs"
             )
+        if bool(inventory.at_most) != bool(inventory.provision):
+            problems.append("at_most and provision belong together: a number of machines, and a program that adds them")
     if problems:
         raise ConfigError("\n  - ".join([f"the inventory {path} has problems:", *problems]))
     return inventory

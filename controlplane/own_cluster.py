@@ -1,17 +1,23 @@
-"""The cluster that a worker is of: what lists its machines."""
+"""The cluster that a worker is of: what lists its machines, and has it grow where it can."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
 from activities.clusters.cluster import Listing
 from activities.clusters.listed import ListedCluster
+from activities.notices import program
 from controlplane.inventory import VARIABLE, load
 from controlplane.local.cluster_file import ClusterFile
+from controlplane.local.grow import grow
+from everstep.errors import ClusterError, ConfigError, NoticeError
 
 LOCAL = "EVERSTEP_CLUSTER_NAME"
 """Name of the local cluster that a worker belongs to."""
+PROVISION_S = 50.0
+"""A program that has more machines come ends within this time, seconds (ours): the machines may come later."""
 
 
 def own_cluster() -> ListedCluster | None:
@@ -21,16 +27,31 @@ def own_cluster() -> ListedCluster | None:
         None: neither is named; then the pool knows the machines that jobs name.
     """
     if name := os.environ.get(LOCAL):
-        return ListedCluster(lambda: _of_file(name))
-    path = os.environ.get(VARIABLE)
-    return ListedCluster(lambda: _of_inventory(Path(path))) if path else None
+        return ListedCluster(lambda: _of_file(name), lambda machines: asyncio.to_thread(grow, name, machines))
+    if not (named := os.environ.get(VARIABLE)):
+        return None
+    path = Path(named)
+    return ListedCluster(lambda: _of_inventory(path), lambda machines: _run_program(path, machines))
 
 
 def _of_file(name: str) -> Listing:
     file = ClusterFile.load(name)
-    return Listing(file.machines, file.standbys)
+    return Listing(file.machines, file.standbys, file.at_most)
 
 
 def _of_inventory(path: Path) -> Listing:
     inventory = load(path)
-    return Listing(inventory.machines, inventory.standbys)
+    return Listing(inventory.machines, inventory.standbys, inventory.at_most)
+
+
+async def _run_program(path: Path, machines: int) -> None:
+    """Have the site's program add machines to its inventory."""
+    inventory = await asyncio.to_thread(load, path)
+    if machines > inventory.at_most:
+        raise ConfigError(f"the inventory {path} may have {inventory.at_most} machines at most: see its at_most")
+    if machines <= len(inventory.machine):
+        return
+    try:
+        await program.run([*inventory.provision, str(machines)], b"", PROVISION_S)
+    except NoticeError as error:
+        raise ClusterError(f"the program that provisions machines: {error}") from error

@@ -33,6 +33,7 @@ from activities.notices.settings import NoticeSettings
 from activities.payloads import data_converter
 from activities.pool.ask_pool import PoolActivities, keep_pool
 from activities.pool.look import LookActivities
+from activities.pool.provision import ProvisionActivities
 from activities.watching.leftovers import LeftoverCleaner
 from activities.watching.watcher import Watcher
 from agent.client import AgentPool
@@ -124,6 +125,7 @@ def build(
             pool.give_back,
             pool.await_standbys,
             looks.look,
+            ProvisionActivities(cluster).provision,
             records.decide,
             records.record,
             telling.deliver,

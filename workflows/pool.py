@@ -10,11 +10,12 @@ import contextlib
 from datetime import timedelta
 
 from temporalio import workflow
+from temporalio.common import RetryPolicy
 from temporalio.exceptions import ActivityError, ApplicationError, FailureError
 
 with workflow.unsafe.imports_passed_through():
     from activities import messages
-    from everstep.decisions.pool import book, look
+    from everstep.decisions.pool import book, look, provision
     from everstep.model.job_state import job_workflow_id
     from everstep.model.pool import (
         POOL_WORKFLOW,
@@ -38,6 +39,10 @@ LOOK_LIMIT = timedelta(minutes=2)
 """A look that takes longer is given up: the next one may do better (ours)."""
 SOON = timedelta(seconds=1)
 """Before the next look where something waits for it (ours)."""
+WHILE_SHORT = timedelta(seconds=3)
+"""Between two looks while a job waits for machines that are being provisioned (ours)."""
+PROVISION_LIMIT = timedelta(minutes=1)
+"""A cluster that was asked for machines has answered within this time (ours): the machines may come later."""
 KNOWN_S = 8.0
 """Who asks before the first look waits for it so long, and has to ask anew then (ours)."""
 NOT_KNOWN = "PoolUnknown"
@@ -112,16 +117,21 @@ class StandbyPoolWorkflow:
             look.take(self.state, looked, began_ns=began_ns, now_ns=workflow.time_ns())
             self._show()
             await self._tell_jobs()
+            await self._provision()
             if workflow.info().is_continue_as_new_suggested() or self._is_new_version():
                 await workflow.wait_condition(workflow.all_handlers_finished)
                 workflow.continue_as_new(self.state, task_timeout=TASK_TIMEOUT)
             await workflow.sleep(SOON, summary="no look sooner")
             try:
                 await workflow.wait_condition(
-                    self._is_due, timeout=LOOK_AGAIN - SOON, timeout_summary="until the next look"
+                    self._is_due, timeout=self._pause() - SOON, timeout_summary="until the next look"
                 )
             except TimeoutError:
                 continue
+
+    def _pause(self) -> timedelta:
+        waits = self.state.short and provision.coming(self.state, now_ns=workflow.time_ns())
+        return WHILE_SHORT if waits else LOOK_AGAIN
 
     def _is_due(self) -> bool:
         is_long = workflow.info().is_continue_as_new_suggested()
@@ -154,6 +164,29 @@ class StandbyPoolWorkflow:
             move = OperatorMove(machine=one.machine.name, operator=one.by, reason=one.why)
             with contextlib.suppress(FailureError):  # the job is over: the next look says so
                 await job.signal("evict", move)
+
+    async def _provision(self) -> None:
+        """Ask the cluster for machines, where it has too few and can have more."""
+        machines = provision.wanted(self.state, now_ns=workflow.time_ns())
+        if not machines:
+            if not self.state.short:
+                self.state.provisioned = ""
+            return
+        try:
+            await workflow.execute_activity(
+                messages.POOL_PROVISION,
+                machines,
+                summary=web_ui.summary(f"{machines} in all: {machines - self.state.listed} more than there are"),
+                start_to_close_timeout=PROVISION_LIMIT,
+                schedule_to_close_timeout=PROVISION_LIMIT,
+                heartbeat_timeout=HEARTBEAT_TIMEOUT,
+                retry_policy=RetryPolicy(initial_interval=timedelta(seconds=1), maximum_attempts=3),
+            )
+        except ActivityError as error:
+            self.state.provisioned = f"the cluster was asked for {machines} machines: {error.cause or error}"[:300]
+        else:
+            self.state.provisioned, self.waited_for = f"the cluster was asked for {machines} machines", True
+        self._show()
 
     async def _known(self) -> None:
         """Wait until it is known which jobs have machines already.

@@ -13,7 +13,7 @@ SHOWN = 20
 """Machines in the table (ours)."""
 WHY_CHARACTERS = 110
 """Of one of them (ours)."""
-ORDER = {PoolPlace.QUARANTINED: 0, PoolPlace.CORDONED: 1, PoolPlace.STANDBY: 2}
+ORDER = {PoolPlace.QUARANTINED: 0, PoolPlace.CORDONED: 1, PoolPlace.PROVISIONING: 2, PoolPlace.STANDBY: 3}
 """Who is shown first: what a person may have to do something about."""
 
 
@@ -21,19 +21,27 @@ def pool_page(state: PoolState, namespace: str) -> str:
     """All machines, and whose they are; where there are many, those that are out of use first."""
     places = Counter(str(one.place) for one in state.machines.values())
     summed = ", ".join(f"{number} {place}" for place, number in sorted(places.items())) or "none is known yet"
-    by_need = sorted(state.machines.values(), key=lambda one: (ORDER.get(one.place, 3), not one.fault))
+    by_need = sorted(state.machines.values(), key=lambda one: (ORDER.get(one.place, 4), not one.fault))
     rows = [_row(one, namespace) for one in by_need[:SHOWN]]
     rest = len(by_need) - len(rows)
     parts = [
         f"## {count(len(state.machines), 'machine')}: {summed}",
         f"{state.spare} can take the place of others now; {state.standbys} are to be kept as standbys.",
         f"NOT KNOWN: {state.problem}" if state.problem else "",
+        _short(state),
         table(["Machine", "Is", "Since", "Why"], rows) if rows else "",
         f"… and {rest} more: `everstep machines` shows all." if rest else "",
         "An operator evicts or releases a machine with the update `evict` or `release`: "
         '`{"machine": "m3", "operator": "you", "reason": "why"}`.',
     ]
     return "\n\n".join(part for part in parts if part)[:PAGE_CHARACTERS]
+
+
+def _short(state: PoolState) -> str:
+    waiting = ", ".join(f"{job} ({short.machines})" for job, short in state.short.items())
+    return "; ".join(
+        part for part in (f"Jobs that wait for machines: {waiting}" if waiting else "", state.provisioned) if part
+    )
 
 
 def _row(one: PoolMachine, namespace: str) -> list[str]:

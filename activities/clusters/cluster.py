@@ -16,6 +16,8 @@ class Listing:
     """All of them, with their failure domains; the standbys last."""
     standbys: int
     """So many of the last ones are kept for replacement."""
+    at_most: int = 0
+    """The cluster can be asked for machines until it has so many; 0: it does not grow by itself."""
 
 
 class Cluster(Protocol):
@@ -26,5 +28,18 @@ class Cluster(Protocol):
 
         Raises:
             EverstepError: it is not known now; the error says why.
+        """
+        ...
+
+    async def provision(self, machines: int) -> None:
+        """Have so many machines in all: they come into the list, and are fit some time later.
+
+        Asked twice it is the same, and so it is where there are as many already.
+
+        Args:
+            machines: At most :attr:`Listing.at_most`.
+
+        Raises:
+            EverstepError: it is not possible now; the error says why.
         """
         ...

@@ -95,6 +95,7 @@ class LookActivities:
         return Looked(
             machines=listing.machines if listing else None,
             standbys=listing.standbys if listing else 0,
+            at_most=listing.at_most if listing else 0,
             jobs=jobs.running,
             over=jobs.over,
             unknown=list(jobs.unknown),

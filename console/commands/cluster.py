@@ -23,6 +23,12 @@ def _say(line: str) -> None:
 def up(  # noqa: PLR0917
     machines: Annotated[int, typer.Option(min=1, max=200, help="Machines for jobs.")] = 4,
     standbys: Annotated[int, typer.Option(min=0, max=50, help="Machines beside them, for replacement.")] = 1,
+    at_most: Annotated[
+        int,
+        typer.Option(
+            min=0, max=250, help="Start more machines by itself where there are too few, up to so many in all."
+        ),
+    ] = 0,
     workers: Annotated[int, typer.Option(min=1, max=16, help="Worker processes; two survive the death of one.")] = 2,
     cluster: Name = "default",
     monitor: Annotated[
@@ -53,6 +59,8 @@ def up(  # noqa: PLR0917
 
         everstep up --machines 8 --standbys 2
 
+        everstep up --machines 4 --standbys 1 --at-most 8
+
         everstep up --monitor monitor.toml --notices notices.toml
 
         EVERSTEP_HOME=/scratch/me everstep up --cluster try --json
@@ -65,6 +73,7 @@ def up(  # noqa: PLR0917
         cluster,
         machines=machines,
         standbys=standbys,
+        at_most=at_most,
         workers=workers,
         monitor=monitor,
         notices=notices,

@@ -9,7 +9,6 @@ agents serve who has the token that lies in the former.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import secrets
@@ -17,13 +16,13 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from controlplane.local import mounts, ports, procfs, readiness, stopping
 from controlplane.local.cluster_file import ClusterFile, everstep_home, kept_settings
 from controlplane.local.commands import Commands
+from controlplane.local.lock import lock
 from controlplane.local.plan import ClusterPlan, ProcessPlan, State
 from controlplane.local.temporal_server import TemporalChoice, find, start_command
 from controlplane.local.waiting import Progress
@@ -52,6 +51,7 @@ def up(
     standbys: int = 1,
     workers: int = 2,
     progress: Progress = lambda _: None,
+    at_most: int = 0,
     base_address: str = BASE_ADDRESS,
     commands: Commands | None = None,
     agents_ca: Path | None = None,
@@ -66,6 +66,7 @@ def up(
         machines: agents for jobs; a running cluster never shrinks.
         standbys: agents beside them, for replacement.
         workers: worker processes.
+        at_most: the pool of machines may have it grow until it has so many in all; 0: it does not.
         progress: takes a line for each step.
         base_address: address of the first machine of a new cluster, on loopback unless agents have TLS.
         commands: programs to run in place of everstep's own.
@@ -83,7 +84,7 @@ def up(
     monitor_settings(monitor)
     notice_settings(notices)
     commands = commands or Commands()
-    with _lock(home), ports.Claims() as claims:
+    with lock(home), ports.Claims() as claims:
         private.make_folder(home)
         private.make_folder(home / "logs")
         choice = _temporal(home, progress)
@@ -94,6 +95,7 @@ def up(
             machines=machines,
             standbys=standbys,
             workers=workers,
+            at_most=at_most,
             base=base_address,
             agents_ca=agents_ca,
             ledger_url=ledger_url,
@@ -133,6 +135,7 @@ def _describe(
     machines: int,
     standbys: int,
     workers: int,
+    at_most: int,
     base: str,
     agents_ca: Path | None,
     ledger_url: str,
@@ -145,6 +148,7 @@ def _describe(
     identifier = _identifier(home)
     if before and procfs.of_cluster(identifier):
         machines = max(machines, len(before.machines) - before.standbys)
+        at_most = max(at_most, before.at_most)
         standbys, workers = max(standbys, before.standbys), max(workers, before.workers)
         monitor = kept_settings(name, "--monitor", monitor, before.monitor)
         notices = kept_settings(name, "--notices", notices, before.notices)
@@ -179,6 +183,7 @@ def _describe(
         notices=notices,
         machines=all_machines,
         standbys=standbys,
+        at_most=at_most,
         workers=workers,
     )
 
@@ -326,7 +331,7 @@ def down(name: str = "default", *, progress: Progress = lambda _: None, purge: b
         ClusterError: the name is none, or a process cannot be stopped.
     """
     home = ClusterFile.home_of(name).resolve()
-    with _lock(home):
+    with lock(home):
         described = home / "cluster.json"
         was_up = described.exists()
         was_up = _stop(home, progress) or was_up  # its processes are found where its files were removed by hand, too
@@ -387,11 +392,3 @@ def processes(cluster: ClusterFile) -> dict[str, int]:
 def restart_counts(cluster: ClusterFile) -> dict[str, int]:
     """Name → how often the supervisor started it again since the cluster came up."""
     return {name: running.restarts for name, running in State.load(cluster.home).processes.items()}
-
-
-@contextmanager
-def _lock(home: Path) -> Iterator[None]:
-    """One ``up`` or ``down`` at a time; beside the folder, which may be removed while somebody waits."""
-    with open(private.make_folder(home.parent) / f".{home.name}.lock", "w", opener=private.open_file) as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

@@ -48,6 +48,8 @@ class ClusterFile(BaseModel):
     machines: list[Machine]
     """All machines, the standbys last."""
     standbys: int = Field(0, ge=0)
+    at_most: int = Field(0, ge=0)
+    """Its pool of machines may have it grow until it has so many; 0: it does not grow by itself."""
     workers: int = Field(2, ge=1)
 
     @classmethod

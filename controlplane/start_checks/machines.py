@@ -72,7 +72,7 @@ async def _why_not(control: Control, job: str) -> dict[str, str]:
 def _why(one: PoolMachine, running: Collection[str]) -> str:
     if one.place is PoolPlace.ACTIVE:
         return f"of job {one.job}" if one.job in running else ""
-    return "" if one.place is PoolPlace.FREE else str(one.place)
+    return "" if one.place in {PoolPlace.FREE, PoolPlace.PROVISIONING} else str(one.place)
 
 
 def _who_has(why_not: dict[str, str]) -> str:

@@ -31,6 +31,8 @@ class PoolPlace(Words):
     """It is checked and kept for replacement."""
     FREE = "free"
     """No job has it, and it is no standby: jobs that start take such machines."""
+    PROVISIONING = "provisioning"
+    """It has come into the list of the cluster and was not found fit yet: nobody is replaced by it before."""
     CORDONED = "cordoned"
     """An operator keeps it away from jobs."""
     QUARANTINED = "quarantined"
@@ -151,6 +153,8 @@ class Looked(Model):
     """All of the cluster, the standbys last; None: it is not known."""
     standbys: int = 0
     """How many of them there should be."""
+    at_most: int = 0
+    """The cluster can be asked for machines until it has so many; 0: it does not grow by itself."""
     jobs: list[RunningJob] = Field(default_factory=list)
     """That run, as far as they answer."""
     over: list[str] = Field(default_factory=list)
@@ -167,6 +171,15 @@ class Looked(Model):
     """Why something is not known."""
 
 
+class Shortage(Model):
+    """A job asked for machines in the places of others, and there were too few."""
+
+    machines: int
+    """It needs."""
+    asked_ns: int = 0
+    """When it asked last."""
+
+
 class PoolState(BaseModel):
     """Everything that a pool's workflow carries across continue-as-new; it changes it in place."""
 
@@ -176,6 +189,14 @@ class PoolState(BaseModel):
     """By name."""
     standbys: int = 0
     """How many there should be."""
+    listed: int = 0
+    """Machines that the list of the cluster has."""
+    at_most: int = 0
+    """The cluster can be asked for machines until it has so many; 0: it does not grow by itself."""
+    short: dict[str, Shortage] = Field(default_factory=dict)
+    """Job that waits for machines in the places of others → how many it needs."""
+    provisioned: str = ""
+    """What came of asking the cluster for more machines last; empty: it was not asked, or there are enough now."""
     replaced: dict[str, Replaced] = Field(default_factory=dict)
     """Answers to requests, by their ids; the last ones."""
     known: bool = False

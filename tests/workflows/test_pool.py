@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -19,10 +19,11 @@ from activities.clusters.cluster import Listing
 from activities.clusters.listed import ListedCluster
 from activities.pool.ask_pool import PoolActivities, keep_pool, update_pool
 from activities.pool.look import LookActivities
+from activities.pool.provision import ProvisionActivities
 from agent.client import AgentPool
 from agent.fake import FakeAgent
 from agent.v1 import agent_pb2 as pb
-from everstep.errors import AgentUnreachable
+from everstep.errors import AgentUnreachable, ClusterError
 from everstep.model.eviction import Eviction
 from everstep.model.job import JobSpec
 from everstep.model.job_state import JobState, job_workflow_id
@@ -37,8 +38,10 @@ from everstep.model.pool import (
     ReplaceRequest,
     pool_workflow_id,
 )
+from everstep.model.recovery_policy import RecoveryPolicy
 from tests.activities.spoken import serving
-from tests.workflows.conftest import ASK_S, ScriptedCluster
+from tests.workflows.conftest import ASK_S, ScriptedCluster, anomaly
+from tests.workflows.test_evict import gone
 from workflows.job import JobWorkflow
 from workflows.registry import WORKFLOWS, sandbox
 
@@ -55,18 +58,36 @@ class Pooled:
     machines: list[Machine]
     agents: list[FakeAgent]
     scripted: ScriptedCluster
+    count: int = COUNT
+    """So many of the machines are in the list."""
+    at_most: int = 0
+    grown: list[int] = field(default_factory=list)
+    """What the cluster was asked for."""
+    refuses: str = ""
+    """What the cluster says instead of giving machines."""
+
+    def listing(self) -> Listing:
+        return Listing(self.machines[: self.count], 1, self.at_most)
+
+    async def grow(self, count: int) -> None:
+        self.grown.append(count)
+        if self.refuses:
+            raise ClusterError(self.refuses)
+        self.count = count
 
     @property
     def handle(self) -> WorkflowHandle[Any, Any]:
         return self.client.get_workflow_handle(pool_workflow_id(self.queue))
 
-    async def start(self, name: str, *numbers: int) -> WorkflowHandle[JobWorkflow, Any]:
+    async def start(
+        self, name: str, *numbers: int, policy: RecoveryPolicy | None = None
+    ) -> WorkflowHandle[JobWorkflow, Any]:
         """A job on these machines."""
         name = f"{name}-{self.queue}"
         return await self.client.start_workflow(
             JobWorkflow.run,
             JobState(
-                spec=JobSpec(name=name, script="/job.py", machines=len(numbers)),
+                spec=JobSpec(name=name, script="/job.py", machines=len(numbers), policy=policy or RecoveryPolicy()),
                 machines=[self.machines[number] for number in numbers],
             ),
             id=job_workflow_id(name),
@@ -127,9 +148,11 @@ def machine_agent(number: int) -> FakeAgent:
 @pytest.fixture
 async def pooled(temporal: Client) -> AsyncIterator[Pooled]:
     queue, scripted, clients = f"q-{uuid.uuid4().hex[:8]}", ScriptedCluster(), AgentPool()
-    agents = [machine_agent(number) for number in range(COUNT)]
+    agents = [machine_agent(number) for number in range(COUNT + 2)]
     async with serving(agents) as machines:
-        pool, looks = PoolActivities(), LookActivities(clients, ListedCluster(lambda: Listing(machines, 1)))
+        found = Pooled(temporal, queue, machines, agents, scripted)
+        cluster = ListedCluster(found.listing, found.grow)
+        pool, looks = PoolActivities(), LookActivities(clients, cluster)
         worker = Worker(
             temporal,
             task_queue=queue,
@@ -138,6 +161,7 @@ async def pooled(temporal: Client) -> AsyncIterator[Pooled]:
                 *scripted.of_ranks,
                 *(pool.lease, pool.replace, pool.give_back, pool.await_standbys),
                 looks.look,
+                ProvisionActivities(cluster).provision,
             ],
             workflow_runner=sandbox(),
             max_cached_workflows=0,
@@ -145,7 +169,6 @@ async def pooled(temporal: Client) -> AsyncIterator[Pooled]:
         async with worker:
             keeping = asyncio.create_task(keep_pool(temporal, queue))
             try:
-                found = Pooled(temporal, queue, machines, agents, scripted)
                 while not await found.is_there():  # noqa: ASYNC110 - nobody tells us
                     await asyncio.sleep(ASK_S)
                 yield found
@@ -202,13 +225,16 @@ async def test_a_pool_that_was_ended_by_hand_finds_out_where_jobs_run(pooled: Po
     assert (await pooled.places())["m1"] == "active gpt"
 
 
-def replacement(pooled: Pooled, state: JobState, machine: str, id: str) -> ReplaceRequest:
+def replacement(pooled: Pooled, state: JobState, *machines: str, id: str) -> ReplaceRequest:
     return ReplaceRequest(
         id=id,
         job=state.spec.name,
         run=state.run,
-        evict=[Eviction(machine=machine, rule="sure-machine-fault", reason="xid-79", why="GPU 3 is lost")],
-        keep=[one for one in state.machines if one.name != machine],
+        evict=[
+            Eviction(machine=machine, rule="sure-machine-fault", reason="xid-79", why="GPU 3 is lost")
+            for machine in machines
+        ],
+        keep=[one for one in state.machines if one.name not in machines],
     )
 
 
@@ -219,9 +245,9 @@ async def test_an_evicted_machine_is_cleaned_once_its_job_has_left_it(pooled: Po
     left = pb.JobOnMachine(job=state.spec.name, run=state.run)
     pooled.agents[1].answer(describe=pb.DescribeReply(machine="m1", jobs=[left]))
 
-    answer = await pooled.ask("replace", replacement(pooled, state, "m1", "i/1"), Replaced)
+    answer = await pooled.ask("replace", replacement(pooled, state, "m1", id="i/1"), Replaced)
     assert answer.machines["m1"].name == "m4"
-    again = await pooled.ask("replace", replacement(pooled, state, "m1", "i/1"), Replaced)
+    again = await pooled.ask("replace", replacement(pooled, state, "m1", id="i/1"), Replaced)
     assert again == answer
     looks = len(pooled.agents[1].asked("describe"))
     await pooled.handle.execute_update("evict", OperatorMove(machine="m2", operator="me"), result_type=str)
@@ -236,6 +262,37 @@ async def test_an_evicted_machine_is_cleaned_once_its_job_has_left_it(pooled: Po
     assert one.why == "xid-79: GPU 3 is lost"
 
 
+async def test_a_job_that_lacks_machines_gets_those_that_its_cluster_provisions(pooled: Pooled) -> None:
+    pooled.at_most = COUNT + 2
+    pooled.agents[5].answer(describe=AgentUnreachable("it starts"))
+    pooled.scripted.evidence = gone("m1", "m2")
+    policy = RecoveryPolicy(silent_evict_s=0.0, evict_at_least=2)
+    job = await pooled.start("gpt", 0, 1, 2, 3, policy=policy)
+    await pooled.running(job)
+    await job.execute_update("report", anomaly())
+    await pooled.until(job, lambda state: state.status == "parked")
+
+    starting = await pooled.until_at("m5", "provisioning")
+    assert starting.why == "it is new"
+    pooled.agents[5].answer(describe=pb.DescribeReply(machine="m5"))
+    state = await pooled.until(job, lambda state: state.generation == 2 and state.status == "running")
+    assert {machine.name for machine in state.machines} == {"m0", "m3", "m4", "m5"}
+    assert pooled.grown[0] == COUNT + 1, "no more than it lacked"
+    await until(lambda: pooled.grown[-1] == COUNT + 2)  # and then a standby again
+
+
+async def test_a_cluster_that_gives_no_machines_is_asked_again_and_said_so(pooled: Pooled) -> None:
+    pooled.at_most, pooled.refuses = COUNT + 1, "no quota is left"
+    pooled.scripted.evidence = gone("m1", "m2")
+    job = await pooled.start("gpt", 0, 1, 2, 3, policy=RecoveryPolicy(silent_evict_s=0.0, evict_at_least=2))
+    await pooled.running(job)
+    await job.execute_update("report", anomaly())
+    await until(lambda: len(pooled.grown) >= 2)  # refused, and asked again
+    assert set(pooled.grown) == {COUNT + 1}
+    state = await pooled.until(pooled.handle, lambda state: "no quota" in state.provisioned)
+    assert state.provisioned == "the cluster was asked for 6 machines: ClusterError: no quota is left"
+
+
 async def until(holds: Callable[[], bool]) -> None:
     while not holds():  # noqa: ASYNC110 - nobody tells us
         await asyncio.sleep(0.02)
@@ -247,7 +304,7 @@ async def test_a_machine_that_does_not_answer_takes_no_place(pooled: Pooled) -> 
     state = await pooled.running(job)
     await pooled.move("evict", "m2")
     await pooled.until(pooled.handle, lambda state: "does not answer" in state.machines["m4"].fault)
-    answer = await pooled.ask("replace", replacement(pooled, state, "m1", "i/1"), Replaced)
+    answer = await pooled.ask("replace", replacement(pooled, state, "m1", id="i/1"), Replaced)
     assert answer.machines["m1"].name == "m3"
 
 

@@ -21,6 +21,7 @@ from everstep.model.pool import (
     PoolState,
     Replaced,
     ReplaceRequest,
+    Shortage,
 )
 
 EVICTIONS_KEPT = 10
@@ -30,6 +31,7 @@ ANSWERS_KEPT = 200
 TWICE_S = 24 * 3600.0
 """A machine that is evicted twice within this time does not come back by itself (ours)."""
 IDLE = frozenset({PoolPlace.STANDBY, PoolPlace.FREE})
+UNUSED = IDLE | {PoolPlace.PROVISIONING}
 
 
 def put(state: PoolState, name: str, place: PoolPlace, *, now_ns: int, by: str, why: str = "", **more: object) -> None:
@@ -99,7 +101,10 @@ def replace(state: PoolState, request: ReplaceRequest, *, now_ns: int) -> Replac
     chosen = choose(state.machines.values(), request)
     missing = len(request.evict) - len(chosen)
     if missing:
-        return Replaced(why=f"{len(request.evict)} needed and {state.spare} to spare")
+        state.short[request.job] = Shortage(machines=len(request.evict), asked_ns=now_ns)
+        asked = "; the cluster is asked for more" if state.listed < state.at_most else ""
+        return Replaced(why=f"{len(request.evict)} needed and {state.spare} to spare{asked}")
+    state.short.pop(request.job, None)
     for one in request.evict:
         _evict(state, one, request, now_ns=now_ns)
     for old, name in chosen.items():

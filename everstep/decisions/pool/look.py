@@ -5,7 +5,7 @@ What a look could not find out changes nothing: unknown is not empty.
 
 from __future__ import annotations
 
-from everstep.decisions.pool.book import IDLE, TWICE_S, add, free, put
+from everstep.decisions.pool.book import TWICE_S, UNUSED, add, free, put
 from everstep.model.pool import Looked, LookRequest, PoolMachine, PoolPlace, PoolState, RunningJob, ToClean
 
 GRACE_S = 60.0
@@ -44,9 +44,11 @@ def take(state: PoolState, looked: Looked, *, began_ns: int, now_ns: int, quaran
         quarantine_s: An evicted machine is tested at least this long, seconds.
     """
     state.problem = looked.problem
-    if looked.machines is not None:
+    if not state.known:  # all machines were asked
         _take_machines(state, looked, began_ns)
     _take_health(state, looked, began_ns)
+    if state.known:  # who has come into the list since the look before was not asked yet
+        _take_machines(state, looked, began_ns)
     _take_jobs(state, looked, began_ns, now_ns=now_ns)
     if not state.known:
         state.looks += looked.listed
@@ -57,20 +59,31 @@ def take(state: PoolState, looked: Looked, *, began_ns: int, now_ns: int, quaran
 
 def _take_machines(state: PoolState, looked: Looked, began_ns: int) -> None:
     """Know of new machines, as of the begin of the look: a job that it found there has them."""
-    assert looked.machines is not None
-    state.standbys = looked.standbys
+    if looked.machines is None:
+        return
+    state.standbys, state.listed, state.at_most = looked.standbys, len(looked.machines), looked.at_most
     names = [machine.name for machine in looked.machines]
     new = {name for name in names if name not in state.machines}
     add(state, looked.machines, now_ns=began_ns)
     last = names[len(names) - looked.standbys :]
-    for name in last:
-        if name in new:
+    for name in new if state.known else ():
+        put(state, name, PoolPlace.PROVISIONING, now_ns=began_ns, by="pool", why="it is new")
+    for name in _fit(state) if state.known else new:
+        if name in last:
             put(state, name, PoolPlace.STANDBY, now_ns=began_ns, by="pool", why="it is one of the last in the list")
+        elif state.known:
+            put(state, name, PoolPlace.FREE, now_ns=began_ns, by="pool", why="it is new")
     standbys = [name for name, one in state.machines.items() if one.place is PoolPlace.STANDBY]
     for name in sorted(standbys, key=lambda name: name in last)[: max(len(standbys) - looked.standbys, 0)]:
         put(state, name, PoolPlace.FREE, now_ns=began_ns, by="pool", why="there are enough standbys")
-    for name in [name for name, one in state.machines.items() if name not in names and one.place in IDLE]:
+    for name in [name for name, one in state.machines.items() if name not in names and one.place in UNUSED]:
         del state.machines[name]
+
+
+def _fit(state: PoolState) -> list[str]:
+    """New machines that were found fit since they came."""
+    coming = [name for name, one in state.machines.items() if one.place is PoolPlace.PROVISIONING]
+    return [name for name in coming if state.machines[name].passed and not state.machines[name].fault]
 
 
 def _take_health(state: PoolState, looked: Looked, began_ns: int) -> None:
@@ -87,6 +100,9 @@ def _take_jobs(state: PoolState, looked: Looked, began_ns: int, *, now_ns: int) 
     for job in looked.jobs:
         if job.launched:
             _take_found(state, job, began_ns, now_ns=now_ns)
+    for name in [*looked.over, *(job.job for job in looked.jobs if job.settled)]:
+        if name in state.short and state.short[name].asked_ns <= began_ns:
+            del state.short[name]
     running = {(job.job, job.run): {machine.name for machine in job.machines} for job in looked.jobs}
     named = {job.job: job.settled for job in looked.jobs}
     for name, one in list(state.machines.items()):
@@ -106,7 +122,7 @@ def _take_found(state: PoolState, job: RunningJob, began_ns: int, *, now_ns: int
     add(state, [machine for machine in job.machines if machine.name not in state.machines], now_ns=began_ns)
     for machine in job.machines:
         one = state.machines[machine.name]
-        if one.place in IDLE and one.since_ns <= began_ns:
+        if one.place in UNUSED and one.since_ns <= began_ns:
             put(
                 state,
                 machine.name,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from activities.clusters.listed import ListedCluster
 from controlplane.inventory import VARIABLE
 from controlplane.local.cluster_file import ClusterFile
 from controlplane.own_cluster import LOCAL, own_cluster
-from everstep.errors import EverstepError
+from everstep.errors import ConfigError, EverstepError
 from everstep.model.machine import Machine
 
 MACHINES = [
@@ -22,16 +23,35 @@ MACHINES = [
 ]
 
 
+AT_MOST = 5
+
+
 def in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    return ListedCluster(lambda: Listing(MACHINES, 1))
+    machines = list(MACHINES)
+
+    async def grow(count: int) -> None:
+        if count > AT_MOST:
+            raise ConfigError(f"{AT_MOST} at most")
+        machines.extend(Machine(name=f"m{number}", address="h:1") for number in range(len(machines), count))
+
+    return ListedCluster(lambda: Listing(list(machines), 1, AT_MOST), grow)
+
+
+MORE = """
+import pathlib, sys
+path = pathlib.Path(sys.argv[1])
+for number in range(path.read_text().splitlines().count("[[machine]]"), int(sys.argv[2])):
+    path.write_text(path.read_text() + f'\\n[[machine]]\\nname = "m{number}"\\naddress = "10.0.0.{number}:1"\\n')
+"""
 
 
 def of_inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    lines = ["standbys = 1"]
+    lines = ["standbys = 1", f"at_most = {AT_MOST}"]
     for one in MACHINES:
         fields = {"name": one.name, "address": one.address, "failure_domain": one.domain}
         lines += ["[[machine]]", *(f"{key} = {json.dumps(value)}" for key, value in fields.items())]
     path = tmp_path / "machines.toml"
+    lines.insert(0, f"provision = {json.dumps([sys.executable, '-c', MORE, str(path)])}")
     path.write_text("\n".join(lines))
     monkeypatch.delenv(LOCAL, raising=False)
     monkeypatch.setenv(VARIABLE, str(path))
@@ -52,6 +72,7 @@ def of_a_local_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clust
         ledger_url="",
         machines=MACHINES,
         standbys=1,
+        at_most=AT_MOST,
     ).save()
     found = own_cluster()
     assert found is not None
@@ -70,7 +91,46 @@ def cluster(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
 async def test_all_machines_are_listed_with_their_domains_and_the_standbys_last(cluster: Cluster) -> None:
     listing = await cluster.list()
     assert listing.machines == MACHINES
-    assert listing.standbys == 1
+    assert (listing.standbys, listing.at_most) == (1, AT_MOST)
+
+
+@pytest.mark.parametrize(
+    "kind", [in_memory, of_inventory]
+)  # a local cluster that runs: controlplane/local/test_grow.py
+async def test_it_has_as_many_machines_as_it_was_asked_for(
+    kind: Callable[[Path, pytest.MonkeyPatch], Cluster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = kind(tmp_path, monkeypatch)
+    for asked, there in ((4, 4), (4, 4), (2, 4), (5, 5)):
+        await cluster.provision(asked)
+        machines = (await cluster.list()).machines
+        assert [machine.name for machine in machines] == [f"m{number}" for number in range(there)]
+        assert machines[:3] == MACHINES
+
+
+async def test_more_than_it_may_have_is_refused(cluster: Cluster) -> None:
+    with pytest.raises(EverstepError):
+        await cluster.provision(AT_MOST + 1)
+    assert (await cluster.list()).machines == MACHINES
+
+
+async def test_a_list_that_nobody_can_make_longer_says_so() -> None:
+    with pytest.raises(EverstepError, match="nothing says how the cluster gets more machines"):
+        await ListedCluster(lambda: Listing(MACHINES, 1)).provision(4)
+
+
+async def test_a_program_that_fails_is_named_with_its_last_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = of_inventory(tmp_path, monkeypatch)
+    path = tmp_path / "machines.toml"
+    path.write_text(
+        path.read_text()
+        .replace("import pathlib", "sys.exit('no quota is left') #")
+        .replace("sys.exit", "raise SystemExit")
+    )
+    with pytest.raises(EverstepError, match=r"program that provisions machines: .*no quota is left"):
+        await cluster.provision(4)
 
 
 async def test_nobody_else_waits_while_it_is_asked(cluster: Cluster) -> None:

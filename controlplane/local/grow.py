@@ -1,0 +1,59 @@
+"""Have a running local cluster grow: more agents beside those that it has."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+
+from controlplane.local import ports, procfs
+from controlplane.local.cluster import supervisor_of
+from controlplane.local.cluster_file import ClusterFile
+from controlplane.local.lock import lock
+from controlplane.local.plan import ClusterPlan, ProcessPlan
+from everstep import private
+from everstep.errors import ClusterError
+from everstep.model.machine import Machine
+
+
+def grow(name: str, machines: int) -> None:
+    """Have so many machines in all; the new ones are started as those that are there, and are not waited for.
+
+    Done twice it is the same.
+
+    Raises:
+        ClusterError: it is not up, or may not have so many.
+    """
+    home = ClusterFile.load(name).home
+    with lock(home), ports.Claims() as claims:
+        cluster = ClusterFile.load(name)  # somebody may have changed it meanwhile
+        if machines > cluster.at_most:
+            raise ClusterError(
+                f"cluster {name!r} may have {cluster.at_most} machines at most: see 'everstep up --at-most'"
+            )
+        if not (supervisor := supervisor_of(home)):
+            raise ClusterError(f"cluster {name!r} has no supervisor that could start a machine: run 'everstep up'")
+        plan, first = ClusterPlan.load(home), cluster.machines[0]
+        like = next(entry for entry in plan.processes if entry.name == f"agent-{first.name}")
+        base = ports.split(first.address)[0]
+        for index in range(len(cluster.machines), machines):
+            host = ports.machine_host(base, index)
+            machine = Machine(name=f"m{index}", address=f"{host}:{claims.choose(host)}")
+            private.make_folder(home / "machines" / machine.name)
+            cluster.machines.append(machine)
+            plan.processes.append(_agent(like, first, machine))
+            plan.addresses.append(machine.address)
+        plan.save(home)  # first: who reads the list may rely on their being started
+        cluster.save()
+        procfs.send(supervisor, signal.SIGHUP)
+
+
+def _agent(like: ProcessPlan, other: Machine, machine: Machine) -> ProcessPlan:
+    """The process of a machine, started as that of another one."""
+
+    def of_this(argument: str) -> str:
+        if argument == other.address:
+            return machine.address
+        folder, slash, last = argument.rpartition("/")
+        return f"{folder}{slash}{machine.name}" if last == other.name else argument
+
+    return replace(like, name=f"agent-{machine.name}", argv=[of_this(argument) for argument in like.argv])
