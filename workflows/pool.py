@@ -40,7 +40,7 @@ LOOK_LIMIT = timedelta(minutes=2)
 SOON = timedelta(seconds=1)
 """Before the next look where something waits for it (ours)."""
 WHILE_SHORT = timedelta(seconds=3)
-"""Between two looks while a job waits for machines that are being provisioned (ours)."""
+"""Between two looks while a job waits for machines that may come soon (ours)."""
 PROVISION_LIMIT = timedelta(minutes=1)
 """A cluster that was asked for machines has answered within this time (ours): the machines may come later."""
 KNOWN_S = 8.0
@@ -130,8 +130,7 @@ class StandbyPoolWorkflow:
                 continue
 
     def _pause(self) -> timedelta:
-        waits = self.state.short and provision.coming(self.state, now_ns=workflow.time_ns())
-        return WHILE_SHORT if waits else LOOK_AGAIN
+        return WHILE_SHORT if provision.is_awaited(self.state, now_ns=workflow.time_ns()) else LOOK_AGAIN
 
     def _is_due(self) -> bool:
         is_long = workflow.info().is_continue_as_new_suggested()

@@ -69,12 +69,13 @@ async def on_all(
             try:
                 answer = await call(machine, agents.get(machine.address))
             except AgentUnreachable as error:
-                if asyncio.get_running_loop().time() > deadline:
+                left_s = deadline - asyncio.get_running_loop().time()
+                if left_s <= 0:
                     activity.logger.warning("agent is silent", extra={"machine": machine.name, "error": str(error)})
                     return None
                 waiting[machine.name] = None
                 say(waited_for())
-                await asyncio.sleep(backoff.next_s())
+                await asyncio.sleep(min(backoff.next_s(), left_s))
             except EverstepError as error:
                 if dying is not None and isinstance(error, StillDying):
                     dying[machine.name] = str(error)
@@ -117,13 +118,17 @@ async def while_there(client: AgentClient, call: Callable[[], Awaitable[T]], pat
     calling = asyncio.ensure_future(call())
     heard_s = clock.time()
     try:
-        while not (await asyncio.wait([calling], timeout=PROBE_S))[0]:
+        pause_s = PROBE_S
+        silent: AgentUnreachable | None = None
+        while not (await asyncio.wait([calling], timeout=pause_s))[0]:
+            if silent is not None and clock.time() - heard_s >= patience_s:
+                raise silent
             try:
                 await client.describe(timeout_s=max(patience_s / 2, PROBE_S))
-                heard_s = clock.time()
-            except AgentUnreachable:
-                if clock.time() - heard_s >= patience_s:
-                    raise
+                heard_s, pause_s, silent = clock.time(), PROBE_S, None
+            except AgentUnreachable as error:
+                silent = error
+                pause_s = min(PROBE_S, max(heard_s + patience_s - clock.time(), 0.0))
         return calling.result()
     finally:
         calling.cancel()

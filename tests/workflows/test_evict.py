@@ -174,6 +174,17 @@ async def test_where_there_is_no_standby_the_job_waits_for_one_or_for_its_machin
     assert [machine.name for machine in state.machines] == ["m0", "m2"]
 
 
+async def test_a_machine_that_comes_before_the_job_is_parked_takes_the_place_at_once(jobs: Any) -> None:
+    jobs.cluster.evidence, jobs.cluster.silent_s = gone("m1"), 0.0
+    handle = await failed(jobs)
+    while "await 1 to spare" not in jobs.cluster.calls:  # noqa: ASYNC110 - nobody tells us
+        await asyncio.sleep(ASK_S)
+    jobs.cluster.standbys.append(STANDBYS[0])
+    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+    assert [machine.name for machine in state.machines] == ["m0", "m2"]
+    assert not [stage for stage in report_of(jobs).stages if stage.startswith("parked")]
+
+
 async def test_a_machine_that_comes_back_while_there_is_no_standby_goes_on(jobs: Any) -> None:
     jobs.cluster.evidence = gone("m1")
     handle = await failed(jobs)

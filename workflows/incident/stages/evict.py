@@ -7,6 +7,7 @@ Where there are too few, or an operator has to approve, nobody leaves, and the j
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 
 from temporalio import workflow
 from temporalio.exceptions import ActivityError
@@ -21,10 +22,13 @@ with workflow.unsafe.imports_passed_through():
     from everstep.text import listed
     from workflows import activity_calls, pool_calls
     from workflows.incident.incident import Incident, Secured
+    from workflows.incident.stages.awaited import THERE_ARE_OTHERS, Awaited
     from workflows.incident.stages.stop import refresh_evidence
 
 UNFIT = "standby-unfit"
 """Rule and reason code of a standby that could not be made ready for the job."""
+PATIENCE = timedelta(seconds=30)
+"""Silent machines have so long to answer where there is no other in their places, before the job is parked (ours)."""
 PATCH = "evict"
 """Incidents of before this release evict nobody."""
 
@@ -93,11 +97,27 @@ async def evict(incident: Incident, evidence: Evidence) -> Evidence:
                 f"{_named(plan.ask)}: an operator has to approve that it leaves the job, with the signal 'approve'; "
                 f"'resume' goes on with it. {plan.tripped}"
             ).strip()
-        silent = set(evidence.unreachable)
-        if not silent or patient:
+        if not evidence.unreachable or patient:
             return evidence
         # Nobody can take its place at once: it has the time that it had before there were any.
-        evidence, patient = await refresh_evidence(incident, patient=True), True
+        evidence, patient = await _patiently(incident, evidence), True
+
+
+async def _patiently(incident: Incident, evidence: Evidence) -> Evidence:
+    """Wait for silent machines, or for others in their places; returns what the machines know then."""
+    if not workflow.patched("others may come meanwhile"):
+        return await refresh_evidence(incident, patient=True)
+    timeline = incident.timeline
+    began = timeline.enter(Stage.EVICT, incident.state.waits)
+    silent = [machine for machine in incident.input.machines if machine.name in evidence.unreachable]
+    awaited = Awaited(silent, incident.missing, PATIENCE)
+    try:
+        await incident.wait(PATIENCE, "silent machines, or others", until=lambda: awaited.either or awaited.stay_silent)
+    finally:
+        awaited.cancel()
+    text = "they answer again" if awaited.came_back else "they stay silent"
+    timeline.leave(began, Stage.EVICT, THERE_ARE_OTHERS if awaited.there_are_others else text)
+    return await refresh_evidence(incident)
 
 
 def _approved(incident: Incident, asked: list[Eviction]) -> tuple[list[Eviction], str]:

@@ -10,8 +10,8 @@ with workflow.unsafe.imports_passed_through():
     from everstep.decisions.recover.plan import RestartPlan
     from everstep.model.incident import Stage
     from everstep.text import listed
-    from workflows import activity_calls, pool_calls
     from workflows.incident.incident import Abandoned, Incident
+    from workflows.incident.stages.awaited import THERE_ARE_OTHERS, Awaited
 
 
 async def park(incident: Incident, plan: RestartPlan) -> None:
@@ -27,30 +27,18 @@ async def park(incident: Incident, plan: RestartPlan) -> None:
     await incident.tell_job()
     patience = timedelta(hours=input.spec.policy.parked_timeout_h)
     machines = [machine for machine in input.machines if machine.name in silent]
-    back: workflow.ActivityHandle[list[str]] | None = None
-    if machines and workflow.patched("machines that come back"):
-        back = activity_calls.await_machines(machines, patience)
-    others = pool_calls.await_standbys(incident.missing, patience) if incident.missing else None
-
-    def came_back() -> bool:
-        return back is not None and back.done() and back.exception() is None and not back.result()
-
-    def there_are_others() -> bool:
-        return others is not None and others.done() and others.exception() is None
-
+    if not workflow.patched("machines that come back"):
+        machines = []
+    awaited = Awaited(machines, incident.missing, patience)
     try:
-        await incident.wait(
-            patience, "PARKED", until=lambda: incident.answer is not None or came_back() or there_are_others()
-        )
+        await incident.wait(patience, "PARKED", until=lambda: incident.answer is not None or awaited.either)
     finally:
         timeline.parked.append((int(began * 1e9), workflow.time_ns()))
-        for waiting in (back, others):
-            if waiting is not None:
-                waiting.cancel()
+        awaited.cancel()
     if incident.answer is not None:
         await _resumed(incident, plan, began)
-    elif came_back() or there_are_others():
-        text = f"{listed(silent)} answers again" if came_back() else "there are machines for all that leave the job"
+    elif awaited.either:
+        text = f"{listed(silent)} answers again" if awaited.came_back else THERE_ARE_OTHERS
         timeline.leave(began, Stage.PARKED, text)
         timeline.note(Stage.PARKED, text)
         timeline.enter(Stage.STOP)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.decisions.pool import book, look
-from everstep.decisions.pool.provision import COMING_S, coming, wanted
+from everstep.decisions.pool.provision import AWAITED_S, COMING_S, coming, is_awaited, wanted
 from everstep.model.eviction import Eviction
 from everstep.model.machine import Machine
 from everstep.model.pool import LeaseRequest, Looked, PoolState, Replaced, ReplaceRequest, RunningJob
@@ -121,3 +121,14 @@ def test_never_more_than_it_may_have_and_never_fewer_than_it_has(
     evict(state, *(f"m{number}" for number in range(min(leaving, count))))
     asked = wanted(state, now_ns=4)
     assert asked == 0 or count < asked <= at_most
+
+
+def test_machines_are_looked_for_often_as_long_as_some_may_come_soon() -> None:
+    state = cluster(4, 4)
+    assert not is_awaited(state, now_ns=4)
+    evict(state, "m1")
+    late = state.short["gpt"].asked_ns + int(AWAITED_S * S)
+    assert (is_awaited(state, now_ns=4), is_awaited(state, now_ns=late)) == (True, False)
+    look.take(state, listing(5, at_most=5, faults={"m4": "silent"}), began_ns=late - 1, now_ns=late)
+    assert coming(state, now_ns=late) == 1
+    assert is_awaited(state, now_ns=late)

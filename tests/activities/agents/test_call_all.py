@@ -1,0 +1,74 @@
+"""Calls of many agents: how long a silent one is waited for."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from temporalio.testing import ActivityEnvironment
+
+from activities.agents import call_all
+from agent.client import AgentClient, AgentPool
+from everstep.errors import AgentUnreachable
+from everstep.model.machine import Machine
+
+PATIENCE_S = 2.0
+
+
+class Clock:
+    """In the place of asyncio: time passes only where it is slept or waited."""
+
+    ensure_future = staticmethod(asyncio.ensure_future)
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 0.0
+        monkeypatch.setattr("activities.agents.call_all.asyncio", self)
+
+    def get_running_loop(self) -> Clock:
+        return self
+
+    def time(self) -> float:
+        return self.now_s
+
+    async def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    async def wait(self, calls: list[Any], timeout: float) -> tuple[set[Any], set[Any]]:  # noqa: ASYNC109 - asyncio's
+        self.now_s += timeout
+        return set(), set(calls)
+
+
+async def test_a_silent_machine_has_its_patience_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment, pool = ActivityEnvironment(), AgentPool()
+    clock = Clock(monkeypatch)
+    asked: list[float] = []
+
+    async def call(_machine: Machine, _client: AgentClient) -> None:
+        asked.append(clock.now_s)
+        raise AgentUnreachable("refused")
+
+    async def ask() -> Any:
+        machines = [Machine(name="m0", address="127.0.0.1:1")]
+        return await call_all.on_all(pool, machines, call, patience_s=PATIENCE_S, say=lambda _text: None)
+
+    assert await environment.run(ask) == ({}, ["m0"])
+    assert asked[0] == 0.0
+    assert asked[-1] == clock.now_s == pytest.approx(PATIENCE_S)
+    await pool.close()
+
+
+@pytest.mark.parametrize("patience_s", [0.0, 0.7, PATIENCE_S, 30.0])
+async def test_an_agent_that_neither_works_nor_answers_has_its_patience_and_no_more(
+    monkeypatch: pytest.MonkeyPatch, patience_s: float
+) -> None:
+    class Frozen:
+        async def describe(self, *, timeout_s: float) -> None:
+            clock.now_s += timeout_s
+            raise AgentUnreachable("no answer")
+
+    never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    clock = Clock(monkeypatch)
+    with pytest.raises(AgentUnreachable):
+        await call_all.while_there(Frozen(), lambda: never, patience_s)  # type: ignore[arg-type]  # all that it needs
+    assert patience_s <= clock.now_s <= max(patience_s * 1.25, 1.0)
