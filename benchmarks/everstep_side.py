@@ -6,11 +6,14 @@ import asyncio
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+import psutil
 
 from activities import messages
 from benchmarks.common import say
@@ -18,11 +21,16 @@ from benchmarks.peers.torchrun import fault_time, write_plan
 from benchmarks.timeline import PARTS, Recovery, parts_between
 from controlplane.client import Control
 from controlplane.local import cluster as local
+from controlplane.local import procfs
+from controlplane.local.cluster_file import ClusterFile
+from controlplane.local.power import powered_off, state_folder
+from controlplane.queries.status import job_report
 from everstep import environment
 from everstep.errors import ClusterError
 from everstep.model.incident import IncidentReport
 from everstep.model.job import JobSpec
 from everstep.model.job_state import incident_workflow_id
+from everstep.model.recovery_policy import RecoveryPolicy
 
 LIMIT_S = 120.0
 NAME = "bench"
@@ -39,8 +47,15 @@ class Times:
 class EverstepSide:
     """A local cluster of the benchmark's own, in a temporary folder; an async context manager."""
 
-    def __init__(self, *, machines: int) -> None:
-        self._machines = machines
+    def __init__(self, *, machines: int, standbys: int = 0, at_most: int = 0) -> None:
+        """Not up yet.
+
+        Args:
+            machines: Of the job.
+            standbys: Beside them.
+            at_most: It may grow to so many machines by itself; 0: it does not.
+        """
+        self._machines, self._standbys, self._at_most = machines, standbys, at_most
         self._count = 0
 
     async def __aenter__(self) -> Self:
@@ -48,7 +63,14 @@ class EverstepSide:
         self._before = os.environ.get("EVERSTEP_HOME")
         os.environ["EVERSTEP_HOME"] = str(self._folder)
         try:
-            await asyncio.to_thread(local.up, NAME, machines=self._machines, standbys=0, progress=say)
+            await asyncio.to_thread(
+                local.up,
+                NAME,
+                machines=self._machines,
+                standbys=self._standbys,
+                at_most=self._at_most,
+                progress=say,
+            )
             self._control = await Control.connect(NAME)
         except BaseException:
             await self._down()
@@ -98,6 +120,60 @@ class EverstepSide:
             await self._control.result(name)
         return recovery_of(rank, at_step, fault_time(plan), report, times)
 
+    async def lose(self, script: Path, args: Sequence[str], *, machines: Sequence[str], at_step: int) -> float:
+        """Cut machines off their power for good while a job steps on the first machines, of one rank each.
+
+        Returns:
+            Seconds until all ranks have completed a step at full width, on others.
+
+        Raises:
+            ClusterError: the job did not recover in time.
+        """
+        self._count += 1
+        name = f"bench-{self._count}"
+        policy = RecoveryPolicy(evict_at_least=len(machines))  # no operator has to approve
+        spec = JobSpec(
+            name=name,
+            script=str(script),
+            args=list(args),
+            machines=self._machines,
+            ranks_per_machine=1,
+            policy=policy,
+        )
+        await self._control.start_job(spec, self._control.machines[: self._machines])
+        cluster = ClusterFile.load(NAME)
+        try:
+            await self._at_step(name, at_step)
+            off = powered_off(cluster, machines)
+            killed_ns = await asyncio.to_thread(off.__enter__)
+            try:
+                report, _ = await self._incident(name)
+            finally:
+                off.__exit__(None, None, None)
+        finally:
+            await self._control.stop(name, "measured")
+            await self._control.result(name)
+        assert report.confirmation is not None
+        return (report.confirmation.stepped_ns - killed_ns) / 1e9
+
+    async def _at_step(self, job: str, step: int) -> None:
+        """Wait until all ranks have completed a step."""
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                while ((await job_report(self._control, job)).step or 0) < step:  # noqa: ASYNC110 - nobody tells us
+                    await asyncio.sleep(0.2)
+        except TimeoutError:
+            raise ClusterError(f"{job} did not come to step {step} within {LIMIT_S:.0f} s") from None
+
+    def idle_share(self, machine: str, seconds: float) -> float:
+        """The share of a core that a machine takes while nothing is asked of it; waits for so many seconds."""
+        cluster = ClusterFile.load(NAME)
+        folders = (state_folder(cluster, machine), cluster.shm / machine)
+        processes = [psutil.Process(pid) for pid in procfs.of_machine(cluster.id, machine, *folders)]
+        before, began = sum(map(_cpu_s, processes)), time.monotonic()
+        time.sleep(seconds)
+        return (sum(map(_cpu_s, processes)) - before) / (time.monotonic() - began)
+
     async def _incident(self, job: str) -> tuple[IncidentReport, Times]:
         """The job's first incident once it is over, with the times of its activities."""
         from temporalio.service import RPCError
@@ -127,6 +203,11 @@ class EverstepSide:
             elif event.HasField("activity_task_completed_event_attributes"):
                 completed.setdefault(types[event.activity_task_completed_event_attributes.scheduled_event_id], at)
         return report, Times(scheduled, completed)
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
 
 
 def recovery_of(rank: int, at_step: int, fault_ns: int, report: IncidentReport, times: Times) -> Recovery:

@@ -100,6 +100,15 @@ def wait_for(value: Callable[[], int], alive: Callable[[], bool], what: str, fol
 @contextmanager
 def peer_process(command: Sequence[str], folder: Path, env: dict[str, str]) -> Iterator[Callable[[], bool]]:
     """A process in a session of its own, ended with all that it started; yields whether it lives."""
+    process = start_peer(command, folder, env)
+    try:
+        yield lambda: process.poll() is None
+    finally:
+        end_tree(process)
+
+
+def start_peer(command: Sequence[str], folder: Path, env: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Start a process in a session of its own; what it says goes to ``output`` in the folder."""
     given: dict[str, Any] = dict(os.environ) | {
         "OMP_NUM_THREADS": "1",
         # Without it, half of the restarts on gloo meet keys of the run before and hang (pytorch #135712).
@@ -107,11 +116,7 @@ def peer_process(command: Sequence[str], folder: Path, env: dict[str, str]) -> I
         **env,
     }
     with (folder / "output").open("wb") as output:
-        process = subprocess.Popen(command, env=given, stdout=output, stderr=output, start_new_session=True)
-        try:
-            yield lambda: process.poll() is None
-        finally:
-            end_tree(process)
+        return subprocess.Popen(command, env=given, stdout=output, stderr=output, start_new_session=True)
 
 
 def end_tree(process: subprocess.Popen[bytes]) -> None:
