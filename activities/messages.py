@@ -57,6 +57,8 @@ class PrepareInput(Model):
     """Id of the job's run; see ``everstep.model.run_id``."""
     patience_s: float = 60.0
     """How long a silent agent is asked again, seconds (ours)."""
+    probed: bool = False
+    """As of :class:`StopInput`; who is silent then is given up, and not asked again."""
 
 
 class StopInput(Model):
@@ -144,6 +146,8 @@ class LaunchInput(Model):
     resume_step: int
     reason: str = ""
     patience_s: float = 30.0
+    probed: bool = False
+    """As of :class:`StopInput`; who is silent then is given up, and not asked again."""
     reshard_from: str = ""
     """Folder of a disk checkpoint that the ranks start from, saved with any parallel sizes; empty: none."""
     run: str = ""
@@ -166,6 +170,8 @@ class ConfirmInput(Model):
     """How the script showed its steps before."""
     patient: bool = False
     """That the ranks live is known: wait for their steps."""
+    silent_s: float = 0.0
+    """A machine of which nothing is heard for so long, while no rank completes a step, is not waited for; 0: it is."""
 
 
 class AwaitInput(Model):

@@ -38,8 +38,8 @@ SLOWEST_BYTES = 20_000_000
 """Bytes a second of one machine: a restore that is slower is given up (ours)."""
 
 
-def prepare(spec: JobSpec, machines: list[Machine], run: str, **bounds: float) -> ActivityHandle[float]:
-    """Start the fork servers; ``bounds`` may have the ``patience_s`` of the input."""
+def prepare(spec: JobSpec, machines: list[Machine], run: str, **bounds: Any) -> ActivityHandle[float]:
+    """Start the fork servers; ``bounds`` may have ``patience_s`` and ``probed`` of the input."""
     return workflow.start_activity(
         messages.PREPARE,
         PrepareInput(spec=spec, machines=machines, run=run, **bounds),
@@ -143,6 +143,7 @@ def confirm(
     showing: Showing,
     known_alive: bool = False,
     state_bytes: int = 0,
+    silent_s: float = 0.0,
 ) -> ActivityHandle[Confirmation]:
     """Wait until every rank completed a step.
 
@@ -154,6 +155,7 @@ def confirm(
         showing: How the script showed its steps before.
         known_alive: That all ranks live is known; it is their steps that are waited for.
         state_bytes: What the largest rank restores first, which takes more time.
+        silent_s: A machine that says nothing for so long, while nobody steps, is not waited for; 0: it is.
     """
     restore_s = round(state_bytes / SLOWEST_RANK_BYTES, 1)
     request = ConfirmInput(
@@ -164,6 +166,7 @@ def confirm(
         timeout_s=bound_s,
         showing=showing,
         patient=known_alive,
+        silent_s=silent_s,
     )
     what = "completes a step; all of them live" if known_alive else "completes a step"
     return workflow.start_activity(

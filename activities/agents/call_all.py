@@ -103,6 +103,11 @@ async def on_all(
     )
 
 
+async def asked_of(client: AgentClient, call: Callable[[], Awaitable[T]], *, probed: bool, patience_s: float) -> T:
+    """Call an agent; ``probed``: as long as it is there, see :func:`while_there`."""
+    return await (while_there(client, call, patience_s) if probed else call())
+
+
 async def while_there(client: AgentClient, call: Callable[[], Awaitable[T]], patience_s: float) -> T:
     """Call an agent as long as it is there: what it was asked may take long, and whether it is there it says at once.
 
@@ -169,8 +174,8 @@ async def prepared(client: AgentClient, spec: JobSpec, run: str, call: Callable[
         return await call()
 
 
-def refuse_silent(silent: list[str], machines: Sequence[Machine]) -> None:
-    """Raise, retryable, when machines stayed silent.
+def refuse_silent(silent: list[str], machines: Sequence[Machine], *, for_good: bool = False) -> None:
+    """Raise when machines stayed silent: to be retried, unless it is ``for_good``.
 
     Raises:
         ApplicationError: names them and counts the ones that answered.
@@ -179,4 +184,5 @@ def refuse_silent(silent: list[str], machines: Sequence[Machine]) -> None:
         raise ApplicationError(
             f"{len(machines) - len(silent)} of {len(machines)} agents answered; {listed(silent)} did not",
             type="AgentUnreachable",
+            non_retryable=for_good,
         )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 from collections.abc import Iterable
 
 from activities.agents.clocks import fit_milestones
@@ -29,24 +31,26 @@ async def confirm_steps(agents: AgentPool, launch: ConfirmInput) -> Confirmation
     """Follow every machine's progress and judge it at each change.
 
     A silent agent is asked again until the time is up: its ranks may well be
-    stepping.
+    stepping. Where ``silent_s`` says so, that holds only as long as some rank of
+    the job completes steps, or for so many seconds.
     """
     world_size = launch.spec.topology().world_size
-    policy = launch.spec.policy
     generation = launch.launched.generation
     showing = _showing(launch)
     shown: dict[int, RankState] = {}
     all_shown_ns = 0
     left_ns: dict[int, int] = {}
     emptied: set[str] = set()
+    heard = Heard([machine.name for machine in launch.machines], launch.silent_s)
     changed = asyncio.Event()
 
     async def follow(machine: Machine) -> None:
         request = pb.ProgressRequest(job=launch.spec.name, interval_s=INTERVAL_S)
         backoff = Backoff(FIRST_RETRY_S, LAST_RETRY_S)
         while True:
-            try:
+            with contextlib.suppress(AgentError):
                 async for reply in agents.get(machine.address).progress(request):
+                    heard.note(machine.name)
                     # It answered the launch; one that knows of an older generation only has lost it since.
                     if reply.generation < generation:
                         emptied.add(machine.name)
@@ -57,13 +61,11 @@ async def confirm_steps(agents: AgentPool, launch: ConfirmInput) -> Confirmation
                             left_ns.setdefault(rank.rank, now_ns())
                     changed.set()
                     backoff.reset()
-            except AgentError:
-                pass
             await asyncio.sleep(backoff.next_s())
 
     followers: list[asyncio.Task[None]] = []
     pace = ShareOfTime()
-    bound_s = (launch.timeout_s or policy.confirm_timeout_s) + launch.restore_s
+    bound_s = (launch.timeout_s or launch.spec.policy.confirm_timeout_s) + launch.restore_s
     deadline_ns = now_ns() + int(bound_s * 1e9)
     try:
         async for machine in in_turns(launch.machines):
@@ -79,8 +81,9 @@ async def confirm_steps(agents: AgentPool, launch: ConfirmInput) -> Confirmation
                 world_size=world_size,
                 showing=showing,
                 now_ns=now_ns(),
-                policy=policy,
+                policy=launch.spec.policy,
                 emptied=sorted(emptied),
+                silent=heard.silent(list(shown.values())),
                 whole_ns=all_shown_ns,
                 left_ns=left_ns,
                 known_alive=launch.patient,
@@ -101,6 +104,39 @@ async def confirm_steps(agents: AgentPool, launch: ConfirmInput) -> Confirmation
     return judge_timeout(
         generation, list(shown.values()), world_size=world_size, showing=showing, bound_s=bound_s, now_ns=now_ns()
     )
+
+
+class Heard:
+    """When each machine was heard last, and any rank completed a step.
+
+    Args:
+        machines: Of the job.
+        silent_s: A machine that says nothing for so long, while nobody steps, is silent, seconds; 0: none is.
+    """
+
+    def __init__(self, machines: Iterable[str], silent_s: float) -> None:
+        self._limit_s = silent_s
+        self._heard_s = dict.fromkeys(machines, time.monotonic())
+        self._steps, self._stepped_s = -1, time.monotonic()
+
+    def note(self, machine: str) -> None:
+        """It said something."""
+        self._heard_s[machine] = time.monotonic()
+
+    def silent(self, ranks: Iterable[RankState]) -> dict[str, float]:
+        """Machine of which nothing is heard any more → since when, or since any rank completed a step, seconds.
+
+        None where all are silent, for then it may be we who are cut off.
+        """
+        now_s = time.monotonic()
+        steps = sum(state.completed_steps + state.shown for state in ranks)
+        if steps != self._steps:
+            self._steps, self._stepped_s = steps, now_s
+        unheard = {name: now_s - at_s for name, at_s in self._heard_s.items() if now_s - at_s >= self._limit_s}
+        quiet_s = now_s - self._stepped_s
+        if not self._limit_s or quiet_s < self._limit_s or len(unheard) == len(self._heard_s):
+            return {}
+        return {name: min(since_s, quiet_s) for name, since_s in unheard.items()}
 
 
 def _showing(launch: ConfirmInput) -> Showing:

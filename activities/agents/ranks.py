@@ -14,7 +14,7 @@ from typing import Protocol
 from temporalio import activity
 
 from activities import messages
-from activities.agents.call_all import on_all, prepare, prepared, refuse_silent, while_there
+from activities.agents.call_all import asked_of, on_all, prepare, prepared, refuse_silent
 from activities.agents.clocks import fit_stop
 from activities.agents.confirm import confirm_steps
 from activities.agents.convert import backup_peers, checkpoint_options, rank_launches, shared_environment
@@ -51,13 +51,15 @@ class RankActivities:
         """Start the job's fork server on every machine; returns the slowest start in seconds."""
 
         async def prepare_machine(machine: Machine, client: AgentClient) -> float:
-            return float((await prepare(client, preparation.spec, preparation.run)).seconds)
+            asked = partial(prepare, client, preparation.spec, preparation.run)
+            reply = await asked_of(client, asked, probed=preparation.probed, patience_s=preparation.patience_s)
+            return float(reply.seconds)
 
         async with heartbeating() as say:
             done, silent = await on_all(
                 self._agents, preparation.machines, prepare_machine, say=say, patience_s=preparation.patience_s
             )
-        refuse_silent(silent, preparation.machines)
+        refuse_silent(silent, preparation.machines, for_good=preparation.probed)
         return max(done.values(), default=0.0)
 
     @activity.defn(name=messages.STOP)
@@ -75,7 +77,7 @@ class RankActivities:
         async def stop_machine(machine: Machine, client: AgentClient) -> pb.StopReply:
             asked_ns = now_ns()
             asked = partial(client.stop, request, timeout_s=stop.grace_s + 20)
-            reply = await (while_there(client, asked, stop.patience_s) if stop.probed else asked())
+            reply = await asked_of(client, asked, probed=stop.probed, patience_s=stop.patience_s)
             fit_stop(reply, asked_ns=asked_ns, heard_ns=now_ns())
             return reply
 
@@ -133,12 +135,13 @@ class RankActivities:
                     env_file=spec.env_file,
                     begins_run=launch.begins_run,
                 )
-                return await prepared(client, spec, launch.run, lambda: client.launch(request, timeout_s=60))
+                asked = partial(prepared, client, spec, launch.run, lambda: client.launch(request, timeout_s=60))
+                return await asked_of(client, asked, probed=launch.probed, patience_s=launch.patience_s)
 
             done, silent = await on_all(
                 self._agents, launch.machines, launch_machine, say=say, patience_s=launch.patience_s
             )
-        refuse_silent(silent, launch.machines)
+        refuse_silent(silent, launch.machines, for_good=launch.probed)
         forked = [rank.forked_ns for reply in done.values() for rank in reply.ranks]
         return Launched(
             generation=launch.generation,
@@ -159,10 +162,13 @@ class RankActivities:
         )
 
         async def start_store(machine: Machine, client: AgentClient) -> pb.StartStoreReply:
-            return await prepared(client, launch.spec, launch.run, lambda: client.start_store(request, timeout_s=60))
+            asked = partial(
+                prepared, client, launch.spec, launch.run, lambda: client.start_store(request, timeout_s=60)
+            )
+            return await asked_of(client, asked, probed=launch.probed, patience_s=launch.patience_s)
 
         done, silent = await on_all(self._agents, [machine], start_store, say=say, patience_s=launch.patience_s)
-        refuse_silent(silent, [machine])
+        refuse_silent(silent, [machine], for_good=launch.probed)
         return done[machine.name]
 
     @activity.defn(name=messages.CONFIRM)

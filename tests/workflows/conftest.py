@@ -74,6 +74,9 @@ class ScriptedCluster:
     calls: list[str] = field(default_factory=list)
     notes: list[DecideInput] = field(default_factory=list)
     confirms: list[ConfirmInput] = field(default_factory=list)
+    launches: list[LaunchInput] = field(default_factory=list)
+    refused_launches: list[str] = field(default_factory=list)
+    """Why launches of incidents fail for good, the next one first."""
     runs: set[str] = field(default_factory=set)
     """Of which runs the commands said that they are."""
     evidence: Callable[[StopInput], Evidence] = lambda given: Evidence(
@@ -171,7 +174,10 @@ class ScriptedCluster:
         self.runs.add(given.run)
         folder = f" of {given.reshard_from}" if given.reshard_from else ""
         self.calls.append(f"launch {given.generation} from {given.resume_step}{folder}")
+        self.launches.append(given)
         await self._pass(f"launch {given.generation}")
+        if given.generation > 1 and self.refused_launches:
+            raise ApplicationError(self.refused_launches.pop(0), non_retryable=True)
         return Launched(
             generation=given.generation,
             resume_step=given.resume_step,

@@ -280,3 +280,16 @@ async def test_a_silent_machine_of_a_job_that_goes_on_is_an_incident_of_its_own(
     await handle.execute_update(JobWorkflow.report, anomaly(symptom=Symptom.MACHINE_SILENT))
     state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
     assert [machine.name for machine in state.machines] == ["m0", "m2"]
+
+
+async def test_a_machine_that_is_lost_before_or_after_the_launch_is_not_waited_for(jobs: Any) -> None:
+    """Not for the minutes that a launch and a first step have: another one takes its place."""
+    jobs.cluster.standbys = list(STANDBYS)
+    jobs.cluster.evidence = lambda given: gone("m1", *(["m2"] if given.generation > 1 else []))(given)
+    jobs.cluster.refused_launches.append("1 of 2 agents answered; m2 did not")
+    handle = await failed(jobs, silent_s=7.0)
+    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 3)
+    assert [machine.name for machine in state.machines] == ["m0", "m3"]
+    asked = [(given.patience_s, given.probed) for given in jobs.cluster.launches[1:]]
+    assert asked == [(0.0, True)] * 2
+    assert [given.silent_s for given in jobs.cluster.confirms[1:]] == [7.0]

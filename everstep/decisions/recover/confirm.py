@@ -142,6 +142,7 @@ def judge_confirmation(
     now_ns: int,
     policy: RecoveryPolicy,
     emptied: Sequence[str] = (),
+    silent: Mapping[str, float] | None = None,
     whole_ns: int = 0,
     left_ns: Mapping[int, int] | None = None,
     known_alive: bool = False,
@@ -156,6 +157,8 @@ def judge_confirmation(
         now_ns: Time now, by the clock of who looks.
         policy: How long a script that shows nothing must live to be taken to run.
         emptied: Machines that took part in the launch and know nothing of it: they, and their ranks, were lost.
+        silent: Machines that are not waited for any more → seconds since anything was heard of them, or a step was
+            completed by any rank.
         whole_ns: When all ranks were seen first, by the same clock as ``now_ns``; 0: not yet.
         left_ns: Rank → when it was seen to have left with code 0, by the same clock.
         known_alive: That it lives is known: wait for its steps.
@@ -164,7 +167,8 @@ def judge_confirmation(
     since_ns = min((seen_ns for rank, seen_ns in (left_ns or {}).items() if rank not in stepped), default=now_ns)
     in_loop = any(state.alive and state.entered_ns and not state.over for state in ranks)
     waited = now_ns - since_ns > follow_s(policy, others_in_loop=in_loop) * 1e9
-    if failed := _why_failed([state for state in ranks if state.rank not in stepped], ranks, emptied, waited=waited):
+    waiting = [state for state in ranks if state.rank not in stepped]
+    if failed := _why_failed(waiting, ranks, emptied, silent or {}, waited=waited):
         return Confirmation(generation=generation, ok=False, reason=failed, emptied=list(emptied))
     if len(ranks) < world_size:
         return None
@@ -197,7 +201,12 @@ def judge_confirmation(
 
 
 def _why_failed(
-    waiting: Sequence[RankState], ranks: Sequence[RankState], emptied: Sequence[str], *, waited: bool
+    waiting: Sequence[RankState],
+    ranks: Sequence[RankState],
+    emptied: Sequence[str],
+    silent: Mapping[str, float],
+    *,
+    waited: bool,
 ) -> str:
     """Why the launch failed already; empty: it did not.
 
@@ -205,10 +214,14 @@ def _why_failed(
         waiting: The ranks that have not stepped.
         ranks: All of them.
         emptied: Machines that lost their ranks.
+        silent: Machines of which nothing is heard, and since how many seconds.
         waited: Long enough for others to follow a rank that left with code 0.
     """
     if emptied:
         return f"{listed(emptied)} came back empty before the first step"
+    if silent:
+        verb = "says" if len(silent) == 1 else "say"
+        return f"{listed(sorted(silent))} {verb} nothing for {min(silent.values()):.0f} s, and no rank completes a step"
     if ended := sorted(state.rank for state in waiting if not state.alive and state.code != 0):
         return f"rank {listed(ended)} ended before the first step"
     left = sorted(state.rank for state in waiting if not state.alive)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import AsyncIterator
 
-from activities.agents.confirm import confirm_steps
+import pytest
+
+from activities.agents.confirm import Heard, confirm_steps
 from activities.messages import ConfirmInput
 from agent.client import AgentPool
 from agent.fake import NEVER, FakeAgent
 from agent.v1 import agent_pb2 as pb
+from everstep.decisions.recover.confirm import RankState
 from everstep.model.incident import Launched
 from everstep.model.job import JobSpec
 from tests.activities.spoken import serving
@@ -31,3 +36,40 @@ async def test_a_machine_that_knows_nothing_of_its_launch_was_lost() -> None:
         verdict = await asyncio.wait_for(confirm_steps(pool, given), 30)
         await pool.close()
     assert (verdict.ok, verdict.emptied) == (False, ["m1"])
+
+
+async def test_a_machine_that_says_nothing_while_nobody_steps_is_not_waited_for() -> None:
+    async def tells_on(_request: pb.ProgressRequest) -> AsyncIterator[pb.ProgressReply]:
+        while True:
+            yield pb.ProgressReply(generation=2, ranks=[pb.RankProgress(rank=0, generation=2, alive=True)])
+            await asyncio.sleep(0.02)
+
+    spec, pool = JobSpec(name="job", script="/job.py", machines=2), AgentPool()
+    async with serving([FakeAgent(progress=tells_on), FakeAgent(progress=NEVER)]) as machines:
+        launched = Launched(generation=2, resume_step=20, started_ns=1)
+        given = ConfirmInput(spec=spec, machines=machines, launched=launched, timeout_s=600.0, silent_s=0.5)
+        verdict = await asyncio.wait_for(confirm_steps(pool, given), 30)
+        await pool.close()
+    assert not verdict.ok
+    assert verdict.reason.startswith("m1 says nothing for ")
+
+
+def test_steps_of_any_rank_say_that_the_silent_ones_step_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    heard = Heard(["m0", "m1", "m2"], 10.0)
+
+    def looks(after_s: float, steps: int, *machines: str) -> dict[str, float]:
+        now[0] += after_s
+        for machine in machines:
+            heard.note(machine)
+        state = RankState(0, alive=True, attached=True, finished=False, completed_steps=steps, optimizer_steps=0)
+        return heard.silent([state])
+
+    assert looks(1.0, -1, "m0", "m1", "m2") == {}
+    assert looks(9.5, -1, "m0", "m1") == {}, "not for long enough"
+    assert looks(1.0, 20, "m0", "m1") == {}, "a step was completed"
+    assert looks(9.0, 20, "m0", "m1") == {}
+    assert looks(1.0, 20, "m0") == {"m2": 10.0}
+    assert looks(10.0, 20) == {}, "where nobody is heard, it may be we who are cut off"
+    assert Heard(["m0"], 0.0).silent([]) == {}

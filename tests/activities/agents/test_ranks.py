@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from activities.agents.evidence import evidence_of
 from activities.agents.ranks import RankActivities
 from activities.messages import AwaitInput, LaunchInput, PrepareInput, ReleaseInput, StopInput
 from agent.client import AgentPool
-from agent.fake import FakeAgent
+from agent.fake import NEVER, FakeAgent
 from agent.v1 import agent_pb2 as pb
 from everstep.model.incident import Evidence
 from everstep.model.job import JobSpec
@@ -141,3 +142,24 @@ async def test_an_agent_that_would_leave_variables_out_is_named() -> None:
         with pytest.raises(ApplicationError, match=f"{machines[0].name}: its agent .* knows no env_from"):
             await ActivityEnvironment().run(prepare, PrepareInput(spec=asking, machines=machines))
         await pool.close()
+
+
+@pytest.mark.parametrize("part", ["prepare", "launch"])
+async def test_a_machine_that_stands_still_is_given_up_where_another_may_come(part: str) -> None:
+    """Neither for minutes, as a fork server may take, nor again and again: who waits has a standby to take."""
+    spec, pool = JobSpec(name="job", script="/job.py", machines=2), AgentPool()
+    store = pb.StartStoreReply(host="m0", port=1)
+    well = FakeAgent(prepare=pb.PrepareReply(fork_server_pid=1), start_store=store, launch=pb.LaunchReply(generation=2))
+    still = FakeAgent(prepare=NEVER, launch=NEVER, describe=NEVER)
+    async with serving([well, still]) as machines:
+        ranks, bounds = RankActivities(pool), {"patience_s": 0.5, "probed": True}
+        asked: dict[str, Any] = {
+            "prepare": partial(ranks.prepare, PrepareInput(spec=spec, machines=machines, **bounds)),
+            "launch": partial(
+                ranks.launch, LaunchInput(spec=spec, machines=machines, generation=2, resume_step=0, **bounds)
+            ),
+        }
+        with pytest.raises(ApplicationError, match="m1 did not") as caught:
+            await asyncio.wait_for(ActivityEnvironment().run(asked[part]), 30)
+        await pool.close()
+    assert caught.value.non_retryable

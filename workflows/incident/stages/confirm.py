@@ -9,6 +9,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows import activity_calls
     from workflows.first_step import confirm_restart
     from workflows.incident.incident import Incident
+    from workflows.incident.stages.stop import impatient
 
 
 async def confirm(incident: Incident, launched: Launched, state_bytes: int) -> Confirmation:
@@ -30,6 +31,7 @@ async def confirm(incident: Incident, launched: Launched, state_bytes: int) -> C
                 bound_s=bound_s,
                 showing=incident.state.showing,
                 state_bytes=state_bytes,
+                silent_s=input.spec.policy.silent_s if impatient(incident) else 0.0,
             )
         )
 

@@ -196,7 +196,8 @@ async def _prepare(incident: Incident, machine: Machine) -> Eviction | None:
     input, policy = incident.input, incident.input.spec.policy
     bound_s = max(policy.silent_evict_s, 1.0)
     try:
-        await incident.unless_abandoned(activity_calls.prepare(input.spec, [machine], input.run, patience_s=bound_s))
+        asked = activity_calls.prepare(input.spec, [machine], input.run, patience_s=bound_s, probed=True)
+        await incident.unless_abandoned(asked)
     except ActivityError as error:
         why = f"it could not be made ready: {error.cause or error}"[:300]
         incident.evictions.take([EvictAnswer(rule=UNFIT, machine=machine.name, yes=True, why=why, reason=UNFIT)])

@@ -14,6 +14,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows import activity_calls
     from workflows.incident.incident import Incident
     from workflows.incident.stages.confirm import confirm
+    from workflows.incident.stages.stop import impatient
 
 
 async def reattempt(incident: Incident, plan: RestartPlan) -> Confirmation | None:
@@ -32,6 +33,7 @@ async def reattempt(incident: Incident, plan: RestartPlan) -> Confirmation | Non
         reason=incident.id,
         reshard_from=target.folder,
         run=input.run,
+        **impatient(incident),
     )
     began = timeline.enter(Stage.REATTEMPT)
     try:

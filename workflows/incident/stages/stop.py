@@ -40,7 +40,7 @@ async def _stop(incident: Incident, *, patient: bool = False) -> Evidence:
     state, timeline = incident.state, incident.timeline
     began = timeline.enter(Stage.STOP)
     try:
-        evidence = await _until_gone(incident, {} if patient else _impatient(incident))
+        evidence = await _until_gone(incident, {} if patient else impatient(incident))
         incident.heard(evidence.unreachable, began)
     except ActivityError as error:
         # Not knowing is no reason to go on: the job is parked, and asked again when an operator says so.
@@ -50,8 +50,11 @@ async def _stop(incident: Incident, *, patient: bool = False) -> Evidence:
     return evidence
 
 
-def _impatient(incident: Incident) -> dict[str, Any]:
-    """How long a silent machine is asked where another may take its place: a rule says when it is gone."""
+def impatient(incident: Incident) -> dict[str, Any]:
+    """How long a silent machine is asked where another may take its place: a rule says when it is gone.
+
+    Empty: nobody leaves the job for its silence.
+    """
     policy = incident.input.spec.policy
     gone = next(rule for rule in RULES if rule.name == "gone-machine")
     if mode_of(gone, policy) not in {EvictMode.ACT, EvictMode.APPROVE} or not workflow.patched("evict"):
