@@ -33,6 +33,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "standbys": ("standbys", "Jobs", "How many standbys a cluster should have."),
     "stop": ("jobs", "Jobs", "End a job."),
     "resume": ("jobs", "Jobs", "Let a parked job try again."),
+    "approve": ("jobs", "Jobs", "Let machines leave a parked job that wait for an operator."),
     "abandon": ("jobs", "Jobs", "Give a parked job up."),
     "incidents": ("incidents", "Jobs", "What went wrong, and what was done."),
     "classify": ("classify", "Jobs", "What ended a job, from its logs alone; no cluster is needed."),

@@ -34,10 +34,10 @@ from controlplane.references import JobRun, option_of, parse_incident
 from everstep import environment
 from everstep.errors import ClusterError, ConfigError, LedgerError, NoSuchJob
 from everstep.model.eviction import EvictionState
-from everstep.model.incident import StageRecord
 from everstep.model.job import JobSpec
 from everstep.model.job_state import TASK_QUEUE, EarlierRun, IncidentSummary, JobState, job_workflow_id, jobs_query
 from everstep.model.machine import Machine
+from everstep.model.stage_at_hand import StageAtHand
 from everstep.text import one_line
 from workflows import attributes
 from workflows.messages import JobResult
@@ -320,7 +320,7 @@ class Control:
             raise ConfigError(f"{what}; the job is {state.status}: see 'everstep status {job}{self.option}'")
         return still_open[-1]
 
-    async def stage(self, incident_id: str) -> StageRecord:
+    async def stage(self, incident_id: str) -> StageAtHand:
         """Stage of an incident, and why.
 
         Raises:
@@ -328,7 +328,7 @@ class Control:
         """
         with self._answers(incident_id):
             handle = self.client.get_workflow_handle(incident_id)
-            stage: StageRecord = await handle.query("stage", result_type=StageRecord, rpc_timeout=ANSWER_LIMIT)
+            stage: StageAtHand = await handle.query("stage", result_type=StageAtHand, rpc_timeout=ANSWER_LIMIT)
             return stage
 
     async def evictions(self, incident_id: str) -> EvictionState:

@@ -1,8 +1,9 @@
-"""``everstep status``, ``logs``, ``stop``, ``resume`` and ``abandon``: what one does with jobs that exist."""
+"""``everstep status``, ``logs``, ``stop``, ``resume``, ``approve``, ``abandon``: what one does with jobs that exist."""
 
 from __future__ import annotations
 
 import asyncio
+import getpass
 import json
 import sys
 from contextlib import suppress
@@ -147,6 +148,33 @@ def resume(
     from console.commands.exit_codes import finish
 
     finish(_answer("resume", reference, note, cluster, accept_loss=accept_loss))
+
+
+def approve(
+    reference: Reference,
+    by: Annotated[str, typer.Option("--by", metavar="NAME", help="Who approves; default: you.")] = "",
+    note: Note = "",
+    cluster: Cluster = "default",
+) -> None:
+    """Let machines leave a parked job that wait for an operator: the breaker tripped, or a rule's mode is 'approve'.
+
+    Those leave that 'everstep status JOB' names, and others take their places.
+    'everstep resume' goes on with them instead, 'everstep abandon' gives the job up.
+
+    In Temporal's Web UI the same is the update, or the signal, `approve` of the
+    incident: {"operator": "you", "note": "why"}.
+
+    Examples:
+
+        everstep approve gpt
+
+        everstep approve gpt/2 --by ada --note "their switch is dead"
+
+    Exit codes: 0 approved; 2 no such job, it is not parked, or nothing is to approve; 3 no cluster or no Temporal.
+    """
+    from console.commands.exit_codes import finish
+
+    finish(_approve(reference, by, note, cluster))
 
 
 def abandon(reference: Reference, note: Note = "", cluster: Cluster = "default") -> None:
@@ -317,6 +345,19 @@ async def _answer(answer: str, reference: str, note: str, cluster: str, *, accep
         file=sys.stderr,
     )
     return 1
+
+
+async def _approve(reference: str, by: str, note: str, cluster: str) -> int:
+    from controlplane.client import Control
+    from controlplane.references import parse_incident
+    from controlplane.updates import approve as ask_approval
+
+    job, _ = parse_incident(reference)
+    async with await Control.connect(cluster) as control:
+        incident = await control.open_incident(reference)
+        who = by or getpass.getuser()
+        print(f"{await ask_approval(control, incident.id, who, note)}: everstep attach {job}{control.option}")
+    return 0
 
 
 async def _heeded(control: Control, job: str, incident_id: str, answer: str) -> bool:

@@ -103,7 +103,7 @@ def report_blocks(record: IncidentRecord, ui_link: str = "") -> list[Block]:
 
 
 def _facts(record: IncidentRecord) -> list[tuple[str, ...]]:
-    anomaly = record.anomaly or {}
+    anomaly, report = record.anomaly or {}, record.parsed_report()
     rows = [
         ("job", record.job),
         ("symptom", symptom(record)),
@@ -115,9 +115,10 @@ def _facts(record: IncidentRecord) -> list[tuple[str, ...]]:
         ("at step", "" if record.step is None or record.step < 0 else str(record.step)),
         ("steps lost", "" if record.lost_steps is None else str(record.lost_steps)),
         ("outcome", outcome(record)),
-        ("accepted", clean(report.accepted_loss) if (report := record.parsed_report()) else ""),
+        ("accepted", clean(report.accepted_loss) if report else ""),
         ("not read", record.problem),
         ("evicted", ", ".join(record.evicted) or ("nobody" if record.closed_ns else "")),
+        *(("approved", clean(f"{machine}, by {who}")) for machine, who in (report.approved if report else {}).items()),
     ]
     return [row for row in rows if row[1]]
 

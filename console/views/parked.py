@@ -11,6 +11,7 @@ from controlplane import text
 from controlplane.client import Control
 from everstep.decisions.detect.root_cause import classification_of, first_failure
 from everstep.errors import EverstepError
+from everstep.model.eviction import Eviction, named
 from everstep.model.incident import Evidence, RankExit
 from everstep.model.job_state import IncidentSummary
 from everstep.signals import signal_name
@@ -23,16 +24,22 @@ LEDGER_PATIENCE_S = 3.0
 async def parked_lines(control: Control, job: str, incident: IncidentSummary) -> list[str]:
     """What a person needs to decide: the reason, the first rank that failed, its log, and the commands."""
     why, to_accept = incident.headline, ""
+    to_approve: list[Eviction] = []
     with suppress(EverstepError):
         stage = await control.stage(incident.id)
-        why, to_accept = stage.found, stage.to_accept
+        why, to_accept, to_approve = stage.found, stage.to_accept, stage.to_approve
     evidence = await _evidence(control, incident.id)
     option = control.option
     link = control.link(incident.id)
     return [
         f"why       {why}",
         *evidence_lines(job, evidence, option),
-        f"go on     everstep resume {job}{option}    tries again with a fresh budget",
+        *(
+            [f"approve   everstep approve {job}{option}    {named(to_approve)} leaves, and another takes the place"]
+            if to_approve
+            else []
+        ),
+        f"go on     everstep resume {job}{option}    tries again {'as it is' if to_approve else 'with a fresh budget'}",
         *(
             [f"or        everstep resume {job} --accept-loss{option}    goes on {to_accept}, whatever is newer"]
             if to_accept

@@ -67,7 +67,7 @@ def incident_line(event: IncidentEvent) -> str:
     incident = event.incident
     if event.kind == "waits":
         return f"incident {incident.number:04d}  waits: {incident.stage.removeprefix(WAITS)}"
-    verb = {"parked": "parked: ", "resumed": "resumed by an operator: "}.get(event.kind, "")
+    verb = {"parked": "parked: ", "resumed": "goes on: "}.get(event.kind, "")
     return f"incident {incident.number:04d}  {verb}{incident.headline}"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +78,7 @@ def from_ledger(record: IncidentRecord, policy: RecoveryPolicy | None) -> Explan
         over=True,
         outcome=report.resolution,
         evicted=report.evicted,
-        **_answers(report.asked, report.evicted, policy, over=True),
+        **_answers(report.asked, report.evicted, report.approved, policy, over=True),
         **_story(record),
     )
 
@@ -104,22 +104,28 @@ async def from_workflow(
     policy = policy or (await control.state(job)).spec.policy
     over = stage.name in OVER or bool(record and record.closed_ns)
     evicted = [one.machine for one in known.done]
+    approved = {one.machine: one.approved_by for one in known.done if one.approved_by}
     return Explanation(
         incident=id,
         headline=(record.headline if record else "") or stage.found,
         over=over,
         outcome=(record.resolution if record else "") or f"{'' if over else 'open, '}{stage.name}: {stage.found}",
         evicted=evicted,
-        **_answers(known.asked, evicted, policy, over=over),
+        **_answers(known.asked, evicted, approved, policy, over=over),
         **_story(record),
     )
 
 
 def _answers(
-    asked: Sequence[EvictAnswer], evicted: Sequence[str], policy: RecoveryPolicy | None, *, over: bool
+    asked: Sequence[EvictAnswer],
+    evicted: Sequence[str],
+    approved: Mapping[str, str],
+    policy: RecoveryPolicy | None,
+    *,
+    over: bool,
 ) -> dict[str, Any]:
     """The fields of an explanation that say what the rules answered."""
-    answers = explained(asked, evicted, over=over)
+    answers = explained(asked, evicted, over=over, approved=approved)
     if not asked or policy is None:
         return {"answers": answers}
     quiet, off = quiet_rules(asked, policy)

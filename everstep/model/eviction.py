@@ -6,10 +6,13 @@ defaults.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pydantic import BaseModel, ConfigDict, Field
 
 from everstep.model.message import Model
 from everstep.model.words import Words
+from everstep.text import listed
 
 ANSWERS_KEPT = 200
 """Answers of one incident (ours)."""
@@ -55,6 +58,17 @@ class Eviction(Model):
     reason: str
     """Reason code of what it rests on, e.g. of a finding."""
     why: str
+    approved_by: str = ""
+    """The operator who had to approve it, and did; empty: nobody had to."""
+
+
+def named(evictions: Sequence[Eviction]) -> str:
+    """For people: ``m1 (gpu-lost)``, and who approved it."""
+    groups: dict[str, list[str]] = {}
+    for one in evictions:
+        groups.setdefault(one.approved_by, []).append(f"{one.machine} ({one.reason})")
+    texts = [listed(names, 4) + (f", approved by {who}" if who else "") for who, names in groups.items()]
+    return ", ".join(texts)
 
 
 class EvictionState(BaseModel):
@@ -68,6 +82,8 @@ class EvictionState(BaseModel):
     """What the rules said, the newest time that they were asked last; bounded."""
     done_ns: list[int] = Field(default_factory=list)
     """When they left without an operator, one entry for each."""
+    waiting: list[Eviction] = Field(default_factory=list)
+    """Machines that leave the job once an operator approves it; the job is parked meanwhile."""
     approved_by: str = ""
     """The operator who has just let the machines go that wait for it; empty: nobody did."""
     approved: dict[str, str] = Field(default_factory=dict)
@@ -97,6 +113,10 @@ class EvictionState(BaseModel):
         """Machines that some rule wants to leave, and that have not."""
         left = {one.machine for one in self.done}
         return sorted({answer.machine for answer in self.asked if answer.yes} - left)
+
+    def approve(self, who: str) -> None:
+        """An operator lets those go that wait for it, and nobody else."""
+        self.approved |= {one.machine: who for one in self.waiting}
 
     def decline(self) -> None:
         """An operator lets the job go on with the machines that were to leave it."""

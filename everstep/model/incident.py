@@ -364,6 +364,8 @@ class IncidentReport(Model):
     """All of the job, in order, where they are others than before; empty: they are the same."""
     evicted_ns: list[int] = Field(default_factory=list)
     """When machines left without an operator, one entry for each."""
+    approved: dict[str, str] = Field(default_factory=dict)
+    """Machine that left because an operator approved it → who that was, and the note."""
 
 
 CLOSED_OUTSIDE = "closed from outside"

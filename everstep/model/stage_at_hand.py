@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from everstep.model.eviction import Eviction
 from everstep.model.incident import StageRecord
 
 
@@ -17,5 +18,7 @@ class StageAtHand(StageRecord):
     """When it came into this stage; 0: a release that does not say so answered."""
     machines: list[str] = Field(default_factory=list)
     """That the fault concerns."""
+    to_approve: list[Eviction] = Field(default_factory=list)
+    """Machines that leave the job once an operator approves it (``everstep approve``)."""
     tripped: str = ""
     """Why the breaker of evictions has an operator asked; empty: it did not trip in this incident."""

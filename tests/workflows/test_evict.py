@@ -217,7 +217,11 @@ async def test_the_breaker_has_an_operator_asked(jobs: Any) -> None:
     assert [machine.name for machine in state.machines] == ["m0", "m2"]
     assert state.evicted_ns == [], "by an operator: the breaker does not count it"
     told = await explanation_of(jobs, incident)
-    assert (told.over, told.evicted, told.answers[0].followed) == (True, ["m1"], "it left the job"), "closed"
+    assert (told.over, told.evicted, told.answers[0].followed) == (
+        True,
+        ["m1"],
+        f"it left the job, approved by {WHO['operator']} ({WHO['note']})",
+    )
     assert told.outcome.startswith("recovered: Recovered in ")
 
 

@@ -81,7 +81,10 @@ class Incident:
         """Of an operator, while parked."""
         self.accepting = False
         """The operator who resumes lets the job go on from what is certain."""
+        self.answered_by = ""
+        """The operator who gave it."""
         self.resumed_by = ""
+        """The last operator who resumed the job; empty: nobody did."""
         self.abandoned_by = ""
         self.evictions = EvictionState()
         self.secured: Secured | None = None
@@ -112,12 +115,24 @@ class Incident:
         who = request.operator + (f" ({request.note})" if request.note else "")
         if answer == "abandon":
             self.abandoned_by = self.abandoned_by or who
-        elif answer == "approve" and not (self.timeline.stage == Stage.PARKED and self.state.waits):
-            self.timeline.reject(f"approve by {who}: nothing waits for it")
+        elif answer == "approve" and (refused := self.not_to_approve):
+            self.timeline.reject(f"approve by {who}: {refused}")
         elif self.timeline.stage == Stage.PARKED:
-            self.answer, self.resumed_by, self.accepting = answer, who, request.accept_loss
+            self.answer, self.answered_by, self.accepting = answer, who, request.accept_loss
         else:
             self.timeline.reject(f"resume by {who}: the incident is not parked, it is at stage {self.timeline.stage}")
+
+    @property
+    def not_to_approve(self) -> str:
+        """Why there is nothing that an operator may approve, and what to do instead; empty: there is."""
+        if self.timeline.stage != Stage.PARKED:
+            return f"nothing is to approve: the job is not parked, its incident is at stage {self.timeline.stage}"
+        if not self.evictions.waiting:
+            return (
+                f"nothing is to approve: the job is parked for another reason, {self.timeline.reason}; "
+                "'resume' lets it try again, 'abandon' gives it up"
+            )
+        return ""
 
     # Which machines the job has.
 
@@ -130,14 +145,13 @@ class Incident:
         """Machines were asked; ``unreachable`` did not answer since ``asked``, by the workflow's clock."""
         self._silent_since = {name: self._silent_since.get(name, asked) for name in unreachable}
 
-    async def change_machines(self, machines: list[Machine], leaving: list[Eviction], *, by_operator: bool) -> None:
+    async def change_machines(self, machines: list[Machine], leaving: list[Eviction]) -> None:
         """Some machines left the job; its workflow hears of it at once."""
         ranks = dict(self.state.assignment.each())
         gone = {one.machine: list(ranks[one.machine]) for one in leaving if one.machine in self._silent_since}
         self.evictions.done += leaving
-        if not by_operator:
-            decided = [one for one in leaving if one.rule != OPERATOR]
-            self.evictions.done_ns += [workflow.time_ns()] * len(decided)
+        decided = [one for one in leaving if one.rule != OPERATOR and not one.approved_by]
+        self.evictions.done_ns += [workflow.time_ns()] * len(decided)
         self.state.replaced(machines, gone)
         self.input = self.input.model_copy(update={"machines": machines})
         handle = workflow.get_external_workflow_handle(job_workflow_id(self.input.job))

@@ -9,6 +9,7 @@ from temporalio import workflow
 with workflow.unsafe.imports_passed_through():
     from activities import messages
     from activities.messages import DecideInput
+    from everstep.model.eviction import Eviction
     from everstep.model.incident import NOT_CONFIRMED, Anomaly, Confirmation, IncidentReport
     from everstep.text import listed
     from workflows import web_ui
@@ -24,8 +25,8 @@ def recovered_report(incident: Incident, confirmation: Confirmation) -> Incident
     lost = "" if lost_steps is None else f", lost {web_ui.count(lost_steps, 'step')}"
     resolution = "resumed by operator" if incident.resumed_by else "reattempt"
     how = "after an operator's resume" if incident.resumed_by else "by reattempt"
-    if out := [one.machine for one in incident.evictions.done]:
-        resolution, how = (resolution if incident.resumed_by else "eviction"), f"by eviction of {listed(out, 4)}"
+    if out := incident.evictions.done:
+        resolution, how = (resolution if incident.resumed_by else "eviction"), f"by eviction of {_who_left(out)}"
     if incident.state.accepted:
         how = "after an operator accepted a loss"
     headline = f"Recovered in {seconds:.2f} s {how}{lost}: {incident.timeline.headline}"
@@ -39,6 +40,18 @@ def recovered_report(incident: Incident, confirmation: Confirmation) -> Incident
         seconds=round(seconds, 4) if confirmation.confirmed else None,
         confirmation=confirmation,
     )
+
+
+def _who_left(evictions: list[Eviction]) -> str:
+    """``m1, m2``, and who had to approve it."""
+    text = listed([one.machine for one in evictions], 4)
+    by: dict[str, list[str]] = {}
+    for one in evictions:
+        by.setdefault(one.approved_by, []).append(one.machine)
+    if len(by) == 1:
+        [who] = by
+        return f"{text}, approved by {who}" if who else text
+    return f"{text}, of which {'; '.join(f'{who} approved {listed(names, 4)}' for who, names in by.items() if who)}"
 
 
 def observed_report(incident: Incident) -> IncidentReport:
@@ -108,6 +121,7 @@ def _report(
         asked=incident.evictions.asked,
         machines=incident.input.machines if incident.evictions.done else [],
         evicted_ns=incident.evictions.done_ns,
+        approved={one.machine: one.approved_by for one in incident.evictions.done if one.approved_by},
     )
 
 

@@ -45,6 +45,8 @@ class IncidentTimeline:
         """When the job was parked, begin and end in nanoseconds."""
         self.to_accept = ""
         """From where an operator may let a parked job go on although something newer may exist; empty: nothing may."""
+        self.to_approve = ""
+        """Machines that leave a parked job once an operator approves it; empty: there are none."""
 
     def enter(self, stage: Stage, reason: str = "") -> float:
         """A stage begins; returns when, for :meth:`leave`."""
@@ -79,6 +81,11 @@ class IncidentTimeline:
             if self.stage == Stage.PARKED
             else ""
         )
+        if parked and self.to_approve:
+            parked = (
+                f"**Parked: an operator has to approve that {self.to_approve} may leave.** Send the signal, or update, "
+                f"`approve`; or the signal `resume` to go on as it is, or `abandon`, {OPERATOR_JSON}"
+            )
         if parked and self.to_accept:
             parked += f". `resume` asks again; with {ACCEPT_JSON} the job goes on {self.to_accept}, whatever is newer"
         rejected = "\n".join(f"- REJECTED: {line}" for line in self.rejected[-5:])

@@ -18,7 +18,7 @@ from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
     from everstep.decisions.recover.rules import Action
-    from everstep.model.eviction import EvictionState
+    from everstep.model.eviction import EvictionState, named
     from everstep.model.incident import Confirmation, IncidentReport, Stage, Symptom
     from everstep.model.stage_at_hand import StageAtHand
     from workflows import activity_calls
@@ -32,6 +32,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.incident.stages.stop import refresh_evidence, stop
     from workflows.incident.timeline import OPERATOR_JSON
     from workflows.messages import IncidentInput
+    from workflows.operator import read_request
 
 
 @workflow.defn(name="Incident")
@@ -57,6 +58,20 @@ class IncidentWorkflow:
         """Let machines be evicted for which an operator's approval is waited for."""
         self.incident.take("approve", request, more)
 
+    @workflow.update(name="approve", description=f"The same; it answers who leaves. {OPERATOR_JSON}")
+    def approve_and_say(self, request: Any = None, *more: Any) -> str:
+        """Let machines be evicted for which an operator's approval is waited for; returns which, for people."""
+        leaving = named(self.incident.evictions.waiting)
+        self.incident.take("approve", request, more)
+        return f"{leaving} may leave job {self.incident.input.job}"
+
+    @approve_and_say.validator
+    def check_approve(self, request: Any = None, *more: Any) -> None:
+        """Refuse what cannot be approved, with what to do; a refused update leaves no trace."""
+        read = read_request(request, *more)
+        if refused := read if isinstance(read, str) else self.incident.not_to_approve:
+            raise ValueError(refused)
+
     @workflow.query(name="stage", description="Stage of the incident and why")
     def current_stage(self) -> StageAtHand:
         """The stage at hand."""
@@ -70,6 +85,7 @@ class IncidentWorkflow:
             opened_ns=input.opened_ns,
             since_ns=timeline.since_ns,
             machines=list(dict.fromkeys([*input.anomaly.machines, *self.incident.evictions.wanted])),
+            to_approve=self.incident.evictions.waiting if timeline.stage == Stage.PARKED else [],
             tripped=self.incident.evictions.tripped,
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from pydantic import Field
 
@@ -49,20 +49,25 @@ class Explanation(Model):
     story: list[StoryLine] = Field(default_factory=list)
 
 
-def explained(answers: Sequence[EvictAnswer], evicted: Collection[str], *, over: bool) -> list[ExplainedAnswer]:
+def explained(
+    answers: Sequence[EvictAnswer], evicted: Collection[str], *, over: bool, approved: Mapping[str, str] | None = None
+) -> list[ExplainedAnswer]:
     """Answers, each with what followed.
 
     Args:
         answers: Of one incident.
         evicted: Machines that left the job in it.
         over: The incident is closed.
+        approved: Machine that left the job → the operator who approved it.
     """
+    by = approved or {}
     return [
-        ExplainedAnswer(**answer.model_dump(), followed=_followed(answer, evicted, over=over)) for answer in answers
+        ExplainedAnswer(**answer.model_dump(), followed=_followed(answer, evicted, by.get(answer.machine, ""), over))
+        for answer in answers
     ]
 
 
-def _followed(answer: EvictAnswer, evicted: Collection[str], *, over: bool) -> str:
+def _followed(answer: EvictAnswer, evicted: Collection[str], approved_by: str, over: bool) -> str:
     if answer.rule == BREAKER:
         return "an operator had to approve"
     if not answer.yes:
@@ -70,7 +75,7 @@ def _followed(answer: EvictAnswer, evicted: Collection[str], *, over: bool) -> s
     if answer.mode is EvictMode.SHADOW:
         return "it was written down, and nothing done"
     if answer.machine in evicted:
-        return "it left the job"
+        return f"it left the job, approved by {approved_by}" if approved_by else "it left the job"
     if over:
         return "it stayed in the job"
     needs = ": that takes an operator's approval" if answer.mode is EvictMode.APPROVE else ""

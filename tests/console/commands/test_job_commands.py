@@ -44,7 +44,8 @@ def test_what_names_no_incident_is_refused(nonsense: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["status", "checkpoints gpt", "logs gpt", "stop gpt", "resume gpt", "abandon gpt/1", "attach gpt"]
+    "command",
+    ["status", "checkpoints gpt", "logs gpt", "stop gpt", "resume gpt", "approve gpt", "abandon gpt/1", "attach gpt"],
 )
 def test_without_a_cluster_the_exit_code_is_3(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(command.split()) == 3
@@ -80,7 +81,7 @@ def test_wrong_usage_is_told_before_anything_starts(
 
 
 @pytest.mark.parametrize(
-    "command", ["run", "attach", "status", "logs", "stop", "resume", "abandon", "checkpoints", "demo"]
+    "command", ["run", "attach", "status", "logs", "stop", "resume", "approve", "abandon", "checkpoints", "demo"]
 )
 def test_every_help_has_examples_and_exit_codes(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([command, "--help"]) == 0

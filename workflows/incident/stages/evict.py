@@ -15,11 +15,10 @@ from temporalio.exceptions import ActivityError
 with workflow.unsafe.imports_passed_through():
     from everstep.decisions.evict.decide import EvictPlan, decide
     from everstep.decisions.evict.incident_facts import facts_of
-    from everstep.model.eviction import EvictAnswer, Eviction
+    from everstep.model.eviction import EvictAnswer, Eviction, named
     from everstep.model.incident import Evidence, Stage
     from everstep.model.machine import Machine
     from everstep.model.pool import Replaced, ReplaceRequest
-    from everstep.text import listed
     from workflows import activity_calls, pool_calls
     from workflows.incident.incident import Incident, Secured
     from workflows.incident.stages.awaited import THERE_ARE_OTHERS, Awaited
@@ -42,13 +41,13 @@ async def secure(incident: Incident) -> bool:
         return False
     plan = _judge(incident, None)
     if plan.ask:
-        incident.timeline.note(Stage.EVICT, f"{_named(plan.ask)}: an operator has to approve. {plan.tripped}".strip())
+        incident.timeline.note(Stage.EVICT, f"{named(plan.ask)}: an operator has to approve. {plan.tripped}".strip())
     if not plan.evict:
         return False
     began, replaced = await _replacements(incident, plan.evict)
     if not replaced.machines:
         incident.timeline.leave(began, Stage.EVICT, replaced.why)
-        incident.timeline.note(Stage.EVICT, f"{_named(plan.evict)}: {replaced.why}; the job goes on with it")
+        incident.timeline.note(Stage.EVICT, f"{named(plan.evict)}: {replaced.why}; the job goes on with it")
         return False
     unfit = await _make_ready(incident, replaced)
     incident.timeline.leave(began, Stage.EVICT, _exchanged(plan.evict, replaced))
@@ -72,31 +71,29 @@ async def evict(incident: Incident, evidence: Evidence) -> Evidence:
         await _exchange(incident, secured.leaving, secured.replaced)
         evidence = await refresh_evidence(incident)
     while True:
-        incident.state.waits, incident.missing = "", 0
+        incident.state.waits, incident.missing, incident.evictions.waiting = "", 0, []
         plan = _judge(incident, evidence)
-        leaving = [*plan.evict, *(one for one in unfit if one.machine not in {other.machine for other in plan.evict})]
-        approved, approved_by = _approved(incident, plan.ask)
-        leaving += [one for one in approved if one.machine not in {other.machine for other in leaving}]
+        leaving = [*plan.evict, *(one for one in unfit if one.machine not in _names(plan.evict))]
+        leaving += _approved(incident, [one for one in plan.ask if one.machine not in _names(leaving)])
         if not leaving and not plan.ask:
             return evidence
+        waits = []
         if leaving:
             began, replaced = await _replacements(incident, leaving)
             if replaced.machines:
-                await _exchange(incident, leaving, replaced, approved_by)
+                await _exchange(incident, leaving, replaced)
                 unfit = await _make_ready(incident, replaced)
-                incident.timeline.leave(began, Stage.EVICT, _exchanged(leaving, replaced, approved_by))
+                incident.timeline.leave(began, Stage.EVICT, _exchanged(leaving, replaced))
                 evidence, patient = await refresh_evidence(incident), False
                 continue
             incident.timeline.leave(began, Stage.EVICT, replaced.why)
             incident.missing = len(leaving)
-            incident.state.waits = (
-                f"{_named(leaving)} leaves the job once there is a machine in its place: {replaced.why}"
-            )
-        else:
-            incident.state.waits = (
-                f"{_named(plan.ask)}: an operator has to approve that it leaves the job, with the signal 'approve'; "
-                f"'resume' goes on with it. {plan.tripped}"
-            ).strip()
+            verb, its = ("leaves", "its") if len(leaving) == 1 else ("leave", "their")
+            waits.append(f"{named(leaving)} {verb} the job once there is a machine in {its} place: {replaced.why}")
+        if asking := [one for one in plan.ask if one.machine not in _names(leaving)]:
+            incident.evictions.waiting = asking
+            waits.append(_question(incident.input.job, asking, plan.tripped))
+        incident.state.waits = "; ".join(waits)
         if not evidence.unreachable or patient:
             return evidence
         # Nobody can take its place at once: it has the time that it had before there were any.
@@ -120,14 +117,23 @@ async def _patiently(incident: Incident, evidence: Evidence) -> Evidence:
     return await refresh_evidence(incident)
 
 
-def _approved(incident: Incident, asked: list[Eviction]) -> tuple[list[Eviction], str]:
-    """Those whom an operator let go, and who that was: it holds until there is a machine for each."""
+def _question(job: str, asking: list[Eviction], tripped: str) -> str:
+    """What an operator is asked, and how that is answered."""
+    it, leaves, them = ("it", "leaves", "it") if len(asking) == 1 else ("they", "leave", "them")
+    return (
+        f"{named(asking)}: an operator has to approve that {it} {leaves} the job ('everstep approve {job}'); "
+        f"'everstep resume {job}' goes on with {them}. {tripped}"
+    ).strip()
+
+
+def _approved(incident: Incident, asked: list[Eviction]) -> list[Eviction]:
+    """Those whom an operator let go: it holds until there is a machine for each."""
     evictions = incident.evictions
     if evictions.approved_by:
         evictions.approved |= {one.machine: evictions.approved_by for one in asked}
         evictions.approved_by = ""
-    found = [one for one in asked if one.machine in evictions.approved]
-    return found, ", ".join(dict.fromkeys(evictions.approved[one.machine] for one in found))
+    who = evictions.approved
+    return [one.model_copy(update={"approved_by": who[one.machine]}) for one in asked if one.machine in who]
 
 
 def _judge(incident: Incident, evidence: Evidence | None) -> EvictPlan:
@@ -160,9 +166,9 @@ def _judge(incident: Incident, evidence: Evidence | None) -> EvictPlan:
 async def _replacements(incident: Incident, leaving: list[Eviction]) -> tuple[float, Replaced]:
     """Ask the pool for machines in the places of others; returns when that began, and its answer."""
     input, evictions = incident.input, incident.evictions
-    began = incident.timeline.enter(Stage.EVICT, _named(leaving))
+    began = incident.timeline.enter(Stage.EVICT, named(leaving))
     evictions.requests += 1
-    names = {one.machine for one in leaving}
+    names = _names(leaving)
     request = ReplaceRequest(
         id=f"{incident.id}/{input.generation}/{evictions.requests}",
         job=input.job,
@@ -176,13 +182,13 @@ async def _replacements(incident: Incident, leaving: list[Eviction]) -> tuple[fl
         return began, Replaced(why=f"the pool of machines does not answer: {error.cause or error}"[:300])
 
 
-async def _exchange(incident: Incident, leaving: list[Eviction], replaced: Replaced, approved_by: str = "") -> None:
+async def _exchange(incident: Incident, leaving: list[Eviction], replaced: Replaced) -> None:
     """Let the others come into the job."""
     machines = [replaced.machines.get(machine.name, machine) for machine in incident.input.machines]
-    await incident.change_machines(machines, leaving, by_operator=bool(approved_by))
+    await incident.change_machines(machines, leaving)
     for one in leaving:
         incident.evictions.approved.pop(one.machine, None)
-    incident.timeline.note(Stage.EVICT, _exchanged(leaving, replaced, approved_by))
+    incident.timeline.note(Stage.EVICT, _exchanged(leaving, replaced))
 
 
 async def _make_ready(incident: Incident, replaced: Replaced) -> list[Eviction]:
@@ -205,11 +211,10 @@ async def _prepare(incident: Incident, machine: Machine) -> Eviction | None:
     return None
 
 
-def _exchanged(leaving: list[Eviction], replaced: Replaced, approved_by: str = "") -> str:
+def _exchanged(leaving: list[Eviction], replaced: Replaced) -> str:
     into = ", ".join(f"{machine.name} for {old}" for old, machine in replaced.machines.items())
-    who = f", approved by {approved_by}" if approved_by else ""
-    return f"{_named(leaving)}{who}; {into}"
+    return f"{named(leaving)}; {into}"
 
 
-def _named(evictions: list[Eviction]) -> str:
-    return listed([f"{one.machine} ({one.reason})" for one in evictions], 4)
+def _names(evictions: list[Eviction]) -> set[str]:
+    return {one.machine for one in evictions}

@@ -8,6 +8,7 @@ from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
     from everstep.decisions.recover.plan import RestartPlan
+    from everstep.model.eviction import named
     from everstep.model.incident import Stage
     from everstep.text import listed
     from workflows.incident.incident import Abandoned, Incident
@@ -23,6 +24,7 @@ async def park(incident: Incident, plan: RestartPlan) -> None:
     timeline, input, silent = incident.timeline, incident.input, plan.verdict.silent
     incident.answer, incident.accepting = None, False
     timeline.to_accept = plan.restore.origin if plan.doubt else ""
+    timeline.to_approve = named(incident.evictions.waiting)
     began = timeline.enter(Stage.PARKED, plan.verdict.reason)
     await incident.tell_job()
     patience = timedelta(hours=input.spec.policy.parked_timeout_h)
@@ -50,14 +52,19 @@ async def park(incident: Incident, plan: RestartPlan) -> None:
 
 
 async def _resumed(incident: Incident, plan: RestartPlan, began: float) -> None:
-    timeline, state, who = incident.timeline, incident.state, incident.resumed_by
+    timeline, state, who = incident.timeline, incident.state, incident.answered_by
     if incident.answer == "approve":
-        incident.evictions.approved_by = who
-        timeline.leave(began, Stage.PARKED, f"approved by {who}")
-        timeline.note(Stage.PARKED, f"approved by {who}")
+        if workflow.patched("what was shown is approved"):
+            incident.evictions.approve(who)
+        else:
+            incident.evictions.approved_by = who
+        approved = f"{named(incident.evictions.waiting)}, approved by {who}"
+        timeline.leave(began, Stage.PARKED, approved)
+        timeline.note(Stage.PARKED, approved)
         timeline.enter(Stage.STOP)
         await incident.tell_job()
         return
+    incident.resumed_by = who
     if state.waits:
         incident.evictions.decline()
     timeline.leave(began, Stage.PARKED, f"resumed by {who}")
