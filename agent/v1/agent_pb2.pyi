@@ -346,6 +346,8 @@ class LaunchRequest(_message.Message):
     ENV_FROM_FIELD_NUMBER: _builtins.int
     ENV_FILE_FIELD_NUMBER: _builtins.int
     BEGINS_RUN_FIELD_NUMBER: _builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     job: _builtins.str
     generation: _builtins.int
@@ -359,6 +361,10 @@ class LaunchRequest(_message.Message):
     """absolute path on the machine; lines NAME=value"""
     begins_run: _builtins.bool
     """the first generation of its run: none before it had to be stopped"""
+    code: _builtins.str
+    """digest of the snapshot in which script is a relative path; empty: it is absolute"""
+    version: _builtins.int
+    """number of the job's version that this is; 0: not known"""
     @_builtins.property
     def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankLaunch]: ...
     @_builtins.property
@@ -395,14 +401,310 @@ class LaunchRequest(_message.Message):
         env_from: _abc.Iterable[_builtins.str] | None = ...,
         env_file: _builtins.str = ...,
         begins_run: _builtins.bool = ...,
+        code: _builtins.str = ...,
+        version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "begins_run", b"begins_run", "checkpoint", b"checkpoint", "cwd", b"cwd", "env", b"env", "env_file", b"env_file", "env_from", b"env_from", "generation", b"generation", "job", b"job", "peers", b"peers", "ranks", b"ranks", "request_id", b"request_id", "resume_step", b"resume_step", "run", b"run", "script", b"script"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "begins_run", b"begins_run", "checkpoint", b"checkpoint", "code", b"code", "cwd", b"cwd", "env", b"env", "env_file", b"env_file", "env_from", b"env_from", "generation", b"generation", "job", b"job", "peers", b"peers", "ranks", b"ranks", "request_id", b"request_id", "resume_step", b"resume_step", "run", b"run", "script", b"script", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LaunchRequest: _TypeAlias = LaunchRequest  # noqa: Y015
+
+@_typing.final
+class HasCodeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIGESTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def digests(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        digests: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digests", b"digests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HasCodeRequest: _TypeAlias = HasCodeRequest  # noqa: Y015
+
+@_typing.final
+class HasCodeReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIGESTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def digests(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        digests: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digests", b"digests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HasCodeReply: _TypeAlias = HasCodeReply  # noqa: Y015
+
+@_typing.final
+class CodeChunk(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIGEST_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    digest: _builtins.str
+    """activities/versions/snapshot.py says of what; in the first chunk"""
+    bytes: _builtins.int
+    """of the whole archive; in the first chunk"""
+    data: _builtins.bytes
+    """a piece of the archive"""
+    def __init__(
+        self,
+        *,
+        digest: _builtins.str = ...,
+        bytes: _builtins.int = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "data", b"data", "digest", b"digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CodeChunk: _TypeAlias = CodeChunk  # noqa: Y015
+
+@_typing.final
+class PutCodeReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REUSED_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    reused: _builtins.bool
+    """it was here already"""
+    bytes: _builtins.int
+    """that were unpacked"""
+    seconds: _builtins.float
+    def __init__(
+        self,
+        *,
+        reused: _builtins.bool = ...,
+        bytes: _builtins.int = ...,
+        seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "reused", b"reused", "seconds", b"seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PutCodeReply: _TypeAlias = PutCodeReply  # noqa: Y015
+
+@_typing.final
+class TryCodeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class EnvEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class ImportEnvEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
+    SCRIPT_FIELD_NUMBER: _builtins.int
+    ARGS_FIELD_NUMBER: _builtins.int
+    CWD_FIELD_NUMBER: _builtins.int
+    PYTHON_FIELD_NUMBER: _builtins.int
+    ENV_FIELD_NUMBER: _builtins.int
+    ENV_FROM_FIELD_NUMBER: _builtins.int
+    ENV_FILE_FIELD_NUMBER: _builtins.int
+    TIMEOUT_S_FIELD_NUMBER: _builtins.int
+    IMPORT_ENV_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    job: _builtins.str
+    code: _builtins.str
+    script: _builtins.str
+    cwd: _builtins.str
+    python: _builtins.str
+    env_file: _builtins.str
+    timeout_s: _builtins.float
+    @_builtins.property
+    def args(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def env(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """of the rank that is tried, torchrun's variables included"""
+
+    @_builtins.property
+    def env_from(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def import_env(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """as env in Prepare"""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        job: _builtins.str = ...,
+        code: _builtins.str = ...,
+        script: _builtins.str = ...,
+        args: _abc.Iterable[_builtins.str] | None = ...,
+        cwd: _builtins.str = ...,
+        python: _builtins.str = ...,
+        env: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        env_from: _abc.Iterable[_builtins.str] | None = ...,
+        env_file: _builtins.str = ...,
+        timeout_s: _builtins.float = ...,
+        import_env: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "code", b"code", "cwd", b"cwd", "env", b"env", "env_file", b"env_file", "env_from", b"env_from", "import_env", b"import_env", "job", b"job", "python", b"python", "request_id", b"request_id", "script", b"script", "timeout_s", b"timeout_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TryCodeRequest: _TypeAlias = TryCodeRequest  # noqa: Y015
+
+@_typing.final
+class TryCodeReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Outcome:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _OutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[TryCodeReply._Outcome.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        UNSPECIFIED: TryCodeReply._Outcome.ValueType  # 0
+        JOINED: TryCodeReply._Outcome.ValueType  # 1
+        ENDED: TryCodeReply._Outcome.ValueType  # 2
+        FAILED: TryCodeReply._Outcome.ValueType  # 3
+        SLOW: TryCodeReply._Outcome.ValueType  # 4
+
+    class Outcome(_Outcome, metaclass=_OutcomeEnumTypeWrapper):
+        """JOINED: it came to where it joins the job. ENDED: it ended before, with exit code 0. FAILED: it does not compile,
+        raised, or ended in another way. SLOW: it had not come there in time, which proves nothing.
+        """
+
+    UNSPECIFIED: TryCodeReply.Outcome.ValueType  # 0
+    JOINED: TryCodeReply.Outcome.ValueType  # 1
+    ENDED: TryCodeReply.Outcome.ValueType  # 2
+    FAILED: TryCodeReply.Outcome.ValueType  # 3
+    SLOW: TryCodeReply.Outcome.ValueType  # 4
+
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    outcome: Global___TryCodeReply.Outcome.ValueType
+    text: _builtins.str
+    """the traceback, or what else is wrong; at most 8 KiB"""
+    seconds: _builtins.float
+    def __init__(
+        self,
+        *,
+        outcome: Global___TryCodeReply.Outcome.ValueType = ...,
+        text: _builtins.str = ...,
+        seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["outcome", b"outcome", "seconds", b"seconds", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TryCodeReply: _TypeAlias = TryCodeReply  # noqa: Y015
+
+@_typing.final
+class HoldRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    generation: _builtins.int
+    step: _builtins.int
+    """a rank that has completed it waits, until it is stopped; 0: nobody waits any more"""
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        generation: _builtins.int = ...,
+        step: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "job", b"job", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HoldRequest: _TypeAlias = HoldRequest  # noqa: Y015
+
+@_typing.final
+class HoldReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FARTHEST_FIELD_NUMBER: _builtins.int
+    KNOWN_FIELD_NUMBER: _builtins.int
+    farthest: _builtins.int
+    """completed steps of the rank of this machine that had come farthest; -1: unknown"""
+    known: _builtins.bool
+    """ranks of this generation run here, and number their steps"""
+    def __init__(
+        self,
+        *,
+        farthest: _builtins.int = ...,
+        known: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["farthest", b"farthest", "known", b"known"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HoldReply: _TypeAlias = HoldReply  # noqa: Y015
 
 @_typing.final
 class CheckpointOptions(_message.Message):
@@ -2246,6 +2548,7 @@ class StepRecord(_message.Message):
     GRAD_NORM_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     GIVEN_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     generation: _builtins.int
     time_ns: _builtins.int
@@ -2254,6 +2557,8 @@ class StepRecord(_message.Message):
     tokens: _builtins.int
     given: _builtins.int
     """bits: 1 the script gave a loss, 2 a gradient norm; 0: an older release"""
+    version: _builtins.int
+    """of the job's code that computed it; 0: not known"""
     def __init__(
         self,
         *,
@@ -2264,10 +2569,11 @@ class StepRecord(_message.Message):
         grad_norm: _builtins.float = ...,
         tokens: _builtins.int = ...,
         given: _builtins.int = ...,
+        version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "given", b"given", "grad_norm", b"grad_norm", "loss", b"loss", "step", b"step", "time_ns", b"time_ns", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "given", b"given", "grad_norm", b"grad_norm", "loss", b"loss", "step", b"step", "time_ns", b"time_ns", "tokens", b"tokens", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -49,6 +49,26 @@ class AgentStub:
                 request_serializer=agent_dot_v1_dot_agent__pb2.StartStoreRequest.SerializeToString,
                 response_deserializer=agent_dot_v1_dot_agent__pb2.StartStoreReply.FromString,
                 _registered_method=True)
+        self.HasCode = channel.unary_unary(
+                '/everstep.agent.v1.Agent/HasCode',
+                request_serializer=agent_dot_v1_dot_agent__pb2.HasCodeRequest.SerializeToString,
+                response_deserializer=agent_dot_v1_dot_agent__pb2.HasCodeReply.FromString,
+                _registered_method=True)
+        self.PutCode = channel.stream_unary(
+                '/everstep.agent.v1.Agent/PutCode',
+                request_serializer=agent_dot_v1_dot_agent__pb2.CodeChunk.SerializeToString,
+                response_deserializer=agent_dot_v1_dot_agent__pb2.PutCodeReply.FromString,
+                _registered_method=True)
+        self.TryCode = channel.unary_unary(
+                '/everstep.agent.v1.Agent/TryCode',
+                request_serializer=agent_dot_v1_dot_agent__pb2.TryCodeRequest.SerializeToString,
+                response_deserializer=agent_dot_v1_dot_agent__pb2.TryCodeReply.FromString,
+                _registered_method=True)
+        self.Hold = channel.unary_unary(
+                '/everstep.agent.v1.Agent/Hold',
+                request_serializer=agent_dot_v1_dot_agent__pb2.HoldRequest.SerializeToString,
+                response_deserializer=agent_dot_v1_dot_agent__pb2.HoldReply.FromString,
+                _registered_method=True)
         self.Launch = channel.unary_unary(
                 '/everstep.agent.v1.Agent/Launch',
                 request_serializer=agent_dot_v1_dot_agent__pb2.LaunchRequest.SerializeToString,
@@ -150,6 +170,34 @@ class AgentServicer:
 
     def StartStore(self, request, context):
         """Start a fresh rendezvous store for one generation.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def HasCode(self, request, context):
+        """Which snapshots of code this machine has.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PutCode(self, request_iterator, context):
+        """Bring one here: verified by its digest, and there whole or not at all.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TryCode(self, request, context):
+        """Run a script up to where it joins the job, apart from the job, and say how that ended.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Hold(self, request, context):
+        """Ranks wait at the end of a step, until they are stopped.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -285,6 +333,26 @@ def add_AgentServicer_to_server(servicer, server):
                     servicer.StartStore,
                     request_deserializer=agent_dot_v1_dot_agent__pb2.StartStoreRequest.FromString,
                     response_serializer=agent_dot_v1_dot_agent__pb2.StartStoreReply.SerializeToString,
+            ),
+            'HasCode': grpc.unary_unary_rpc_method_handler(
+                    servicer.HasCode,
+                    request_deserializer=agent_dot_v1_dot_agent__pb2.HasCodeRequest.FromString,
+                    response_serializer=agent_dot_v1_dot_agent__pb2.HasCodeReply.SerializeToString,
+            ),
+            'PutCode': grpc.stream_unary_rpc_method_handler(
+                    servicer.PutCode,
+                    request_deserializer=agent_dot_v1_dot_agent__pb2.CodeChunk.FromString,
+                    response_serializer=agent_dot_v1_dot_agent__pb2.PutCodeReply.SerializeToString,
+            ),
+            'TryCode': grpc.unary_unary_rpc_method_handler(
+                    servicer.TryCode,
+                    request_deserializer=agent_dot_v1_dot_agent__pb2.TryCodeRequest.FromString,
+                    response_serializer=agent_dot_v1_dot_agent__pb2.TryCodeReply.SerializeToString,
+            ),
+            'Hold': grpc.unary_unary_rpc_method_handler(
+                    servicer.Hold,
+                    request_deserializer=agent_dot_v1_dot_agent__pb2.HoldRequest.FromString,
+                    response_serializer=agent_dot_v1_dot_agent__pb2.HoldReply.SerializeToString,
             ),
             'Launch': grpc.unary_unary_rpc_method_handler(
                     servicer.Launch,
@@ -448,6 +516,114 @@ class Agent:
             '/everstep.agent.v1.Agent/StartStore',
             agent_dot_v1_dot_agent__pb2.StartStoreRequest.SerializeToString,
             agent_dot_v1_dot_agent__pb2.StartStoreReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def HasCode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/everstep.agent.v1.Agent/HasCode',
+            agent_dot_v1_dot_agent__pb2.HasCodeRequest.SerializeToString,
+            agent_dot_v1_dot_agent__pb2.HasCodeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PutCode(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/everstep.agent.v1.Agent/PutCode',
+            agent_dot_v1_dot_agent__pb2.CodeChunk.SerializeToString,
+            agent_dot_v1_dot_agent__pb2.PutCodeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TryCode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/everstep.agent.v1.Agent/TryCode',
+            agent_dot_v1_dot_agent__pb2.TryCodeRequest.SerializeToString,
+            agent_dot_v1_dot_agent__pb2.TryCodeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Hold(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/everstep.agent.v1.Agent/Hold',
+            agent_dot_v1_dot_agent__pb2.HoldRequest.SerializeToString,
+            agent_dot_v1_dot_agent__pb2.HoldReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -32,6 +32,14 @@ class AgentStub:
     """Start the job's fork server and wait until it can fork ranks."""
     StartStore: _aio.UnaryUnaryMultiCallable[_agent_pb2.StartStoreRequest, _agent_pb2.StartStoreReply]
     """Start a fresh rendezvous store for one generation."""
+    HasCode: _aio.UnaryUnaryMultiCallable[_agent_pb2.HasCodeRequest, _agent_pb2.HasCodeReply]
+    """Which snapshots of code this machine has."""
+    PutCode: _aio.StreamUnaryMultiCallable[_agent_pb2.CodeChunk, _agent_pb2.PutCodeReply]
+    """Bring one here: verified by its digest, and there whole or not at all."""
+    TryCode: _aio.UnaryUnaryMultiCallable[_agent_pb2.TryCodeRequest, _agent_pb2.TryCodeReply]
+    """Run a script up to where it joins the job, apart from the job, and say how that ended."""
+    Hold: _aio.UnaryUnaryMultiCallable[_agent_pb2.HoldRequest, _agent_pb2.HoldReply]
+    """Ranks wait at the end of a step, until they are stopped."""
     Launch: _aio.UnaryUnaryMultiCallable[_agent_pb2.LaunchRequest, _agent_pb2.LaunchReply]
     """Start this machine's ranks of one generation."""
     Stop: _aio.UnaryUnaryMultiCallable[_agent_pb2.StopRequest, _agent_pb2.StopReply]
@@ -91,6 +99,38 @@ class AgentServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_agent_pb2.StartStoreRequest, _abc.Awaitable[_agent_pb2.StartStoreReply]],
     ) -> _abc.Awaitable[_agent_pb2.StartStoreReply]:
         """Start a fresh rendezvous store for one generation."""
+
+    @_abc_1.abstractmethod
+    def HasCode(
+        self,
+        request: _agent_pb2.HasCodeRequest,
+        context: _aio.ServicerContext[_agent_pb2.HasCodeRequest, _abc.Awaitable[_agent_pb2.HasCodeReply]],
+    ) -> _abc.Awaitable[_agent_pb2.HasCodeReply]:
+        """Which snapshots of code this machine has."""
+
+    @_abc_1.abstractmethod
+    def PutCode(
+        self,
+        request_iterator: _abc.AsyncIterator[_agent_pb2.CodeChunk],
+        context: _aio.ServicerContext[_abc.AsyncIterator[_agent_pb2.CodeChunk], _abc.Awaitable[_agent_pb2.PutCodeReply]],
+    ) -> _abc.Awaitable[_agent_pb2.PutCodeReply]:
+        """Bring one here: verified by its digest, and there whole or not at all."""
+
+    @_abc_1.abstractmethod
+    def TryCode(
+        self,
+        request: _agent_pb2.TryCodeRequest,
+        context: _aio.ServicerContext[_agent_pb2.TryCodeRequest, _abc.Awaitable[_agent_pb2.TryCodeReply]],
+    ) -> _abc.Awaitable[_agent_pb2.TryCodeReply]:
+        """Run a script up to where it joins the job, apart from the job, and say how that ended."""
+
+    @_abc_1.abstractmethod
+    def Hold(
+        self,
+        request: _agent_pb2.HoldRequest,
+        context: _aio.ServicerContext[_agent_pb2.HoldRequest, _abc.Awaitable[_agent_pb2.HoldReply]],
+    ) -> _abc.Awaitable[_agent_pb2.HoldReply]:
+        """Ranks wait at the end of a step, until they are stopped."""
 
     @_abc_1.abstractmethod
     def Launch(

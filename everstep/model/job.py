@@ -32,7 +32,11 @@ class JobSpec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow")
 
     name: str = Field(description="Unique name: up to 30 of a-z, 0-9 and '-'.")
-    script: str = Field(description="Absolute path of the Python script on every machine.")
+    script: str = Field(
+        description="The Python script: its absolute path on every machine, or its path in the snapshot (code)."
+    )
+    code: str = Field("", description="Digest of the snapshot that holds the script; empty: it runs where it lies.")
+    version: int = Field(0, ge=0, description="Number of the version that this is; 0: versions are not known here.")
     args: list[str] = Field(default_factory=list, description="Arguments of the script.")
     cwd: str = Field("", description="Working directory; empty: the script's folder.")
     python: str = Field("", description="Interpreter of the job; empty: the agent's own.")
