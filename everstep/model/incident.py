@@ -15,6 +15,7 @@ from everstep.model.eviction import EvictAnswer
 from everstep.model.health import MachineFinding
 from everstep.model.machine import Machine
 from everstep.model.message import AnyWord, Model
+from everstep.model.version import JobVersion
 from everstep.model.words import Words
 
 
@@ -41,6 +42,8 @@ class Symptom(Words):
     """An inspection found a machine faulty while its ranks go on."""
     MACHINE_SILENT = "machine silent"
     """Nothing is heard of a machine, and no rank of the job steps."""
+    UPDATE = "update"
+    """Nothing failed: another version of the code is to run."""
 
 
 class Anomaly(Model):
@@ -232,6 +235,8 @@ class Stage(Words):
     """Where an incident stands, in the order in which it gets there."""
 
     OPEN = "open"
+    HOLD = "hold"
+    """Before an update the ranks come to the end of the same step, and save it."""
     STOP = "stop"
     """Every rank of the failed generation is ended, and the machines are asked what they know."""
     FIND = "find"
@@ -322,8 +327,8 @@ class IncidentReport(Model):
 
     headline: str
     resolution: str
-    """``reattempt``, ``eviction``, ``resumed by operator``, ``running, not confirmed``, ``observed``, ``abandoned`` or
-    ``closed from outside``."""
+    """``reattempt``, ``eviction``, ``update``, ``rollback``, ``resumed by operator``, ``running, not confirmed``,
+    ``observed``, ``abandoned`` or ``closed from outside``."""
     cause: str
     step: int
     lost_steps: int | None
@@ -366,6 +371,10 @@ class IncidentReport(Model):
     """When machines left without an operator, one entry for each."""
     approved: dict[str, str] = Field(default_factory=dict)
     """Machine that left because an operator approved it → who that was, and the note."""
+    version: int = 0
+    """Of the code that the job runs on; 0: versions are not known."""
+    versions: list[JobVersion] = Field(default_factory=list)
+    """Those that came, went, or are suspect, as they are now; empty: none did."""
 
 
 CLOSED_OUTSIDE = "closed from outside"

@@ -87,6 +87,18 @@ class RecoveryPolicy(BaseModel):
     parked_timeout_h: float = Field(
         24.0 * 7, gt=0, description="A parked job is abandoned after this long without an operator, hours (ours)."
     )
+    rollback_steps: int = Field(
+        20, ge=0, description="A version of the code that fails before so many steps is rolled back (ours)."
+    )
+    rollback_s: float = Field(
+        300.0, ge=0, description="So is one that fails before it has run for so long, seconds (ours)."
+    )
+    hold_s: float = Field(
+        30.0, ge=0, description="Before an urgent update ranks have so long to end the same step, seconds (ours)."
+    )
+    check_s: float = Field(
+        600.0, gt=0, description="A version has so long to come to where it joins the job when it is tried, s (ours)."
+    )
     evict_mode: EvictMode = Field(
         EvictMode.ACT, description="Most that a rule of eviction may do: act, approve, shadow or off (ours)."
     )

@@ -179,12 +179,24 @@ class JobVersion(Model):
     asked_ns: int = 0
     due_ns: int = 0
     """When it is forced; 0: it is not pending."""
+    again: UpdateRequest | None = None
+    """What asks for it now, where it ran before: an update that names it, or a rollback; None: nothing does."""
     began_ns: int = 0
-    """When its first generation was launched; 0: it never was."""
+    """When it was launched first since it came into the job last; 0: it never was."""
     ranges: list[tuple[int, int, int]] = Field(default_factory=list)
-    """Generation, step at which it began, and where it ended (-1: it runs), of each launch of it; the last ones."""
+    """Which steps ran under it: the generation that it came with, the completed steps at which that began and at which
+    it ended (-1: it runs); the last ones. A script that does not number its steps has -1."""
+    steady: bool = False
+    """It made steady progress: what fails later is not held against it."""
+    failed: int = 0
+    """Failures before it was steady."""
     ended: str = ""
     """How it ended, for people; empty: it runs, or never ran."""
+
+    @property
+    def wanted(self) -> UpdateRequest:
+        """What asks for it, the last time."""
+        return self.again or self.request
 
     @property
     def name(self) -> str:

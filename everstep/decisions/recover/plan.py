@@ -14,6 +14,7 @@ from everstep.decisions.checkpoints.choose_restore import Restore
 from everstep.decisions.recover.doubt import Doubt, next_look
 from everstep.decisions.recover.rules import Action, RestartFacts, Verdict, judge
 from everstep.decisions.recover.state import RecoveryState
+from everstep.decisions.versions.next import VersionChange, next_version
 from everstep.model.incident import Evidence
 
 
@@ -30,6 +31,8 @@ class RestartPlan:
     """What may be newer than where it goes on: to be asked for, or was asked for in vain; None: nothing."""
     by_operator: bool = False
     """An operator's resume has decided it."""
+    change: VersionChange | None = None
+    """Another version of the code that comes with the restart; None: none does."""
 
     @property
     def action(self) -> Action:
@@ -57,6 +60,7 @@ def plan_restart(
         by_operator: An operator has just resumed the job.
         certain: Nothing newer is looked for, as by incidents that began before there was a doubt.
     """
+    state.distrust_what_does_not_fit(evidence)
     policy, restore = state.spec.policy, state.choose(evidence)
     # The rules park the job for a silent machine anyway.
     look_for_newer = not (certain or evidence.unreachable or evidence.problem)
@@ -81,6 +85,9 @@ def plan_restart(
         waits=state.waits,
         distrusted=state.distrusts(restore),
     )
-    verdict = judge(facts, policy, by_operator=by_operator)
+    change = next_version(state.book, state.failures[-1], policy, explained=state.is_explained, by_operator=by_operator)
+    verdict = judge(facts, policy, by_operator=by_operator, other_code=change.why if change else "")
     decided = by_operator and verdict.action is Action.REATTEMPT
-    return RestartPlan(verdict, restore, evidence, doubt if in_vain else None, decided)
+    if verdict.action is Action.PARK:
+        change = None
+    return RestartPlan(verdict, restore, evidence, doubt if in_vain else None, decided, change)

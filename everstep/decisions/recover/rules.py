@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from everstep.model.incident import Evidence, Failure, StateCopy
+from everstep.model.incident import Evidence, Failure, StateCopy, Symptom
 from everstep.model.recovery_policy import RecoveryPolicy
 
 
@@ -203,16 +203,21 @@ NOT_OVERRULED = frozenset({machine_silent, newer_may_exist, copies_out_of_reach}
 """Rules that an operator's resume does not override: a restart is impossible, or loses what was not given up."""
 
 
-def judge(facts: RestartFacts, policy: RecoveryPolicy, *, by_operator: bool = False) -> Verdict:
+OF_THE_CODE = frozenset({broken_from_the_start, same_step_again, no_progress, attempts_exhausted})
+"""Rules that say nothing where another version of the code comes: what failed does not run again."""
+
+
+def judge(facts: RestartFacts, policy: RecoveryPolicy, *, by_operator: bool = False, other_code: str = "") -> Verdict:
     """Reattempt, after a wait that grows from failure to failure, or park.
 
     Args:
         facts: What is looked at.
         policy: The limits.
         by_operator: An operator has just resumed the job: only ``NOT_OVERRULED`` counts, and nothing is waited for.
+        other_code: Why another version of the code comes with the restart; empty: none does.
     """
     for rule in PARK_WHEN:
-        if by_operator and rule not in NOT_OVERRULED:
+        if (by_operator and rule not in NOT_OVERRULED) or (other_code and rule in OF_THE_CODE):
             continue
         if reason := rule(facts, policy):
             by_itself = rule in {machine_silent, eviction_waits} and not facts.evidence.problem
@@ -220,6 +225,10 @@ def judge(facts: RestartFacts, policy: RecoveryPolicy, *, by_operator: bool = Fa
             return Verdict(Action.PARK, reason, rule=rule.__name__, silent=tuple(silent))
     if by_operator:
         return Verdict(Action.REATTEMPT, "an operator says so")
+    if other_code:
+        return Verdict(Action.REATTEMPT, other_code)
+    if facts.failure.symptom is Symptom.UPDATE:
+        return Verdict(Action.REATTEMPT, "the update was withdrawn: the job goes on as it is")
     wait_s = backoff_s(max(facts.attempts, len(facts.history)), policy)
     return Verdict(Action.REATTEMPT, f"{facts.failure.cause}: assume a transient fault", delay_s=wait_s)
 

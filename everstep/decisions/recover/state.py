@@ -17,7 +17,10 @@ from everstep.decisions.detect.root_cause import (
 )
 from everstep.decisions.recover.confirm import showing_of
 from everstep.decisions.recover.doubt import Doubt, Known, doubt_of
-from everstep.decisions.recover.rules import still_counting
+from everstep.decisions.recover.rules import UNFIT_EXCEPTION, still_counting
+from everstep.decisions.versions.book import VersionBook
+from everstep.decisions.versions.next import VersionChange
+from everstep.decisions.versions.rollback import Blame, blame, older_state
 from everstep.model.assignment import Assignment
 from everstep.model.health import MachineFinding
 from everstep.model.incident import (
@@ -101,6 +104,12 @@ class RecoveryState:
     """Silent machine that left the job since the launch of the generation at hand → the ranks that it ran."""
     joined: set[str] = field(default_factory=set)
     """Machines that came into the job since then: they know nothing of it, and have lost nothing."""
+    book: VersionBook = field(default_factory=VersionBook)
+    """The versions of the job's code."""
+    explained: bool = False
+    """An inspection names what explains the failure at hand."""
+    trusted: int | None = None
+    """The newest step from which the version that runs can go on: later ones were saved by one that was taken back."""
     _chosen: tuple[Evidence, tuple[object, ...], Restore] | None = None
     """The last choice, with what it rests on."""
 
@@ -118,9 +127,12 @@ class RecoveryState:
 
     def failed(self, failure: Failure) -> None:
         """Take a failure: the one that opened the incident, or one more after a reattempt."""
-        if not self.failures:
+        if not self.failures and failure.symptom is not Symptom.UPDATE:
             self.history = still_counting(self.history, failure, self.spec.policy)
         self.failures.append(failure)
+        self.book.came_to(failure.step, failure.time_ns, self.spec.policy)
+        if blame(failure, explained=self.is_explained) is not Blame.OTHER:
+            self.book.count_failure()
 
     def replaced(self, machines: Sequence[Machine], gone: Mapping[str, list[int]]) -> None:
         """Some machines left the job, and others are in their places.
@@ -138,7 +150,27 @@ class RecoveryState:
 
     def reattempted_in_vain(self) -> None:
         """The failure at hand was reattempted, and another one is about to come."""
-        self.history.append(self.failures[-1])
+        if self.failures[-1].symptom is not Symptom.UPDATE:
+            self.history.append(self.failures[-1])
+
+    def come(self, change: VersionChange, now_ns: int) -> None:
+        """Another version of the code comes with the next launch: what failed before is not held against it."""
+        self.book.come(change.number, suspect=change.suspect, now_ns=now_ns)
+        runs = self.book.versions[change.number].runs
+        assert runs is not None  # else it would not have been chosen
+        self.spec, self.attempts = runs.applied(self.spec, change.number), 0
+
+    @property
+    def is_explained(self) -> bool:
+        """A machine is to blame for the failure at hand: it is lost, left the job, or an inspection names it."""
+        return self.explained or bool(self.lost_machines() or self.joined)
+
+    def distrust_what_does_not_fit(self, evidence: Evidence) -> None:
+        """Where the ranks could not restore what a version saved that was taken back, go on from before that."""
+        unfit = [end for end in evidence.exits if end.exception.split(":")[0].endswith(UNFIT_EXCEPTION)]
+        step = older_state(self.book.all(), self.book.running, self.resume_step) if unfit else None
+        if step is not None and self.launches:
+            self.trusted, self._chosen = step, None
 
     @property
     def assignment(self) -> Assignment[str]:
@@ -155,6 +187,7 @@ class RecoveryState:
         end = first_failure(evidence.exits)
         found = [*self.findings, *self.anomaly.findings]
         explained = explanation(found, end, job=self.spec.name, seen_ns=self.anomaly.seen_ns)
+        self.explained = explained is not None
         if explained in self.findings:  # what explains the end is told first
             self.findings = [explained, *(seen for seen in self.findings if seen != explained)]
         seen = self._seen(end)
@@ -210,6 +243,8 @@ class RecoveryState:
 
     def _choose(self, evidence: Evidence) -> Restore:
         copies, limit = self.usable(evidence), self.not_after
+        if self.trusted is not None:
+            copies = [copy for copy in copies if copy.completed_steps <= self.trusted]
         if limit is not None:
             trusted = self._newest_of([copy for copy in copies if copy.completed_steps <= limit], limit)
             if trusted.step > 0:
@@ -286,6 +321,7 @@ class RecoveryState:
     def begin_again(self) -> None:
         """An operator resumed: reset the counts, and try again what could not be reached."""
         self.history, self.attempts, self.asked, self.hold, self.waits = [], 0, 0, "", ""
+        self.trusted, self._chosen = None, None
         self.bad.clear()
         self.unreached.clear()
         self.verified.clear()

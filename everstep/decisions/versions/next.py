@@ -1,0 +1,55 @@
+"""Which version of the code the next launch is of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from everstep.decisions.versions.book import VersionBook
+from everstep.decisions.versions.rollback import rollback, suspicion
+from everstep.model.incident import Failure
+from everstep.model.recovery_policy import RecoveryPolicy
+from everstep.model.version import JobVersion
+
+
+@dataclass(frozen=True, slots=True)
+class VersionChange:
+    """Another version comes into the job."""
+
+    number: int
+    why: str
+    """For people: in which words the decision is told."""
+    suspect: str = ""
+    """Why the one that ran is suspect; empty: it is not."""
+
+
+def next_version(
+    book: VersionBook, failure: Failure, policy: RecoveryPolicy, *, explained: bool, by_operator: bool
+) -> VersionChange | None:
+    """What waits for a restart comes with it, the newest of it; else a version that broke the job is taken back.
+
+    Args:
+        book: The versions of the job, the failure counted.
+        failure: At hand.
+        policy: The limits.
+        explained: A machine is to blame.
+        by_operator: An operator says that it is to be tried again as it is.
+    """
+    if pending := book.pending():
+        newest = pending[-1]
+        wanted = newest.wanted
+        running = book.versions.get(book.running)
+        suspect = f"taken back by {wanted.operator}" + (f": {wanted.reason}" if wanted.reason else "")
+        return VersionChange(newest.number, _update(newest), suspect if wanted.rollback and running else "")
+    if by_operator:
+        return None
+    taken_back = rollback(list(book.versions.values()), book.running, failure, explained=explained, policy=policy)
+    if taken_back is None:
+        return None
+    why = suspicion(book.versions[taken_back.suspect], taken_back.why)
+    return VersionChange(taken_back.target, f"back to v{taken_back.target}. {why}", why)
+
+
+def _update(version: JobVersion) -> str:
+    wanted = version.wanted
+    verb = f"back to v{version.number}" if wanted.rollback else f"update to v{version.number}"
+    return f"{verb} by {wanted.operator}" + (f": {wanted.reason}" if wanted.reason else "")

@@ -1,0 +1,156 @@
+"""Which version a job goes back to when the one that runs breaks it.
+
+ByteRobust rolls the code back where a restart did not help (section 4.1); that a version which fails in its first steps
+is taken back at once, and what counts as its fault, is ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from everstep.model.incident import Failure, Symptom
+from everstep.model.owner import Owner
+from everstep.model.recovery_policy import RecoveryPolicy
+from everstep.model.version import JobVersion, VersionStatus
+
+OF_CODE = frozenset({"SIGSEGV", "SIGABRT", "SIGFPE", "SIGILL", "SIGBUS", "SIGTRAP", "SIGSYS"})
+"""Signals by which a process ends for what it does itself, if no machine is to blame."""
+NOT_OF_CODE = frozenset({Owner.MACHINE, Owner.NETWORK, Owner.STORAGE, Owner.SCHEDULER})
+TWICE = 2
+"""What code may have caused is held against a version once it came so often (ours)."""
+MESSAGE_CHARACTERS = 120
+"""Of a commit, where people read it (ours)."""
+
+
+class Blame(Enum):
+    """Whether code can have caused a failure."""
+
+    CODE = "code"
+    UNCLEAR = "unclear"
+    """It may have: what comes twice in a new version is held against it."""
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Rollback:
+    """What is taken back, what for, and why."""
+
+    suspect: int
+    target: int
+    why: str
+
+
+def blame(failure: Failure, *, explained: bool) -> Blame:
+    """Whether a failure can come from the code.
+
+    Args:
+        failure: At hand.
+        explained: A machine is to blame: it is lost, an inspection names it, or it left the job.
+    """
+    found = failure.classification
+    if explained or failure.symptom in {Symptom.UPDATE, Symptom.MACHINE_FAULT, Symptom.MACHINE_SILENT}:
+        return Blame.OTHER
+    if found is not None and found.owner in NOT_OF_CODE:
+        return Blame.OTHER
+    if failure.symptom in {Symptom.CONNECTION_LOST, Symptom.UNSAVED} or not failure.symptom.known:
+        return Blame.UNCLEAR
+    if failure.symptom is Symptom.CRASH:
+        by_itself = failure.cause in OF_CODE or failure.cause.startswith("exit code ")
+        return Blame.CODE if by_itself else Blame.UNCLEAR
+    return Blame.CODE
+
+
+def steps_of(version: JobVersion, step: int) -> int:
+    """How far a version came since it came into the job last: up to a step; -1: its steps are not numbered."""
+    if not version.ranges or step < 0 or version.ranges[-1][1] < 0:
+        return -1
+    return max(step - version.ranges[-1][1], 0)
+
+
+def is_young(version: JobVersion, step: int, now_ns: int, policy: RecoveryPolicy) -> bool:
+    """Whether what fails now is held against a version.
+
+    Args:
+        version: That runs.
+        step: Completed steps of the job; -1: not known.
+        now_ns: Now.
+        policy: The limits.
+    """
+    if version.steady or not version.began_ns:
+        return False
+    steps = steps_of(version, step)
+    return 0 <= steps < policy.rollback_steps or now_ns - version.began_ns < policy.rollback_s * 1e9
+
+
+def target_of(versions: Iterable[JobVersion], suspect: int) -> JobVersion | None:
+    """What a version is taken back to: the last one before it that was steady, else the last one that ran."""
+    ran = [
+        one
+        for one in versions
+        if one.number != suspect and one.runs and one.ranges and one.status is not VersionStatus.SUSPECT
+    ]
+    return max(ran, key=lambda one: (one.steady, one.ranges[-1]), default=None)
+
+
+def suspicion(version: JobVersion, what: str) -> str:
+    """Why a version is suspect, with who made it: ``v3 of Ada <…>, commit 1f3870b "…": every rank raised …``."""
+    origin = version.runs.origin if version.runs else None
+    by = version.wanted.operator
+    text = f"v{version.number}, asked for by {by}"
+    if origin and origin.commit:
+        subject = origin.subject[:MESSAGE_CHARACTERS]
+        text += f", commit {origin.commit[:9]} of {origin.author} ({subject!r})"
+    return f"{text}: {what}"
+
+
+def rollback(
+    versions: Collection[JobVersion],
+    running: int,
+    failure: Failure,
+    *,
+    explained: bool,
+    policy: RecoveryPolicy,
+) -> Rollback | None:
+    """Whether the version that runs is taken back.
+
+    Args:
+        versions: Of the job; the failure at hand is counted.
+        running: Number of the one that failed.
+        failure: At hand.
+        explained: As of :func:`blame`.
+        policy: The limits.
+    """
+    version = next((one for one in versions if one.number == running), None)
+    if version is None or not is_young(version, failure.step, failure.time_ns, policy):
+        return None
+    blamed = blame(failure, explained=explained)
+    if blamed is Blame.OTHER or (blamed is Blame.UNCLEAR and version.failed < TWICE):
+        return None
+    target = target_of(versions, running)
+    if target is None:
+        return None
+    steps = steps_of(version, failure.step)
+    where = f"after {steps} steps" if steps > 0 else "before its first step" if steps == 0 else "soon after its start"
+    again = "" if version.failed < TWICE else f", {version.failed} times"
+    return Rollback(running, target.number, f"it failed {where}{again}: {failure.cause}")
+
+
+def older_state(versions: Collection[JobVersion], running: int, resume_step: int) -> int | None:
+    """The newest step that a version can go on from, where it could not restore what it was given.
+
+    Args:
+        versions: Of the job.
+        running: Number of the one that could not.
+        resume_step: Completed steps of the state that it was given.
+
+    Returns:
+        The step at which the version that was taken back for it had begun; None: it was not that one which saved it.
+    """
+    taken_back = [one for one in versions if one.status is VersionStatus.SUSPECT and one.ranges]
+    newest = max(taken_back, key=lambda one: one.ranges[-1], default=None)
+    if newest is None or newest.number == running:
+        return None
+    begin = newest.ranges[-1][1]
+    return begin if 0 <= begin < resume_step else None
