@@ -17,6 +17,7 @@ from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
 from everstep.model.message import Model
 from everstep.model.notice import Notice
+from everstep.model.version import CodeVersion, UpdateRequest
 
 PREPARE = "Prepare machines"
 STOP = "Stop ranks"
@@ -39,6 +40,9 @@ DECIDE = "Decide"
 """Writes a conclusion of the incident to the ledger; the workflow decides. Histories have this name."""
 RECORD = "Record job"
 DELIVER = "Deliver notice"
+MAKE_VERSION = "Make version"
+CHECK_VERSION = "Check version"
+HOLD = "Hold ranks"
 
 
 class AwaitStandbysInput(Model):
@@ -59,6 +63,66 @@ class PrepareInput(Model):
     """How long a silent agent is asked again, seconds (ours)."""
     probed: bool = False
     """As of :class:`StopInput`; who is silent then is given up, and not asked again."""
+
+
+class MakeVersionInput(Model):
+    """Make the version that a request asks for, and put it into the store of versions."""
+
+    spec: JobSpec
+    """The job as it runs."""
+    running: CodeVersion
+    request: UpdateRequest
+
+
+class VersionMade(Model):
+    """A version is in the store."""
+
+    runs: CodeVersion
+    """Without the packages, which are in the store alone."""
+    changed: str = ""
+    """What changed against the version that runs, for people."""
+
+
+class CheckVersionInput(Model):
+    """Bring a version to machines, and try it there up to where it joins the job."""
+
+    spec: JobSpec
+    """The job as the version is to run it."""
+    machines: list[Machine]
+    run: str = ""
+    """Id of the job's run; see ``everstep.model.run_id``."""
+    patience_s: float = 60.0
+    """How long a silent agent is asked again, seconds (ours)."""
+    timeout_s: float = 600.0
+    """How long the script may take to come to where it joins, seconds (ours)."""
+
+
+class VersionChecked(Model):
+    """What came of trying a version."""
+
+    refused: str = ""
+    """Why it cannot run: the first traceback, on which machine, and how many others say the same; empty: it can."""
+    told: str = ""
+    """What is no reason to refuse it: machines that were silent, or slow; empty: nothing."""
+
+
+class HoldInput(Model):
+    """Have all ranks of a generation end the same step, save it and wait there."""
+
+    spec: JobSpec
+    machines: list[Machine]
+    generation: int
+    patience_s: float
+    """How long they may take, seconds."""
+
+
+class Held(Model):
+    """What came of it."""
+
+    step: int = -1
+    """Completed steps at which all ranks wait; -1: they do not."""
+    why: str = ""
+    """Where they do not: why."""
 
 
 class StopInput(Model):

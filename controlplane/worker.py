@@ -113,6 +113,7 @@ def build(
             ranks.stop,
             ranks.launch,
             ranks.confirm,
+            ranks.hold,
             ranks.await_machines,
             ranks.release,
             checkpoints.find,

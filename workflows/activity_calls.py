@@ -12,28 +12,37 @@ with workflow.unsafe.imports_passed_through():
     from activities import messages
     from activities.messages import (
         AwaitInput,
+        CheckVersionInput,
         ClosedInput,
         ConfirmInput,
         FindInput,
         FolderFound,
         FolderInput,
+        Held,
+        HoldInput,
         LaunchInput,
+        MakeVersionInput,
         PrepareInput,
         ReleaseInput,
         RestoreInput,
         RoomInput,
         StopInput,
+        VersionChecked,
+        VersionMade,
     )
     from everstep.decisions.checkpoints.choose_restore import Restore
     from everstep.model.incident import Confirmation, Evidence, Launched, Left, Restored, Showing
     from everstep.model.job import JobSpec
     from everstep.model.machine import Machine
+    from everstep.model.version import CodeVersion, UpdateRequest
     from everstep.text import listed
     from workflows import web_ui
     from workflows.options import FAST_RETRY, HEARTBEAT_TIMEOUT, on_ranks
 
 SLOWEST_RANK_BYTES = 500_000_000
 """Bytes a second of one rank that restores from its own slot: a slower one is given up (ours)."""
+MAKE_LIMIT = timedelta(minutes=10)
+"""A snapshot that is not made, or not brought to the machines, within this time is given up (ours)."""
 SLOWEST_BYTES = 20_000_000
 """Bytes a second of one machine: a restore that is slower is given up (ours)."""
 
@@ -211,4 +220,45 @@ def release(spec: JobSpec, machines: list[Machine], run: str) -> ActivityHandle[
         result_type=int,
         summary="fork servers and shared memory",
         **on_ranks(timedelta(minutes=1, seconds=spec.policy.kill_patience_s)),
+    )
+
+
+def make_version(
+    spec: JobSpec, running: CodeVersion, request: UpdateRequest, number: int
+) -> ActivityHandle[VersionMade]:
+    """Make the version with this number that somebody asks for."""
+    what = request.code or request.git or "as it is, with other arguments or variables"
+    return workflow.start_activity(
+        messages.MAKE_VERSION,
+        MakeVersionInput(spec=spec, running=running, request=request),
+        result_type=VersionMade,
+        summary=web_ui.summary(f"v{number} of {what}"),
+        start_to_close_timeout=MAKE_LIMIT,
+        schedule_to_close_timeout=2 * MAKE_LIMIT,
+        heartbeat_timeout=HEARTBEAT_TIMEOUT,
+        retry_policy=FAST_RETRY,
+    )
+
+
+def check_version(spec: JobSpec, machines: list[Machine], run: str) -> ActivityHandle[VersionChecked]:
+    """Bring a version to the machines and try it there; ``spec`` is the job as it is to run."""
+    bound_s = spec.policy.check_s
+    return workflow.start_activity(
+        messages.CHECK_VERSION,
+        CheckVersionInput(spec=spec, machines=machines, run=run, timeout_s=bound_s),
+        result_type=VersionChecked,
+        summary=web_ui.summary(f"v{spec.version} on {len(machines)} machines, up to where it joins the job"),
+        **on_ranks(timedelta(seconds=bound_s) + MAKE_LIMIT),
+    )
+
+
+def hold(spec: JobSpec, machines: list[Machine], generation: int) -> ActivityHandle[Held]:
+    """Have all ranks come to the end of the same step, and wait there."""
+    bound_s = spec.policy.hold_s
+    return workflow.start_activity(
+        messages.HOLD,
+        HoldInput(spec=spec, machines=machines, generation=generation, patience_s=bound_s),
+        result_type=Held,
+        summary=web_ui.summary(f"generation {generation}: every rank ends the same step"),
+        **on_ranks(timedelta(seconds=bound_s + 15)),
     )

@@ -46,6 +46,7 @@ async def open_incident(state: JobState, number: int, anomaly: Anomaly, *, only_
         alerts=state.alerts,
         evicted_ns=state.evicted_ns,
         only_tells=only_tells,
+        versions=[] if only_tells else state.versions,
     )
     return await workflow.start_child_workflow(
         IncidentWorkflow.run,

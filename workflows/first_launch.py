@@ -10,6 +10,7 @@ with workflow.unsafe.imports_passed_through():
     from everstep.decisions.checkpoints.choose_restore import NOTHING_HELD, Restore
     from everstep.decisions.checkpoints.lineage import FROM_NOTHING, extended
     from everstep.decisions.checkpoints.start_from_run import choose_start
+    from everstep.decisions.versions.book import VersionBook
     from everstep.errors import CheckpointError
     from everstep.model.incident import Evidence, Launched, StateCopy
     from everstep.model.job_state import JobState
@@ -76,6 +77,11 @@ class FirstLaunch:
             state.resume_step = state.resume_from
         begun = FROM_NOTHING if state.resume_path else state.resume_step
         state.lineage = extended(state.lineage, [(state.generation, begun)])
+        book = VersionBook.of(state.versions, state.spec.version)
+        book.began_with(state.spec, workflow.time_ns())
+        book.launched(state.generation, max(state.resume_step, 0), workflow.time_ns())
+        state.versions = book.all()
+        state.spec = state.spec.model_copy(update={"version": book.running})
 
     async def launch(self) -> Launched:
         """Prepare the machines, bring what they need, and start the first generation.

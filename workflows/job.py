@@ -10,38 +10,29 @@ import asyncio
 from typing import Any
 
 from temporalio import workflow
-from temporalio.exceptions import ActivityError, ChildWorkflowError, WorkflowAlreadyStartedError
+from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
     from activities import messages
     from activities.ledger.records import NumbersUsed
     from activities.messages import RecordInput
-    from everstep.model.incident import (
-        CLOSED_OUTSIDE,
-        Anomaly,
-        Confirmation,
-        IncidentReport,
-        Launched,
-        Left,
-        Stage,
-        Symptom,
-    )
-    from everstep.model.job_state import JobState, incident_workflow_id
+    from everstep.model.incident import CLOSED_OUTSIDE, Anomaly, Confirmation, Launched, Stage, Symptom
+    from everstep.model.job_state import JobState
     from everstep.model.run_id import run_id
+    from everstep.model.version import read_update
     from workflows import attributes, incident_list, pool_calls, web_ui
-    from workflows.child_incident import Child, end_of, open_incident
-    from workflows.closed_incident import Reopening
     from workflows.first_launch import CannotStart, FirstLaunch
     from workflows.first_step import FirstStepWatch, suspect
-    from workflows.incident.report import Closings
-    from workflows.learned import change_machines, learn, read_machines
-    from workflows.messages import JobResult, check_generation, check_report, lost_incident
-    from workflows.observed import ObservedFaults
+    from workflows.job_incidents import JobIncidents
+    from workflows.learned import change_machines, learn_versions, read_machines, read_versions
+    from workflows.messages import JobResult, check_generation, check_report
     from workflows.operator import read_move, read_request
     from workflows.options import TASK_TIMEOUT, on_ledger
     from workflows.stop_for_good import stop_for_good
+    from workflows.updates import Updates
 
 REJECTED_KEPT = 10
+UPDATE_JSON = '{"code": "/home/ada/gpt", "urgency": "lazy", "operator": "ada", "reason": "why"}'
 STAGE_CHARACTERS = 120
 
 
@@ -53,12 +44,17 @@ class JobWorkflow:
     def __init__(self, state: JobState) -> None:
         self.state = state
         self.finished_generations: set[int] = set()
-        self.handled_generation = 0
-        """Of the incident that is open, or was the last one of this run."""
         self.first_step = FirstStepWatch(state, self._has_work)
-        self.closings = Closings()
-        self.reopening = Reopening(state, self._next_event, self.closings)
-        self.observed = ObservedFaults(state, self._note_opened, self._close)
+        self.updates = Updates(state, self._show)
+        self.incidents = JobIncidents(
+            state,
+            self.first_step,
+            self.updates,
+            next_event=self._next_event,
+            confirm=self._confirm,
+            show=self._show,
+        )
+        self.observed = self.incidents.observed
         self.records: list[workflow.ActivityHandle[NumbersUsed]] = []
 
     # What watchers and operators say.
@@ -67,7 +63,9 @@ class JobWorkflow:
     def report(self, anomaly: Anomaly) -> str:
         """Take an anomaly; a repeated or outdated one changes nothing."""
         known = {one.generation for one in self.state.pending if one.symptom is not Symptom.MACHINE_FAULT}
-        if anomaly.generation < self.state.generation or anomaly.generation in known | {self.handled_generation}:
+        if anomaly.generation < self.state.generation or anomaly.generation in known | {
+            self.incidents.handled_generation
+        }:
             return f"generation {anomaly.generation} is dealt with"
         # Kept even while an incident is open: it may be about a generation that the incident launched.
         self.state.pending.append(anomaly)
@@ -102,8 +100,7 @@ class JobWorkflow:
         """Ask for an orderly end."""
         read = read_request(request, *more)
         if isinstance(read, str):
-            self.state.rejected = [*self.state.rejected, f"stop: {read}"][-REJECTED_KEPT:]
-            self._show()
+            self._reject(f"stop: {read}")
         else:
             self.state.stop_requested = read.operator + (f" ({read.note})" if read.note else "")
 
@@ -112,10 +109,34 @@ class JobWorkflow:
         """Take a machine out once there is another in its place; the pool asks again as long as it is here."""
         read = read_move(request, *more)
         if isinstance(read, str):
-            self.state.rejected = [*self.state.rejected, f"evict: {read}"][-REJECTED_KEPT:]
-            self._show()
+            self._reject(f"evict: {read}")
         else:
             self.observed.take_move(read)
+
+    @workflow.signal(name="update", description=f"Other code for it. {UPDATE_JSON}")
+    def update_by_signal(self, request: Any = None, *more: Any) -> None:
+        """Ask for another version of the code; what makes no sense is shown."""
+        try:
+            self.updates.take(read_update(request, *more))
+        except ValueError as refused:
+            self._reject(f"update: {refused}")
+
+    @workflow.update(name="update", description=f"The same; it answers what is done. {UPDATE_JSON}")
+    def update(self, request: Any = None, *more: Any) -> str:
+        """Ask for another version of the code; returns what is done, for people."""
+        return self.updates.take(read_update(request, *more))
+
+    @update.validator
+    def check_update(self, request: Any = None, *more: Any) -> None:
+        """Refuse what cannot be done; a refused update leaves no trace."""
+        self.updates.check(read_update(request, *more))
+
+    @workflow.signal(name="incident_versions", description="Sent by the job's own incidents")
+    def incident_versions(self, number: Any = 0, versions: Any = None, *more: Any) -> None:
+        """Note which version of the code an incident is about to launch."""
+        if incident_list.is_open(self.state, number) and (read := read_versions(versions)):
+            learn_versions(self.state, read, next((one.number for one in read if one.status == "running"), 0))
+        self._show()
 
     @workflow.signal(name="incident_stage", description="Sent by the job's own incidents")
     def incident_stage(self, number: Any = 0, stage: Any = "", *more: Any) -> None:
@@ -144,6 +165,7 @@ class JobWorkflow:
     async def run(self, state: JobState) -> JobResult:
         """Live until the training is over, stopped or given up."""
         self._show()
+        self.updates.resume()
         try:
             return await asyncio.create_task(self._live(), name="job flow")
         except asyncio.CancelledError:
@@ -170,6 +192,8 @@ class JobWorkflow:
                 case "anomaly":
                     if ended := await self._attend():
                         return ended
+                case "update":
+                    self.state.pending.append(self.updates.anomaly())
                 case "observed":
                     self.observed.begin()
                 case _:
@@ -184,7 +208,7 @@ class JobWorkflow:
             await self._pause()
             if self._next_event() != "anomaly":
                 return None
-        report = await self._handle(self._take_anomaly())
+        report = await self.incidents.handle(self._take_anomaly())
         if report.recovered or report.resolution == CLOSED_OUTSIDE:
             return None
         if self._next_event() == "stop":
@@ -197,7 +221,7 @@ class JobWorkflow:
             await workflow.wait_condition(workflow.all_handlers_finished)
             workflow.continue_as_new(self.state, task_timeout=TASK_TIMEOUT)
         if self.state.closed_outside > 1:
-            await self.reopening.pause()
+            await self.incidents.reopening.pause()
 
     def _has_work(self) -> bool:
         """Whether there is something to do other than to wait."""
@@ -214,11 +238,13 @@ class JobWorkflow:
             return "anomaly"
         if self.state.generation in self.finished_generations:
             return "finished"
+        if self.updates.due:
+            return "update"
         return "observed" if self.observed.due else ""
 
     def _should_continue_as_new(self) -> bool:
         info = workflow.info()
-        if self.closings.pending or self.observed.under_way:
+        if self.incidents.closings.pending or self.observed.under_way or self.updates.under_way:
             return False
         return info.is_continue_as_new_suggested() or info.is_target_worker_deployment_version_changed()
 
@@ -267,84 +293,6 @@ class JobWorkflow:
                 self.records.append(self._record(launched=launched, confirmation=confirmation))
             await self.first_step.back_off()
 
-    async def _handle(self, anomaly: Anomaly) -> IncidentReport:
-        """One incident, as a child of its own."""
-        state = self.state
-        if goes_on := anomaly.symptom is Symptom.MACHINE_FAULT:
-            self.observed.goes_on = True
-        else:
-            self._leave(anomaly.generation)
-        state.status = "recovering"
-        while True:
-            number = self._note_opened(anomaly)
-            opened_ns = workflow.time_ns()
-            try:
-                child = await open_incident(state, number, anomaly)
-                break
-            except WorkflowAlreadyStartedError:
-                # An incident of an earlier run of the name, whose job was terminated: not ours, and over soon.
-                state.incidents = [summary for summary in state.incidents if summary.number != number]
-        stopper = asyncio.create_task(self._abandon_on_stop(child))
-        try:
-            report = await end_of(child, cancelled=self._next_event)
-        except ChildWorkflowError as error:
-            if self._next_event() != "stop" and workflow.patched("incident closed from outside"):
-                closed = await self.reopening.closed(number, anomaly, opened_ns)
-                if closed is not None:
-                    return await self._take_over(number, anomaly, *closed)
-            report = lost_incident(anomaly, state.generation, str(error.cause or error))
-        finally:
-            stopper.cancel()
-            self.observed.goes_on = False
-        if goes_on and report.generation != anomaly.generation:
-            self._leave(anomaly.generation)
-        self._learn(report)
-        self._close(number, opened_ns, anomaly, report)
-        return report
-
-    def _leave(self, generation: int) -> None:
-        """An incident ends a generation: what was still to be learned of it no longer matters."""
-        self.handled_generation, self.state.observed = generation, []  # its stop finds what waits to be told
-        self.first_step.leave()
-
-    def _close(self, number: int, opened_ns: int, anomaly: Anomaly, report: IncidentReport) -> None:
-        """Sum an incident up; write what closes it in the ledger, where it could not do so itself."""
-        self._sum_up(number, report)
-        if report.unwritten:
-            name = self.state.spec.name
-            incident = incident_workflow_id(name, number)
-            self.closings.write(name, incident, anomaly, opened_ns, report, position=report.unwritten)
-
-    def _note_opened(self, anomaly: Anomaly) -> int:
-        number = incident_list.opened(self.state, anomaly)
-        self._show()
-        return number
-
-    async def _take_over(self, number: int, anomaly: Anomaly, left: Left, report: IncidentReport) -> IncidentReport:
-        """An incident was closed from outside: let go on what it had launched, or open its fault again."""
-        self._sum_up(number, report)
-        if left.launched is None:
-            self.reopening.reopen(number, anomaly, left)
-        else:
-            self.reopening.over()
-            self.first_step.expect()
-            await self._confirm(left.launched)
-        return report
-
-    async def _abandon_on_stop(self, child: Child) -> None:
-        await workflow.wait_condition(lambda: self.state.stop_requested != "")
-        await child.signal("abandon", {"operator": self.state.stop_requested[:100], "note": "the job is stopped"})
-
-    def _learn(self, report: IncidentReport) -> None:
-        wait_for_step = learn(self.state, report)
-        self.reopening.over()
-        if wait_for_step:
-            self.first_step.expect()
-
-    def _sum_up(self, number: int, report: IncidentReport) -> None:
-        incident_list.closed(self.state, number, report)
-        self._show()
-
     async def _stopped(self) -> JobResult:
         self.state.status = "stopping"
         self._show()
@@ -362,7 +310,7 @@ class JobWorkflow:
             self._record(),
             pool_calls.leave(state.spec, state.machines, state.run),
             *self.records,
-            *self.closings.again(),
+            *self.incidents.closings.again(),
             return_exceptions=True,
         )
         await workflow.wait_condition(workflow.all_handlers_finished)
@@ -389,6 +337,11 @@ class JobWorkflow:
         return workflow.start_activity(
             messages.RECORD, entry, result_type=NumbersUsed, summary=web_ui.summary(label), **on_ledger()
         )
+
+    def _reject(self, text: str) -> None:
+        """Show that a message made no sense."""
+        self.state.rejected = [*self.state.rejected, text][-REJECTED_KEPT:]
+        self._show()
 
     def _show(self) -> None:
         workflow.set_current_details(web_ui.job_page(self.state, workflow.info().namespace))

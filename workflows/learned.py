@@ -11,9 +11,11 @@ with workflow.unsafe.imports_passed_through():
     from everstep.decisions.checkpoints.lineage import extended
     from everstep.decisions.evict.incident_facts import EVICTED_KEPT
     from everstep.decisions.recover.rules import still_counting
-    from everstep.model.incident import IncidentReport
+    from everstep.decisions.versions.book import VersionBook
+    from everstep.model.incident import IncidentReport, Symptom
     from everstep.model.job_state import JobState
     from everstep.model.machine import Machine
+    from everstep.model.version import JobVersion
 
 FAILURES_KEPT = 50
 LEFT_KEPT = 1000
@@ -23,11 +25,13 @@ LEFT_KEPT = 1000
 def learn(state: JobState, report: IncidentReport) -> bool:
     """Bring a job's state up to date; returns whether its first step has still to be waited for."""
     state.generation = report.generation
+    learn_versions(state, report.versions, report.version)
     state.status = "running" if report.recovered else "failed"
     state.unproductive_s += report.seconds or 0.0
     if report.failures:
-        still = still_counting(state.failures, report.failures[0], state.spec.policy)
-        state.failures = [*still, *report.failures][-FAILURES_KEPT:]
+        failures = [one for one in report.failures if one.symptom is not Symptom.UPDATE]
+        still = still_counting(state.failures, failures[0], state.spec.policy) if failures else state.failures
+        state.failures = [*still, *failures][-FAILURES_KEPT:]
     if report.machines:
         change_machines(state, report.machines)
     state.evicted_ns = [*state.evicted_ns, *report.evicted_ns][-EVICTED_KEPT:]
@@ -42,6 +46,18 @@ def learn(state: JobState, report: IncidentReport) -> bool:
     return False
 
 
+def learn_versions(state: JobState, versions: list[JobVersion], running: int) -> None:
+    """An incident says what became of versions of the code, and which one runs; 0: it knows of none."""
+    if not running:
+        return
+    book = VersionBook.of(state.versions, running)
+    book.take(versions)
+    state.versions = book.all()
+    runs = book.versions[running].runs if running in book.versions else None
+    if runs is not None and state.spec.version != running:
+        state.spec = runs.applied(state.spec, running)
+
+
 def change_machines(state: JobState, machines: list[Machine]) -> None:
     """The job runs on these from now on."""
     now = {machine.name for machine in machines}
@@ -54,5 +70,13 @@ def read_machines(raw: Any) -> list[Machine]:
     """What a signal says of machines; empty: it makes no sense."""
     try:
         return [Machine.model_validate(one) for one in raw]
+    except (TypeError, ValidationError):
+        return []
+
+
+def read_versions(raw: Any) -> list[JobVersion]:
+    """What a signal says of versions of the code; empty: it makes no sense."""
+    try:
+        return [JobVersion.model_validate(one) for one in raw]
     except (TypeError, ValidationError):
         return []

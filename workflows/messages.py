@@ -21,6 +21,7 @@ from everstep.model.job import JobSpec
 from everstep.model.job_state import NOT_YET, JobState
 from everstep.model.machine import Machine
 from everstep.model.message import Model
+from everstep.model.version import JobVersion
 
 RESTS_ON_STEPS = {Symptom.STALL, Symptom.UNSAVED, Symptom.MACHINE_SILENT}
 """Symptoms that a generation can have only after it has completed a step."""
@@ -53,6 +54,11 @@ class Carried(Model):
     rejected: list[str] = Field(default_factory=list)
     parked: list[tuple[int, int]] = Field(default_factory=list)
     noted: int = 0
+    trusted: int | None = None
+    version_changes: list[tuple[int, str, str]] = Field(default_factory=list)
+    """Numbers of the versions that came, why, and why the ones before were suspect."""
+    versions_changed: list[int] = Field(default_factory=list)
+    """Numbers of the versions of which it has something to say."""
     evictions: EvictionState = Field(default_factory=EvictionState)
 
 
@@ -90,6 +96,8 @@ class IncidentInput(Model):
     """Network alerts of the job's machines, told before."""
     evicted_ns: list[int] = Field(default_factory=list)
     """When machines were taken out of the job without an operator, one entry for each machine."""
+    versions: list[JobVersion] = Field(default_factory=list)
+    """Of the job's code; empty: none are known."""
     only_tells: bool = False
     """It does nothing about what it tells, and the job does not wait for it."""
     carried: Carried | None = None

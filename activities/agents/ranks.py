@@ -19,8 +19,18 @@ from activities.agents.clocks import fit_stop
 from activities.agents.confirm import confirm_steps
 from activities.agents.convert import backup_peers, checkpoint_options, rank_launches, shared_environment
 from activities.agents.evidence import evidence_of
+from activities.agents.hold import hold_ranks
 from activities.heartbeat import Say, heartbeating, now_ns, request_id
-from activities.messages import AwaitInput, ConfirmInput, LaunchInput, PrepareInput, ReleaseInput, StopInput
+from activities.messages import (
+    AwaitInput,
+    ConfirmInput,
+    Held,
+    HoldInput,
+    LaunchInput,
+    PrepareInput,
+    ReleaseInput,
+    StopInput,
+)
 from agent.client import AgentClient, AgentPool
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.checkpoints.placement import place_backups
@@ -176,6 +186,12 @@ class RankActivities:
         """Watch until every rank completed a step, one of them ended, or the time is up."""
         async with heartbeating():
             return await confirm_steps(self._agents, launch)
+
+    @activity.defn(name=messages.HOLD)
+    async def hold(self, wait: HoldInput) -> Held:
+        """Have all ranks end the same step and wait there; says why where they do not."""
+        async with heartbeating() as say:
+            return await hold_ranks(self._agents, wait, say)
 
     @activity.defn(name=messages.AWAIT)
     async def await_machines(self, wait: AwaitInput) -> list[str]:

@@ -11,6 +11,7 @@ from everstep.model.incident import NOT_CONFIRMED, Anomaly, Failure, IncidentRep
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
 from everstep.model.message import AnyWord, Model
+from everstep.model.version import JobVersion
 
 JobStatus = Annotated[
     Literal["starting", "running", "recovering", "parked", "stopping", "finished", "failed", "stopped"], AnyWord
@@ -115,6 +116,8 @@ class JobState(BaseModel):
     backups: str = ""
     """Where the backups lie and what may be lost with their owners, for people."""
     status: JobStatus = "starting"
+    versions: list[JobVersion] = Field(default_factory=list)
+    """Of its code, in order, the last ones; ``spec.version`` runs. Empty: it began before there were versions."""
     incidents: list[IncidentSummary] = Field(default_factory=list, description="The last 20, oldest first.")
     incident_count: int = 0
     """Number of the newest incident of the job's name: it counts on from run to run."""

@@ -209,17 +209,23 @@ class JobVersion(Model):
         return self.runs is not None and self.status not in {VersionStatus.CHECKING, VersionStatus.REFUSED}
 
 
-def read_update(raw: Any, *more: Any) -> UpdateRequest | str:
-    """A request as a person typed it; a text says what is wrong with it."""
+def read_update(raw: Any = None, *more: Any) -> UpdateRequest:
+    """A request as a person typed it.
+
+    Raises:
+        ValueError: says what is wrong with it, in one line.
+    """
     if more or not isinstance(raw, dict):
-        return (
-            f'give one object, e.g. {{"code": "/home/ada/gpt", "urgency": "lazy", "operator": "ada"}}, not {raw!r:.80}'
-        )
+        example = '{"code": "/home/ada/gpt", "urgency": "lazy", "operator": "ada"}'
+        raise ValueError(f"{str(raw)[:80]!r}: send one object, e.g. {example}")
     if unknown := sorted(set(raw) - set(UpdateRequest.model_fields)):
-        return f"{', '.join(unknown[:4])}: there is no such field; there are {', '.join(UpdateRequest.model_fields)}"
+        names = ", ".join(map(repr, unknown[:4]))
+        raise ValueError(f"{names}: there is no such field; there are {', '.join(UpdateRequest.model_fields)}")
     try:
         request = UpdateRequest.model_validate(raw)
     except ValidationError as error:
-        first = error.errors()[0]
-        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-    return request.problem or request
+        problems = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
+        raise ValueError("; ".join(problems[:3])) from error
+    if request.problem:
+        raise ValueError(request.problem)
+    return request

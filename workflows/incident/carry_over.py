@@ -33,6 +33,8 @@ def carried(input: IncidentInput, state: RecoveryState, timeline: IncidentTimeli
             "showing": state.showing,
             "hold": state.hold,
             "emptied": sorted(state.emptied),
+            "spec": state.spec,
+            "versions": state.book.all(),
             "carried": Carried(
                 failures=_failures(state.failures),
                 attempts=state.attempts,
@@ -46,6 +48,8 @@ def carried(input: IncidentInput, state: RecoveryState, timeline: IncidentTimeli
                 nobody_knows=state.nobody_knows,
                 accepted_from=state.accepted_from,
                 accepted=state.accepted,
+                trusted=state.trusted,
+                versions_changed=sorted(state.book.touched),
                 headline=timeline.headline,
                 stages=_stages(timeline.stages),
                 rejected=timeline.rejected[-REJECTED_KEPT:],
@@ -74,6 +78,7 @@ def take_up(carried_over: Carried, state: RecoveryState, timeline: IncidentTimel
         carried_over.accepted_from,
         carried_over.accepted,
     )
+    state.trusted, state.book.touched = carried_over.trusted, set(carried_over.versions_changed)
     timeline.headline, timeline.stages, timeline.rejected = (
         carried_over.headline,
         list(carried_over.stages),

@@ -15,11 +15,14 @@ with workflow.unsafe.imports_passed_through():
     from everstep.decisions.checkpoints.lineage import Runs
     from everstep.decisions.evict.rules import OPERATOR
     from everstep.decisions.recover.state import RecoveryState
+    from everstep.decisions.versions.book import VersionBook
+    from everstep.decisions.versions.next import VersionChange
     from everstep.model.eviction import Eviction, EvictionState
     from everstep.model.incident import Evidence, Launched, Stage
     from everstep.model.job_state import incident_workflow_id, job_workflow_id
     from everstep.model.machine import Machine
     from everstep.model.pool import Replaced
+    from everstep.model.version import JobVersion
     from workflows import web_ui
     from workflows.incident.carry_over import carried, take_up
     from workflows.incident.timeline import IncidentTimeline
@@ -67,6 +70,7 @@ class Incident:
             emptied=set(input.emptied),
             history=list(input.history),
             hold=input.hold,
+            book=VersionBook.of(input.versions, input.spec.version),
         )
         self.launched: Launched | None = None
         self.first_step_s = 0.0
@@ -89,6 +93,8 @@ class Incident:
         self.evictions = EvictionState()
         self.secured: Secured | None = None
         """What was got while the ranks went on."""
+        self.version_changes: list[VersionChange] = []
+        """Other versions of the code that came in this incident."""
         self.missing = 0
         """So many machines the pool has too few."""
         self._silent_since: dict[str, float] = {}
@@ -96,6 +102,7 @@ class Incident:
             take_up(input.carried, self.state, self.timeline)
             self.launched, self.resumed_by = input.carried.launched, input.carried.resumed_by
             self.resumed = input.carried.resumed
+            self.version_changes = [VersionChange(*change) for change in input.carried.version_changes]
             self.evictions = input.carried.evictions.model_copy(deep=True)
             self.state.gone, self.state.joined = dict(self.evictions.gone), set(self.evictions.joined)
 
@@ -156,6 +163,26 @@ class Incident:
         self.input = self.input.model_copy(update={"machines": machines})
         handle = workflow.get_external_workflow_handle(job_workflow_id(self.input.job))
         await handle.signal("incident_machines", args=[self.input.number, machines])
+
+    # Which version of its code the job runs.
+
+    async def change_version(self, change: VersionChange) -> None:
+        """Another version comes with the next launch; the job's workflow hears of it at once."""
+        self.state.come(change, workflow.time_ns())
+        self.version_changes.append(change)
+        self.input = self.input.model_copy(update={"spec": self.state.spec})
+        handle = workflow.get_external_workflow_handle(job_workflow_id(self.input.job))
+        await handle.signal("incident_versions", args=[self.input.number, self.state.book.changed()])
+
+    def take_versions(self, versions: list[JobVersion]) -> None:
+        """The job knows of other versions: one was found fit, or was withdrawn."""
+        book = self.state.book
+        book.take(one for one in versions if one.number != book.running)
+
+    @property
+    def is_updated(self) -> bool:
+        """While it is parked somebody asked for an update that does not wait."""
+        return bool(self.state.book.urgent())
 
     # Waiting.
 
@@ -219,6 +246,7 @@ class Incident:
             "came_back": came_back,
             "launched": self.launched,
             "resumed_by": self.resumed_by,
+            "version_changes": [(one.number, one.why, one.suspect) for one in self.version_changes],
             "evictions": self.evictions.model_copy(
                 update={"gone": dict(self.state.gone), "joined": sorted(self.state.joined)}
             ),

@@ -27,6 +27,12 @@ def recovered_report(incident: Incident, confirmation: Confirmation) -> Incident
     how = "after an operator's resume" if incident.resumed_by else "by reattempt"
     if out := incident.evictions.done:
         resolution, how = (resolution if incident.resumed_by else "eviction"), f"by eviction of {_who_left(out)}"
+    if changes := incident.version_changes:
+        came = " and ".join(f"back to v{one.number}" if one.suspect else f"update to v{one.number}" for one in changes)
+        rolled_back = changes[-1].suspect or len(changes) > 1
+        if not (out or incident.resumed_by) or rolled_back:
+            resolution = "rollback" if rolled_back else "update"
+        how = f"by {came}" if not out else f"{how} and {came}"
     if incident.state.accepted:
         how = "after an operator accepted a loss"
     headline = f"Recovered in {seconds:.2f} s {how}{lost}: {incident.timeline.headline}"
@@ -121,6 +127,8 @@ def _report(
         asked=incident.evictions.asked,
         machines=incident.input.machines if incident.evictions.done else [],
         evicted_ns=incident.evictions.done_ns,
+        version=incident.state.book.running,
+        versions=incident.state.book.changed(),
         approved={one.machine: one.approved_by for one in incident.evictions.done if one.approved_by},
     )
 

@@ -26,11 +26,13 @@ with workflow.unsafe.imports_passed_through():
     from workflows.incident.report import abandoned_report, observed_report, recovered_report
     from workflows.incident.stages.decide import decide
     from workflows.incident.stages.evict import evict, note_answers, secure
+    from workflows.incident.stages.hold import hold
     from workflows.incident.stages.park import park
     from workflows.incident.stages.reattempt import reattempt
     from workflows.incident.stages.restore import restore
     from workflows.incident.stages.stop import refresh_evidence, stop
     from workflows.incident.timeline import OPERATOR_JSON
+    from workflows.learned import read_versions
     from workflows.messages import IncidentInput
     from workflows.operator import read_request
 
@@ -71,6 +73,11 @@ class IncidentWorkflow:
         read = read_request(request, *more)
         if refused := read if isinstance(read, str) else self.incident.not_to_approve:
             raise ValueError(refused)
+
+    @workflow.signal(name="versions", description="Sent by its job")
+    def versions(self, versions: Any = None, *more: Any) -> None:
+        """Take what the job knows of the versions of its code."""
+        self.incident.take_versions(read_versions(versions))
 
     @workflow.query(name="stage", description="Stage of the incident and why")
     def current_stage(self) -> StageAtHand:
@@ -113,8 +120,10 @@ class IncidentWorkflow:
         incident = self.incident
         if incident.input.anomaly.symptom is Symptom.MACHINE_FAULT and not await self._has_to_stop():
             return await self._observed()
-        incident.timeline.enter(Stage.STOP)
         try:
+            if incident.input.anomaly.symptom is Symptom.UPDATE and not incident.looks_again:
+                await hold(incident)
+            incident.timeline.enter(Stage.STOP)
             evidence = await (refresh_evidence if incident.looks_again else stop)(incident)
             while True:
                 evidence = await evict(incident, evidence)

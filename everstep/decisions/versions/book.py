@@ -79,13 +79,29 @@ class VersionBook:
         self.touched.add(number)
         return changed
 
-    def began_with(self, spec: JobSpec, now_ns: int) -> None:
-        """What the job was started with is its first version, where it is not known yet."""
-        if not self.versions:
-            number = spec.version or 1
-            first = JobVersion(number=number, runs=CodeVersion.of(spec), status=VersionStatus.RUNNING, asked_ns=now_ns)
-            self.put(first)
-            self.running = number
+    def began_with(self, spec: JobSpec, now_ns: int, launched: tuple[int, int] | None = None) -> None:
+        """What the job was started with is its first version, where it is not known yet.
+
+        Args:
+            spec: The job's.
+            now_ns: Now.
+            launched: Generation and step at which it began, of a job that runs since before versions were known:
+                nothing is held against what it runs.
+        """
+        if self.versions:
+            return
+        number = spec.version or 1
+        self.put(
+            JobVersion(
+                number=number,
+                runs=CodeVersion.of(spec),
+                status=VersionStatus.RUNNING,
+                asked_ns=now_ns,
+                ranges=[(*launched, -1)] if launched else [],
+                steady=launched is not None,
+            )
+        )
+        self.running = number
 
     def ask(self, request: UpdateRequest, now_ns: int) -> JobVersion:
         """Somebody asks for a version that has to be made; returns it, with a number of its own."""

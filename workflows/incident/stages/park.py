@@ -1,4 +1,4 @@
-"""Park: the job waits for an operator, or for machines that are silent; nothing is lost meanwhile."""
+"""Park: the job waits for an operator, machines that are silent, or an urgent update; nothing is lost meanwhile."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ with workflow.unsafe.imports_passed_through():
 
 
 async def park(incident: Incident, plan: RestartPlan) -> None:
-    """Wait until somebody resumes the job, or those machines answer again.
+    """Wait until somebody resumes the job, those machines answer again, or an update comes that does not wait.
 
     Raises:
         Abandoned: an operator ended the incident, or nobody answered in time.
@@ -25,7 +25,14 @@ async def park(incident: Incident, plan: RestartPlan) -> None:
     incident.answer, incident.accepting = None, False
     timeline.to_accept = plan.restore.origin if plan.doubt else ""
     timeline.to_approve = named(incident.evictions.waiting)
+    known = [(one.number, one.asked_ns) for one in incident.state.book.urgent()]
     began = timeline.enter(Stage.PARKED, plan.verdict.reason)
+
+    def updates() -> list[str]:
+        """Updates that do not wait, and came meanwhile."""
+        urgent = incident.state.book.urgent()
+        return [one.name for one in urgent if (one.number, one.asked_ns) not in known]
+
     await incident.tell_job()
     patience = timedelta(hours=input.spec.policy.parked_timeout_h)
     machines = [machine for machine in input.machines if machine.name in silent]
@@ -33,22 +40,32 @@ async def park(incident: Incident, plan: RestartPlan) -> None:
         machines = []
     awaited = Awaited(machines, incident.missing, patience)
     try:
-        await incident.wait(patience, "PARKED", until=lambda: incident.answer is not None or awaited.either)
+        await incident.wait(
+            patience, "PARKED", until=lambda: incident.answer is not None or awaited.either or bool(updates())
+        )
     finally:
         timeline.parked.append((int(began * 1e9), workflow.time_ns()))
         awaited.cancel()
     if incident.answer is not None:
         await _resumed(incident, plan, began)
     elif awaited.either:
-        text = f"{listed(silent)} answers again" if awaited.came_back else THERE_ARE_OTHERS
-        timeline.leave(began, Stage.PARKED, text)
-        timeline.note(Stage.PARKED, text)
-        timeline.enter(Stage.STOP)
-        await incident.tell_job()
+        await _goes_on(incident, began, f"{listed(silent)} answers again" if awaited.came_back else THERE_ARE_OTHERS)
+    elif new := updates():
+        incident.state.begin_again()
+        await _goes_on(incident, began, f"{listed(new)} is to run")
     else:
         incident.abandoned_by = "nobody answered in time"
         raise Abandoned
     await incident.renew(resumed=incident.resumed, came_back=not incident.resumed)
+
+
+async def _goes_on(incident: Incident, began: float, why: str) -> None:
+    """Nobody had to say so: the machines are asked once more."""
+    timeline = incident.timeline
+    timeline.leave(began, Stage.PARKED, why)
+    timeline.note(Stage.PARKED, why)
+    timeline.enter(Stage.STOP)
+    await incident.tell_job()
 
 
 async def _resumed(incident: Incident, plan: RestartPlan, began: float) -> None:
@@ -59,10 +76,7 @@ async def _resumed(incident: Incident, plan: RestartPlan, began: float) -> None:
         else:
             incident.evictions.approved_by = who
         approved = f"{named(incident.evictions.waiting)}, approved by {who}"
-        timeline.leave(began, Stage.PARKED, approved)
-        timeline.note(Stage.PARKED, approved)
-        timeline.enter(Stage.STOP)
-        await incident.tell_job()
+        await _goes_on(incident, began, approved)
         return
     incident.resumed_by = who
     if state.waits:

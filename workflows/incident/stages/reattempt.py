@@ -1,4 +1,4 @@
-"""Reattempt: the next generation is launched as the job is."""
+"""Reattempt: the next generation is launched, as the job is or with another version of its code."""
 
 from __future__ import annotations
 
@@ -23,8 +23,12 @@ async def reattempt(incident: Incident, plan: RestartPlan) -> Confirmation | Non
     if plan.verdict.delay_s:
         timeline.enter(Stage.BACKOFF)
         await incident.wait(timedelta(seconds=plan.verdict.delay_s), "BACKOFF")
+    if plan.change is not None:
+        await incident.change_version(plan.change)
+        input = incident.input
     state.attempts += 1
     state.launch(target)
+    state.book.launched(state.generation, target.step, workflow.time_ns())
     launch = LaunchInput(
         spec=input.spec,
         machines=input.machines,
@@ -39,7 +43,8 @@ async def reattempt(incident: Incident, plan: RestartPlan) -> Confirmation | Non
     try:
         launched = await incident.unless_abandoned(activity_calls.launch(launch, target.origin))
         incident.launched = launched
-        timeline.leave(began, Stage.REATTEMPT, f"generation {launch.generation} {target.origin}")
+        code = f", v{state.book.running}" if plan.change else ""
+        timeline.leave(began, Stage.REATTEMPT, f"generation {launch.generation}{code} {target.origin}")
         began = timeline.enter(Stage.CONFIRM)
         confirmation = await confirm(incident, launched, target.largest)
     except ActivityError as error:

@@ -1,0 +1,76 @@
+"""Before an update: all ranks end the same step, save it, and wait there until they are stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from activities.agents.call_all import on_all
+from activities.heartbeat import Say
+from activities.messages import Held, HoldInput
+from agent.client import AgentClient, AgentPool
+from agent.v1 import agent_pb2 as pb
+from everstep.backoff import Backoff
+from everstep.errors import AgentError
+from everstep.model.machine import Machine
+from everstep.text import listed
+
+ASKED_S = 3.0
+"""A machine that does not answer within this time is not waited for (ours)."""
+INTERVAL_S = 0.02
+"""Between two looks of an agent at its ranks (ours)."""
+AHEAD = 1
+"""Ranks of synchronous training are at most one step apart: nobody has passed the one after the farthest (ours)."""
+NAMED = 4
+"""Ranks that an answer names (ours)."""
+
+
+async def hold_ranks(agents: AgentPool, wait: HoldInput, say: Say) -> Held:
+    """Name a step that no rank has passed, and wait until all of them have completed and saved it."""
+
+    async def farthest(_machine: Machine, client: AgentClient) -> pb.HoldReply:
+        return await client.hold(pb.HoldRequest(job=wait.spec.name, generation=wait.generation))
+
+    asked, silent = await on_all(agents, wait.machines, farthest, say=say, patience_s=ASKED_S)
+    if silent:
+        return Held(why=f"{listed(silent, NAMED)} does not answer: the ranks are stopped as they are")
+    if not all(reply.known for reply in asked.values()):
+        return Held(why="the script does not number its steps: the ranks are stopped as they are")
+    step = max(reply.farthest for reply in asked.values()) + AHEAD
+    done: dict[int, bool] = {}
+    changed = asyncio.Event()
+
+    async def follow(machine: Machine) -> None:
+        client, backoff = agents.get(machine.address), Backoff(0.1, 1.0)
+        request = pb.HoldRequest(job=wait.spec.name, generation=wait.generation, step=step)
+        while True:
+            with contextlib.suppress(AgentError):
+                await client.hold(request)
+                progress = pb.ProgressRequest(job=wait.spec.name, interval_s=INTERVAL_S)
+                async for reply in client.progress(progress):
+                    for rank in reply.ranks:
+                        if rank.generation == wait.generation:
+                            saved = rank.saved.own_step < 0 or rank.saved.own_step >= rank.completed_steps
+                            done[rank.rank] = not rank.alive or (rank.completed_steps >= step and saved)
+                    changed.set()
+            await asyncio.sleep(backoff.next_s())
+
+    world = wait.spec.topology().world_size
+    followers = [asyncio.create_task(follow(machine)) for machine in wait.machines]
+    try:
+        async with asyncio.timeout(wait.patience_s):
+            while not (len(done) == world and all(done.values())):
+                changed.clear()
+                say(f"{sum(done.values())} of {world} ranks ended step {step}")
+                await changed.wait()
+    except TimeoutError:
+        late = [f"rank {rank}" for rank in range(world) if not done.get(rank)]
+        return Held(
+            why=f"{listed(late, NAMED)} did not end step {step} within {wait.patience_s:g} s: "
+            "the ranks are stopped as they are"
+        )
+    finally:
+        for follower in followers:
+            follower.cancel()
+        await asyncio.gather(*followers, return_exceptions=True)
+    return Held(step=step)

@@ -1,0 +1,137 @@
+"""The incidents of a job: opened one after the other, each as a child, and what the job learns from them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from temporalio import workflow
+from temporalio.exceptions import ChildWorkflowError, WorkflowAlreadyStartedError
+
+with workflow.unsafe.imports_passed_through():
+    from everstep.model.incident import Anomaly, IncidentReport, Launched, Left, Symptom
+    from everstep.model.job_state import JobState, incident_workflow_id
+    from workflows import incident_list
+    from workflows.child_incident import Child, end_of, open_incident
+    from workflows.closed_incident import Reopening
+    from workflows.first_step import FirstStepWatch
+    from workflows.incident.report import Closings
+    from workflows.learned import learn
+    from workflows.messages import lost_incident
+    from workflows.observed import ObservedFaults
+    from workflows.updates import Updates
+
+
+class JobIncidents:
+    """Of one job.
+
+    Args:
+        state: The job's, changed in place.
+        first_step: Waits for the first step of what no incident waits for.
+        updates: Of its code: an incident takes along what waits.
+        next_event: What the job has to do next.
+        confirm: Waits for the first step of a generation that an incident had launched which was closed from outside.
+        show: Brings the job's page up to date.
+    """
+
+    def __init__(
+        self,
+        state: JobState,
+        first_step: FirstStepWatch,
+        updates: Updates,
+        *,
+        next_event: Callable[[], str],
+        confirm: Callable[[Launched], Awaitable[None]],
+        show: Callable[[], None],
+    ) -> None:
+        self._state = state
+        self._first_step = first_step
+        self._updates = updates
+        self._next_event = next_event
+        self._confirm = confirm
+        self._show = show
+        self.handled_generation = 0
+        """Of the incident that is open, or was the last one of this run."""
+        self.closings = Closings()
+        self.reopening = Reopening(state, next_event, self.closings)
+        self.observed = ObservedFaults(state, self._note_opened, self._close)
+
+    async def handle(self, anomaly: Anomaly) -> IncidentReport:
+        """One incident, from its opening to its report."""
+        state = self._state
+        if goes_on := anomaly.symptom is Symptom.MACHINE_FAULT:
+            self.observed.goes_on = True
+        else:
+            self._leave(anomaly.generation)
+        state.status = "recovering"
+        while True:
+            number = self._note_opened(anomaly)
+            opened_ns = workflow.time_ns()
+            try:
+                child = await open_incident(state, number, anomaly)
+                break
+            except WorkflowAlreadyStartedError:
+                # An incident of an earlier run of the name, whose job was terminated: not ours, and over soon.
+                state.incidents = [summary for summary in state.incidents if summary.number != number]
+        self._updates.incident = child
+        stopper = asyncio.create_task(self._abandon_on_stop(child))
+        try:
+            report = await end_of(child, cancelled=self._next_event)
+        except ChildWorkflowError as error:
+            if self._next_event() != "stop" and workflow.patched("incident closed from outside"):
+                closed = await self.reopening.closed(number, anomaly, opened_ns)
+                if closed is not None:
+                    return await self._take_over(number, anomaly, *closed)
+            report = lost_incident(anomaly, state.generation, str(error.cause or error))
+        finally:
+            stopper.cancel()
+            self.observed.goes_on = False
+            self._updates.incident = None
+        if goes_on and report.generation != anomaly.generation:
+            self._leave(anomaly.generation)
+        self._learn(report)
+        self._close(number, opened_ns, anomaly, report)
+        return report
+
+    def _leave(self, generation: int) -> None:
+        """An incident ends a generation: what was still to be learned of it no longer matters."""
+        self.handled_generation, self._state.observed = generation, []  # its stop finds what waits to be told
+        self._first_step.leave()
+
+    def _close(self, number: int, opened_ns: int, anomaly: Anomaly, report: IncidentReport) -> None:
+        """Sum an incident up; write what closes it in the ledger, where it could not do so itself."""
+        self._sum_up(number, report)
+        if report.unwritten:
+            name = self._state.spec.name
+            incident = incident_workflow_id(name, number)
+            self.closings.write(name, incident, anomaly, opened_ns, report, position=report.unwritten)
+
+    def _note_opened(self, anomaly: Anomaly) -> int:
+        number = incident_list.opened(self._state, anomaly)
+        self._show()
+        return number
+
+    async def _take_over(self, number: int, anomaly: Anomaly, left: Left, report: IncidentReport) -> IncidentReport:
+        """An incident was closed from outside: let go on what it had launched, or open its fault again."""
+        self._sum_up(number, report)
+        if left.launched is None:
+            self.reopening.reopen(number, anomaly, left)
+        else:
+            self.reopening.over()
+            self._first_step.expect()
+            await self._confirm(left.launched)
+        return report
+
+    async def _abandon_on_stop(self, child: Child) -> None:
+        await workflow.wait_condition(lambda: self._state.stop_requested != "")
+        await child.signal("abandon", {"operator": self._state.stop_requested[:100], "note": "the job is stopped"})
+
+    def _learn(self, report: IncidentReport) -> None:
+        wait_for_step = learn(self._state, report)
+        self.reopening.over()
+        if wait_for_step:
+            self._first_step.expect()
+
+    def _sum_up(self, number: int, report: IncidentReport) -> None:
+        incident_list.closed(self._state, number, report)
+        self._show()

@@ -1,0 +1,214 @@
+"""Updates of a job's code: asked for by a signal or an update, made, tried on the machines, and then due.
+
+What is due the job's workflow applies by an incident of its own; any other incident takes along what waits. Where the
+job continues as new while something is made or tried, the next run begins that again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+from temporalio import workflow
+from temporalio.exceptions import ActivityError, FailureError
+
+with workflow.unsafe.imports_passed_through():
+    from everstep.decisions.versions.book import VersionBook
+    from everstep.decisions.versions.request import Answer, answer_to, same_as
+    from everstep.model.incident import Anomaly, Symptom
+    from everstep.model.job_state import JobState
+    from everstep.model.version import UpdateRequest, VersionStatus
+    from workflows import activity_calls
+    from workflows.child_incident import Child
+
+WHY_CHARACTERS = 4000
+"""Of a traceback, as a job keeps it (ours)."""
+
+
+class Updates:
+    """Of one job.
+
+    Args:
+        state: The job's, changed in place.
+        show: Brings its page up to date.
+    """
+
+    def __init__(self, state: JobState, show: Callable[[], None]) -> None:
+        self._state = state
+        self._show = show
+        self._under_way: dict[int, asyncio.Task[None]] = {}
+        self._timers: dict[int, asyncio.Task[None]] = {}
+        self._telling: set[asyncio.Task[None]] = set()
+        self.incident: Child | None = None
+        """That is open and may take along what waits."""
+
+    # What people ask for.
+
+    def take(self, request: UpdateRequest) -> str:
+        """Take a request; returns what is done with it, for people.
+
+        Raises:
+            ValueError: it cannot be done; says why and what to do.
+        """
+        book = self._book()
+        book.began_with(self._state.spec, workflow.time_ns(), self._launched)
+        answer = answer_to(request, book, workflow.time_ns())
+        self._keep(book)
+        if answer.refused:
+            raise ValueError(answer.refused)
+        if answer.to_make:
+            self._begin(answer.to_make)
+        self._changed(answer)
+        return answer.text
+
+    def check(self, request: UpdateRequest) -> None:
+        """Refuse what cannot be done, without a trace.
+
+        Raises:
+            ValueError: says why and what to do.
+        """
+        book = VersionBook.of([one.model_copy() for one in self._state.versions], self._state.spec.version)
+        book.began_with(self._state.spec, 0, self._launched)
+        if refused := answer_to(request, book, 0).refused:
+            raise ValueError(refused)
+
+    # What the job has to know.
+
+    @property
+    def due(self) -> bool:
+        """Whether something waits no longer for a recovery, and the job runs."""
+        due_ns = self._book().next_due_ns()
+        return self._state.status == "running" and 0 < due_ns <= workflow.time_ns()
+
+    @property
+    def under_way(self) -> bool:
+        """Whether something is made or tried: what comes of it would be lost."""
+        return bool(self._under_way or self._telling)
+
+    def anomaly(self) -> Anomaly:
+        """What opens the incident that applies what is due."""
+        pending = self._book().pending()
+        newest = pending[-1]
+        wanted = newest.wanted
+        reason = f": {wanted.reason}" if wanted.reason else ""
+        back = "back to" if wanted.rollback else "update to"
+        return Anomaly(
+            id=f"update-{newest.number}",
+            generation=self._state.generation,
+            symptom=Symptom.UPDATE,
+            headline=f"{back} {newest.name} by {wanted.operator}{reason}",
+            seen_ns=workflow.time_ns(),
+        )
+
+    def resume(self) -> None:
+        """Go on with what an earlier run of the workflow had begun."""
+        for one in self._state.versions:
+            if one.status is VersionStatus.CHECKING:
+                self._begin(one.number)
+        self._set_timers()
+
+    async def tell_incident(self) -> None:
+        """Tell the incident that is open what waits."""
+        if self.incident is not None and self._state.versions:
+            with contextlib.suppress(FailureError):  # it is over: the job applies what is due itself
+                await self.incident.signal("versions", self._state.versions)
+
+    # How a version comes to be.
+
+    def _begin(self, number: int) -> None:
+        if number not in self._under_way:
+            task = asyncio.create_task(self._bring(number), name=f"version {number}")
+            self._under_way[number] = task
+            task.add_done_callback(lambda _: self._under_way.pop(number, None))
+
+    async def _bring(self, number: int) -> None:
+        """Make a version and try it; then it waits for a restart, or is refused."""
+        try:
+            await self._make(number)
+            if self._is_wanted(number):
+                await self._try(number)
+        except ActivityError as error:
+            self._refuse(number, str(error.cause or error))
+        await self.tell_incident()
+
+    async def _make(self, number: int) -> None:
+        book = self._book()
+        version, running = book.versions[number], book.versions[book.running]
+        assert running.runs is not None  # a version that runs was made
+        self._say(number, "it is made")
+        made = await activity_calls.make_version(self._state.spec, running.runs, version.request, number)
+        book = self._book()
+        book.change(number, runs=made.runs, changed=made.changed)
+        self._keep(book)
+        if refused := same_as(book, number):
+            self._refuse(number, refused)
+
+    async def _try(self, number: int) -> None:
+        runs = self._book().versions[number].runs
+        assert runs is not None
+        self._say(number, f"it is tried on {len(self._state.machines)} machines")
+        spec = runs.applied(self._state.spec, number)
+        checked = await activity_calls.check_version(spec, self._state.machines, self._state.run)
+        if not self._is_wanted(number):
+            return
+        if checked.refused:
+            self._refuse(number, checked.refused)
+            return
+        book = self._book()
+        book.wait_for_restart(number, workflow.time_ns())
+        if checked.told:
+            book.change(number, why=checked.told[:WHY_CHARACTERS])
+        self._keep(book)
+        self._changed(Answer(""))
+
+    def _is_wanted(self, number: int) -> bool:
+        version = self._book().versions.get(number)
+        return version is not None and version.status is VersionStatus.CHECKING
+
+    def _say(self, number: int, text: str) -> None:
+        book = self._book()
+        book.change(number, why=text)
+        self._keep(book)
+        self._show()
+
+    def _refuse(self, number: int, why: str) -> None:
+        if self._is_wanted(number):
+            book = self._book()
+            book.refuse(number, why[:WHY_CHARACTERS])
+            self._keep(book)
+        self._show()
+
+    # The state.
+
+    @property
+    def _launched(self) -> tuple[int, int]:
+        return self._state.generation, self._state.resume_step
+
+    def _book(self) -> VersionBook:
+        return VersionBook.of(self._state.versions, self._state.spec.version)
+
+    def _keep(self, book: VersionBook) -> None:
+        self._state.versions = book.all()
+        if book.running != self._state.spec.version:
+            self._state.spec = self._state.spec.model_copy(update={"version": book.running})
+
+    def _changed(self, answer: Answer) -> None:
+        self._set_timers()
+        self._show()
+        if answer.tells and self.incident is not None:
+            telling = asyncio.create_task(self.tell_incident(), name="tell incident")
+            self._telling.add(telling)
+            telling.add_done_callback(self._telling.discard)
+
+    def _set_timers(self) -> None:
+        """Wake the job when a version is forced."""
+        for one in self._book().pending():
+            wait_s = (one.due_ns - workflow.time_ns()) / 1e9
+            if wait_s > 0 and one.number not in self._timers:
+                task = asyncio.create_task(self._wake(one.number, wait_s), name=f"force v{one.number}")
+                self._timers[one.number] = task
+
+    async def _wake(self, number: int, wait_s: float) -> None:
+        await workflow.sleep(wait_s, summary=f"FORCE UPDATE v{number}")
+        self._timers.pop(number)
