@@ -20,7 +20,7 @@ from agent.security import CA_FILE, CERT_FILE, KEY_FILE, ClientSecurity, is_loop
 from agent.statuses import error_of
 from agent.v1 import agent_pb2 as pb
 from agent.v1 import agent_pb2_grpc
-from everstep.errors import AgentError, AgentUnreachable, UnknownJob
+from everstep.errors import AgentError, AgentUnreachable, CodeMissing, UnknownJob
 
 OPTIONS: list[tuple[str, Any]] = [
     # A restarted agent is reached again within half a second; gRPC's default waits up to two minutes.
@@ -213,7 +213,7 @@ def translate(address: str, error: grpc.aio.AioRpcError, *, tls: bool = False) -
     kind = error_of(error.code())
     if kind is AgentUnreachable:
         return AgentUnreachable(f"the agent at {address} did not answer: {said}{_tls_hint(address, said, tls=tls)}")
-    return kind(f"the agent at {address} refused: {said}" if kind in (AgentError, UnknownJob) else said)
+    return kind(f"the agent at {address} refused: {said}" if kind in (AgentError, UnknownJob, CodeMissing) else said)
 
 
 def _tls_hint(address: str, said: str, *, tls: bool) -> str:
