@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator, Iterable
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -20,7 +20,7 @@ from agent.security import CA_FILE, CERT_FILE, KEY_FILE, ClientSecurity, is_loop
 from agent.statuses import error_of
 from agent.v1 import agent_pb2 as pb
 from agent.v1 import agent_pb2_grpc
-from everstep.errors import AgentError, AgentUnreachable, UnknownJob
+from everstep.errors import AgentError, AgentUnreachable, CodeMissing, UnknownJob
 
 OPTIONS: list[tuple[str, Any]] = [
     # A restarted agent is reached again within half a second; gRPC's default waits up to two minutes.
@@ -83,6 +83,41 @@ class AgentClient:
     async def start_store(self, request: pb.StartStoreRequest, *, timeout_s: float | None = None) -> pb.StartStoreReply:
         """Start the rendezvous store of a generation."""
         return await self._call(self._stub.StartStore, request, timeout_s)
+
+    async def has_code(self, digests: Iterable[str], *, timeout_s: float | None = 10.0) -> list[str]:
+        """Which of some snapshots of code the machine has."""
+        return list((await self._call(self._stub.HasCode, pb.HasCodeRequest(digests=digests), timeout_s)).digests)
+
+    async def put_code(
+        self, digest: str, size: int, archive: AsyncIterable[bytes], *, timeout_s: float | None = None
+    ) -> pb.PutCodeReply:
+        """Bring a snapshot of code to the machine.
+
+        Args:
+            digest: What it is.
+            size: Bytes of the archive.
+            archive: Its pieces; it may be left before its end, where the machine has it already.
+            timeout_s: For all of it.
+        """
+
+        async def chunks() -> AsyncIterator[pb.CodeChunk]:
+            yield pb.CodeChunk(digest=digest, bytes=size)
+            async for piece in archive:
+                yield pb.CodeChunk(data=piece)
+
+        try:
+            await self._connect()
+            return await self._stub.PutCode(chunks(), timeout=timeout_s, metadata=self._metadata)
+        except grpc.aio.AioRpcError as error:
+            raise translate(self.address, error, tls=self.tls) from error
+
+    async def try_code(self, request: pb.TryCodeRequest, *, timeout_s: float | None = None) -> pb.TryCodeReply:
+        """Run a script up to where it joins the job, apart from the job."""
+        return await self._call(self._stub.TryCode, request, timeout_s)
+
+    async def hold(self, request: pb.HoldRequest, *, timeout_s: float | None = 5.0) -> pb.HoldReply:
+        """Let ranks wait at the end of a step, or no longer."""
+        return await self._call(self._stub.Hold, request, timeout_s)
 
     async def launch(self, request: pb.LaunchRequest, *, timeout_s: float | None = None) -> pb.LaunchReply:
         """Start this machine's ranks of a generation."""
@@ -213,7 +248,7 @@ def translate(address: str, error: grpc.aio.AioRpcError, *, tls: bool = False) -
     kind = error_of(error.code())
     if kind is AgentUnreachable:
         return AgentUnreachable(f"the agent at {address} did not answer: {said}{_tls_hint(address, said, tls=tls)}")
-    return kind(f"the agent at {address} refused: {said}" if kind in (AgentError, UnknownJob) else said)
+    return kind(f"the agent at {address} refused: {said}" if kind in (AgentError, UnknownJob, CodeMissing) else said)
 
 
 def _tls_hint(address: str, said: str, *, tls: bool) -> str:

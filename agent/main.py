@@ -17,6 +17,8 @@ import grpc.aio
 import structlog
 
 from agent.checkpoints.peers.exchange import Exchange
+from agent.code.cache import FOLDER as CODE
+from agent.code.cache import CodeCache
 from agent.jobs.host import Host
 from agent.jobs.network import socket_environment
 from agent.launcher.fork_pool import ForkServers
@@ -45,8 +47,9 @@ from everstep import environment, private
 from everstep.errors import AgentError, ConfigError
 from everstep.model.health import Finding
 
-SPARED = ("checkpoints",)
-"""In the state folder: may be a link to a larger disk, and is as private as its owner wants it."""
+SPARED = ("checkpoints", CODE)
+"""In the state folder: may be a link to a larger disk, and is as private as its owner wants it; code has links, and an
+index of its own, which is minded before any of it is run."""
 DRAIN_S = 0.2
 """Step records are copied out of the mapped files this often; their ring holds 4096 (ours)."""
 ROTATE_S = 1.0
@@ -137,7 +140,7 @@ async def _run(options: AgentOptions, server: grpc.aio.Server) -> None:
         exchange = Exchange(options.machine, options.host, options.peers)
     except OSError as error:
         raise ConfigError(f"the agent cannot listen on {options.host} for other agents' data: {error}") from error
-    disk = StateDisk()
+    disk, reads = StateDisk(), Reads()
     live = private.make_folder(options.shm_dir / LIVE)
     records = LiveRecords(private.make_folder(live / "jobs"), options.state_dir / "jobs", disk)
     host = Host(
@@ -147,7 +150,7 @@ async def _run(options: AgentOptions, server: grpc.aio.Server) -> None:
         state_dir=options.state_dir,
         shm_dir=options.shm_dir,
         disk=disk,
-        reads=Reads(),
+        reads=reads,
         records=records,
         log=ObservationLog(_lines(live, options, "observations.jsonl", disk), options.machine),
         reaper=reaper,
@@ -158,6 +161,7 @@ async def _run(options: AgentOptions, server: grpc.aio.Server) -> None:
             template=options.template,
         ),
         exchange=exchange,
+        code=CodeCache(options.state_dir / CODE, reads, options.machine),
     )
     jobs = JobRegistry(host, RequestMemory(_lines(live, options, "requests.jsonl", disk)))
     monitor = _monitor(options, jobs, live)
@@ -170,6 +174,7 @@ async def _run(options: AgentOptions, server: grpc.aio.Server) -> None:
     served = await _metrics(options, jobs, monitor)
     await server.start()
     logger.info("agent serves", listen=options.listen, data=exchange.port.port, pid=os.getpid(), adopted=adopted)
+    host.spawn(host.code.recover())
     host.spawn(monitor.run())
     host.spawn(_drain(jobs))
     host.spawn(_rotate(jobs, options))

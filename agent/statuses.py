@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import grpc
 
-from everstep.errors import AgentError, AgentUnreachable, ConfigError, Fenced, StillDying, UnknownJob
+from everstep.errors import (
+    AgentError,
+    AgentUnreachable,
+    CodeMissing,
+    ConfigError,
+    Fenced,
+    StillDying,
+    UnknownJob,
+)
 
 STATUSES: dict[type[Exception], grpc.StatusCode] = {
     Fenced: grpc.StatusCode.FAILED_PRECONDITION,
     StillDying: grpc.StatusCode.OUT_OF_RANGE,  # of the time that one call waits
     UnknownJob: grpc.StatusCode.NOT_FOUND,
+    CodeMissing: grpc.StatusCode.DATA_LOSS,  # of what can be brought again
     ConfigError: grpc.StatusCode.INVALID_ARGUMENT,
     OSError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     AgentError: grpc.StatusCode.ABORTED,

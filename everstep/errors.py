@@ -12,6 +12,7 @@
     ├── AgentError           a node agent refused a command or did not answer
     │   ├── AgentUnreachable
     │   ├── UnknownJob       the job was not prepared on this machine
+    │   ├── CodeMissing      the snapshot of code is not on this machine: bring it there, and ask again
     │   ├── StillDying       ranks were killed and are not gone yet: ask again
     │   ├── Fenced           the command belongs to a generation that was stopped
     │   ├── ForkServerLost   the fork server died while it was needed
@@ -24,6 +25,8 @@
     ├── CannotInject         a fault is known and cannot be injected here
     │   └── NoCluster        the cluster of a drill does not come up (a ClusterError too)
     ├── LedgerError          the ledger cannot be opened or migrated
+    ├── DamagedCode          an archive of code is not what its digest says
+    ├── VersionStoreError    the store of versions does not answer, or lacks what is asked for
     └── NoticeError          a receiver did not take a notice
 
 A message says what was wrong, with which value, and what to do. ``agent/statuses.py`` has the gRPC statuses that stand
@@ -69,6 +72,10 @@ class AgentUnreachable(AgentError):
 
 class UnknownJob(AgentError):
     """The job was not prepared on this machine, or what was asked for is not there."""
+
+
+class CodeMissing(AgentError):
+    """The snapshot of code is not on this machine: bring it there, and ask again."""
 
 
 class StillDying(AgentError):
@@ -124,6 +131,14 @@ class NoCluster(CannotInject, ClusterError):
 
 class LedgerError(EverstepError):
     """The ledger cannot be opened or migrated."""
+
+
+class DamagedCode(EverstepError):
+    """An archive of code is not what its digest says."""
+
+
+class VersionStoreError(EverstepError):
+    """The store of versions does not answer, or lacks what is asked for; the message says which, and what to do."""
 
 
 class NoticeError(EverstepError):

@@ -63,6 +63,7 @@ def fork_arguments(
         environment.MACHINE: host.machine,
         environment.GENERATION: str(request.generation),
         environment.RESUME_STEP: str(request.resume_step),
+        environment.VERSION: str(request.version),
         **checkpoint_environment(request, shm),
     }
     rows = []

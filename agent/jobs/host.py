@@ -13,6 +13,7 @@ import structlog
 from agent.checkpoints.options import Place
 from agent.checkpoints.peers.exchange import Exchange
 from agent.checkpoints.saved_state import SavedStates
+from agent.code.cache import CodeCache
 from agent.launcher.fork_pool import ForkServers
 from agent.launcher.processes import Reaper
 from agent.reporting.observations import ObservationLog
@@ -43,6 +44,7 @@ class Host:
     reaper: Reaper
     fork_servers: ForkServers
     exchange: Exchange
+    code: CodeCache
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 
     def place(self, job: str, run: str = "") -> Place:

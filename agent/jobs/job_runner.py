@@ -170,6 +170,7 @@ class JobRunner:
                     f"rank {alive[0].rank} of generation {alive[0].generation} still lives (pid {alive[0].pid}): "
                     f"stop generation {generation - 1} first"
                 )
+            self.record.launched(generation, request.code, request.version)
             missing = [rank for rank in request.ranks if not self.record.find(generation, rank.rank)]
             await self._open_checkpoints(request, {rank.rank for rank in missing})
             try:

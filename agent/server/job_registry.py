@@ -42,6 +42,7 @@ class JobRegistry:
         self.runners: dict[str, JobRunner] = {}
         self.started_ns = time.time_ns()
         self._turn = asyncio.Lock()
+        host.code.in_use = self._code_in_use
 
     def ranks_seen(self) -> list[RankSeen]:
         """The ranks of all jobs that are here, for inspections. Called in any thread."""
@@ -51,6 +52,11 @@ class JobRegistry:
             if not runner.record.released
             for rank in list(runner.record.of(runner.record.generation))
         ]
+
+    def _code_in_use(self) -> set[str]:
+        """Snapshots of code that jobs here run. Called in any thread."""
+        records = [runner.record for runner in list(self.runners.values())]
+        return {record.code for record in records if record.code and not record.released}
 
     def port_of(self, job: str) -> JobPort | None:
         """What the data port may give and take for a job; None when it is not known here. Called in any thread."""

@@ -62,6 +62,10 @@ class JobRecord(BaseModel):
     """What the newest Launch said about copies of state, ``LaunchOptions.to_json``."""
     emptied: bool = False
     """What it had in shared memory was gone when the agent came up, and nothing was launched since."""
+    code: str = ""
+    """Digest of the snapshot that the newest Launch ran; empty: it ran in place."""
+    versions: list[tuple[int, int]] = Field(default_factory=list)
+    """(generation, version of the job's code that ran from it on), ascending."""
     ranks: list[RankRecord] = Field(default_factory=list)
     stores: list[StoreRecord] = Field(default_factory=list)
 
@@ -72,6 +76,17 @@ class JobRecord(BaseModel):
     def of(self, generation: int) -> list[RankRecord]:
         """The ranks of one generation, ascending."""
         return sorted((r for r in self.ranks if r.generation == generation), key=lambda r: r.rank)
+
+    def launched(self, generation: int, code: str, version: int) -> None:
+        """Note what a generation runs."""
+        self.code = code
+        self.versions = [(first, known) for first, known in self.versions if first < generation]
+        if self.version_of(generation) != version:
+            self.versions.append((generation, version))
+
+    def version_of(self, generation: int) -> int:
+        """The version of the job's code that a generation ran; 0: not known."""
+        return next((version for first, version in reversed(self.versions) if first <= generation), 0)
 
     def living(self) -> list[RankRecord]:
         """Ranks whose end was not seen."""

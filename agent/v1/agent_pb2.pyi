@@ -460,7 +460,7 @@ class CodeChunk(_message.Message):
     BYTES_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
     digest: _builtins.str
-    """activities/versions/snapshot.py says of what; in the first chunk"""
+    """everstep/code_archive.py says of what; in the first chunk"""
     bytes: _builtins.int
     """of the whole archive; in the first chunk"""
     data: _builtins.bytes

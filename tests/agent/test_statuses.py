@@ -16,6 +16,7 @@ COMES_BACK = {
     errors.Fenced: errors.Fenced,
     errors.StillDying: errors.StillDying,
     errors.UnknownJob: errors.UnknownJob,
+    errors.CodeMissing: errors.CodeMissing,
     errors.ConfigError: errors.ConfigError,
     errors.NoSuchJob: errors.ConfigError,
 }

@@ -1,0 +1,316 @@
+"""The snapshots of code that this machine has: a cache in the agent's state folder.
+
+::
+
+    code/<digest>/          the files of a snapshot; nobody is to write them
+    code/<digest>.json      its index, written last: without it the folder counts for nothing
+    code/.coming-…          what is received or unpacked now
+    code/.going-…           what is removed now
+
+A snapshot is verified by its digest as it comes. Later a look at its index says cheaply whether a file was changed or
+is gone: size and times of each, two microseconds a file. What was added is not minded: Python compiles modules beside
+their sources, and scripts may write there too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import shutil
+import stat
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Set
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import structlog
+
+from agent.state.reads import Reads
+from agent.v1 import agent_pb2 as pb
+from everstep import private
+from everstep.code_archive import DIGEST, MAX_BYTES, MAX_FILES, CodeFile, digest_of, unpack
+from everstep.errors import AgentError, CodeMissing, ConfigError, DamagedCode
+
+FOLDER = "code"
+"""In the state folder."""
+KEPT = 20
+"""Snapshots that are kept; beyond that the ones used longest ago go (ours)."""
+KEPT_BYTES = 2_000_000_000
+"""Of all files of them (ours)."""
+MOST_BYTES = MAX_BYTES + MAX_FILES * 4096
+"""Of an archive: more than one of the largest snapshot takes."""
+CHUNK_PATIENCE_S = 30.0
+"""Whoever brings a snapshot and says nothing for this long is left (ours)."""
+LOOK_PATIENCE_S = 5.0
+"""A disk that does not say within this time whether a snapshot is whole is not waited for (ours)."""
+
+COMING, GOING = ".coming-", ".going-"
+
+logger = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class FileSeen:
+    """A file as it was when its snapshot had been unpacked."""
+
+    path: str
+    kind: str
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    """Any change moves it, and nobody can set it back."""
+
+    @classmethod
+    def of(cls, folder: Path, path: str, kind: str) -> FileSeen:
+        """The file as it is now; raises OSError."""
+        now = (folder / path).lstat()
+        if (stat.S_ISLNK(now.st_mode), now.st_uid) != (kind == "l", os.geteuid()):
+            raise FileNotFoundError(errno.ENOENT, "another file is there", path)
+        return cls(path, kind, now.st_size, now.st_mtime_ns, now.st_ctime_ns)
+
+
+@dataclass(slots=True)
+class CodeCache:
+    """One for each agent. No method waits for a disk in the event loop.
+
+    Args:
+        folder: Is made when it is needed.
+        reads: Where what may hang is done.
+        machine: Its name, for messages.
+    """
+
+    folder: Path
+    reads: Reads
+    machine: str
+    in_use: Callable[[], Set[str]] = frozenset
+    """Digests that jobs on this machine run: they are kept."""
+    bytes: int = 0
+    """Of all snapshots, as of the last look."""
+    snapshots: int = 0
+    _pinned: Counter[str] = field(default_factory=Counter)
+    _turns: dict[str, asyncio.Lock] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    """Of whoever makes, removes or counts snapshots."""
+    _token: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """In the names of what is half done and this agent's."""
+
+    async def recover(self) -> None:
+        """Remove what an agent that was killed left half done."""
+        await self.reads.do(self._sweep)
+
+    async def has(self, digests: Iterable[str]) -> list[str]:
+        """Which of some snapshots are here, whole as far as a look at their files says."""
+        wanted = [digest for digest in digests if DIGEST.fullmatch(digest)]
+        return await self.reads.do(lambda: [digest for digest in wanted if self._is_whole(digest)])
+
+    async def put(self, chunks: AsyncIterator[pb.CodeChunk]) -> pb.PutCodeReply:
+        """Take a snapshot that is sent; it is here whole, or not at all.
+
+        Raises:
+            ConfigError: it is not announced as a snapshot is.
+            DamagedCode: what came is not what was announced.
+            AgentError: the disk has no room, or whoever sends it fell silent.
+        """
+        began = time.monotonic()
+        first = await _next(chunks)
+        if first is None or not DIGEST.fullmatch(first.digest):
+            raise ConfigError("a snapshot is announced by its digest, 64 hexadecimal digits, in the first chunk")
+        if not 0 < first.bytes <= MOST_BYTES:
+            raise ConfigError(f"an archive of {first.bytes} bytes is none of code: one has at most {MOST_BYTES}")
+        digest = first.digest
+        with self.kept(digest):
+            if await self.has([digest]):
+                return pb.PutCodeReply(reused=True)
+            coming = self.folder / f"{COMING}{self._token}-{uuid.uuid4().hex}"
+            try:
+                await self._received(first, chunks, coming)
+                async with self._turns.setdefault(digest, asyncio.Lock()):
+                    if await self.has([digest]):
+                        return pb.PutCodeReply(reused=True)  # somebody else brought it meanwhile
+                    unpacked = await self.reads.do(partial(self._take, coming, digest))
+            except OSError as error:
+                raise AgentError(
+                    f"{self.machine} cannot keep the code: {error.strerror or error} ({self.folder})"
+                ) from error
+            finally:
+                await self.reads.do(partial(shutil.rmtree, coming, ignore_errors=True))
+        seconds = time.monotonic() - began
+        logger.info("code came", digest=digest, bytes=unpacked, seconds=round(seconds, 3))
+        return pb.PutCodeReply(bytes=unpacked, seconds=seconds)
+
+    async def script(self, digest: str, script: str) -> Path:
+        """The path of a script in a snapshot.
+
+        Raises:
+            CodeMissing: the snapshot is not here, or is damaged: it has to be brought.
+            ConfigError: it has no such script.
+        """
+        if not DIGEST.fullmatch(digest):
+            raise ConfigError(f"{digest!r} is no digest of code")
+        if Path(script).is_absolute() or ".." in Path(script).parts:
+            raise ConfigError(f"script {script} is no path within a snapshot of code")
+        path = self.folder / digest / script
+        try:
+            whole, there = await self.reads.do(lambda: (self._is_whole(digest), path.is_file()), LOOK_PATIENCE_S)
+        except TimeoutError:
+            logger.error("the disk does not say whether code is whole", digest=digest)
+            return path
+        if not whole:
+            raise CodeMissing(f"{self.machine} does not have the code {digest[:12]}")
+        if not there:
+            raise ConfigError(f"script {script} is not in the code {digest[:12]}")
+        return path
+
+    async def verify(self, digest: str) -> None:
+        """Read a snapshot whole, and remove one that is not what its digest says.
+
+        Raises:
+            CodeMissing: it is not here, or was damaged.
+        """
+        if not await self.reads.do(partial(self._is_sound, digest)):
+            raise CodeMissing(f"{self.machine} does not have the code {digest[:12]}, or had it damaged")
+
+    @contextlib.contextmanager
+    def kept(self, digest: str) -> Iterator[None]:
+        """A snapshot that is not removed meanwhile."""
+        self._pinned[digest] += 1
+        try:
+            yield
+        finally:
+            self._pinned[digest] -= 1
+
+    async def _received(self, first: pb.CodeChunk, chunks: AsyncIterator[pb.CodeChunk], coming: Path) -> None:
+        """Write an archive into a file of its own as it comes."""
+        await self.reads.do(lambda: private.make_folder(private.make_folder(self.folder) / coming.name))
+        came = 0
+        chunk: pb.CodeChunk | None = first
+        archive = await self.reads.do(lambda: open(coming / "archive", "xb", opener=private.open_file))  # noqa: SIM115
+        try:
+            while chunk is not None:
+                came += len(chunk.data)
+                if came > first.bytes:
+                    break
+                await self.reads.do(partial(archive.write, chunk.data))
+                chunk = await _next(chunks)
+        finally:
+            await self.reads.do(archive.close)
+        if came != first.bytes:
+            raise DamagedCode(f"{came} bytes of the archive came to {self.machine}, and {first.bytes} were announced")
+
+    # In threads.
+
+    def _take(self, coming: Path, digest: str) -> int:
+        """Unpack an archive beside, and give it its name; returns its bytes."""
+        with (coming / "archive").open("rb") as archive:
+            files = unpack(archive, coming / "tree", digest)
+        rows = [FileSeen.of(coming / "tree", file.path, file.kind) for file in files]
+        index = [[row.path, row.kind, row.size, row.mtime_ns, row.ctime_ns] for row in rows]
+        with self._lock:
+            self._remove(digest)  # what is left of an earlier one
+            (coming / "tree").rename(self.folder / digest)
+            private.replace(self._index(digest), json.dumps({"digest": digest, "files": index}))
+            self._prune()
+        return sum(file.bytes for file in files)
+
+    def _is_whole(self, digest: str) -> bool:
+        """Whether no file of a snapshot was changed since it was unpacked, or is gone; it counts as used."""
+        rows = self._rows(digest)
+        if rows is None:
+            return False
+        folder = self.folder / digest
+        try:
+            for row in rows:
+                if FileSeen.of(folder, row.path, row.kind) != row:
+                    raise FileNotFoundError(errno.ENOENT, "it was changed", row.path)
+        except OSError as error:
+            logger.warning("code is damaged, and counts as missing", digest=digest, reason=str(error))
+            return False
+        with contextlib.suppress(OSError):
+            os.utime(self._index(digest))
+        return True
+
+    def _is_sound(self, digest: str) -> bool:
+        """Whether a snapshot has the contents that its digest says."""
+        rows, folder = self._rows(digest), self.folder / digest
+        if rows is None or not self._is_whole(digest):
+            return False
+        files = []
+        with contextlib.suppress(OSError):
+            for row in rows:
+                path = folder / row.path
+                contents = str(path.readlink()).encode() if row.kind == "l" else path.read_bytes()
+                files.append(CodeFile(row.path, row.kind, hashlib.sha256(contents).hexdigest()))
+        if digest_of(files) == digest:
+            return True
+        logger.warning("code is damaged, and is removed", digest=digest)
+        with self._lock:
+            self._remove(digest)
+        return False
+
+    def _rows(self, digest: str) -> list[FileSeen] | None:
+        """The index of a snapshot; None: there is none."""
+        try:
+            index = json.loads(self._index(digest).read_bytes())
+            return [FileSeen(*row) for row in index["files"]] if index["digest"] == digest else None
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def _prune(self) -> None:
+        """Remove what was used longest ago, beyond what is kept."""
+        found = []
+        for index in self.folder.glob("*.json"):
+            with contextlib.suppress(OSError):
+                digest = index.stem
+                size = sum(row.size for row in self._rows(digest) or [])
+                found.append((index.stat().st_mtime_ns, digest, size))
+        spared = self.in_use() | {digest for digest, pins in self._pinned.items() if pins}
+        self.snapshots, self.bytes = len(found), sum(size for *_, size in found)
+        for _, digest, size in sorted(found):
+            if self.snapshots <= KEPT and self.bytes <= KEPT_BYTES:
+                break
+            if digest not in spared:
+                logger.info("removing code that was not used for long", digest=digest, bytes=size)
+                self._remove(digest)
+                self.snapshots, self.bytes = self.snapshots - 1, self.bytes - size
+
+    def _sweep(self) -> None:
+        with self._lock, contextlib.suppress(FileNotFoundError):
+            for path in list(self.folder.iterdir()):
+                if path.name.startswith((COMING, GOING)):
+                    if self._token not in path.name:
+                        shutil.rmtree(path, ignore_errors=True)
+                elif not self._index(path.stem).exists() or not (self.folder / path.stem).is_dir():
+                    self._remove(path.stem)
+            self._prune()
+
+    def _remove(self, digest: str) -> None:
+        """First the index: from then on it is not here."""
+        self._index(digest).unlink(missing_ok=True)
+        going = self.folder / f"{GOING}{uuid.uuid4().hex}"
+        with contextlib.suppress(FileNotFoundError):
+            (self.folder / digest).rename(going)
+            shutil.rmtree(going, ignore_errors=True)
+
+    def _index(self, digest: str) -> Path:
+        return self.folder / f"{digest}.json"
+
+
+async def _next(chunks: AsyncIterator[pb.CodeChunk]) -> pb.CodeChunk | None:
+    """The next chunk; None: there are no more.
+
+    Raises:
+        AgentError: none comes for long.
+    """
+    try:
+        async with asyncio.timeout(CHUNK_PATIENCE_S):
+            return await anext(chunks, None)
+    except TimeoutError:
+        raise AgentError(f"no more of the archive came for {CHUNK_PATIENCE_S:g} s") from None

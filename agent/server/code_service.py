@@ -1,0 +1,43 @@
+"""The rpcs on versions of a job's code."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import grpc
+
+from agent.server.checkpoint_service import CheckpointsService
+from agent.server.job_registry import Context
+from agent.statuses import status_of
+from agent.v1 import agent_pb2 as pb
+from everstep.errors import EverstepError
+
+
+class CodeService(CheckpointsService):
+    """HasCode, PutCode, TryCode and Hold."""
+
+    async def HasCode(self, request: pb.HasCodeRequest, context: Context) -> pb.HasCodeReply:  # noqa: N802
+        """Which snapshots are here."""
+        try:
+            return pb.HasCodeReply(digests=await self.host.code.has(request.digests))
+        except (EverstepError, OSError) as error:
+            await context.abort(status_of(error), str(error))
+            raise
+
+    async def PutCode(self, chunks: AsyncIterator[pb.CodeChunk], context: Context) -> pb.PutCodeReply:  # noqa: N802
+        """Take a snapshot."""
+        try:
+            return await self.host.code.put(chunks)
+        except (EverstepError, OSError) as error:
+            await context.abort(status_of(error), str(error))
+            raise
+
+    async def TryCode(self, request: pb.TryCodeRequest, context: Context) -> pb.TryCodeReply:  # noqa: N802
+        """Run a script up to where it joins the job."""
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this agent cannot try code")
+        raise AssertionError
+
+    async def Hold(self, request: pb.HoldRequest, context: Context) -> pb.HoldReply:  # noqa: N802
+        """Let ranks wait at the end of a step."""
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this agent cannot hold ranks")
+        raise AssertionError

@@ -1,0 +1,174 @@
+"""Snapshots of code that are brought to a real agent: launched from, damaged, cut short."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from agent.code.cache import COMING
+from agent.v1 import agent_pb2 as pb
+from everstep.code_archive import Packer, digest_of
+from everstep.errors import AgentError, AgentUnreachable, CodeMissing, ConfigError
+from tests.agent.agents import Job, RunningAgent, prepared, running_agent, until
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+PIECE = 1000
+
+
+def packed(files: Mapping[str, str]) -> tuple[bytes, str]:
+    """The archive of some files, and its digest."""
+    output = io.BytesIO()
+    with Packer(output) as packer:
+        held = [packer.add(path, "f", text.encode()) for path, text in sorted(files.items())]
+    return output.getvalue(), digest_of(held)
+
+
+async def pieces(archive: bytes) -> AsyncIterator[bytes]:
+    for at in range(0, len(archive), PIECE):
+        yield archive[at : at + PIECE]
+
+
+async def put(agent: RunningAgent, files: Mapping[str, str]) -> str:
+    """Bring files to an agent; returns their digest."""
+    archive, digest = packed(files)
+    await agent.client.put_code(digest, len(archive), pieces(archive), timeout_s=30)
+    return digest
+
+
+def folder(agent: RunningAgent) -> Path:
+    return agent.state / "code"
+
+
+def request(job: Job, code: str, script: str, generation: int = 1, version: int = 7) -> pb.LaunchRequest:
+    made = job.launch_request(generation)
+    made.code, made.script, made.version = code, script, version
+    return made
+
+
+FILES = {
+    "train/main.py": "import os, sys, pathlib\nfrom lib import WORD\n"
+    "print(WORD, os.environ['EVERSTEP_VERSION'], sys.argv[0] == __file__, pathlib.Path.cwd())\n",
+    "train/lib.py": "WORD = 'one'\n",
+}
+
+
+async def test_a_script_runs_from_the_snapshot_that_was_brought_and_says_its_version(agent: RunningAgent) -> None:
+    job = await prepared(agent, "")
+    archive, digest = packed(FILES)
+
+    assert await agent.client.has_code([digest, "0" * 64, "../x"]) == []
+    first, second = [await agent.client.put_code(digest, len(archive), pieces(archive)) for _ in range(2)]
+    assert (first.reused, first.bytes) == (False, sum(map(len, FILES.values())))
+    assert second.reused
+    assert await agent.client.has_code([digest, "0" * 64]) == [digest]
+
+    await agent.client.launch(request(job, digest, "train/main.py"))
+    assert all(seen.rank_exited.exit.value == 0 for seen in await job.exits(2))
+    assert await job.log(1, 1) == f"one 7 True {folder(agent) / digest / 'train'}\n".encode()
+    await job.release()
+
+
+async def test_two_snapshots_of_one_script_are_not_mixed_up(agent: RunningAgent) -> None:
+    job = await prepared(agent, "", ranks=1)
+    one = await put(agent, FILES)
+    other = await put(agent, FILES | {"train/lib.py": "WORD = 'two'\n"})
+
+    for generation, code in enumerate((one, other, one), 1):
+        await agent.client.launch(request(job, code, "train/main.py", generation, version=generation))
+        await job.exits(generation)
+        await job.stop(generation)
+    said = (await job.log(0, 1)).decode().splitlines()
+    assert [line.split()[:2] for line in said] == [["one", "1"], ["two", "2"], ["one", "3"]]
+    await job.release()
+
+
+async def test_what_is_not_here_is_named_as_missing_and_brought(agent: RunningAgent) -> None:
+    job = await prepared(agent, "", ranks=1)
+    files = FILES | {"train/other.py": "1\n"}
+    _, digest = packed(files)
+
+    with pytest.raises(CodeMissing, match=digest[:12]):
+        await agent.client.launch(request(job, digest, "train/main.py"))
+    await put(agent, files)
+    for script, said in (("no.py", "not in the code"), ("../main.py", "no path within"), ("/etc/x", "no path within")):
+        with pytest.raises(ConfigError, match=said):
+            await agent.client.launch(request(job, digest, script))
+    await agent.client.launch(request(job, digest, "train/main.py"))
+    await job.release()
+
+
+@pytest.mark.parametrize("harm", ["change", "remove", "index", "folder"])
+async def test_damaged_code_is_missing_and_can_be_brought_again(agent: RunningAgent, harm: str) -> None:
+    files = FILES | {"harm.txt": harm}
+    digest = await put(agent, files)
+    file = folder(agent) / digest / "train/lib.py"
+    if harm == "change":
+        file.chmod(0o600)
+        file.write_text("WORD = 'six'\n")
+    elif harm == "remove":
+        file.unlink()
+    elif harm == "index":
+        (folder(agent) / f"{digest}.json").write_text("{")
+    else:
+        (folder(agent) / digest).rename(agent.folder / f"moved-{digest}")
+
+    assert await agent.client.has_code([digest]) == []
+    await put(agent, files)
+    assert await agent.client.has_code([digest]) == [digest]
+    assert file.read_text() == FILES["train/lib.py"]
+
+
+async def test_what_comes_otherwise_than_announced_is_refused_and_leaves_nothing(agent: RunningAgent) -> None:
+    archive, digest = packed(FILES | {"here.txt": ""})
+    for announced, size, data, said in [
+        ("../" + digest[3:], len(archive), archive, "digest"),
+        (digest, 0, archive, "0 bytes"),
+        (digest, 1 << 40, archive, "at most"),
+        (digest, len(archive) + 1, archive, "were announced"),
+        (digest, len(archive) - 1, archive, "were announced"),
+        (digest, len(archive), archive[:-9] + bytes(9), "no whole archive"),
+        ("0" * 64, len(archive), archive, "and not 0000"),
+    ]:
+        with pytest.raises((AgentError, ConfigError), match=said):
+            await agent.client.put_code(announced, size, pieces(data))
+
+    assert not list(folder(agent).glob(".*"))
+    assert await agent.client.has_code([digest, "0" * 64]) == []
+
+
+async def test_two_at_once_end_in_one(agent: RunningAgent) -> None:
+    archive, digest = packed({f"{n}.py": f"{n}\n" * 500 for n in range(50)})
+    replies = await asyncio.gather(
+        *(agent.client.put_code(digest, len(archive), pieces(archive), timeout_s=30) for _ in range(4))
+    )
+
+    assert [reply.reused for reply in replies].count(False) == 1
+    assert await agent.client.has_code([digest]) == [digest]
+    assert not list(folder(agent).glob(".*"))
+
+
+async def test_an_agent_that_is_killed_while_code_comes_has_none_of_it_and_leaves_nothing(tmp_path: Path) -> None:
+    archive, digest = packed(FILES)
+
+    async def half() -> AsyncIterator[bytes]:
+        yield archive[:100]
+        await asyncio.Event().wait()
+
+    async with running_agent(tmp_path) as agent:
+        kept = await put(agent, FILES | {"kept.txt": ""})
+        coming = asyncio.create_task(agent.client.put_code(digest, len(archive), half()))
+        await until(lambda: bool(list(folder(agent).glob(f"{COMING}*/archive"))), "it comes")
+        agent.kill()
+        with pytest.raises(AgentUnreachable):
+            await coming
+        (folder(agent) / digest).mkdir()  # as if it had died while it unpacked
+        await agent.start()
+        await until(lambda: not list(folder(agent).glob(".*")), "what was left is removed")
+        assert await agent.client.has_code([digest, kept]) == [kept]
+        await put(agent, FILES)
+        assert await agent.client.has_code([digest, kept]) == [digest, kept]
