@@ -18,8 +18,22 @@ VERDICT = SearchAttributeKey.for_keyword("Verdict")
 SEVERITY = SearchAttributeKey.for_keyword("Severity")
 EVICTED = SearchAttributeKey.for_keyword_list("Evicted")
 LOST_STEPS = SearchAttributeKey.for_int("LostSteps")
+CODE_VERSION = SearchAttributeKey.for_keyword("CodeVersion")
+"""Of a job: the version of its code that runs, e.g. ``v2``."""
+PENDING_UPDATE = SearchAttributeKey.for_keyword("PendingUpdate")
+"""Of a job: which versions wait for a restart, and until when; empty: none does."""
 
-ALL: tuple[SearchAttributeKey[Any], ...] = (JOB_NAME, STAGE, SYMPTOM, VERDICT, SEVERITY, EVICTED, LOST_STEPS)
+ALL: tuple[SearchAttributeKey[Any], ...] = (
+    JOB_NAME,
+    STAGE,
+    SYMPTOM,
+    VERDICT,
+    SEVERITY,
+    EVICTED,
+    LOST_STEPS,
+    CODE_VERSION,
+    PENDING_UPDATE,
+)
 
 KEYWORD_CHARACTERS = 200
 LIST_BYTES = 1800

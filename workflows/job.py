@@ -30,6 +30,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.options import TASK_TIMEOUT, on_ledger
     from workflows.stop_for_good import stop_for_good
     from workflows.updates import Updates
+    from workflows.version_page import pending_text
 
 REJECTED_KEPT = 10
 UPDATE_JSON = '{"code": "/home/ada/gpt", "urgency": "lazy", "operator": "ada", "reason": "why"}'
@@ -344,7 +345,10 @@ class JobWorkflow:
         self._show()
 
     def _show(self) -> None:
-        workflow.set_current_details(web_ui.job_page(self.state, workflow.info().namespace))
-        workflow.upsert_search_attributes(
-            attributes.updates({attributes.JOB_NAME: self.state.spec.name, attributes.STAGE: self.state.status_text})
-        )
+        state = self.state
+        workflow.set_current_details(web_ui.job_page(state, workflow.info().namespace))
+        shown: dict[Any, Any] = {attributes.JOB_NAME: state.spec.name, attributes.STAGE: state.status_text}
+        if len(state.versions) > 1:
+            shown |= {attributes.CODE_VERSION: f"v{state.spec.version}"}
+            shown |= {attributes.PENDING_UPDATE: pending_text(state.versions)}
+        workflow.upsert_search_attributes(attributes.updates(shown))

@@ -15,7 +15,7 @@ from temporalio.exceptions import ActivityError, FailureError
 
 with workflow.unsafe.imports_passed_through():
     from everstep.decisions.versions.book import VersionBook
-    from everstep.decisions.versions.request import Answer, answer_to, same_as
+    from everstep.decisions.versions.request import RequestAnswer, answer_to, same_as
     from everstep.model.incident import Anomaly, Symptom
     from everstep.model.job_state import JobState
     from everstep.model.version import UpdateRequest, VersionStatus
@@ -129,7 +129,7 @@ class Updates:
             if self._is_wanted(number):
                 await self._try(number)
         except ActivityError as error:
-            self._refuse(number, str(error.cause or error))
+            self._refuse(number, getattr(error.cause, "message", "") or str(error))
         await self.tell_incident()
 
     async def _make(self, number: int) -> None:
@@ -160,7 +160,7 @@ class Updates:
         if checked.told:
             book.change(number, why=checked.told[:WHY_CHARACTERS])
         self._keep(book)
-        self._changed(Answer(""))
+        self._changed(RequestAnswer(""))
 
     def _is_wanted(self, number: int) -> bool:
         version = self._book().versions.get(number)
@@ -193,7 +193,7 @@ class Updates:
         if book.running != self._state.spec.version:
             self._state.spec = self._state.spec.model_copy(update={"version": book.running})
 
-    def _changed(self, answer: Answer) -> None:
+    def _changed(self, answer: RequestAnswer) -> None:
         self._set_timers()
         self._show()
         if answer.tells and self.incident is not None:

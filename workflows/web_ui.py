@@ -17,6 +17,7 @@ from everstep.model.incident import (
 )
 from everstep.model.job_state import JobState
 from everstep.text import listed
+from workflows.version_page import version_rows
 
 SUMMARY_CHARACTERS = 110
 PAGE_CHARACTERS = 2800
@@ -163,6 +164,9 @@ def job_page(state: JobState, namespace: str) -> str:
         f"## {state.spec.name}: {state.outcome or status}",
         " ".join([ranks, begun_text(state)]).strip(),
         backups,
+        table(["Version", "Status", "Steps", "Who asked, and why"], version_rows(state))
+        if len(state.versions) > 1
+        else "",
         table(["Incident", "What", "Resolution", "Lost steps", "Took"], rows) if rows else "No incident so far.",
         rejected,
     ]

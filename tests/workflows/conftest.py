@@ -24,18 +24,24 @@ from activities.ledger.records import NumbersUsed
 from activities.messages import (
     AwaitInput,
     AwaitStandbysInput,
+    CheckVersionInput,
     ConfirmInput,
     DecideInput,
     FindInput,
     FolderFound,
     FolderInput,
+    Held,
+    HoldInput,
     LaunchInput,
+    MakeVersionInput,
     PrepareInput,
     RecordInput,
     ReleaseInput,
     RestoreInput,
     RoomInput,
     StopInput,
+    VersionChecked,
+    VersionMade,
 )
 from everstep.errors import LedgerError
 from everstep.model.checkpoint_policy import CheckpointPolicy
@@ -108,6 +114,13 @@ class ScriptedCluster:
     """What the pool has to spare."""
     replaced: dict[str, Replaced] = field(default_factory=dict)
     """What the pool answered, by request."""
+    made: Callable[[MakeVersionInput], VersionMade] = lambda given: VersionMade(
+        runs=given.request.made
+        or given.running.model_copy(update={"code": given.request.code, "args": given.request.args or []}),
+        changed="1 file changed",
+    )
+    checked: Callable[[CheckVersionInput], VersionChecked] = lambda given: VersionChecked()
+    held: Held = field(default_factory=lambda: Held(step=20))
     blocked: set[str] = field(default_factory=set)
     """Calls, e.g. ``launch 2``, that do not come to an end while they are in here."""
 
@@ -127,6 +140,7 @@ class ScriptedCluster:
         return [
             *(self.prepare, self.stop, self.find, self.look_at_folder, self.room, self.restore),
             *(self.launch, self.confirm, self.await_machines, self.release, self.decide, self.record),
+            *(self.make_version, self.check_version, self.hold),
             IncidentActivities().read_closed,
         ]
 
@@ -208,6 +222,24 @@ class ScriptedCluster:
         self.runs.add(given.run)
         self.calls.append("release")
         return 0
+
+    @activity.defn(name=messages.MAKE_VERSION)
+    async def make_version(self, given: MakeVersionInput) -> VersionMade:
+        self.calls.append(f"make {given.request.code}")
+        await self._pass("make")
+        return self.made(given)
+
+    @activity.defn(name=messages.CHECK_VERSION)
+    async def check_version(self, given: CheckVersionInput) -> VersionChecked:
+        self.calls.append(f"check {given.spec.version}")
+        await self._pass("check")
+        return self.checked(given)
+
+    @activity.defn(name=messages.HOLD)
+    async def hold(self, given: HoldInput) -> Held:
+        self.calls.append(f"hold {given.generation}")
+        await self._pass("hold")
+        return self.held
 
     @activity.defn(name=messages.POOL_LEASE)
     async def lease(self, given: LeaseRequest) -> Leased:

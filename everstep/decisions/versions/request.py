@@ -13,7 +13,7 @@ MOST_WAIT = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RequestAnswer:
     """What was done."""
 
     text: str
@@ -26,7 +26,7 @@ class Answer:
     """An incident that is open has to know."""
 
 
-def answer_to(request: UpdateRequest, book: VersionBook, now_ns: int) -> Answer:
+def answer_to(request: UpdateRequest, book: VersionBook, now_ns: int) -> RequestAnswer:
     """Take a request into the book.
 
     Args:
@@ -40,15 +40,15 @@ def answer_to(request: UpdateRequest, book: VersionBook, now_ns: int) -> Answer:
         return _back(request, book, now_ns)
     for one in book.versions.values():
         if one.status in WAITS | {VersionStatus.RUNNING} and _is_again(request, one):
-            return Answer(f"asked for already: {one.name} is {one.status}", tells=False)
+            return RequestAnswer(f"asked for already: {one.name} is {one.status}", tells=False)
     waiting = [one for one in book.versions.values() if one.status in WAITS]
     if len(waiting) >= MOST_WAIT:
         names = ", ".join(f"v{one.number}" for one in waiting)
-        return Answer("", refused=f"{names} wait already: withdraw some, or wait for the next restart")
+        return RequestAnswer("", refused=f"{names} wait already: withdraw some, or wait for the next restart")
     if request.made is not None and request.made.id == _running_id(book) and not waiting:
-        return Answer("", refused=f"nothing changes: v{book.running} is the same, and runs")
+        return RequestAnswer("", refused=f"nothing changes: v{book.running} is the same, and runs")
     made = book.ask(request, now_ns)
-    return Answer(f"v{made.number} is made and tried; {when_text(request)}", to_make=made.number, tells=False)
+    return RequestAnswer(f"v{made.number} is made and tried; {when_text(request)}", to_make=made.number, tells=False)
 
 
 def same_as(book: VersionBook, number: int) -> str:
@@ -99,33 +99,33 @@ def _running_id(book: VersionBook) -> str:
     return running.runs.id if running and running.runs else ""
 
 
-def _withdrawn(request: UpdateRequest, book: VersionBook) -> Answer:
+def _withdrawn(request: UpdateRequest, book: VersionBook) -> RequestAnswer:
     number = request.cancel
     who = request.operator + (f": {request.reason}" if request.reason else "")
     if book.withdraw(number, f"withdrawn by {who}"):
-        return Answer(f"v{number} is withdrawn")
+        return RequestAnswer(f"v{number} is withdrawn")
     version = book.versions.get(number)
     if version is None:
-        return Answer("", refused=f"there is no v{number}; {_known(book)}")
-    return Answer("", refused=f"v{number} does not wait any more: it is {version.status}")
+        return RequestAnswer("", refused=f"there is no v{number}; {_known(book)}")
+    return RequestAnswer("", refused=f"v{number} does not wait any more: it is {version.status}")
 
 
-def _back(request: UpdateRequest, book: VersionBook, now_ns: int) -> Answer:
+def _back(request: UpdateRequest, book: VersionBook, now_ns: int) -> RequestAnswer:
     """To a version that the job has."""
     target = book.versions.get(request.version) if request.version else target_of(book.versions.values(), book.running)
     if target is None:
         if request.version:
-            return Answer("", refused=f"there is no v{request.version}; {_known(book)}")
-        return Answer("", refused=f"there is nothing to go back to: no version ran before v{book.running}")
+            return RequestAnswer("", refused=f"there is no v{request.version}; {_known(book)}")
+        return RequestAnswer("", refused=f"there is nothing to go back to: no version ran before v{book.running}")
     if target.number == book.running:
-        return Answer("", refused=f"v{target.number} runs already")
+        return RequestAnswer("", refused=f"v{target.number} runs already")
     if not target.is_known:
-        return Answer("", refused=f"v{target.number} cannot run: it is {target.status} ({target.why[:200]})")
+        return RequestAnswer("", refused=f"v{target.number} cannot run: it is {target.status} ({target.why[:200]})")
     if target.status is VersionStatus.PENDING and target.again == request:
-        return Answer(f"asked for already: {target.name} waits for a restart", tells=False)
+        return RequestAnswer(f"asked for already: {target.name} waits for a restart", tells=False)
     book.wait_for_restart(target.number, now_ns, request)
     back = "the job goes back to" if request.rollback else "next is"
-    return Answer(f"{back} v{target.number}; {when_text(request)}")
+    return RequestAnswer(f"{back} v{target.number}; {when_text(request)}")
 
 
 def _known(book: VersionBook) -> str:

@@ -1,0 +1,60 @@
+"""The versions of a job's code on its page in the Web UI: what runs, what waits and until when, what was refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from everstep.model.job_state import JobState
+from everstep.model.version import JobVersion, Urgency, VersionStatus
+
+SHOWN = 6
+WHY_CHARACTERS = 120
+
+
+def version_rows(state: JobState) -> list[list[str]]:
+    """A row for each of the last versions: which, what became of it, which steps, who and why."""
+    return [[f"v{one.number}", _status(one), _steps(one), _who(one)] for one in state.versions[-SHOWN:]]
+
+
+def pending_text(versions: Sequence[JobVersion]) -> str:
+    """What waits, for lists: ``v3 lazy until 14:05, v4 urgent``; empty: nothing."""
+    return ", ".join(f"v{one.number} {_until(one)}" for one in versions if one.status is VersionStatus.PENDING)
+
+
+def _status(one: JobVersion) -> str:
+    match one.status:
+        case VersionStatus.PENDING:
+            return f"waits, {_until(one)}"
+        case VersionStatus.REFUSED | VersionStatus.SUSPECT | VersionStatus.CHECKING | VersionStatus.WITHDRAWN:
+            return f"{one.status}: {_line(one.why)}"
+        case _:
+            return str(one.status)
+
+
+def _until(one: JobVersion) -> str:
+    if one.wanted.urgency is Urgency.URGENT:
+        return "urgent"
+    return f"lazy until {datetime.fromtimestamp(one.due_ns / 1e9, UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def _steps(one: JobVersion) -> str:
+    texts = []
+    for _, begin, end in one.ranges[-3:]:
+        if begin < 0:
+            return "not numbered"
+        texts.append(f"{begin} to {end}" if end >= 0 else f"from {begin}")
+    return ", ".join(texts)
+
+
+def _who(one: JobVersion) -> str:
+    if one.number == 1 and not one.request.reason:
+        return "as it was started"
+    return _line(": ".join(filter(None, [one.wanted.operator, one.wanted.reason])))
+
+
+def _line(text: str) -> str:
+    """One line, the last of a traceback."""
+    lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
+    line = lines[-1].replace("|", "/") if lines else ""
+    return line if len(line) <= WHY_CHARACTERS else line[: WHY_CHARACTERS - 2] + " …"
