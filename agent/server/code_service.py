@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import grpc
 
+from agent.jobs.job_runner import JobRunner
 from agent.server.checkpoint_service import CheckpointsService
 from agent.server.job_registry import Context
 from agent.statuses import status_of
@@ -39,5 +40,23 @@ class CodeService(CheckpointsService):
 
     async def Hold(self, request: pb.HoldRequest, context: Context) -> pb.HoldReply:  # noqa: N802
         """Let ranks wait at the end of a step."""
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this agent cannot hold ranks")
-        raise AssertionError
+        return hold(await self.jobs.known(request.job, context), request.generation, request.step)
+
+
+def hold(runner: JobRunner, generation: int, step: int) -> pb.HoldReply:
+    """Ask the ranks of a generation to wait; says how far they are."""
+    reports = [
+        runner.ranks.reports.get(rank.rank, generation)
+        for rank in runner.record.living()
+        if rank.generation == generation
+    ]
+    found = [report for report in reports if report]
+    for report in found:
+        report.hold(step)
+    holds = [report.holding() for report in found]
+    known = bool(found) and len(found) == len(reports) and all(now.can for now in holds)
+    return pb.HoldReply(
+        farthest=max((report.snapshot().completed_steps for report in found), default=-1),
+        known=known,
+        held=known and 0 < step <= min(now.held for now in holds),
+    )

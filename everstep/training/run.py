@@ -21,6 +21,7 @@ from everstep.slots.file import SlotFile
 from everstep.step_reports import Flops, ReportFile
 from everstep.training.checkpoint import Checkpoint, Stateful
 from everstep.training.deferred_reports import PendingReport, number, on_device, plain
+from everstep.training.hold import is_asked, wait_here
 from everstep.training.launch_environment import JoinSizes, from_environment, origin_of, topology_of_job
 from everstep.training.save_signal import SaveSignal
 
@@ -264,12 +265,28 @@ class Run:
             self._publish_held(wait=False)
         if step == first:
             self._reports.mark("first_step")
+        if 0 < self._reports.hold_step() <= step + 1:
+            self._hold(step + 1)
+
+    def _hold(self, completed_steps: int) -> None:
+        """Wait until this rank is stopped, or is not asked to wait any more."""
+        assert self._reports is not None
+        if not is_asked(self._reports, completed_steps):
+            return
+        if self._state is not None:
+            self._state.wait()
+        self._publish_held(wait=True)
+        wait_here(self._reports, completed_steps)
+        print(
+            f"everstep: waited after step {completed_steps} and was not stopped: goes on", file=sys.stderr, flush=True
+        )
 
     def _restore(self, state: Checkpoint | None, start: int, warm_up: Callable[[], object] | None) -> int:
         """Restore the agreed state; returns the first step to run."""
         if self._reports is None:
             return start
         self._reports.mark("loop_entered")
+        self._reports.can_hold()
         first = start
         if state is not None and state.active:
             agreed = from_environment(environment.RESUME_STEP, 0)
