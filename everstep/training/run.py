@@ -24,6 +24,7 @@ from everstep.training.deferred_reports import PendingReport, number, on_device,
 from everstep.training.hold import is_asked, wait_here
 from everstep.training.launch_environment import JoinSizes, from_environment, origin_of, topology_of_job
 from everstep.training.save_signal import SaveSignal
+from everstep.training.trial import end_if_tried
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,13 +64,14 @@ def join(
     report_file = os.environ.get(environment.REPORT_FILE)
     axes, laid = tuple(order) if order is not None else None, tuple(groups) if groups is not None else None
     topology = topology_of_job(JoinSizes(tp, pp, axes, mesh, laid))
+    for name, value in (("flops_per_token", flops_per_token), ("peak_flops", peak_flops)):
+        if value is not None and not 0 < value < math.inf:
+            raise ConfigError(f"everstep.join({name}={value}) is no number above 0: leave it out if it is not known")
+    end_if_tried()
     reports = None
     if report_file:
         reports = ReportFile.open(Path(report_file))
         reports.attach()
-    for name, value in (("flops_per_token", flops_per_token), ("peak_flops", peak_flops)):
-        if value is not None and not 0 < value < math.inf:
-            raise ConfigError(f"everstep.join({name}={value}) is no number above 0: leave it out if it is not known")
     return Run(topology, from_environment("RANK", 0), reports, Flops(flops_per_token or 0.0, peak_flops or 0.0))
 
 
