@@ -21,6 +21,7 @@ from agent.code.cache import FOLDER as CODE
 from agent.code.cache import CodeCache
 from agent.jobs.host import Host
 from agent.jobs.network import socket_environment
+from agent.jobs.trial import forget_earlier
 from agent.launcher.fork_pool import ForkServers
 from agent.launcher.from_template import end_of
 from agent.launcher.processes import Reaper
@@ -167,6 +168,7 @@ async def _run(options: AgentOptions, server: grpc.aio.Server) -> None:
     monitor = _monitor(options, jobs, live)
     service = AgentService(jobs, monitor)
     adopted = await service.recover()
+    forget_earlier(host)
     exchange.port.start(jobs.port_of)
     host.fork_servers.warm_up()
     agent_pb2_grpc.add_AgentServicer_to_server(service, server)

@@ -27,10 +27,19 @@ def check_launch(request: pb.LaunchRequest) -> None:
     ranks = [rank.rank for rank in request.ranks]
     if not ranks or len(set(ranks)) != len(ranks) or min(ranks) < 0:
         raise ConfigError(f"ranks are {ranks}; each must be named once, from 0 on, and there must be one at least")
-    if not Path(request.script).is_absolute() or not Path(request.script).is_file():
-        raise ConfigError(f"script {request.script} is not a file on this machine; give the absolute path of one")
-    if request.cwd and not Path(request.cwd).is_dir():
-        raise ConfigError(f"cwd {request.cwd} is not a folder on this machine")
+    check_paths(request.script, request.cwd)
+
+
+def check_paths(script: str, cwd: str) -> None:
+    """Refuse a script, or a working directory other than empty, that is not there.
+
+    Raises:
+        ConfigError: which.
+    """
+    if not Path(script).is_absolute() or not Path(script).is_file():
+        raise ConfigError(f"script {script} is not a file on this machine; give the absolute path of one")
+    if cwd and not Path(cwd).is_dir():
+        raise ConfigError(f"cwd {cwd} is not a folder on this machine")
 
 
 def fork_arguments(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
 import structlog
 
 from agent.launcher.fork_client import START_TIMEOUT_S, ForkServerClient, label_of
-from everstep.errors import AgentError
+from everstep.errors import AgentError, ForkServerLost
 
 ADOPT_PATIENCE_S = 2.0
 """A fork server that says nothing for this long is waited for in the background (ours)."""
@@ -152,6 +152,37 @@ class ForkServers:
         server.table = await server.request("assign", job=job)
         server.job = job
         return server
+
+    @contextlib.asynccontextmanager
+    async def borrowed(self, python: str, env: Mapping[str, str]) -> AsyncIterator[ForkServerClient]:
+        """A fork server that is no job's: the warm one where it fits, else one that ends afterwards.
+
+        The warm one stays where it is: should a job take it meanwhile, what it forked goes on.
+
+        Raises:
+            AgentError: none starts.
+        """
+        if self.prewarm and label_of(python, env) == self._warm_label:
+            yield await self._warmed_up()
+            return
+        server = await self._start(python, env)
+        try:
+            yield server
+        finally:
+            await server.end()
+
+    async def _warmed_up(self) -> ForkServerClient:
+        for _ in range(2):
+            self.warm_up()
+            assert self._warm
+            task = self._warm
+            server = await asyncio.shield(task)
+            if not server.lost:
+                return server
+            if self._warm is task:
+                self._warm = None
+                server.forget()
+        raise ForkServerLost("the warm fork server dies again and again; see the agent's log")
 
     async def give_back(self, server: ForkServerClient) -> None:
         """The job of a server is over: keep it as the warm one where it fits, else end it."""

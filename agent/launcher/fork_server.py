@@ -22,6 +22,8 @@ assign      job                                          the table
 fork        generation, fenced, script, args, cwd, env,  ranks: one entry each
             ranks: [{rank, env, report, stdout, stderr}]
 store       generation, fenced, host                     port, pid, start_ticks
+try         script, folder, args, cwd, env, output,      exit, once it ended; slow: it was not within the limit
+            limit_s
 kill        generation, grace_s                          the table once all are reaped, or what is left
 reset                                                    the table, empty; the server is free again
 end                                                      nothing is left; then the server exits
@@ -149,10 +151,8 @@ def preload() -> Imported:
     return Imported({name: before.get(name) for name in _Noted.names}, frozenset(descriptors() - files))
 
 
-def _load_rank_process() -> types.ModuleType:
-    spec = importlib.util.spec_from_file_location(
-        "_everstep_rank_process", Path(__file__).resolve().with_name("rank_process.py")
-    )
+def _load_beside(name: str) -> types.ModuleType:
+    spec = importlib.util.spec_from_file_location(f"_everstep_{name}", Path(__file__).resolve().with_name(f"{name}.py"))
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
@@ -161,9 +161,10 @@ def _load_rank_process() -> types.ModuleType:
 
 
 if TYPE_CHECKING:
-    from agent.launcher import rank_process
+    from agent.launcher import rank_process, trial_process
 else:
-    rank_process = _load_rank_process()
+    rank_process = _load_beside("rank_process")
+    trial_process = _load_beside("trial_process")
 
 
 @dataclass(slots=True)
@@ -205,6 +206,17 @@ class Kill:
     kill_at: float
     give_up_at: float
     killed: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Trial:
+    """A script that is tried."""
+
+    pid: int
+    connection: Connection
+    request: Message
+    kill_at: float
+    slow: bool = False
 
 
 class Scripts:
@@ -249,6 +261,7 @@ class ForkServer:
         self.stores: dict[int, Child] = {}
         self.connections: dict[int, Connection] = {}
         self.kills: list[Kill] = []
+        self.trials: dict[int, Trial] = {}
         self.ending = False
         self.scripts = Scripts()
         self.wake_read, self.wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -275,6 +288,7 @@ class ForkServer:
                 self._ready(number)
             self._reap()
             self._continue_kills()
+            self._end_slow_trials()
             if time.monotonic() - looked_at > ABANDONED_CHECK_S:
                 looked_at = time.monotonic()
                 if not self.path.exists():
@@ -284,6 +298,7 @@ class ForkServer:
         """Kill everything and end: nobody can reach this server again."""
         self.fenced = max(self.fenced, self.newest)
         self._signal_all(self.newest, signal.SIGKILL)
+        self._kill_trials()
         self._kill_orphans()
         for suffix in (".ready", ".log"):
             self.path.with_suffix(suffix).unlink(missing_ok=True)
@@ -291,6 +306,7 @@ class ForkServer:
 
     def _timeout_ms(self) -> int:
         times = [kill.give_up_at if kill.killed else kill.kill_at for kill in self.kills]
+        times += [trial.kill_at for trial in self.trials.values() if not trial.slow]
         wait = min([ABANDONED_CHECK_S, *(at - time.monotonic() for at in times)])
         return max(1, int(wait * 1000) + 1)
 
@@ -328,6 +344,7 @@ class ForkServer:
     def _drop(self, connection: Connection) -> None:
         self.connections.pop(connection.socket.fileno(), None)
         connection.socket.close()
+        self._kill_trials(connection)  # nobody waits for them any more
 
     def _send(self, connection: Connection, message: Message) -> None:
         connection.outbox += json.dumps(message).encode() + b"\n"
@@ -366,8 +383,8 @@ class ForkServer:
                 return {"ranks": self._fork_ranks(request)}
             case "store":
                 return self._fork_store(request)
-            case "kill" | "end":
-                self._start_kill(connection, request)
+            case "try" | "kill" | "end" as op:
+                (self._start_trial if op == "try" else self._start_kill)(connection, request)
                 return None
             case other:
                 raise RequestRefused("unknown", f"the fork server knows no operation {other!r}")
@@ -452,6 +469,40 @@ class ForkServer:
             self.stores[generation] = store
         return store.entry()
 
+    # Trials.
+
+    def _start_trial(self, connection: Connection, request: Message) -> None:
+        if self.ending:
+            raise RequestRefused("ending", "the fork server is ending")
+        sys.stdout.flush()
+        sys.stderr.flush()
+        server = os.getpid()
+        pid = fork()
+        if pid == 0:
+            self._become_child()
+            trial_process.run_trial(server, request, self.imported.read)
+        self.trials[pid] = Trial(pid, connection, request, time.monotonic() + request["limit_s"])
+
+    def _end_slow_trials(self) -> None:
+        for trial in self.trials.values():
+            if not trial.slow and time.monotonic() >= trial.kill_at:
+                trial.slow = True
+                self._kill_trial(trial)
+
+    def _kill_trials(self, connection: Connection | None = None) -> None:
+        for trial in self.trials.values():
+            if connection in (None, trial.connection):
+                self._kill_trial(trial)
+
+    def _kill_trial(self, trial: Trial) -> None:
+        os.kill(trial.pid, signal.SIGKILL)  # it is our child, and was not collected: the number is its own
+        kill_session(trial.pid)
+
+    def _trial_ended(self, trial: Trial, end: Message) -> None:
+        kill_session(trial.pid)  # what it started ends with it
+        reply = {"ok": True, "id": trial.request["id"], "pid": trial.pid, "exit": end, "slow": trial.slow}
+        self._send(trial.connection, reply)
+
     def _become_child(self, keep: int = -1) -> None:
         """Leave nothing of the server open, and let no socket object close a number that is used anew."""
         signal.set_wakeup_fd(-1)
@@ -477,10 +528,12 @@ class ForkServer:
             if pid == 0:
                 break
             reaped = True
-            if child := known.get(pid):
-                code = os.waitstatus_to_exitcode(status)
-                kind = "signal" if code < 0 else "code"
-                child.exit = {"kind": kind, "value": abs(code), "time_ns": time.time_ns()}
+            code = os.waitstatus_to_exitcode(status)
+            end = {"kind": "signal" if code < 0 else "code", "value": abs(code), "time_ns": time.time_ns()}
+            if trial := self.trials.pop(pid, None):
+                self._trial_ended(trial, end)
+            elif child := known.get(pid):
+                child.exit = end
                 if child.rank >= 0:
                     self._push({"event": "exit", **child.entry()})
         if reaped:
@@ -495,14 +548,15 @@ class ForkServer:
         """Kill every process that a dead rank left behind; returns those that are still there."""
         mine = {child.pid for child in (*self.ranks.values(), *self.stores.values()) if not child.exit}
         living = [child for child in self.ranks.values() if not child.exit]
-        sessions = {child.pid for child in living}
+        mine |= self.trials.keys()
+        sessions = {child.pid for child in living} | self.trials.keys()
         found = []
         for pid, parent, session, state in processes():
             if parent != os.getpid() or pid in mine or session in sessions:
                 continue
             # A process that made a session of its own is told by the environment that it was
             # started with. Where that fails too it lives until no rank is left.
-            if living and not self._of_dead_rank(pid, session):
+            if sessions and not self._of_the_dead(pid, session):
                 continue
             if state != "Z":
                 found.append(pid)
@@ -510,7 +564,8 @@ class ForkServer:
                     os.kill(pid, signal.SIGKILL)
         return found
 
-    def _of_dead_rank(self, pid: int, session: int) -> bool:
+    def _of_the_dead(self, pid: int, session: int) -> bool:
+        """Whether a rank or a trial that is gone left a process behind."""
         dead = [child for child in self.ranks.values() if child.exit]
         if any(child.pid == session for child in dead):
             return True
@@ -518,6 +573,9 @@ class ForkServer:
             environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         except OSError:
             return False
+        tried = [entry.partition(b"=")[2].decode() for entry in environment if entry.startswith(b"EVERSTEP_TRIAL=")]
+        if tried:
+            return tried[0] not in {trial.request["env"]["EVERSTEP_TRIAL"] for trial in self.trials.values()}
         return any(f"EVERSTEP_REPORT_FILE={child.report}".encode() in environment for child in dead)
 
     # Kills.
@@ -525,6 +583,7 @@ class ForkServer:
     def _start_kill(self, connection: Connection, request: Message) -> None:
         if request["op"] == "end":
             self.ending = True
+            self._kill_trials()
             request |= {"generation": max(self.newest, *self.stores, 0), "grace_s": 0.0}
         self.fenced = max(self.fenced, request["generation"])
         grace = request["grace_s"]
@@ -558,6 +617,7 @@ class ForkServer:
                 continue
             left = [child.pid for child in self._targets(generation)]
             left += [s.pid for s in self.stores.values() if s.generation <= generation and not s.exit]
+            left += self.trials if self.ending else []
             if not left:
                 left = self._kill_orphans()
             if not left or now >= kill.give_up_at:
@@ -636,6 +696,14 @@ def processes() -> list[tuple[int, int, int, str]]:
                 continue
             found.append((int(entry.name), int(parent), int(session), state))
     return found
+
+
+def kill_session(leader: int) -> None:
+    """SIGKILL all processes of a session."""
+    for pid, _, session, _ in processes():
+        if session == leader:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def imports(everstep: str = "") -> Imported:

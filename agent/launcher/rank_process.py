@@ -36,7 +36,7 @@ NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG}
 BESIDE = "beside another copy of it, pid"
 """In the line that begins a generation: what must never be."""
 _OWN = {"TORCH_CUDA_SANITIZER"}
-"""Variables that torch reads at import and ``_fit_torch`` takes over."""
+"""Variables that torch reads at import and ``fit_torch`` takes over."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -63,9 +63,9 @@ def run_rank(
         if os.getppid() != server:
             os._exit(1)  # it died before this rank could ask to die with it
         os.setsid()
-        _reset_signals()
+        reset_signals()
         Path("/proc/self/comm").write_text(f"everstep r{rank}")
-        _redirect(row["stdout"], row["stderr"])
+        redirect(row["stdout"], row["stderr"])
         os.environ.clear()
         os.environ.update(request["env"] | row["env"])
         report = _open_report(row["report"])
@@ -80,15 +80,15 @@ def run_rank(
             f"pid {os.getpid()}, {stamp}" + (f", {BESIDE} {other}" if other else ""),
             file=sys.stderr,
         )
-        _tell_of_ignored(read)
-        _fit_torch()
+        tell_of_ignored(read)
+        fit_torch()
         _watch_optimizer(rank, report)
-        _fit_path(request["script"])
+        fit_path(request["script"])
         report.mark("script_entered")
         become_main(request["script"], request["args"], code)
         status = 0
     except SystemExit as error:
-        status = _exit_code(error)
+        status = exit_code(error)
         _failed(report, status)
     except BaseException as error:
         _failed(report, status)
@@ -97,7 +97,7 @@ def run_rank(
             trace = trace.tb_next
         sys.excepthook(type(error), error.with_traceback(trace), trace)
     finally:
-        _leave(status)
+        leave(status)
 
 
 def _other_copy(lock: Path) -> str:
@@ -140,7 +140,7 @@ def run_store(listener: socket.socket, host: str, port: int, generation: int) ->
     """Become the rendezvous store of one generation, until killed."""
     try:
         os.setsid()
-        _reset_signals()
+        reset_signals()
         Path("/proc/self/comm").write_text(f"everstep s{generation}")
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -159,7 +159,8 @@ def _failed(report: Any, status: int) -> None:
         report.unmark("loop_left")
 
 
-def _reset_signals() -> None:
+def reset_signals() -> None:
+    """Signals as a program finds them that was just started."""
     for number in range(1, 32):
         if number not in (signal.SIGKILL, signal.SIGSTOP) and signal.getsignal(number) is not None:
             signal.signal(number, signal.SIG_DFL)
@@ -168,7 +169,8 @@ def _reset_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
-def _redirect(stdout: str, stderr: str) -> None:
+def redirect(stdout: str, stderr: str) -> None:
+    """Let this process print into files."""
     append = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
     for number, path, flags in ((0, os.devnull, os.O_RDONLY), (1, stdout, append), (2, stderr, append)):
         try:
@@ -208,7 +210,7 @@ def _open_report(path: str) -> Any:
     return report
 
 
-def _tell_of_ignored(read: Mapping[str, str | None]) -> None:
+def tell_of_ignored(read: Mapping[str, str | None]) -> None:
     """Say which variables of this rank come too late: its fork server imported torch without them."""
     late = sorted(name for name, value in read.items() if os.environ.get(name) != value and name not in _OWN)
     if late:
@@ -219,7 +221,7 @@ def _tell_of_ignored(read: Mapping[str, str | None]) -> None:
         )
 
 
-def _fit_torch() -> None:
+def fit_torch() -> None:
     """What torch and numpy read at import or share with the server, taken from this rank's own environment."""
     import numpy.random
     import torch
@@ -239,7 +241,8 @@ def _fit_torch() -> None:
     numpy.random.seed()
 
 
-def _fit_path(script: str) -> None:
+def fit_path(script: str) -> None:
+    """Let modules be found that lie beside the script, or where this process's ``PYTHONPATH`` says."""
     extra = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     sys.path[0:0] = [os.path.dirname(script), *(entry for entry in extra if entry not in sys.path)]  # noqa: PTH120
     # What the server knew of folders is forgotten: files may be newer than its imports.
@@ -272,7 +275,8 @@ def _watch_optimizer(rank: int, report: Any) -> None:
     register_optimizer_step_pre_hook(before)
 
 
-def _exit_code(error: SystemExit) -> int:
+def exit_code(error: SystemExit) -> int:
+    """The exit code that a ``sys.exit`` stands for; prints its message, where it has one."""
     if error.code is None:
         return 0
     if isinstance(error.code, int):
@@ -281,7 +285,7 @@ def _exit_code(error: SystemExit) -> int:
     return 1
 
 
-def _leave(code: int) -> NoReturn:
+def leave(code: int) -> NoReturn:
     """End as Python would, without its finalisation: that costs 0.4 s and prints false leak reports."""
     try:
         threading._shutdown()  # type: ignore[attr-defined]

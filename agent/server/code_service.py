@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
-import grpc
+import structlog
 
+from agent.jobs.job_runner import JobRunner
+from agent.jobs.trial import tried
+from agent.jobs.variables import taken
 from agent.server.checkpoint_service import CheckpointsService
-from agent.server.job_registry import Context
+from agent.server.job_registry import Context, check_job
 from agent.statuses import status_of
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import EverstepError
+
+logger = structlog.get_logger()
 
 
 class CodeService(CheckpointsService):
@@ -34,10 +40,38 @@ class CodeService(CheckpointsService):
 
     async def TryCode(self, request: pb.TryCodeRequest, context: Context) -> pb.TryCodeReply:  # noqa: N802
         """Run a script up to where it joins the job."""
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this agent cannot try code")
-        raise AssertionError
+
+        async def carry_out() -> pb.TryCodeReply:
+            values = await asyncio.to_thread(taken, request.env_from, request.env_file, self.host.machine)
+            return await tried(self.host, request, values)
+
+        try:
+            check_job(request.job)
+            return await self.jobs.memory.once("TryCode", request, pb.TryCodeReply, carry_out)
+        except (EverstepError, OSError) as error:
+            logger.warning("code cannot be tried", job=request.job, reason=str(error))
+            await context.abort(status_of(error), str(error))
+            raise
 
     async def Hold(self, request: pb.HoldRequest, context: Context) -> pb.HoldReply:  # noqa: N802
         """Let ranks wait at the end of a step."""
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this agent cannot hold ranks")
-        raise AssertionError
+        return hold(await self.jobs.known(request.job, context), request.generation, request.step)
+
+
+def hold(runner: JobRunner, generation: int, step: int) -> pb.HoldReply:
+    """Ask the ranks of a generation to wait; says how far they are."""
+    reports = [
+        runner.ranks.reports.get(rank.rank, generation)
+        for rank in runner.record.living()
+        if rank.generation == generation
+    ]
+    found = [report for report in reports if report]
+    for report in found:
+        report.hold(step)
+    holds = [report.holding() for report in found]
+    known = bool(found) and len(found) == len(reports) and all(now.can for now in holds)
+    return pb.HoldReply(
+        farthest=max((report.snapshot().completed_steps for report in found), default=-1),
+        known=known,
+        held=known and 0 < step <= min(now.held for now in holds),
+    )

@@ -20,11 +20,16 @@ KEPT = 1024
 logger = structlog.get_logger()
 
 
-class Command(Protocol):
-    """What every command carries."""
+class Numbered(Protocol):
+    """What is carried out once for each request id."""
 
     request_id: str
     job: str
+
+
+class Command(Numbered, Protocol):
+    """What every command carries."""
+
     run: str
 
 
@@ -50,7 +55,7 @@ class RequestMemory:
         self._rewrite()
 
     async def once(
-        self, command: str, request: Command, reply_type: type[Reply], carry_out: Callable[[], Awaitable[Reply]]
+        self, command: str, request: Numbered, reply_type: type[Reply], carry_out: Callable[[], Awaitable[Reply]]
     ) -> Reply:
         """Carry a command out unless its id was answered already.
 

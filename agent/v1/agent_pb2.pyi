@@ -666,7 +666,9 @@ class HoldRequest(_message.Message):
     job: _builtins.str
     generation: _builtins.int
     step: _builtins.int
-    """a rank that has completed it waits, until it is stopped; 0: nobody waits any more"""
+    """A rank that has completed it waits, until it is stopped; 0: nobody waits any more. It is asked again and again:
+    a rank that is not asked for two minutes goes on by itself.
+    """
     def __init__(
         self,
         *,
@@ -688,19 +690,23 @@ class HoldReply(_message.Message):
 
     FARTHEST_FIELD_NUMBER: _builtins.int
     KNOWN_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
     farthest: _builtins.int
     """completed steps of the rank of this machine that had come farthest; -1: unknown"""
     known: _builtins.bool
-    """ranks of this generation run here, and number their steps"""
+    """ranks of this generation run here, all of them number their steps, and can wait"""
+    held: _builtins.bool
+    """all of them have completed the step, have its state in their slots, and wait"""
     def __init__(
         self,
         *,
         farthest: _builtins.int = ...,
         known: _builtins.bool = ...,
+        held: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["farthest", b"farthest", "known", b"known"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["farthest", b"farthest", "held", b"held", "known", b"known"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

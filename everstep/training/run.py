@@ -21,8 +21,10 @@ from everstep.slots.file import SlotFile
 from everstep.step_reports import Flops, ReportFile
 from everstep.training.checkpoint import Checkpoint, Stateful
 from everstep.training.deferred_reports import PendingReport, number, on_device, plain
+from everstep.training.hold import is_asked, wait_here
 from everstep.training.launch_environment import JoinSizes, from_environment, origin_of, topology_of_job
 from everstep.training.save_signal import SaveSignal
+from everstep.training.trial import end_if_tried
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,13 +64,14 @@ def join(
     report_file = os.environ.get(environment.REPORT_FILE)
     axes, laid = tuple(order) if order is not None else None, tuple(groups) if groups is not None else None
     topology = topology_of_job(JoinSizes(tp, pp, axes, mesh, laid))
+    for name, value in (("flops_per_token", flops_per_token), ("peak_flops", peak_flops)):
+        if value is not None and not 0 < value < math.inf:
+            raise ConfigError(f"everstep.join({name}={value}) is no number above 0: leave it out if it is not known")
+    end_if_tried()
     reports = None
     if report_file:
         reports = ReportFile.open(Path(report_file))
         reports.attach()
-    for name, value in (("flops_per_token", flops_per_token), ("peak_flops", peak_flops)):
-        if value is not None and not 0 < value < math.inf:
-            raise ConfigError(f"everstep.join({name}={value}) is no number above 0: leave it out if it is not known")
     return Run(topology, from_environment("RANK", 0), reports, Flops(flops_per_token or 0.0, peak_flops or 0.0))
 
 
@@ -264,12 +267,28 @@ class Run:
             self._publish_held(wait=False)
         if step == first:
             self._reports.mark("first_step")
+        if 0 < self._reports.hold_step() <= step + 1:
+            self._hold(step + 1)
+
+    def _hold(self, completed_steps: int) -> None:
+        """Wait until this rank is stopped, or is not asked to wait any more."""
+        assert self._reports is not None
+        if not is_asked(self._reports, completed_steps):
+            return
+        if self._state is not None:
+            self._state.wait()
+        self._publish_held(wait=True)
+        wait_here(self._reports, completed_steps)
+        print(
+            f"everstep: waited after step {completed_steps} and was not stopped: goes on", file=sys.stderr, flush=True
+        )
 
     def _restore(self, state: Checkpoint | None, start: int, warm_up: Callable[[], object] | None) -> int:
         """Restore the agreed state; returns the first step to run."""
         if self._reports is None:
             return start
         self._reports.mark("loop_entered")
+        self._reports.can_hold()
         first = start
         if state is not None and state.active:
             agreed = from_environment(environment.RESUME_STEP, 0)

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.errors import EverstepError
-from everstep.step_reports import MILESTONES, RING, ReportFile
+from everstep.step_reports import MILESTONES, RING, Hold, ReportFile
 
 
 def fresh(path: Path, capacity: int = 16) -> ReportFile:
@@ -53,6 +53,24 @@ def test_when_it_stepped_last_is_known_with_reports_and_without(tmp_path: Path) 
     writer.report(0, 1.0, 1.0, 0)
     newest = writer.snapshot().newest
     assert newest and writer.snapshot().stepped_ns == newest.time_ns >= optimizer
+
+
+def test_an_agent_asks_a_rank_to_wait_and_sees_whether_it_does(tmp_path: Path) -> None:
+    rank = fresh(tmp_path)
+    agent = ReportFile.open(tmp_path / "report")
+    assert agent.holding() == Hold(), "as a rank of an earlier release leaves it"
+    before = time.monotonic_ns()
+    agent.hold(7)
+    assert rank.hold_step() == 7
+    rank.can_hold()
+    rank.set_held(7)
+    seen = agent.holding()
+    assert (seen.step, seen.held, seen.can) == (7, 7, True)
+    assert before <= seen.asked_ns <= time.monotonic_ns()
+    agent.hold(0)
+    assert rank.hold_step() == 0
+    rank.set_held(0)
+    assert agent.holding()[::2] == (0, 0)
 
 
 def test_only_the_first_time_at_a_milestone_counts(tmp_path: Path) -> None:

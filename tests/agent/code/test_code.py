@@ -3,45 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import io
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from agent.code.cache import COMING
 from agent.v1 import agent_pb2 as pb
-from everstep.code_archive import Packer, digest_of
 from everstep.errors import AgentError, AgentUnreachable, CodeMissing, ConfigError
 from tests.agent.agents import Job, RunningAgent, prepared, running_agent, until
+from tests.agent.code.snapshots import folder, packed, pieces, put
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-PIECE = 1000
-
-
-def packed(files: Mapping[str, str]) -> tuple[bytes, str]:
-    """The archive of some files, and its digest."""
-    output = io.BytesIO()
-    with Packer(output) as packer:
-        held = [packer.add(path, "f", text.encode()) for path, text in sorted(files.items())]
-    return output.getvalue(), digest_of(held)
-
-
-async def pieces(archive: bytes) -> AsyncIterator[bytes]:
-    for at in range(0, len(archive), PIECE):
-        yield archive[at : at + PIECE]
-
-
-async def put(agent: RunningAgent, files: Mapping[str, str]) -> str:
-    """Bring files to an agent; returns their digest."""
-    archive, digest = packed(files)
-    await agent.client.put_code(digest, len(archive), pieces(archive), timeout_s=30)
-    return digest
-
-
-def folder(agent: RunningAgent) -> Path:
-    return agent.state / "code"
 
 
 def request(job: Job, code: str, script: str, generation: int = 1, version: int = 7) -> pb.LaunchRequest:

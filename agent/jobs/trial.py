@@ -1,0 +1,227 @@
+"""A script is tried: run up to where it joins the job, in a process that has nothing to do with the job."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterator, Mapping
+from pathlib import Path
+
+import structlog
+
+from agent.jobs.fork_request import check_paths
+from agent.jobs.host import Host
+from agent.launcher.fork_client import Message, inherited_environment
+from agent.launcher.processes import NO_SESSION, kill_session
+from agent.state.live import FOLDER as LIVE
+from agent.v1 import agent_pb2 as pb
+from everstep import environment, private
+from everstep.errors import ConfigError, ForkServerLost
+
+FOLDER = "trials"
+"""In the agent's folder in shared memory."""
+OUTCOME = "outcome"
+"""File in the trial's folder: which process came to where it joins the job."""
+MOST_TEXT = 8192
+"""Bytes of what a trial says; of more the end (ours)."""
+ANSWER_S = 30.0
+"""A fork server has this much longer than the trial to say how it ended (ours)."""
+LONGEST_S = 3600.0
+KEPT_NAMES = (environment.TOPOLOGY,)
+"""Of everstep's variables those that a trial gets: none that leads to what the job's ranks have."""
+
+logger = structlog.get_logger()
+
+
+def forget_earlier(host: Host) -> None:
+    """Remove what trials of an earlier agent left; they ended with it."""
+    shutil.rmtree(host.shm_dir / LIVE / FOLDER, ignore_errors=True)
+
+
+async def tried(host: Host, request: pb.TryCodeRequest, values: Mapping[str, str]) -> pb.TryCodeReply:
+    """Try a script.
+
+    Args:
+        host: The machine.
+        request: What is tried.
+        values: Variables that ``env_from`` names.
+
+    Raises:
+        CodeMissing: its code is not here.
+        ConfigError: script or folder are not there.
+        AgentError: there is no fork server to try it in, or it died meanwhile.
+    """
+    began = time.monotonic()
+    if not 0 < request.timeout_s <= LONGEST_S:
+        raise ConfigError(f"timeout_s is {request.timeout_s:g}; a trial takes more than 0 and at most {LONGEST_S:g} s")
+    with host.code.kept(request.code):
+        script, folder = Path(request.script), ""
+        if request.code:
+            script = await host.code.script(request.code, request.script)
+            await host.code.verify(request.code)
+            folder = str(host.code.folder / request.code)
+        cwd = request.cwd or str(script.parent)
+        check_paths(str(script), cwd)
+        with _own_folder(host) as own:
+            outcome = own / OUTCOME
+            arguments = {
+                "script": str(script),
+                "folder": folder,
+                "args": list(request.args),
+                "cwd": cwd,
+                "env": _environment(host, request, values) | {environment.TRIAL: str(outcome)},
+            }
+            end, output = await _run(host, request, own, arguments)
+            joined = _joined(outcome)
+    reply = _judged(end, output.replace(f"{folder}/", "") if folder else output, joined)
+    reply.seconds = time.monotonic() - began
+    logger.info(
+        "tried code",
+        job=request.job,
+        code=request.code,
+        outcome=pb.TryCodeReply.Outcome.Name(reply.outcome),
+        seconds=round(reply.seconds, 2),
+    )
+    return reply
+
+
+async def _run(host: Host, request: pb.TryCodeRequest, own: Path, arguments: Message) -> tuple[Message, str]:
+    """How it ended, as the fork server says, and what it printed. A fork server that dies meanwhile proves nothing."""
+    for last in (False, True):
+        fifo = own / f"output-{last}"
+        async with (
+            host.fork_servers.borrowed(request.python, dict(request.import_env)) as server,
+            _Tail.of(fifo) as output,
+        ):
+            try:
+                limit_s = request.timeout_s
+                end = await server.request(
+                    "try", timeout_s=limit_s + ANSWER_S, limit_s=limit_s, output=str(fifo), **arguments
+                )
+                return end, output.text()
+            except ForkServerLost as error:
+                logger.warning("the fork server of a trial died", job=request.job, reason=str(error))
+                mark = f"{environment.TRIAL}={own / OUTCOME}"
+                await asyncio.to_thread(
+                    kill_session, NO_SESSION, mark
+                )  # the trial died with it; what it started did not
+                if last:
+                    raise
+    raise AssertionError
+
+
+def _joined(outcome: Path) -> int:
+    """Pid of the process that came to where it joins the job; 0: none did."""
+    with contextlib.suppress(OSError, ValueError):
+        return int(outcome.read_text())
+    return 0
+
+
+def _judged(end: Message, output: str, joined: int) -> pb.TryCodeReply:
+    """What the end of a trial means.
+
+    Args:
+        end: As the fork server says it.
+        output: What it printed, the end of it.
+        joined: Pid of the process that came to where it joins the job; 0: none did.
+    """
+    kind, value = end["exit"]["kind"], end["exit"]["value"]
+    if joined and (joined == end["pid"] or (kind, value) == ("code", 0)):
+        return pb.TryCodeReply(outcome=pb.TryCodeReply.JOINED)
+    if end["slow"]:
+        return pb.TryCodeReply(outcome=pb.TryCodeReply.SLOW, text=_last(output))
+    if (kind, value) == ("code", 0):
+        return pb.TryCodeReply(outcome=pb.TryCodeReply.ENDED, text=_last(output))
+    how = f"exit code {value}" if kind == "code" else f"ended by {_signal(value)}"
+    return pb.TryCodeReply(outcome=pb.TryCodeReply.FAILED, text=_last(f"{output.rstrip()}\n({how})".lstrip()))
+
+
+def _signal(number: int) -> str:
+    with contextlib.suppress(ValueError):
+        return signal.Signals(number).name
+    return f"signal {number}"
+
+
+def _last(text: str) -> str:
+    """The end of a text, in whole characters."""
+    return text.encode()[-MOST_TEXT:].decode(errors="ignore")
+
+
+def _environment(host: Host, request: pb.TryCodeRequest, values: Mapping[str, str]) -> dict[str, str]:
+    """That of the rank that is tried, without what belongs to the job that runs."""
+    env = {
+        "OMP_NUM_THREADS": "1",
+        **host.sockets,
+        **inherited_environment(),
+        **dict(request.import_env),
+        **values,
+        **dict(request.env),
+    }
+    cluster = {environment.CLUSTER}
+    kept = {name: value for name, value in env.items() if not name.startswith("EVERSTEP_") or name in cluster}
+    kept |= {name: env[name] for name in KEPT_NAMES if name in env}
+    # Nobody listens there: a script that makes a store of its own does not meet the job's.
+    kept |= {"MASTER_ADDR": host.address, "MASTER_PORT": str(_free_port(host.address))}
+    return kept | {environment.JOB: request.job, environment.MACHINE: host.machine}
+
+
+def _free_port(address: str) -> int:
+    family = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0][0]
+    with socket.socket(family) as probe:
+        probe.bind((address, 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def _own_folder(host: Host) -> Iterator[Path]:
+    folder = private.make_folder(host.shm_dir / LIVE / FOLDER / uuid.uuid4().hex)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Tail:
+    """The end of what comes through a FIFO: no disk is in the way, and no more is kept than is told."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._tail = bytearray()
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def of(cls, path: Path) -> AsyncIterator[_Tail]:
+        """Read it as long as the context lasts."""
+        os.mkfifo(path, 0o600)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        # Without a writer of our own it would be at its end, and readable, before the first one came.
+        writer = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        loop, output = asyncio.get_running_loop(), cls(descriptor)
+        loop.add_reader(descriptor, output.read)
+        try:
+            yield output
+        finally:
+            loop.remove_reader(descriptor)
+            os.close(descriptor)
+            os.close(writer)
+
+    def read(self) -> bool:
+        """Take what is there; returns whether there was anything."""
+        try:
+            data = os.read(self._descriptor, 1 << 16)
+        except BlockingIOError:
+            return False
+        self._tail = (self._tail + data)[-2 * MOST_TEXT :]
+        return bool(data)
+
+    def text(self) -> str:
+        """All that was kept, with what is there now."""
+        while self.read():
+            pass
+        return self._tail.decode(errors="replace")

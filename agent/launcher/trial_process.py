@@ -1,0 +1,132 @@
+"""What a process does that tries a script: all that a rank does up to where the script joins the job, and no more.
+
+Loaded by the fork server as ``rank_process.py`` is, and after it. First every module of the snapshot is compiled,
+which leaves the compiled ones beside their sources for the ranks to come. Then the script runs, until it calls
+``everstep.join``, makes a process group, or is about to do an optimizer's step: there the process ends.
+"""
+
+from __future__ import annotations
+
+import ast
+import ctypes
+import importlib.machinery
+import os
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from agent.launcher import rank_process
+else:
+    rank_process = sys.modules["_everstep_rank_process"]
+
+Message = dict[str, Any]
+
+PR_SET_PDEATHSIG = 1
+MOST_ERRORS = 4
+"""Files that do not compile and are shown; the others are counted (ours)."""
+
+
+def run_trial(server: int, request: Message, read: Mapping[str, str | None]) -> NoReturn:
+    """Become a process that tries a script.
+
+    Args:
+        server: Pid of the fork server: this process dies with it.
+        request: script, folder of the snapshot or empty, args, cwd, env, output.
+        read: Variables that the server's imports read.
+    """
+    status = 1
+    try:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != server:
+            os._exit(1)
+        os.setsid()
+        rank_process.reset_signals()
+        Path("/proc/self/comm").write_text("everstep trial")
+        rank_process.redirect(request["output"], request["output"])
+        os.environ.clear()
+        os.environ.update(request["env"])
+        os.chdir(request["cwd"])
+        rank_process.tell_of_ignored(read)
+        if request["folder"] and not all_compile(Path(request["folder"]), Path(request["script"])):
+            sys.exit(1)
+        rank_process.fit_torch()
+        end_at_barriers()
+        rank_process.fit_path(request["script"])
+        rank_process.become_main(request["script"], request["args"])
+        status = 0
+    except SystemExit as error:
+        status = rank_process.exit_code(error)
+    except BaseException as error:
+        trace = error.__traceback__
+        while trace and trace.tb_frame.f_code.co_filename in (__file__, rank_process.__file__):
+            trace = trace.tb_next
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+    finally:
+        rank_process.leave(status)
+
+
+def end_at_barriers() -> None:
+    """Let this process end where a script begins to work with other ranks, or to train."""
+    import torch.distributed
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    from everstep.training.trial import end_if_tried
+
+    original = torch.distributed.init_process_group
+
+    def ends(*_: object, **__: object) -> None:
+        end_if_tried()
+
+    for module in list(sys.modules.values()):
+        names = getattr(module, "__dict__", {})
+        if names.get("init_process_group") is original:
+            names["init_process_group"] = ends
+    register_optimizer_step_pre_hook(ends)
+
+
+def all_compile(folder: Path, script: Path) -> bool:
+    """Compile all modules of a snapshot, and print what is wrong with those that do not.
+
+    A file that no other one seems to import may be anything, such as data of a test, and is only told of.
+    """
+    broken: dict[Path, str] = {}
+    keeps, sys.dont_write_bytecode = sys.dont_write_bytecode, False  # the folder is no user's
+    sources = [path for path in sorted(folder.rglob("*.py")) if path.is_file()]
+    for path in sources:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                importlib.machinery.SourceFileLoader(path.stem, str(path)).get_code(path.stem)
+        except Exception as error:
+            broken[path] = "".join(traceback.format_exception_only(error)).rstrip()
+    sys.dont_write_bytecode = keeps
+    if not broken:
+        return True
+    names = _imported(path for path in sources if path not in broken)
+    fatal = {path: text for path, text in broken.items() if path == script or _name(path) in names}
+    for path, text in [*(broken.items() - fatal.items()), *fatal.items()][-MOST_ERRORS:]:
+        print(f"{path} does not compile" + ("" if path in fatal else ", and nothing imports it") + f":\n{text}")
+    if len(broken) > MOST_ERRORS:
+        print(f"{len(broken)} files do not compile")
+    return not fatal
+
+
+def _name(path: Path) -> str:
+    return path.parent.name if path.stem == "__init__" else path.stem
+
+
+def _imported(sources: Any) -> set[str]:
+    """All names that occur in imports."""
+    names: set[str] = set()
+    for path in sources:
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names |= {part for alias in node.names for part in alias.name.split(".")}
+            if isinstance(node, ast.ImportFrom):
+                names |= set((node.module or "").split("."))
+    return names

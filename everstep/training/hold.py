@@ -1,0 +1,36 @@
+"""A rank that waits at the end of a step until it is stopped: its state is saved, so that nothing is lost.
+
+It is asked by its agent, in the mapped report file, for an update of the job's code that is wanted now.
+"""
+
+from __future__ import annotations
+
+import time
+
+from everstep.step_reports import ReportFile
+
+UNASKED_S = 120.0
+"""A rank that was not asked for so long goes on: whoever wanted it to wait is gone (ours)."""
+LOOK_S = 0.005
+"""Between two looks; whoever waits here is killed, so nobody waits for this (ours)."""
+
+
+def is_asked(reports: ReportFile, completed_steps: int) -> bool:
+    """Whether a rank that has completed so many steps is to wait."""
+    hold = reports.holding()
+    return 0 < hold.step <= completed_steps and time.monotonic_ns() - hold.asked_ns <= UNASKED_S * 1e9
+
+
+def wait_here(reports: ReportFile, completed_steps: int) -> None:
+    """Wait as long as the rank is asked to.
+
+    Args:
+        reports: Of the rank.
+        completed_steps: Whose state is saved.
+    """
+    reports.set_held(completed_steps)
+    try:
+        while is_asked(reports, completed_steps):
+            time.sleep(LOOK_S)
+    finally:
+        reports.set_held(0)

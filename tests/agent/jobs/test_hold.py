@@ -1,0 +1,137 @@
+"""Ranks that wait at the end of a step: both after the same one, with its state saved, and go on when they are let."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from agent.v1 import agent_pb2 as pb
+from everstep.errors import UnknownJob
+from tests.agent.agents import Job, RunningAgent, prepared
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+TRAIN = """
+import time, torch, torch.distributed as dist
+import everstep
+run = everstep.join()
+dist.init_process_group("gloo")
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.AdamW(model.parameters())
+state = run.checkpoint(model=model, optimizer=optimizer)
+for step in run.steps(100_000, state):
+    loss = model(torch.ones(1, 4)).sum()
+    optimizer.zero_grad()
+    loss.backward()
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+    optimizer.step()
+    run.report(step, loss=loss.detach(), tokens=1)
+    time.sleep(0.002)
+"""
+ALONE_STEPS = "import time\nimport torch\nwhile True:\n    time.sleep(0.05)\n"
+
+
+async def launch(job: Job, generation: int = 1, resume_step: int = 0, *, overlap: bool = True) -> None:
+    """A job of two ranks of one machine that train together."""
+    client = job.agent.client
+    store = await client.start_store(pb.StartStoreRequest(job=job.name, generation=generation, world_size=2))
+    request = job.launch_request(generation)
+    request.resume_step = resume_step
+    request.checkpoint.slots, request.checkpoint.overlap = 3, overlap
+    request.env.update(
+        {
+            "WORLD_SIZE": "2",
+            "LOCAL_WORLD_SIZE": "2",
+            "MASTER_ADDR": store.host,
+            "MASTER_PORT": str(store.port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "EVERSTEP_TOPOLOGY": "1,2,1,1,pp-dp-tp",
+        }
+    )
+    await client.launch(request, timeout_s=60)
+
+
+async def steps(job: Job, at_least: int) -> list[int]:
+    """Completed steps of both ranks, once all have so many."""
+    reply = await job.progress(lambda now: len(now.ranks) == 2 and min(_completed(now)) >= at_least)
+    return _completed(reply)
+
+
+def _completed(reply: pb.ProgressReply) -> list[int]:
+    return [rank.completed_steps for rank in reply.ranks]
+
+
+async def hold(job: Job, step: int, generation: int = 1) -> pb.HoldReply:
+    return await job.agent.client.hold(pb.HoldRequest(job=job.name, generation=generation, step=step))
+
+
+async def held(job: Job, step: int) -> pb.HoldReply:
+    """Ask until all wait."""
+    for _ in range(3000):
+        if (reply := await hold(job, step)).held:
+            return reply
+        await asyncio.sleep(0.01)
+    raise AssertionError(reply)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+async def test_ranks_wait_after_the_same_step_with_its_state_saved_and_nothing_is_lost(
+    agent: RunningAgent, overlap: bool
+) -> None:
+    job = await prepared(agent, TRAIN)
+    await launch(job, overlap=overlap)
+    await steps(job, 3)
+    now = await hold(job, 0)
+    assert now.known
+    assert now.farthest >= 3
+
+    step = now.farthest + 20
+    reply = await held(job, step)
+    assert reply.farthest == step
+    assert await steps(job, step) == [step, step]
+    stopped = await job.stop()
+    assert [(rank.completed_steps, rank.stopped_by_us) for rank in stopped.ranks] == [(step, True)] * 2
+    own = [copy for copy in stopped.checkpoints if copy.tier == pb.HeldCheckpoint.OWN and copy.valid]
+    assert sorted(copy.rank for copy in own if copy.completed_steps == step) == [0, 1]
+
+    await launch(job, 2, step, overlap=overlap)
+    await steps(job, step + 5)
+    await job.stop(2)
+    found = [
+        record.step
+        async for reply in agent.client.steps(pb.StepsRequest(job=job.name, rank=0))
+        for record in reply.records
+    ]
+    assert found == list(range(len(found))), "each step once"
+    await job.release()
+
+
+async def test_ranks_that_are_let_go_on(agent: RunningAgent) -> None:
+    job = await prepared(agent, TRAIN)
+    await launch(job)
+    await steps(job, 1)
+    step = (await hold(job, 0)).farthest + 20
+    await held(job, step)
+    assert not (await hold(job, 0)).held
+
+    assert min(await steps(job, step + 10)) >= step + 10
+    assert b"was not stopped: goes on" in await job.log(0, 2)
+    again = max(await steps(job, 0)) + 20
+    await held(job, again)
+    assert await steps(job, again) == [again, again]
+    await job.release()
+
+
+async def test_scripts_that_do_not_number_their_steps_are_not_held(agent: RunningAgent) -> None:
+    job = await prepared(agent, ALONE_STEPS)
+    assert await hold(job, 5) == pb.HoldReply(farthest=-1), "nothing runs"
+    await job.launch()
+    await job.entered()
+
+    assert await hold(job, 5) == pb.HoldReply(farthest=-1)
+    assert await hold(job, 5, generation=2) == pb.HoldReply(farthest=-1)
+    with pytest.raises(UnknownJob):
+        await agent.client.hold(pb.HoldRequest(job="no-such-job", generation=1, step=1))
+    await job.release()
