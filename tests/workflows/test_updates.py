@@ -21,7 +21,7 @@ LAZY = {"code": "/home/ada/gpt", **ADA}
 URGENT = {**LAZY, "urgency": "urgent"}
 
 
-async def running(jobs: Jobs, **policy: object) -> Any:
+async def running(jobs: Jobs, **policy: Any) -> Any:
     """A job that runs its first version."""
     handle = await jobs.start(**policy)
     await jobs.until(handle, lambda state: state.status == "running")
