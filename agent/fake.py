@@ -40,6 +40,7 @@ from typing import Any, cast
 
 import grpc
 import grpc.aio
+from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
 
 import everstep
@@ -51,7 +52,7 @@ from agent.state.live import LiveLines
 from agent.statuses import NO_ANSWER, status_of
 from agent.v1 import agent_pb2 as pb
 from agent.v1 import agent_pb2_grpc
-from everstep.errors import AgentUnreachable, ConfigError, EverstepError, UnknownJob
+from everstep.errors import AgentUnreachable, CodeMissing, ConfigError, EverstepError, UnknownJob
 from everstep.model.health import Health
 
 CALLS_KEPT = 10_000
@@ -159,7 +160,10 @@ class FakeAgent:
             checkpoints=lambda request: _named(request, pb.CheckpointsReply()),
             check_storage=lambda request: _named(request, pb.CheckStorageReply()),
             **dict.fromkeys(("start_store", "launch", "restore", "open_exchange"), lambda r: _named(r, of_no_job(r))),
-            **dict.fromkeys(("persist", "align", "steps", "read_log"), of_no_job),
+            **dict.fromkeys(("persist", "align", "hold", "steps", "read_log"), of_no_job),
+            has_code=pb.HasCodeReply(),
+            put_code=ConfigError("a fake agent keeps no code"),
+            try_code=lambda request: _named(request, CodeMissing(f"{machine} does not have the code {request.code}")),
             clear=lambda _: pb.ClearReply(),
             inspect=lambda _: pb.InspectReply(machine=machine, time_ns=time.time_ns(), verdict=Health.HEALTHY),
             observe=agent.observe,
@@ -212,10 +216,7 @@ class FakeAgent:
         """
         address = address or self.address or "127.0.0.1:0"
         server, port = listening(address)
-        methods = {
-            method.name: partial(self._stream if method.server_streaming else self._reply, name)
-            for name, method in METHODS.items()
-        }
+        methods = {method.name: partial(self._way(method), name) for name, method in METHODS.items()}
         agent_pb2_grpc.add_AgentServicer_to_server(
             cast(agent_pb2_grpc.AgentServicer, SimpleNamespace(**methods)), server
         )
@@ -248,6 +249,11 @@ class FakeAgent:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
+    def _way(self, method: MethodDescriptor) -> Callable[..., Any]:
+        if method.client_streaming:
+            return self._take
+        return self._stream if method.server_streaming else self._reply
+
     async def _reply(self, name: str, request: Any, context: Context) -> Message:
         """Answer a method that is no stream."""
         with self._recorded(name, request):
@@ -259,6 +265,10 @@ class FakeAgent:
             except (EverstepError, OSError, NotImplementedError) as error:
                 await context.abort(_status(error), str(error))
                 raise
+
+    async def _take(self, name: str, requests: AsyncIterator[Any], context: Context) -> Message:
+        """Answer a method that takes a stream: its request is the list of all that came."""
+        return await self._reply(name, [request async for request in requests], context)
 
     async def _carried_out(self, name: str, request: Any) -> Message:
         """The answer to a command; a job that is over may come again, with the same request ids."""

@@ -165,6 +165,7 @@ async def _run(options: AgentOptions, server: grpc.aio.Server) -> None:
         code=CodeCache(options.state_dir / CODE, reads, options.machine),
     )
     jobs = JobRegistry(host, RequestMemory(_lines(live, options, "requests.jsonl", disk)))
+    host.code.in_use = jobs.code_in_use
     monitor = _monitor(options, jobs, live)
     service = AgentService(jobs, monitor)
     adopted = await service.recover()

@@ -94,6 +94,8 @@ class Place:
     """To be told of what is on disk and remote."""
     run: str = ""
     """Which run of the job's name they are of; empty: not known."""
+    version_of: Callable[[int], int] = lambda _: 0
+    """Which version of the job's code a generation ran; 0: not known. Called in any thread."""
 
 
 FetchRange = Callable[[str, str, int, int, memoryview], SlotHeader]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,9 +47,9 @@ class Host:
     code: CodeCache
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 
-    def place(self, job: str, run: str = "") -> Place:
+    def place(self, job: str, run: str = "", version_of: Callable[[int], int] = lambda _: 0) -> Place:
         """Where the copies of a job's state lie."""
-        return Place(job, self.machine, self.shm_dir / job, self.state_dir, SavedStates(), run)
+        return Place(job, self.machine, self.shm_dir / job, self.state_dir, SavedStates(), run, version_of)
 
     def spawn(self, work: Awaitable[Any]) -> None:
         """Run something in the background; a failure is logged."""

@@ -56,7 +56,9 @@ class JobRunner:
         self.folder = host.state_dir / "jobs" / record.job
         self.shm = host.shm_dir / record.job
         self.ranks = JobRanks(host, record, lambda: self.server is not None and not self.server.lost)
-        self.checkpoints = JobCheckpoints(host.place(record.job, record.run), host.exchange, record.fenced)
+        self.checkpoints = JobCheckpoints(
+            host.place(record.job, record.run, record.version_of), host.exchange, record.fenced
+        )
         self.server: ForkServerClient | None = None
         self._starting: asyncio.Task[ForkServerClient] | None = None
         self._log = logger.bind(job=record.job)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from agent.state.disk import append
@@ -61,8 +61,16 @@ class StepArchive:
         """Ranks with records, ascending."""
         return sorted(int(path.stem.partition("-")[2]) for path in self._folder.glob("steps-*.bin"))
 
-    def read(self, rank: int, from_step: int) -> Iterator[pb.StepsReply]:
-        """Records of a rank with ``step >= from_step``, as they were reported, in portions."""
+    def read(
+        self, rank: int, from_step: int, version_of: Callable[[int], int] = lambda _: 0
+    ) -> Iterator[pb.StepsReply]:
+        """Records of a rank with ``step >= from_step``, as they were reported, in portions.
+
+        Args:
+            rank: Whose.
+            from_step: The first.
+            version_of: Which version of the job's code a generation ran; 0: not known.
+        """
         with contextlib.suppress(FileNotFoundError), self._path(rank).open("rb") as file:
             while data := file.read(REPLY_RECORDS * _RECORD.size):
                 whole = len(data) - len(data) % _RECORD.size
@@ -77,6 +85,7 @@ class StepArchive:
                             grad_norm=grad_norm,
                             tokens=tokens,
                             given=given,
+                            version=version_of(generation),
                         )
                 if reply.records:
                     yield reply

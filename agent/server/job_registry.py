@@ -42,7 +42,6 @@ class JobRegistry:
         self.runners: dict[str, JobRunner] = {}
         self.started_ns = time.time_ns()
         self._turn = asyncio.Lock()
-        host.code.in_use = self._code_in_use
 
     def ranks_seen(self) -> list[RankSeen]:
         """The ranks of all jobs that are here, for inspections. Called in any thread."""
@@ -53,7 +52,7 @@ class JobRegistry:
             for rank in list(runner.record.of(runner.record.generation))
         ]
 
-    def _code_in_use(self) -> set[str]:
+    def code_in_use(self) -> set[str]:
         """Snapshots of code that jobs here run. Called in any thread."""
         records = [runner.record for runner in list(self.runners.values())]
         return {record.code for record in records if record.code and not record.released}

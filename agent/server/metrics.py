@@ -22,6 +22,8 @@ def samples_of(jobs: JobRegistry, monitor: Monitor) -> Samples:
     samples.add("agent_start_time_seconds", jobs.started_ns / 1e9, "When the agent started, seconds since 1970.")
     samples.add("observations_waiting", host.log.waiting, "Observations that no worker acknowledged yet.")
     _inspections(samples, monitor.states())
+    samples.add("code_snapshots", host.code.snapshots, "Snapshots of jobs' code that the agent keeps.")
+    samples.add("code_bytes", host.code.bytes, "Bytes of the files of all of them.")
     for job, runner in jobs.runners.items():
         if not runner.record.released:
             _job(samples, job, runner)

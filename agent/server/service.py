@@ -305,8 +305,9 @@ class AgentService(CodeService):
         runner = await self.jobs.known(request.job, context)
         runner.ranks.drain()
         await self.host.disk.settled(STEPS_PATIENCE_S)
-        for rank in runner.ranks.archive.ranks() if request.rank < 0 else [request.rank]:
-            for reply in runner.ranks.archive.read(rank, request.from_step):
+        archive, version_of = runner.ranks.archive, runner.record.version_of
+        for rank in archive.ranks() if request.rank < 0 else [request.rank]:
+            for reply in archive.read(rank, request.from_step, version_of):
                 yield reply
 
     async def ReadLog(self, request: pb.ReadLogRequest, context: Context) -> AsyncIterator[pb.LogChunk]:  # noqa: N802

@@ -1114,6 +1114,7 @@ class HeldCheckpoint(_message.Message):
     PLACE_FIELD_NUMBER: _builtins.int
     RUN_FIELD_NUMBER: _builtins.int
     TOPOLOGY_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
     UNVERIFIED_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     completed_steps: _builtins.int
@@ -1133,6 +1134,8 @@ class HeldCheckpoint(_message.Message):
     """that saved it; in memory: that holds it"""
     topology: _builtins.str
     """of the job that saved it, as in EVERSTEP_TOPOLOGY; disk and remote only"""
+    version: _builtins.int
+    """of the job's code that saved it, 0: not known; disk and remote only"""
     unverified: _builtins.bool
     """in memory: valid says only that the header holds, the contents were not read"""
     def __init__(
@@ -1150,11 +1153,12 @@ class HeldCheckpoint(_message.Message):
         place: _builtins.str = ...,
         run: _builtins.str = ...,
         topology: _builtins.str = ...,
+        version: _builtins.int = ...,
         unverified: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "completed_steps", b"completed_steps", "digest", b"digest", "generation", b"generation", "place", b"place", "rank", b"rank", "reason", b"reason", "run", b"run", "saved_ns", b"saved_ns", "tier", b"tier", "topology", b"topology", "unverified", b"unverified", "valid", b"valid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "completed_steps", b"completed_steps", "digest", b"digest", "generation", b"generation", "place", b"place", "rank", b"rank", "reason", b"reason", "run", b"run", "saved_ns", b"saved_ns", "tier", b"tier", "topology", b"topology", "unverified", b"unverified", "valid", b"valid", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -42,6 +42,7 @@ def write_shard(
     header: SlotHeader,
     read: ReadAt,
     run: str = "",
+    code_version: int = 0,
     pace: Pace | None = None,
 ) -> Manifest:
     """Write ``rank-<r>.safetensors`` and then ``rank-<r>.json``, each atomically and lastingly.
@@ -57,6 +58,7 @@ def write_shard(
         header: The slot's header, from ``SlotReader.header``.
         read: Reads the slot's payload, e.g. ``partial(reader.read_into, header)``.
         run: Which run of the job's name writes it; empty: not known.
+        code_version: Which version of the job's code saved it; 0: not known.
         pace: Called after each piece of 4 MiB at most.
 
     Raises:
@@ -81,6 +83,7 @@ def write_shard(
             generation=header.generation,
             topology=topology,
             run=run,
+            code_version=code_version,
             saved_ns=header.saved_ns,
             bytes=layout.bytes,
             xxh3=output.digest(),

@@ -49,6 +49,8 @@ class ShardOnDisk:
     """``Manifest.digest``."""
     run: str = ""
     topology: str = ""
+    code_version: int = 0
+    """Which version of the job's code saved it; 0: not known."""
 
 
 def step_name(step: int) -> str:
@@ -124,6 +126,7 @@ def held_in(folder: Path, step: int, rank: int, *, verify: bool = False) -> Shar
         manifest.digest,
         manifest.run,
         manifest.topology,
+        manifest.code_version,
     )
 
 

@@ -102,6 +102,8 @@ class Summary(_Model):
     """As in ``EVERSTEP_TOPOLOGY``; empty: not known."""
     run: str = ""
     """Which run of the job's name wrote it, ``everstep/model/run_id.py``; empty: not known."""
+    code_version: int = Field(0, ge=0)
+    """Number of the version of the job's code that saved the state; 0: not known."""
     saved_ns: int = Field(ge=0, lt=1 << 63)
     """When the rank saved it, nanoseconds of the wall clock."""
     bytes: int = Field(ge=0)

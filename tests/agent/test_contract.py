@@ -23,7 +23,7 @@ from agent.reporting.observations import OF_NO_JOB
 from agent.security import ClientSecurity
 from agent.server.endpoint import SERVICE
 from agent.v1 import agent_pb2 as pb
-from everstep.errors import AgentUnreachable, ConfigError, UnknownJob
+from everstep.errors import AgentUnreachable, CodeMissing, ConfigError, UnknownJob
 from tests.agent.agents import RunningAgent, running_agent
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -147,6 +147,7 @@ OF_A_KNOWN_JOB: dict[str, Ask] = {
     "restore": lambda agent, job: agent.restore(pb.RestoreRequest(request_id="1", job=job)),
     "open_exchange": lambda agent, job: agent.open_exchange(pb.OpenExchangeRequest(job=job)),
     "persist": lambda agent, job: agent.persist(pb.PersistRequest(job=job, step=1)),
+    "hold": lambda agent, job: agent.hold(pb.HoldRequest(job=job, generation=1, step=1)),
     "align": lambda agent, job: agent.align(pb.AlignRequest(job=job)),
     "steps": lambda agent, job: anext(agent.steps(pb.StepsRequest(job=job))),
     "read_log": lambda agent, job: anext(agent.read_log(pb.ReadLogRequest(job=job))),
@@ -169,6 +170,26 @@ async def test_an_unknown_job_is_named_as_that(subject: Subject, method: str, jo
 async def test_what_is_no_name_of_a_job_is_refused(subject: Subject, method: str) -> None:
     with pytest.raises(ConfigError, match=r"'\.\./etc' is not a job name"):
         await (OF_ANY_JOB | OF_A_KNOWN_JOB)[method](subject.client, "../etc")
+
+
+async def test_code_that_is_not_here_is_named_as_missing(subject: Subject, job: str) -> None:
+    digest = "0" * 64
+    request = pb.TryCodeRequest(job=job, code=digest, script="main.py", timeout_s=5)
+
+    assert await subject.client.has_code([digest]) == []
+    with pytest.raises(CodeMissing, match="does not have the code 0000"):
+        await subject.client.try_code(request)
+    request.job = "../etc"
+    with pytest.raises(ConfigError, match=r"'\.\./etc' is not a job name"):
+        await subject.client.try_code(request)
+
+
+async def test_code_that_cannot_be_kept_is_refused_with_the_reason(subject: Subject) -> None:
+    async def archive() -> AsyncIterator[bytes]:
+        yield b"no archive"
+
+    with pytest.raises(ConfigError):
+        await subject.client.put_code("no digest", 10, archive())
 
 
 async def test_a_stop_of_an_unknown_job_says_so_and_a_repeated_one_gets_the_first_reply(

@@ -277,6 +277,7 @@ class DiskWriter:
                     rank=rank,
                     topology=launch.topology,
                     run=launch.run,
+                    code_version=self._place.version_of(header.generation),
                     header=header,
                     read=partial(reader.read_into, header),
                     pace=gate,

@@ -121,7 +121,8 @@ def _held(
     except CheckpointError as error:
         return ShardOnDisk(rank, step, where, False, str(error))
     fields = (manifest.generation, manifest.bytes, manifest.saved_ns, manifest.digest)
-    return ShardOnDisk(rank, step, where, not reason, reason, *fields, manifest.run, manifest.topology)
+    origin = (manifest.run, manifest.topology, manifest.code_version)
+    return ShardOnDisk(rank, step, where, not reason, reason, *fields, *origin)
 
 
 def _fault(folder: RemoteFolder, manifest: Summary, step: int, sizes: Mapping[str, int], verify: bool) -> str:
@@ -157,4 +158,5 @@ def _told(shard: ShardOnDisk, tier: pb.HeldCheckpoint.Tier.ValueType, place: str
         place=place,
         run=shard.run,
         topology=shard.topology,
+        version=shard.code_version,
     )

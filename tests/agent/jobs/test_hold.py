@@ -33,12 +33,15 @@ for step in run.steps(100_000, state):
 ALONE_STEPS = "import time\nimport torch\nwhile True:\n    time.sleep(0.05)\n"
 
 
-async def launch(job: Job, generation: int = 1, resume_step: int = 0, *, overlap: bool = True) -> None:
+async def launch(
+    job: Job, generation: int = 1, resume_step: int = 0, *, overlap: bool = True, version: int = 0
+) -> None:
     """A job of two ranks of one machine that train together."""
     client = job.agent.client
     store = await client.start_store(pb.StartStoreRequest(job=job.name, generation=generation, world_size=2))
     request = job.launch_request(generation)
-    request.resume_step = resume_step
+    request.resume_step, request.version = resume_step, version
+    request.checkpoint.disk, request.checkpoint.disk_keep = True, 10
     request.checkpoint.slots, request.checkpoint.overlap = 3, overlap
     request.env.update(
         {
@@ -63,6 +66,10 @@ def _completed(reply: pb.ProgressReply) -> list[int]:
     return [rank.completed_steps for rank in reply.ranks]
 
 
+async def on_disk(job: Job, step: int) -> None:
+    await job.progress(lambda now: all(rank.saved.disk_step == step for rank in now.ranks))
+
+
 async def hold(job: Job, step: int, generation: int = 1) -> pb.HoldReply:
     return await job.agent.client.hold(pb.HoldRequest(job=job.name, generation=generation, step=step))
 
@@ -81,7 +88,7 @@ async def test_ranks_wait_after_the_same_step_with_its_state_saved_and_nothing_i
     agent: RunningAgent, overlap: bool
 ) -> None:
     job = await prepared(agent, TRAIN)
-    await launch(job, overlap=overlap)
+    await launch(job, overlap=overlap, version=4)
     await steps(job, 3)
     now = await hold(job, 0)
     assert now.known
@@ -96,15 +103,35 @@ async def test_ranks_wait_after_the_same_step_with_its_state_saved_and_nothing_i
     own = [copy for copy in stopped.checkpoints if copy.tier == pb.HeldCheckpoint.OWN and copy.valid]
     assert sorted(copy.rank for copy in own if copy.completed_steps == step) == [0, 1]
 
-    await launch(job, 2, step, overlap=overlap)
+    await launch(job, 2, step, overlap=overlap, version=5)
     await steps(job, step + 5)
     await job.stop(2)
     found = [
-        record.step
+        (record.step, record.version)
         async for reply in agent.client.steps(pb.StepsRequest(job=job.name, rank=0))
         for record in reply.records
     ]
-    assert found == list(range(len(found))), "each step once"
+    assert found == [(at, 4 if at < step else 5) for at in range(len(found))], "each step once, under its version"
+    await job.release()
+
+
+async def test_checkpoints_on_disk_name_the_version_that_saved_them_also_after_a_restart_of_the_agent(
+    agent: RunningAgent,
+) -> None:
+    job = await prepared(agent, TRAIN)
+    await launch(job, version=4)
+    for generation, version in (1, 4), (2, 5):
+        if generation == 2:
+            agent.kill()
+            await agent.start()
+            await job.stop()
+            await launch(job, 2, version=version)
+        wanted = max(await steps(job, 1)) + 100
+        await agent.client.persist(pb.PersistRequest(job=job.name, generation=generation, step=wanted))
+        await on_disk(job, wanted)
+        copies = (await agent.client.checkpoints(pb.CheckpointsRequest(job=job.name))).checkpoints
+        found = {(c.rank, c.version) for c in copies if c.tier == c.DISK and c.completed_steps == wanted}
+        assert found == {(0, version), (1, version)}
     await job.release()
 
 
