@@ -44,3 +44,10 @@ def one_line(error: BaseException) -> str:
     """An error in one line, cut."""
     line = " ".join(str(error).split())
     return line if len(line) <= 200 else line[:198] + " …"
+
+
+def last_line(text: str, most: int = 120) -> str:
+    """The last line of a text that says something, e.g. of a traceback, cut."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    line = lines[-1] if lines else ""
+    return line if len(line) <= most else f"{line[: most - 2]} …"

@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 
 from everstep.model.job_state import JobState
 from everstep.model.version import JobVersion, Urgency, VersionStatus
+from everstep.text import last_line
 
 SHOWN = 6
-WHY_CHARACTERS = 120
 
 
 def version_rows(state: JobState) -> list[list[str]]:
@@ -27,7 +27,7 @@ def _status(one: JobVersion) -> str:
         case VersionStatus.PENDING:
             return f"waits, {_until(one)}"
         case VersionStatus.REFUSED | VersionStatus.SUSPECT | VersionStatus.CHECKING | VersionStatus.WITHDRAWN:
-            return f"{one.status}: {_line(one.why)}"
+            return f"{one.status}: {_cell(one.why)}"
         case _:
             return str(one.status)
 
@@ -50,11 +50,8 @@ def _steps(one: JobVersion) -> str:
 def _who(one: JobVersion) -> str:
     if one.number == 1 and not one.request.reason:
         return "as it was started"
-    return _line(": ".join(filter(None, [one.wanted.operator, one.wanted.reason])))
+    return _cell(": ".join(filter(None, [one.wanted.operator, one.wanted.reason])))
 
 
-def _line(text: str) -> str:
-    """One line, the last of a traceback."""
-    lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
-    line = lines[-1].replace("|", "/") if lines else ""
-    return line if len(line) <= WHY_CHARACTERS else line[: WHY_CHARACTERS - 2] + " …"
+def _cell(text: str) -> str:
+    return last_line(text).replace("|", "/")

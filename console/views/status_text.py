@@ -70,6 +70,8 @@ def job_facts(report: JobReport) -> list[tuple[str, str]]:
         ("script", " ".join([report.script, *report.args])),
         ("size", f"{report.world_size} ranks: {report.sizes}"),
     ]
+    if report.code:
+        facts.append(("code", report.code))
     if report.launched:
         facts += [
             ("step", f"{_number(report.step)}, loss {text.loss(report.loss)}, generation {report.generation}"),

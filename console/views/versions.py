@@ -10,6 +10,7 @@ from rich.table import Table
 from controlplane import text
 from controlplane.shown import clean
 from everstep.model.version import NAME_CHARACTERS, JobVersion, Urgency, VersionStatus
+from everstep.text import last_line
 
 RANGES_SHOWN = 3
 
@@ -42,7 +43,7 @@ def versions_table(versions: Sequence[JobVersion]) -> Table:
             steps_text(one),
             _moment(one.asked_ns),
             clean(one.wanted.operator) if one.number > 1 else "",
-            clean(one.wanted.reason or (_last_line(one.why) if one.status in FAILED else "")),
+            clean(one.wanted.reason or (last_line(one.why) if one.status in FAILED else "")),
             clean(_first_line(one.changed)),
         )
     return table
@@ -97,7 +98,3 @@ def _from(version: JobVersion) -> str:
 
 def _first_line(value: str) -> str:
     return value.strip().splitlines()[0] if value.strip() else ""
-
-
-def _last_line(value: str) -> str:
-    return value.strip().splitlines()[-1] if value.strip() else ""

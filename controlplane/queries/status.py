@@ -23,6 +23,9 @@ from everstep.decisions.ettr import Ettr
 from everstep.errors import AgentError, ClusterError, EverstepError
 from everstep.model.job_state import IncidentSummary, JobState
 from everstep.model.machine import Machine
+from everstep.model.version import VersionStatus
+from everstep.text import last_line
+from workflows.version_page import pending_text
 
 DESCRIBE_S = 1.5
 """An agent that needs longer is called silent (ours)."""
@@ -104,6 +107,8 @@ class JobReport(BaseModel):
     rejected: list[str]
     """Signals that made no sense."""
     link: str
+    code: str = ""
+    """Which version of its code runs, and what waits; empty: it has had one only."""
 
 
 class JobLine(BaseModel):
@@ -239,7 +244,20 @@ async def job_report(control: Control, job: str) -> JobReport:
         incidents=state.incidents[-LAST_INCIDENTS:],
         rejected=state.rejected,
         link=control.link(f"job/{job}"),
+        code=code_text(state),
     )
+
+
+def code_text(state: JobState) -> str:
+    """Which version of its code a job runs, what waits, and what was refused last; empty: it has had one only."""
+    if len(state.versions) < 2:
+        return ""
+    running = next((one for one in state.versions if one.number == state.spec.version), None)
+    newest = state.versions[-1]
+    texts = [f"{running.name} runs" if running else "", pending_text(state.versions)]
+    if newest.status in {VersionStatus.CHECKING, VersionStatus.REFUSED, VersionStatus.SUSPECT}:
+        texts.append(f"v{newest.number} {newest.status}: {last_line(newest.why)}")
+    return "; ".join(filter(None, texts))
 
 
 async def describe_all(control: Control, machines: list[Machine]) -> Described:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from activities import messages
 
 STAGES = {
+    "hold": messages.HOLD,
     "stop": messages.STOP,
     "evict": messages.POOL_REPLACE,
     "decide": messages.DECIDE,

@@ -20,6 +20,7 @@ CAUSES: tuple[Cause, ...] = get_args(Cause)
 """From the least to the gravest (ours). ``start`` is the time before the first step of a job."""
 
 OF_STAGE: dict[str, Cause] = {
+    Stage.HOLD: "restart",
     Stage.STOP: "decide",
     Stage.FIND: "decide",
     Stage.DECIDE: "decide",
