@@ -41,7 +41,7 @@ class FoundFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class CodeSnapshot:
     """A snapshot; a context manager, at whose end its archive is gone."""
 
     digest: str
@@ -56,7 +56,7 @@ class Snapshot:
         """Of all files."""
         return sum(file.bytes for file in self.files)
 
-    def __enter__(self) -> Snapshot:
+    def __enter__(self) -> CodeSnapshot:
         return self
 
     def __exit__(
@@ -65,7 +65,7 @@ class Snapshot:
         self.archive.close()
 
 
-def folder_snapshot(folder: Path) -> Snapshot:
+def folder_snapshot(folder: Path) -> CodeSnapshot:
     """What a folder holds now.
 
     Raises:
@@ -83,7 +83,7 @@ def folder_snapshot(folder: Path) -> Snapshot:
     return _packed(kept, (_contents(folder, file) for file in kept), origin)
 
 
-def revision_snapshot(folder: Path, revision: str) -> Snapshot:
+def revision_snapshot(folder: Path, revision: str) -> CodeSnapshot:
     """What a git revision has below a folder of its work tree, whatever the folder holds now.
 
     Raises:
@@ -127,7 +127,7 @@ def _contents(folder: Path, file: FoundFile) -> bytes:
         raise ConfigError(f"{path} cannot be read: {error.strerror}. {LEFT_OUT.capitalize()}") from error
 
 
-def _packed(found: Sequence[FoundFile], contents: Iterable[bytes], origin: Origin) -> Snapshot:
+def _packed(found: Sequence[FoundFile], contents: Iterable[bytes], origin: Origin) -> CodeSnapshot:
     """An archive of files and their contents, in the order of their paths."""
     archive = cast(BinaryIO, tempfile.SpooledTemporaryFile(IN_MEMORY, prefix="everstep-code-"))  # noqa: SIM115
     try:
@@ -145,7 +145,7 @@ def _packed(found: Sequence[FoundFile], contents: Iterable[bytes], origin: Origi
     except BaseException:
         archive.close()
         raise
-    return Snapshot(digest_of(held), held, archive, size, origin)
+    return CodeSnapshot(digest_of(held), held, archive, size, origin)
 
 
 def _check(where: str, files: Sequence[FoundFile]) -> None:
