@@ -116,7 +116,7 @@ def read_archive(source: BinaryIO, take: Callable[[CodeFile, bytes], None] = lam
     seen: set[str] = set()
     total = 0
     try:
-        with gzip.GzipFile(fileobj=source) as unzipped:
+        with gzip.GzipFile(fileobj=source, mode="rb") as unzipped:
             bounded = _Bounded(unzipped)
             tar = tarfile.open(fileobj=bounded, mode="r|")  # noqa: SIM115 - nothing of it is to be closed
             for entry in tar:

@@ -1,0 +1,227 @@
+"""What git says of a folder: its files, its newest commit, the tree of a revision, and the commits between two.
+
+The folder may be anybody's, and the worker runs git in it: nothing that its settings name is run.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from everstep.errors import ConfigError
+from everstep.model.version import Origin
+from everstep.text import first_of
+
+LIMIT_S = 60.0
+"""A git that has not answered after this long is given up, seconds: the folder may be on storage that hangs (ours)."""
+_NOTHING_IS_RUN = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "protocol.allow=never")
+_LINK, _SUBMODULE, _EXECUTABLE = "120000", "160000", "100755"
+NAMED = 4
+"""Commits between two versions that are named; the others are counted (ours)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """One file of a revision."""
+
+    path: str
+    """Relative to the folder."""
+    kind: str
+    """As in :class:`everstep.code_archive.CodeFile`."""
+    bytes: int
+    folder: Path
+    """In whose repository it is."""
+    id: str
+
+
+class GitFolder:
+    """A folder in the work tree of a git repository.
+
+    Args:
+        folder: It need not be the work tree's top.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def files(self) -> list[str]:
+        """What git tracks below the folder, and what it does neither track nor ignore; submodules with theirs.
+
+        Raises:
+            ConfigError: git cannot say.
+        """
+        found = []
+        for name in self._listed("ls-files", "-z", "--cached", "--others", "--exclude-standard"):
+            path = self.folder / name
+            if path.is_dir() and not path.is_symlink():  # a repository within this one
+                inner = name.rstrip("/")
+                if (path / ".git").exists():
+                    found += [f"{inner}/{below}" for below in GitFolder(path).files()]
+            elif path.is_symlink() or path.exists():  # it may be removed and not committed yet
+                found.append(name)
+        return sorted(set(found))  # a file in conflict is listed once for each side
+
+    def origin(self, revision: str = "HEAD") -> Origin:
+        """The commit of a revision; an empty one where there is none yet.
+
+        Raises:
+            ConfigError: git cannot say.
+        """
+        if revision == "HEAD" and not self._said("rev-parse", "--verify", "--quiet", "HEAD", may_fail=True):
+            return Origin(folder=str(self.folder))
+        told = self._said("log", "-1", "--no-show-signature", "--format=%H%x00%an <%ae>%x00%s", revision)
+        commit, author, subject = told.rstrip("\n").split("\0")
+        return Origin(folder=str(self.folder), commit=commit, author=author[:200], subject=subject[:200])
+
+    def is_dirty(self) -> bool:
+        """Whether files below the folder differ from the newest commit, or are not in it.
+
+        Raises:
+            ConfigError: git cannot say.
+        """
+        return bool(self._said("status", "--porcelain", "-z", "--untracked-files=normal", "--", "."))
+
+    def resolved(self, revision: str) -> str:
+        """The id of the commit that a revision names.
+
+        Raises:
+            ConfigError: it names none here.
+        """
+        if revision.startswith("-"):
+            raise ConfigError(f"{revision!r} is no revision: name a commit, a branch or a tag")
+        found = self._said("rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}", may_fail=True).strip()
+        if not found:
+            raise ConfigError(
+                f"the git repository of {self.folder} has no revision {revision!r}: "
+                f"see 'git -C {self.folder} log --all', or fetch it first"
+            )
+        return found
+
+    def tree(self, commit: str) -> list[Blob]:
+        """The files of a commit below the folder.
+
+        Raises:
+            ConfigError: git cannot say, or a submodule is not there.
+        """
+        blobs = []
+        for entry in self._listed("ls-tree", "-r", "-z", "-l", commit, "--", "."):
+            about, name = entry.split("\t", 1)
+            mode, _, identifier, size = about.split()
+            if mode == _SUBMODULE:
+                inner = GitFolder(self.folder / name)
+                if not (inner.folder / ".git").exists():
+                    raise ConfigError(
+                        f"{name} in {self.folder} is a submodule that is not there: "
+                        f"'git -C {self.folder} submodule update --init', or give a folder with --code DIR"
+                    )
+                blobs += [
+                    Blob(f"{name}/{blob.path}", blob.kind, blob.bytes, blob.folder, blob.id)
+                    for blob in inner.tree(inner.resolved(identifier))
+                ]
+            else:
+                kind = "l" if mode == _LINK else "x" if mode == _EXECUTABLE else "f"
+                blobs.append(Blob(name, kind, int(size), self.folder, identifier))
+        return blobs
+
+    def between(self, before: str, after: str) -> str:
+        """The commits that lead from one to another, for people; empty: none do, or the one before is not known here.
+
+        Raises:
+            ConfigError: git cannot say.
+        """
+        known = all(self._said("cat-file", "-t", one, may_fail=True).strip() == "commit" for one in (before, after))
+        if before == after or not known:
+            return ""
+        count = int(self._said("rev-list", "--count", f"{before}..{after}"))
+        told = self._said("log", "--no-show-signature", f"-{NAMED}", "--format=%h %s (%an)", f"{before}..{after}")
+        taken_back = int(self._said("rev-list", "--count", f"{after}..{before}"))
+        text = first_of((line[:120] for line in told.splitlines()), count, noun="commits", separator="; ")
+        back = f"{taken_back} commits are taken back" if taken_back else ""
+        return "; ".join(filter(None, (text, back)))
+
+    def _said(self, *arguments: str, may_fail: bool = False) -> str:
+        return _git(self.folder, *arguments, may_fail=may_fail).decode(errors="replace")
+
+    def _listed(self, *arguments: str) -> list[str]:
+        """Entries with a NUL after each; names that are no UTF-8 as the file system gives them."""
+        return [os.fsdecode(entry) for entry in _git(self.folder, *arguments).split(b"\0") if entry]
+
+
+def read_blobs(blobs: list[Blob]) -> Iterator[bytes]:
+    """The contents of files, in turn.
+
+    Raises:
+        ConfigError: one cannot be read.
+    """
+    running: dict[Path, subprocess.Popen[bytes]] = {}
+    try:
+        for blob in blobs:
+            if blob.folder not in running:
+                running[blob.folder] = subprocess.Popen(
+                    _command(blob.folder, "cat-file", "--batch"),
+                    env=_environment(),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                )
+            process = running[blob.folder]
+            assert process.stdin
+            assert process.stdout
+            process.stdin.write(f"{blob.id}\n".encode())
+            process.stdin.flush()
+            told = process.stdout.readline().split()
+            if len(told) != 3 or told[1] != b"blob":
+                raise ConfigError(
+                    f"git in {blob.folder} cannot read {blob.path} ({blob.id[:12]}): run 'git fsck' there"
+                )
+            contents = process.stdout.read(int(told[2]))
+            process.stdout.read(1)
+            yield contents
+    finally:
+        for process in running.values():
+            process.kill()
+            process.communicate()
+
+
+def work_tree_of(folder: Path) -> Path | None:
+    """The top of the git work tree that a folder is in; None: it is in none."""
+    return next((above for above in (folder, *folder.parents) if (above / ".git").exists()), None)
+
+
+def _git(folder: Path, *arguments: str, may_fail: bool = False) -> bytes:
+    try:
+        ended = subprocess.run(
+            _command(folder, *arguments),
+            env=_environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{folder} is in a git repository, and there is no git here: "
+            "install it, or take what shall run to a folder outside of it"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise ConfigError(
+            f"'git {arguments[0]}' in {folder} took longer than {LIMIT_S:g} s: have git ignore what is no code, "
+            "or name a smaller folder with --code DIR"
+        ) from None
+    if ended.returncode and not may_fail:
+        said = ended.stderr.decode(errors="replace").strip().splitlines()
+        raise ConfigError(f"'git {arguments[0]}' in {folder}: {said[0] if said else 'failed'}")
+    return b"" if ended.returncode else ended.stdout
+
+
+def _command(folder: Path, *arguments: str) -> list[str]:
+    return ["git", "--no-replace-objects", *_NOTHING_IS_RUN, "-C", str(folder), *arguments]
+
+
+def _environment() -> dict[str, str]:
+    """Ours without what names another repository, e.g. within a hook."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    return kept | {"LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "GIT_PAGER": "cat"}

@@ -1,0 +1,156 @@
+"""What ``.gitignore`` files leave out, where there is no git repository: git's own rules, byte for byte.
+
+A line decides about a file or folder itself. What lies in a folder that is left out is never asked for, so that nothing
+in it can be taken back: whoever walks goes down from the top.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+_CLASSES = {
+    "alnum": "0-9A-Za-z",
+    "alpha": "A-Za-z",
+    "blank": r" \t",
+    "cntrl": r"\x00-\x1f\x7f",
+    "digit": "0-9",
+    "graph": r"\x21-\x7e",
+    "lower": "a-z",
+    "print": r"\x20-\x7e",
+    "punct": r"!-/:-@\[-`{-~",
+    "space": r" \t\n\r\f\v",
+    "upper": "A-Z",
+    "xdigit": "0-9A-Fa-f",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class IgnoreRule:
+    """One line."""
+
+    pattern: re.Pattern[str]
+    ignores: bool
+    folders_only: bool
+    by_name: bool
+    """It is about the last part of a path, wherever that is."""
+
+
+class IgnoreFile:
+    """The rules of one file.
+
+    Args:
+        contents: Of the file.
+    """
+
+    def __init__(self, contents: bytes) -> None:
+        lines = contents.removeprefix(b"\xef\xbb\xbf").decode("latin-1").split("\n")
+        self._rules = [rule for line in lines if (rule := _rule(line.removesuffix("\r"))) is not None]
+
+    def says(self, path: str, *, is_folder: bool) -> bool | None:
+        """Whether a path, relative to the file's folder, is ignored; None: the file does not say."""
+        text = os.fsencode(path).decode("latin-1")
+        name = text.rpartition("/")[2]
+        for rule in reversed(self._rules):
+            asked = name if rule.by_name else text
+            if (is_folder or not rule.folders_only) and rule.pattern.fullmatch(asked):
+                return rule.ignores
+        return None
+
+
+def _rule(line: str) -> IgnoreRule | None:
+    line = _without_spaces(line)
+    if not line or line.startswith("#"):
+        return None
+    ignores = not line.startswith("!")
+    line = line if ignores else line[1:]
+    folders_only = line.endswith("/")
+    line = line[:-1] if folders_only else line
+    by_name = "/" not in line
+    expression = _expression(line.removeprefix("/"), crosses=by_name)
+    if not line or expression is None:
+        return None
+    return IgnoreRule(re.compile(expression, re.DOTALL), ignores, folders_only, by_name)
+
+
+def _without_spaces(line: str) -> str:
+    """Without the spaces at its end, but for one that a backslash keeps."""
+    bare = line.rstrip(" ")
+    backslashes = len(bare) - len(bare.rstrip("\\"))
+    return bare + " " if backslashes % 2 and bare != line else bare
+
+
+def _expression(glob: str, *, crosses: bool) -> str | None:
+    """A regular expression for a pattern; None: it matches nothing.
+
+    Args:
+        glob: The pattern.
+        crosses: A star may stand for slashes too.
+    """
+    any_part, made, at = ("." if crosses else "[^/]"), "", 0
+    while at < len(glob):
+        character = glob[at]
+        at += 1
+        if character == "*":
+            begin = at - 1
+            while at < len(glob) and glob[at] == "*":
+                at += 1
+            whole = (begin == 0 or glob[begin - 1] == "/") and at - begin >= 2
+            if not crosses and whole and glob.startswith("/", at):
+                made, at = made + "(?:.*/)?", at + 1
+            elif not crosses and whole and at == len(glob):
+                made += ".*"
+            else:
+                made += f"{any_part}*"
+        elif character == "?":
+            made += any_part
+        elif character == "[":
+            found = _class(glob, at)
+            if found is None:
+                return None
+            made, at = made + f"(?!/){found[0]}", found[1]
+        elif character == "\\":
+            if at == len(glob):
+                return None
+            made, at = made + re.escape(glob[at]), at + 1
+        else:
+            made += re.escape(character)
+    return made
+
+
+def _class(glob: str, at: int) -> tuple[str, int] | None:
+    """A set of characters, and where it ends; None: it does not end, or holds an unknown class."""
+    negated = glob[at : at + 1] in {"!", "^"}
+    at += negated
+    inner, first, before = "", True, ""
+    while at < len(glob):
+        character = glob[at]
+        at += 1
+        if character == "]" and not first:
+            return (f"[^{inner}]" if negated else f"[{inner}]" if inner else "(?!)"), at
+        first = False
+        if character == "[" and glob.startswith(":", at) and (end := glob.find(":]", at)) > 0:
+            if (name := glob[at + 1 : end]) not in _CLASSES:
+                return None
+            inner, at, before = inner + _CLASSES[name], end + 2, ""
+            continue
+        if character == "-" and before and at < len(glob) and glob[at] != "]":
+            last = glob[at]
+            at += 1
+            if last == "\\":
+                if at == len(glob):
+                    return None
+                last = glob[at]
+                at += 1
+            if before <= last:
+                inner += f"{re.escape(before)}-{re.escape(last)}"
+            before = ""
+            continue
+        if character == "\\":
+            if at == len(glob):
+                return None
+            character = glob[at]
+            at += 1
+        inner, before = inner + re.escape(character), character
+    return None

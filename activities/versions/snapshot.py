@@ -1,0 +1,200 @@
+"""A snapshot of code: the files of a folder or of a git revision, within bounds, in one archive.
+
+``everstep/code_archive.py`` says what its digest is.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import stat
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, NoReturn, cast
+
+from activities.versions.git import GitFolder, read_blobs, work_tree_of
+from activities.versions.listing import files_of
+from everstep.code_archive import MAX_BYTES, MAX_FILE_BYTES, MAX_FILES, CodeFile, Packer, digest_of, leaves
+from everstep.errors import ConfigError
+from everstep.model.version import Origin
+from everstep.text import listed, printable, size_text
+
+IN_MEMORY = 16 << 20
+"""A larger archive is a file in the folder for temporary files (ours)."""
+NAMED = 5
+"""Files and folders that a refusal names (ours)."""
+LEFT_OUT = "have git ignore what is no code (.gitignore), name a smaller folder with --code DIR, or run it in place"
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFile:
+    """A file that belongs into a snapshot."""
+
+    path: str
+    kind: str
+    """As in :class:`everstep.code_archive.CodeFile`."""
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CodeSnapshot:
+    """A snapshot; a context manager, at whose end its archive is gone."""
+
+    digest: str
+    files: list[CodeFile]
+    archive: BinaryIO
+    """At its beginning."""
+    archive_bytes: int
+    origin: Origin
+
+    @property
+    def bytes(self) -> int:
+        """Of all files."""
+        return sum(file.bytes for file in self.files)
+
+    def __enter__(self) -> CodeSnapshot:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.archive.close()
+
+
+def folder_snapshot(folder: Path) -> CodeSnapshot:
+    """What a folder holds now.
+
+    Raises:
+        ConfigError: it cannot be a snapshot: it is none, too large, cannot be read, or has links that leave it.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"there is no folder {folder} here: give the absolute path of one")
+    found = [_found(folder, name) for name in files_of(folder)]
+    kept = [file for file in found if file is not None]
+    _check(str(folder), kept)
+    git = GitFolder(folder) if work_tree_of(folder) else None
+    origin = git.origin() if git else Origin(folder=str(folder))
+    if git and origin.commit:
+        origin = origin.model_copy(update={"dirty": git.is_dirty()})
+    return _packed(kept, (_contents(folder, file) for file in kept), origin)
+
+
+def revision_snapshot(folder: Path, revision: str) -> CodeSnapshot:
+    """What a git revision has below a folder of its work tree, whatever the folder holds now.
+
+    Raises:
+        ConfigError: there is no such folder or revision, or it cannot be a snapshot.
+    """
+    if not folder.is_dir() or not work_tree_of(folder):
+        raise ConfigError(f"{folder} is no folder of a git repository here: give one, or a folder without a revision")
+    git = GitFolder(folder)
+    commit = git.resolved(revision)
+    blobs = git.tree(commit)
+    found = [FoundFile(_text(folder, blob.path), blob.kind, blob.bytes) for blob in blobs]
+    _check(f"{folder} at {revision}", found)
+    return _packed(found, read_blobs(blobs), git.origin(commit))
+
+
+def _found(folder: Path, name: str) -> FoundFile | None:
+    """A file of a folder; None: it is none, e.g. a socket, or has just gone."""
+    path = folder / _text(folder, name)
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return None
+    if stat.S_ISLNK(status.st_mode):
+        root, real = os.path.realpath(folder), os.path.realpath(path)
+        if real != root and not real.startswith(f"{root}/"):
+            _refuse_link(folder, name, str(path.readlink()))
+        return FoundFile(name, "l", status.st_size)
+    if not stat.S_ISREG(status.st_mode):
+        return None
+    return FoundFile(name, "x" if status.st_mode & 0o100 else "f", status.st_size)
+
+
+def _contents(folder: Path, file: FoundFile) -> bytes:
+    path = folder / file.path
+    try:
+        if file.kind == "l":
+            return os.fsencode(path.readlink())
+        with path.open("rb") as source:
+            return source.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}. {LEFT_OUT.capitalize()}") from error
+
+
+def _packed(found: Sequence[FoundFile], contents: Iterable[bytes], origin: Origin) -> CodeSnapshot:
+    """An archive of files and their contents, in the order of their paths."""
+    archive = cast(BinaryIO, tempfile.SpooledTemporaryFile(IN_MEMORY, prefix="everstep-code-"))  # noqa: SIM115
+    try:
+        held, total = [], 0
+        with Packer(archive) as packer:
+            for file, data in zip(found, contents, strict=True):
+                total += len(data)
+                if len(data) > MAX_FILE_BYTES or total > MAX_BYTES:
+                    raise ConfigError(f"{file.path} in {origin.folder} grew while it was read: {LEFT_OUT}")
+                if file.kind == "l":
+                    _check_link(Path(origin.folder), file.path, data)
+                held.append(packer.add(file.path, file.kind, data))
+        size = archive.tell()
+        archive.seek(0)
+    except BaseException:
+        archive.close()
+        raise
+    return CodeSnapshot(digest_of(held), held, archive, size, origin)
+
+
+def _check(where: str, files: Sequence[FoundFile]) -> None:
+    """Raises where they are not the code of a job."""
+    total = sum(file.bytes for file in files)
+    largest = sorted(files, key=lambda file: -file.bytes)
+    large = [file for file in largest if file.bytes > MAX_FILE_BYTES]
+    bounds = (
+        f"a version has at most {MAX_FILES} files of {size_text(MAX_BYTES)}, and {size_text(MAX_FILE_BYTES)} a file"
+    )
+    if not files:
+        raise ConfigError(f"{where} has no file that git does not ignore: there is nothing to run")
+    if large or total > MAX_BYTES:
+        named = listed([f"{file.path} ({size_text(file.bytes)})" for file in large or largest], NAMED, noun="files")
+        raise ConfigError(
+            f"{where} is too large for a version of code, with {size_text(total)}: {named}. {bounds}: {LEFT_OUT}"
+        )
+    if len(files) > MAX_FILES:
+        folders = Counter(posixpath.dirname(file.path) or "." for file in files)
+        named = listed([f"{name} ({count})" for name, count in folders.most_common()], NAMED, noun="folders")
+        raise ConfigError(
+            f"{where} has too many files for a version of code, {len(files)}, most of them in {named}. "
+            f"{bounds}: {LEFT_OUT}"
+        )
+
+
+def _check_link(folder: Path, path: str, target: bytes) -> None:
+    try:
+        told = target.decode()
+    except UnicodeDecodeError:
+        raise ConfigError(f"{folder / path} is a link to a name that is not UTF-8: have git ignore it") from None
+    if leaves(path, told):
+        _refuse_link(folder, path, told)
+
+
+def _refuse_link(folder: Path, path: str, target: str) -> NoReturn:
+    raise ConfigError(
+        f"{folder / path} is a link that leads out of the folder, to {printable(target)}: "
+        "a version has its own files only. Have git ignore the link and name the place in an argument, "
+        "make it a relative one within the folder, or name a folder with both with --code DIR"
+    )
+
+
+def _text(folder: Path, name: str) -> str:
+    """The name, which has to be text: it crosses machines."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(
+            f"the name of {printable(name)} in {folder} is not UTF-8: rename it, or have git ignore it"
+        ) from None
+    return name
