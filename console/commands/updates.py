@@ -216,9 +216,9 @@ async def _versions(job: str, number: int | None, cluster: str, *, as_json: bool
     elif not found:
         print(f"job {job} was started before versions were known: an update makes the first ones")
     else:
-        from rich.console import Console
+        from console.terminal import PlainConsole
 
-        Console().print(versions_table(found))
+        PlainConsole().print(versions_table(found))
     return 0
 
 
