@@ -49,8 +49,8 @@ from everstep.errors import AgentError, ConfigError
 from everstep.model.health import Finding
 
 SPARED = ("checkpoints", CODE)
-"""In the state folder: may be a link to a larger disk, and is as private as its owner wants it; code has links, and an
-index of its own, which is minded before any of it is run."""
+"""In the state folder: may be a link to a larger disk, and is as private as its owner wants it; code may have
+links of ours, and is checked apart."""
 DRAIN_S = 0.2
 """Step records are copied out of the mapped files this often; their ring holds 4096 (ours)."""
 ROTATE_S = 1.0
@@ -126,6 +126,8 @@ async def serve(options: AgentOptions) -> None:
     for folder in (options.state_dir, options.shm_dir):
         private.make_folder(folder)
         private.check_tree(folder, spared=SPARED)
+    if (options.state_dir / CODE).exists():
+        private.check_tree(private.make_folder(options.state_dir / CODE), by_programs=True)
     with _only_agent(options.state_dir):
         server, _ = listening(options.listen, credentials, interceptors)
         await _run(options, server)

@@ -41,7 +41,7 @@ def make_folder(path: Path) -> Path:
     return path
 
 
-def check_tree(folder: Path, spared: Container[str] = ()) -> None:
+def check_tree(folder: Path, spared: Container[str] = (), *, by_programs: bool = False) -> None:
     """Check all that lies in a private folder: ours, no links, no folder that others can write to.
 
     It is what an agent finds when it starts: left by an earlier one, or by somebody else while the folder was open.
@@ -49,6 +49,8 @@ def check_tree(folder: Path, spared: Container[str] = ()) -> None:
     Args:
         folder: A private folder.
         spared: Names in it that may be anything.
+        by_programs: Programs of ours made what is there: links that are ours may be, and folders that their umask left
+            open are closed.
 
     Raises:
         ConfigError: something is not; the message names it and says what to do.
@@ -61,12 +63,12 @@ def check_tree(folder: Path, spared: Container[str] = ()) -> None:
             with suppress(FileNotFoundError):  # a rank that lives renames and removes
                 status = entry.stat(follow_symlinks=False)
                 if stat.S_ISDIR(status.st_mode):
-                    _check_own(path, status)
+                    _check_own(path, status, open_too=by_programs)
                     if status.st_mode & OTHERS:
-                        _close_to_others(path)
-                    check_tree(path)
-                elif stat.S_ISLNK(status.st_mode) or status.st_uid != os.geteuid():
-                    what = "is a link" if stat.S_ISLNK(status.st_mode) else f"belongs to user {_name(status.st_uid)}"
+                        _close_to_others(path, open_too=by_programs)
+                    check_tree(path, by_programs=by_programs)
+                elif (link := stat.S_ISLNK(status.st_mode) and not by_programs) or status.st_uid != os.geteuid():
+                    what = "is a link" if link else f"belongs to user {_name(status.st_uid)}"
                     raise ConfigError(
                         f"{path} {what}, and somebody else may have put it there: "
                         f"look at what it is, and remove it, or name another folder than {folder}"
@@ -109,7 +111,7 @@ def _made(path: Path) -> os.stat_result:
         return path.lstat()
 
 
-def _check_own(path: Path, status: os.stat_result) -> None:
+def _check_own(path: Path, status: os.stat_result, *, open_too: bool = False) -> None:
     if stat.S_ISLNK(status.st_mode):
         raise ConfigError(
             f"{path} is a link: whoever made it decides where we write. Remove it, or name the folder itself"
@@ -121,7 +123,7 @@ def _check_own(path: Path, status: os.stat_result) -> None:
             f"{path} belongs to user {_name(status.st_uid)}, and we are {_name(os.geteuid())}: "
             "its owner could read and change everything in it. Have it removed, or name another folder"
         )
-    if status.st_mode & OTHERS_WRITE:
+    if status.st_mode & OTHERS_WRITE and not open_too:
         raise ConfigError(
             f"{path} is writable for other users (mode {stat.S_IMODE(status.st_mode):04o}), who may have put something "
             f"into it: remove it, or see that all in it is yours and 'chmod 700 {path}'"
@@ -148,11 +150,11 @@ def _check_parent(parent: Path, status: os.stat_result, path: Path) -> None:
         )
 
 
-def _close_to_others(path: Path) -> None:
+def _close_to_others(path: Path, *, open_too: bool = False) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         status = os.fstat(descriptor)
-        _check_own(path, status)
+        _check_own(path, status, open_too=open_too)
         os.fchmod(descriptor, stat.S_IMODE(status.st_mode) & ~OTHERS)
     finally:
         os.close(descriptor)

@@ -97,6 +97,18 @@ def test_a_tree_is_closed_and_searched_for_what_was_planted(tmp_path: Path) -> N
         private.check_tree(tmp_path)
 
 
+def test_what_programs_made_is_closed_and_may_have_links_but_nothing_of_others(tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package").chmod(0o777)
+    (tmp_path / "now").symlink_to("package")
+    private.check_tree(tmp_path, by_programs=True)
+    assert mode(tmp_path / "package") == 0o700
+    needs_another_user()
+    os.lchown(tmp_path / "now", NOBODY, NOBODY)
+    with pytest.raises(ConfigError, match="now belongs to user nobody"):
+        private.check_tree(tmp_path, by_programs=True)
+
+
 def test_a_replaced_file_is_whole_private_and_no_link_is_followed(tmp_path: Path) -> None:
     path, victim = tmp_path / "file", tmp_path / "victim"
     victim.write_text("precious")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 
 from agent.code.cache import COMING
 from agent.v1 import agent_pb2 as pb
+from everstep.code_archive import Packer, digest_of
 from everstep.errors import AgentError, AgentUnreachable, CodeMissing, ConfigError
 from tests.agent.agents import Job, RunningAgent, prepared, running_agent, until
 from tests.agent.code.snapshots import folder, packed, pieces, put
@@ -127,10 +130,11 @@ async def test_two_at_once_end_in_one(agent: RunningAgent) -> None:
 
 async def test_an_agent_that_is_killed_while_code_comes_has_none_of_it_and_leaves_nothing(tmp_path: Path) -> None:
     archive, digest = packed(FILES)
+    gone = asyncio.Event()
 
     async def half() -> AsyncIterator[bytes]:
         yield archive[:100]
-        await asyncio.Event().wait()
+        await gone.wait()
 
     async with running_agent(tmp_path) as agent:
         kept = await put(agent, FILES | {"kept.txt": ""})
@@ -139,9 +143,26 @@ async def test_an_agent_that_is_killed_while_code_comes_has_none_of_it_and_leave
         agent.kill()
         with pytest.raises(AgentUnreachable):
             await coming
+        gone.set()
         (folder(agent) / digest).mkdir()  # as if it had died while it unpacked
         await agent.start()
         await until(lambda: not list(folder(agent).glob(".*")), "what was left is removed")
         assert await agent.client.has_code([digest, kept]) == [kept]
         await put(agent, FILES)
         assert await agent.client.has_code([digest, kept]) == [digest, kept]
+
+
+async def test_an_agent_starts_again_on_code_whatever_the_umask_and_links_were(tmp_path: Path) -> None:
+    output = io.BytesIO()
+    with Packer(output) as packer:
+        held = [packer.add("a/main.py", "f", b"1\n"), packer.add("now", "l", b"a")]
+    digest, before = digest_of(held), os.umask(0o002)
+    try:
+        async with running_agent(tmp_path / "agent") as agent:
+            await agent.client.put_code(digest, len(output.getvalue()), pieces(output.getvalue()))
+            (folder(agent) / digest / "a/__pycache__").mkdir()
+            agent.kill()
+            await agent.start()
+            assert await agent.client.has_code([digest]) == [digest]
+    finally:
+        os.umask(before)

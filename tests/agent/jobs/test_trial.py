@@ -160,6 +160,18 @@ async def test_it_has_nothing_of_the_job_that_runs(agent: RunningAgent, tmp_path
     await job.release()
 
 
+async def test_variables_of_the_machine_are_those_of_a_launch(agent: RunningAgent, tmp_path: Path) -> None:
+    (tmp_path / "env").write_text("SECRET=s3cret\n")
+    one = request(await put(agent, {"main.py": "import os\nprint(os.environ['SECRET'][::-1])\n"}))
+    one.env_from.append("SECRET")
+    one.env_file = str(tmp_path / "env")
+    assert (await agent.client.try_code(one)).text == "terc3s\n"
+    one.env_from.append("NOWHERE")
+    one.request_id = "another"
+    with pytest.raises(ConfigError, match="NOWHERE"):
+        await agent.client.try_code(one)
+
+
 async def test_missing_and_damaged_code_has_to_be_brought_first(agent: RunningAgent) -> None:
     with pytest.raises(CodeMissing):
         await agent.client.try_code(request("0" * 64))
