@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-import functools
 import getpass
 import os
 import zlib
@@ -20,7 +19,6 @@ from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle, W
 from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.envconfig import ClientConfig
 from temporalio.exceptions import WorkflowAlreadyStartedError
-from temporalio.runtime import LoggingConfig, Runtime, TelemetryConfig, TelemetryFilter
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.payloads import data_converter
@@ -30,6 +28,7 @@ from controlplane.inventory import VARIABLE, Inventory, inventory_path, load
 from controlplane.local.cluster_file import ClusterFile
 from controlplane.local.temporal_server import configured
 from controlplane.progress import ProgressFeed
+from controlplane.quiet_runtime import quiet_runtime
 from controlplane.references import JobRun, option_of, parse_incident
 from everstep import environment
 from everstep.errors import ClusterError, ConfigError, LedgerError, NoSuchJob
@@ -38,11 +37,12 @@ from everstep.model.job import JobSpec
 from everstep.model.job_state import TASK_QUEUE, EarlierRun, IncidentSummary, JobState, job_workflow_id, jobs_query
 from everstep.model.machine import Machine
 from everstep.model.stage_at_hand import StageAtHand
+from everstep.model.version import JobVersion
 from everstep.text import one_line
 from workflows import attributes
 from workflows.messages import JobResult
 from workflows.options import TASK_TIMEOUT
-from workflows.web_ui import summary
+from workflows.web_ui import job_title
 
 if TYPE_CHECKING:  # SQLAlchemy: no command waits for it that needs no ledger
     from activities.ledger import Ledger
@@ -52,13 +52,6 @@ ANSWER_LIMIT = timedelta(seconds=5)
 ASK_AGAIN_S = 1.0
 """Wait before Temporal is asked again after it did not answer, seconds (ours)."""
 JOBS_LISTED = 50
-
-
-@functools.cache
-def quiet_runtime() -> Runtime:
-    """The SDK's runtime for a terminal: it logs errors only, since everstep reports retries itself."""
-    errors = LoggingConfig(filter=TelemetryFilter(core_level="ERROR", other_level="ERROR"))
-    return Runtime(telemetry=TelemetryConfig(logging=errors))
 
 
 class Control:
@@ -152,6 +145,11 @@ class Control:
         return self._owner.machines if self._owner else []
 
     @property
+    def versions_url(self) -> str:
+        """Where versions of jobs' code are kept; "" when this is not known here."""
+        return self.cluster.versions_url if self.cluster else os.environ.get(environment.VERSIONS, "")
+
+    @property
     def machines(self) -> list[Machine]:
         """The machines that jobs may have: all but the standbys."""
         return self.all_machines[: len(self.all_machines) - self._owner.standbys] if self._owner else []
@@ -176,6 +174,7 @@ class Control:
         resume_from: int | None = None,
         resume_path: str = "",
         last_run: EarlierRun | None = None,
+        versions: Sequence[JobVersion] = (),
     ) -> None:
         """Start a job on machines.
 
@@ -185,13 +184,12 @@ class Control:
             resume_from: Completed steps of a checkpoint of the last run of its name; None: from the beginning.
             resume_path: Folder of a disk checkpoint of any job, with any parallel sizes.
             last_run: The last run of its name, for ``resume_from``; None: not known.
+            versions: The first version of its code; empty: what the spec says.
 
         Raises:
             ConfigError: a job of this name is running.
             ClusterError: Temporal does not answer.
         """
-        topology = spec.topology()
-        line = " ".join([os.path.basename(spec.script), *spec.args])  # noqa: PTH119 - a path of another machine
         with self._answers(spec.name):
             try:
                 await self.client.start_workflow(
@@ -202,6 +200,7 @@ class Control:
                         resume_from=resume_from,
                         resume_path=resume_path,
                         earlier=last_run or EarlierRun(),
+                        versions=list(versions),
                     ),
                     id=job_workflow_id(spec.name),
                     task_queue=self.task_queue,
@@ -211,9 +210,7 @@ class Control:
                     search_attributes=attributes.search_attributes(
                         {attributes.JOB_NAME: spec.name, attributes.STAGE: "starting"}
                     ),
-                    static_summary=summary(
-                        f"{topology.world_size} ranks on {topology.machines} machines ({topology.text}): `{line}`"
-                    ),
+                    static_summary=job_title(spec),
                 )
             except WorkflowAlreadyStartedError:
                 raise ConfigError(

@@ -34,6 +34,8 @@ from activities.payloads import data_converter
 from activities.pool.ask_pool import PoolActivities, keep_pool
 from activities.pool.look import LookActivities
 from activities.pool.provision import ProvisionActivities
+from activities.versions.activities import VersionActivities
+from activities.versions.store import VersionStore
 from activities.watching.leftovers import LeftoverCleaner
 from activities.watching.watcher import Watcher
 from agent.client import AgentPool
@@ -84,6 +86,7 @@ def build(
     task_queue: str,
     cluster: Cluster | None = None,
     notices: NoticeSettings | None = None,
+    versions: VersionStore | None = None,
     max_cached_workflows: int = 1000,
 ) -> Worker:
     """A worker with everything that everstep runs on Temporal.
@@ -96,13 +99,15 @@ def build(
         task_queue: Of the cluster's jobs.
         cluster: Lists its machines; None: nobody does, and the pool knows those that jobs name.
         notices: Who is told of events; None: nobody is.
+        versions: Where versions of jobs' code are; None: jobs run in place only.
         max_cached_workflows: That are kept in memory between two tasks.
     """
     pool, looks = PoolActivities(), LookActivities(agents, cluster)
-    ranks = RankActivities(agents, watcher)
+    ranks = RankActivities(agents, watcher, versions)
     checkpoints = CheckpointActivities(agents)
     incidents = IncidentActivities()
     records = RecordActivities(ledger)
+    code = VersionActivities(agents, versions)
     telling = NoticeActivities(notices or NoticeSettings())
     return Worker(
         client,
@@ -130,6 +135,8 @@ def build(
             records.decide,
             records.record,
             telling.deliver,
+            code.make,
+            code.check,
         ],
         workflow_runner=sandbox(),
         max_cached_workflows=max_cached_workflows,
@@ -162,6 +169,7 @@ async def run_worker(
     metrics: str = "",
     temporal_metrics: str = "",
     notices: Path | None = None,
+    versions: str = "",
 ) -> None:
     """Run until SIGTERM or SIGINT.
 
@@ -172,6 +180,7 @@ async def run_worker(
         metrics: ``host:port`` on which Prometheus reads the worker's own metrics; empty: none are served.
         temporal_metrics: The same for those of Temporal's SDK.
         notices: File that says who is told of events; None: nobody is.
+        versions: Folder or URL of the store of versions; empty: there is none.
 
     Raises:
         ConfigError: metrics cannot be served there, or the file is wrong.
@@ -186,6 +195,7 @@ async def run_worker(
             parsed_address(metrics)
         runtime = temporal_runtime(temporal_metrics) if temporal_metrics else None
     receivers = notice_settings(notices)
+    store = VersionStore(versions) if versions else None
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
@@ -207,6 +217,7 @@ async def run_worker(
         task_queue=task_queue,
         cluster=own_cluster(),
         notices=receivers,
+        versions=store,
     )
     log.info("worker is up", pid=os.getpid(), namespace=client.namespace, task_queue=task_queue, ledger=str(ledger.url))
     served = contextlib.AsyncExitStack()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
@@ -15,6 +16,7 @@ from everstep.model.incident import (
     StateCopy,
     Tier,
 )
+from everstep.model.job import JobSpec
 from everstep.model.job_state import JobState
 from everstep.text import listed
 from workflows.version_page import version_rows
@@ -110,6 +112,13 @@ def searched_text(evidence: Evidence) -> str:
         for place in evidence.unlisted
     ]
     return "; ".join([*silent, found_text([place for place in evidence.held if place.valid])])
+
+
+def job_title(spec: JobSpec) -> str:
+    """Title of a job, as lists show it."""
+    topology = spec.topology()
+    line = " ".join([posixpath.basename(spec.script), *spec.args])
+    return summary(f"{topology.world_size} ranks on {topology.machines} machines ({topology.text}): `{line}`")
 
 
 def incident_title(number: int, anomaly: Anomaly) -> str:

@@ -8,6 +8,7 @@ generations and never fork a rank twice.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from functools import partial
 from typing import Protocol
 
@@ -31,6 +32,8 @@ from activities.messages import (
     ReleaseInput,
     StopInput,
 )
+from activities.versions.ship import Shipment
+from activities.versions.store import VersionStore
 from agent.client import AgentClient, AgentPool
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.checkpoints.placement import place_backups
@@ -52,9 +55,10 @@ class JobHint(Protocol):
 class RankActivities:
     """The activities that talk to the node agents."""
 
-    def __init__(self, agents: AgentPool, watcher: JobHint | None = None) -> None:
+    def __init__(self, agents: AgentPool, watcher: JobHint | None = None, store: VersionStore | None = None) -> None:
         self._agents = agents
         self._watcher = watcher
+        self._store = store
 
     @activity.defn(name=messages.PREPARE)
     async def prepare(self, preparation: PrepareInput) -> float:
@@ -120,7 +124,7 @@ class RankActivities:
         host_machine = launch.machines[0]
         assignment = spec.assignment(launch.machines)
         position = {machine.name: index for index, machine in enumerate(launch.machines)}
-        async with heartbeating() as say:
+        async with heartbeating() as say, Shipment(self._store, spec.code, say) as code:
             domains = [machine.domain for machine in launch.machines]
             placement = await asyncio.to_thread(place_backups, assignment.topology, domains)
             backed_up = spec.checkpoint.backup
@@ -144,8 +148,14 @@ class RankActivities:
                     env_from=spec.env_from,
                     env_file=spec.env_file,
                     begins_run=launch.begins_run,
+                    code=spec.code,
+                    version=spec.version,
                 )
-                asked = partial(prepared, client, spec, launch.run, lambda: client.launch(request, timeout_s=60))
+
+                def launched() -> Awaitable[pb.LaunchReply]:
+                    return code.supplied(client, lambda: client.launch(request, timeout_s=60))
+
+                asked = partial(prepared, client, spec, launch.run, launched)
                 return await asked_of(client, asked, probed=launch.probed, patience_s=launch.patience_s)
 
             done, silent = await on_all(

@@ -87,6 +87,18 @@ def run(  # noqa: PLR0917 - options of a command
             rich_help_panel="Go on",
         ),
     ] = None,
+    code: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Folder that is its first version; it holds the script. Default: the script's.",
+            rich_help_panel="Code",
+        ),
+    ] = None,
+    in_place: Annotated[
+        bool,
+        typer.Option("--in-place", help="Run the script where it lies; nothing is recorded.", rich_help_panel="Code"),
+    ] = False,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Start the job and return.")] = False,
     no_up: Annotated[
         bool, typer.Option("--no-up", help="Fail when no cluster is up.", rich_help_panel="Where")
@@ -98,10 +110,12 @@ def run(  # noqa: PLR0917 - options of a command
     """Run a training job and follow it: steps, loss, speed, ETTR, and incidents as they happen.
 
     The job is a TOML file, a script after `--`, or both: then the script wins.
+    The files of the script's folder are its first version: every machine gets
+    them, and later ones come with `everstep update` (docs/updates.md).
     A local cluster is started when none is up. Ctrl-C detaches: the job goes
     on, and so it does when this command is killed.
 
-    Keys of a job file: name, script, args, cwd, python, env, env_from,
+    Keys of a job file: name, script, args, code (a folder, or "in-place"), cwd, python, env, env_from,
     env_file, redact, machines, ranks_per_machine, tp, pp, order, mesh, groups, and two tables.
     Secrets are named in env_from, never written into env (docs/security.md). The table checkpoint says
     where copies of the training state go: slots, overlap, backup, backup_slots,
@@ -142,7 +156,10 @@ def run(  # noqa: PLR0917 - options of a command
     from console.commands.exit_codes import finish
     from controlplane.job_file.job_file import load_job
     from controlplane.start_checks.resume import checked_path, parse_step
+    from everstep.model.job import IN_PLACE
 
+    if in_place and code is not None:
+        raise ConfigError("--in-place and --code exclude each other: give one of them")
     if resume_from is not None and resume_path is not None:
         raise ConfigError("--resume-from and --resume-path exclude each other: give one of them")
     path, script = split_arguments(what or [])
@@ -154,6 +171,7 @@ def run(  # noqa: PLR0917 - options of a command
         "pp": pp,
         "mesh": mesh,
         "groups": group,
+        "code": IN_PLACE if in_place else code,
     }
     if script:
         options |= {"script": script[0], "args": script[1:]}
@@ -211,6 +229,7 @@ async def _run(
     from console.views.display import Ending, display_for
     from console.views.follower import Follower, detached
     from controlplane.job_file.checks import env_warnings
+    from controlplane.start_checks.code import first_version
     from controlplane.start_checks.machines import choose_machines
     from controlplane.start_checks.resume import as_earlier, check_step, earlier_run
     from controlplane.start_checks.storage import check_storage
@@ -227,7 +246,17 @@ async def _run(
         for warning in [] if key_file() else env_warnings(spec):
             display.note(f"warning: {warning}")
         await check_storage(control, spec, chosen)
-        await control.start_job(spec, chosen, resume_from=resume_from, resume_path=start.folder, last_run=last_run)
+        spec, versions, note = await first_version(control, spec)
+        if note:
+            display.note(note)
+        await control.start_job(
+            spec,
+            chosen,
+            resume_from=resume_from,
+            resume_path=start.folder,
+            last_run=last_run,
+            versions=versions,
+        )
         _show_start(control, spec, [machine.name for machine in chosen], display)
         if detach:
             refusal = await refused(control, spec.name)

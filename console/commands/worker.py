@@ -31,6 +31,14 @@ def worker(  # noqa: PLR0917
             metavar="FILE", envvar=environment.NOTICES, help="Who is told of events: docs/operations.md, Notices."
         ),
     ] = None,
+    versions: Annotated[
+        str,
+        typer.Option(
+            metavar="URL",
+            envvar=environment.VERSIONS,
+            help="Where versions of jobs' code are kept: a folder, or s3://bucket/versions; commands need the same.",
+        ),
+    ] = "",
     log_format: Annotated[
         str, typer.Option(envvar="EVERSTEP_LOG_FORMAT", help="text or json; default: text on a terminal")
     ] = "",
@@ -58,5 +66,6 @@ def worker(  # noqa: PLR0917
             metrics=metrics,
             temporal_metrics=temporal_metrics,
             notices=notices,
+            versions=versions,
         )
     )

@@ -37,15 +37,15 @@ from controlplane.job_file import checks
 from controlplane.toml_file import read_toml
 from everstep.errors import ConfigError
 from everstep.model.checkpoint_policy import CheckpointPolicy
-from everstep.model.job import JobSpec
+from everstep.model.job import IN_PLACE, JobSpec
 from everstep.model.recovery_policy import RecoveryPolicy
 from everstep.redaction import HIDDEN, is_secret
 
 PREFIX = "EVERSTEP_JOB_"
 TABLES: dict[str, type[BaseModel]] = {"checkpoint": CheckpointPolicy, "policy": RecoveryPolicy}
 """The tables of a job file."""
-_TEXT = {"name", "script", "cwd", "python", "env_file", "disk_path", "remote_url"}
-_PATHS = ("script", "cwd", "python", "env_file", "disk_path", "remote_url")
+_TEXT = {"name", "script", "code", "cwd", "python", "env_file", "disk_path", "remote_url"}
+_PATHS = ("script", "code", "cwd", "python", "env_file", "disk_path", "remote_url")
 OPTIONS = {"ranks_per_machine": "ranks-per-machine", "groups": "group"}
 """Options of the command line that are not called like their field."""
 _SHAPE = ("machines", "ranks_per_machine", "tp", "pp", "order", "mesh", "groups")
@@ -110,7 +110,7 @@ class _Draft:
     def add(self, entries: Mapping[str, Any], source: str, folder: Path) -> None:
         """Take values from a source; later sources win. Relative paths are taken from ``folder``."""
         for key, value in entries.items():
-            if key not in JobSpec.model_fields:
+            if key not in JobSpec.model_fields or key == "version":  # everstep numbers them
                 self._unknown(key, source, JobSpec, "")
             elif key in TABLES and isinstance(value, Mapping):
                 self._add_table(key, value, source, folder)
@@ -237,6 +237,8 @@ def _resolved(key: str, value: Any, folder: Path) -> Any:
         return list(value) if isinstance(value, tuple) else value
     if (key == "python" and "/" not in value) or (key == "remote_url" and "://" in value):
         return value  # a name is looked up on the machine
+    if key == "code" and value == IN_PLACE:
+        return value
     return os.path.normpath(folder / Path(value).expanduser())
 
 

@@ -215,6 +215,7 @@ def _plan(cluster: ClusterFile, choice: TemporalChoice, commands: Commands) -> C
         "EVERSTEP_HOME": str(everstep_home().resolve()),
         "EVERSTEP_CLUSTER_NAME": cluster.name,
         "EVERSTEP_LEDGER_URL": cluster.ledger_url,
+        environment.VERSIONS: cluster.versions_url,
         "TEMPORAL_ADDRESS": cluster.temporal_address,
         "TEMPORAL_NAMESPACE": cluster.namespace,
         environment.TASK_QUEUE: cluster.task_queue,

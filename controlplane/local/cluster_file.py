@@ -52,6 +52,11 @@ class ClusterFile(BaseModel):
     """Its pool of machines may have it grow until it has so many; 0: it does not grow by itself."""
     workers: int = Field(2, ge=1)
 
+    @property
+    def versions_url(self) -> str:
+        """Its store of versions of jobs' code."""
+        return str(self.home / "versions")
+
     @classmethod
     def home_of(cls, name: str) -> Path:
         """The folder of a cluster.

@@ -18,6 +18,8 @@ from everstep.redaction import PATTERNS, redacted
 
 M = TypeVar("M")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+IN_PLACE = "in-place"
+"""As ``code`` of a job that is to start: its script runs where it lies, and no snapshot is made."""
 JOB_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,28}[a-z0-9])?")
 
 
@@ -35,7 +37,11 @@ class JobSpec(BaseModel):
     script: str = Field(
         description="The Python script: its absolute path on every machine, or its path in the snapshot (code)."
     )
-    code: str = Field("", description="Digest of the snapshot that holds the script; empty: it runs where it lies.")
+    code: str = Field(
+        "",
+        description="Before it starts the folder that is its first version, empty: the script's, or 'in-place'. Then "
+        "the digest of the snapshot; empty: it runs where it lies.",
+    )
     version: int = Field(0, ge=0, description="Number of the version that this is; 0: versions are not known here.")
     args: list[str] = Field(default_factory=list, description="Arguments of the script.")
     cwd: str = Field("", description="Working directory; empty: the script's folder.")

@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import os
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,13 @@ class RemoteFolder:
     Args:
         url: ``CheckpointPolicy.remote_url``.
         job: The job's name, the folder below it.
+        setting: What the user calls the URL.
 
     Raises:
         ConfigError: nobody knows the URL's protocol, or its driver is not installed.
     """
 
-    def __init__(self, url: str, job: str) -> None:
+    def __init__(self, url: str, job: str, setting: str = "remote_url") -> None:
         from fsspec.core import url_to_fs
 
         self.url = f"{url.rstrip('/')}/{job}"
@@ -48,11 +50,11 @@ class RemoteFolder:
             files, root = url_to_fs(self.url)
         except ImportError as error:
             raise ConfigError(
-                f"remote_url {url} needs a driver that is not installed where the agents run: {error}"
+                f"{setting} {url} needs a driver that is not installed where it is used: {error}"
             ) from error
         except ValueError as error:
             raise ConfigError(
-                f"remote_url {url} cannot be used: {error}. Give an fsspec URL such as s3://bucket/runs or file:///mnt/runs"
+                f"{setting} {url} cannot be used: {error}. Give an fsspec URL such as s3://bucket/runs or file:///mnt/runs"
             ) from error
         self._files: Any = files
         self._root = str(root).rstrip("/")
@@ -65,15 +67,7 @@ class RemoteFolder:
         Raises:
             FileNotFoundError: the bucket does not exist.
         """
-        self._files.invalidate_cache()  # drivers keep listings, and other machines write there
-        try:
-            found = self._files.find(self._root, detail=True)
-        except FileNotFoundError:
-            if not self._moves and not self._files.exists(self._root.partition("/")[0]):
-                raise
-            return {}
-        start = len(self._root) + 1
-        return {name[start:]: int(info["size"]) for name, info in found.items() if not name.endswith(PART)}
+        return {name: int(info["size"]) for name, info in self._found().items()}
 
     def put(self, local: Path, name: str, pace: Pace) -> None:
         """Copy a file there; it appears whole or not at all.
@@ -83,14 +77,40 @@ class RemoteFolder:
             name: Its name there.
             pace: Called with the bytes of each piece; raises to give up.
         """
-        target = self._at(name)
         if not self._moves:  # it has no folders, and makedirs would make a bucket of a mistyped name
-            self._files.put_file(str(local), target, callback=_callback(pace))
+            self._files.put_file(str(local), self._at(name), callback=_callback(pace))
             return
+        self._moved_to(self._at(name), lambda temporary: self._copy(local, temporary, pace))
+
+    def write(self, data: bytes, name: str) -> None:
+        """Write a small file; it appears whole or not at all."""
+        if not self._moves:
+            self._files.pipe_file(self._at(name), data)
+            return
+        self._moved_to(self._at(name), lambda temporary: self._files.pipe_file(temporary, data))
+
+    def ages(self, now_s: float) -> dict[str, float]:
+        """Every whole file with the seconds since it was written; 0 where its driver does not say.
+
+        Raises:
+            FileNotFoundError: the bucket does not exist.
+        """
+        return {name: _age(info, now_s) for name, info in self._found().items()}
+
+    def age(self, name: str, now_s: float) -> float | None:
+        """The same of one file; None: there is none."""
+        self._files.invalidate_cache()
+        try:
+            return _age(self._files.info(self._at(name)), now_s)
+        except FileNotFoundError:
+            return None
+
+    def _moved_to(self, target: str, write: Callable[[str], None]) -> None:
+        """Write a file under a temporary name, and give it its own."""
         self._files.makedirs(target.rpartition("/")[0], exist_ok=True)
         temporary = f"{target}.{uuid.uuid4().hex[:8]}{PART}"
         try:
-            self._copy(local, temporary, pace)
+            write(temporary)
             self._files.mv(temporary, target)
         except BaseException:
             with contextlib.suppress(Exception):
@@ -155,6 +175,18 @@ class RemoteFolder:
         with contextlib.suppress(FileNotFoundError):
             self._files.rm(self._at(name), recursive=True)
 
+    def _found(self) -> dict[str, Any]:
+        """What the driver says of every whole file."""
+        self._files.invalidate_cache()  # drivers keep listings, and other machines write there
+        try:
+            found = self._files.find(self._root, detail=True)
+        except FileNotFoundError:
+            if not self._moves and not self._files.exists(self._root.partition("/")[0]):
+                raise
+            return {}
+        start = len(self._root) + 1
+        return {name[start:]: info for name, info in found.items() if not name.endswith(PART)}
+
     def _copy(self, local: Path, target: str, pace: Pace) -> None:
         with local.open("rb") as source, self._files.open(target, "wb") as sink:
             while data := source.read(_COPY_BYTES):
@@ -166,6 +198,17 @@ class RemoteFolder:
 
     def _at(self, name: str) -> str:
         return f"{self._root}/{name}"
+
+
+def _age(info: Any, now_s: float) -> float:
+    """Seconds since a file was written, as its driver says it."""
+    for key in ("mtime", "LastModified", "last_modified", "created"):
+        written = info.get(key)
+        if isinstance(written, datetime):
+            written = written.timestamp()
+        if isinstance(written, int | float):
+            return max(now_s - written, 0.0)
+    return 0.0
 
 
 def _callback(pace: Pace) -> Any:

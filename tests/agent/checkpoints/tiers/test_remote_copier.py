@@ -169,7 +169,7 @@ def test_a_driver_that_is_missing_is_named(machine: Machine, tmp_path: Path) -> 
     machine.launch()
     machine.save(10)
     machine.on_disk(10)
-    wait_for(lambda: "needs a driver that is not installed where the agents run" in machine.problem(), "it is said")
+    wait_for(lambda: "needs a driver that is not installed where it is used" in machine.problem(), "it is said")
     found = [one for one in machine.held(remote_url="s3://runs") if one.tier == REMOTE]
     assert [(one.valid, one.completed_steps) for one in found] == [(False, -1)]
     assert re.search("s3://runs cannot be listed: .*Install s3fs", found[0].reason)

@@ -1,0 +1,108 @@
+"""Bringing a snapshot of code to machines: to those that lack it, at once but for a bound, read once from the store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TypeVar
+
+from activities.heartbeat import Say
+from activities.versions.store import StoredCode, VersionStore
+from agent.client import AgentClient
+from everstep.errors import CodeMissing, VersionStoreError
+from everstep.model.version import NAME_CHARACTERS
+from everstep.text import size_text
+
+AT_ONCE = 16
+"""Machines that get a snapshot at the same time: a worker has one network card (ours)."""
+ANSWER_S = 60.0
+"""A machine that takes nothing and unpacks nothing for this long does not answer, seconds (ours)."""
+SLOWEST_BYTES = 1_000_000
+"""Bytes a second to one machine; one that is slower does not answer (ours)."""
+
+T = TypeVar("T")
+
+
+class Shipment:
+    """One snapshot on its way to machines; an async context manager.
+
+    Args:
+        store: Where it is; None: there is no store.
+        digest: Which one; empty: there is none, and nobody lacks it.
+        say: Is told how far it is.
+    """
+
+    def __init__(self, store: VersionStore | None, digest: str, say: Say) -> None:
+        self._store, self._digest, self._say = store, digest, say
+        self._reading, self._places = asyncio.Lock(), asyncio.Semaphore(AT_ONCE)
+        self._stored: StoredCode | None = None
+        self.brought = 0
+        """Machines that got it."""
+        self.wanted = 0
+        """Machines that lacked it."""
+
+    async def __aenter__(self) -> Shipment:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._stored is not None:
+            self._stored.__exit__()
+
+    async def supply(self, client: AgentClient) -> None:
+        """Bring it to a machine, where it is not there.
+
+        Raises:
+            AgentUnreachable: the machine does not answer.
+            AgentError: it cannot take it, e.g. for want of room.
+            VersionStoreError: the store does not give it.
+        """
+        if self._digest and not await client.has_code([self._digest]):
+            await self._bring(client)
+
+    async def supplied(self, client: AgentClient, call: Callable[[], Awaitable[T]]) -> T:
+        """Call an agent that may lack it: it came new, or has removed what was not used for long.
+
+        Raises:
+            What :meth:`supply` and the call raise.
+        """
+        try:
+            return await call()
+        except CodeMissing:
+            await self._bring(client)
+            return await call()
+
+    async def _bring(self, client: AgentClient) -> None:
+        self.wanted += 1
+        try:
+            stored = await self._read()
+            async with self._places:
+                timeout_s = ANSWER_S + stored.size / SLOWEST_BYTES
+                await client.put_code(stored.digest, stored.size, _pieces(stored), timeout_s=timeout_s)
+        except BaseException:
+            self.wanted -= 1
+            raise
+        self.brought += 1
+        self._tell()
+
+    async def _read(self) -> StoredCode:
+        """The archive, read once for all machines."""
+        async with self._reading:
+            if self._stored is None:
+                if self._store is None:
+                    raise VersionStoreError(
+                        f"this worker has no store of versions, and a machine lacks the code "
+                        f"{self._digest[:NAME_CHARACTERS]}: start all workers with the same --versions URL"
+                    )
+                self._stored = await self._store.code(self._digest)
+            return self._stored
+
+    def _tell(self) -> None:
+        assert self._stored is not None
+        size = size_text(self._stored.size)
+        done = self.brought == self.wanted
+        self._say("" if done else f"{self.brought} of {self.wanted} machines have got the code of {size}")
+
+
+async def _pieces(stored: StoredCode) -> AsyncIterator[bytes]:
+    for piece in stored.pieces():
+        yield piece
