@@ -89,7 +89,8 @@ async def test_an_urgent_update_is_tried_and_applied_at_the_end_of_a_step(jobs: 
     assert (version(state, 1).status, version(state, 2).status) == (VersionStatus.REPLACED, VersionStatus.RUNNING)
     [report] = reports(jobs)
     assert (report.resolution, report.version, report.lost_steps) == ("update", 2, 0)
-    assert "by update to v2, lost 0 steps: update to v2" in report.headline
+    assert report.headline.startswith("Done in ")
+    assert "lost 0 steps: update to v2" in report.headline
     assert "by ada: a better loss" in report.headline
 
 
@@ -206,7 +207,7 @@ async def test_a_version_that_fails_at_once_is_taken_back(jobs: Jobs) -> None:
     assert "asked for by ada: it failed before its first step: KeyError" in version(state, 2).why
     [report] = reports(jobs)
     assert (report.resolution, report.version) == ("rollback", 1)
-    assert "back to v1. v2, asked for by ada" in "\n".join(note.text for note in jobs.cluster.notes)
+    assert "back to v1: v2, asked for by ada" in "\n".join(note.text for note in jobs.cluster.notes)
     assert version(state, 1).ranges == [(1, 0, 20), (3, 20, -1)]
 
     # The same code is not tried again, unless it is asked for by its number.

@@ -10,7 +10,7 @@ with workflow.unsafe.imports_passed_through():
     from activities import messages
     from activities.messages import DecideInput
     from everstep.model.eviction import Eviction
-    from everstep.model.incident import NOT_CONFIRMED, Anomaly, Confirmation, IncidentReport
+    from everstep.model.incident import NOT_CONFIRMED, Anomaly, Confirmation, IncidentReport, Symptom
     from everstep.text import listed
     from workflows import web_ui
     from workflows.incident.incident import Incident
@@ -36,6 +36,8 @@ def recovered_report(incident: Incident, confirmation: Confirmation) -> Incident
     if incident.state.accepted:
         how = "after an operator accepted a loss"
     headline = f"Recovered in {seconds:.2f} s {how}{lost}: {incident.timeline.headline}"
+    if resolution == "update" and incident.input.anomaly.symptom is Symptom.UPDATE:  # nothing had failed
+        headline = f"Done in {seconds:.2f} s{lost}: {incident.timeline.headline}"
     if not confirmation.confirmed:
         resolution = NOT_CONFIRMED
         headline = f"{NOT_CONFIRMED.capitalize()}, {how}{lost}: {incident.timeline.headline} ({confirmation.reason})"

@@ -46,7 +46,7 @@ def next_version(
     if taken_back is None:
         return None
     why = suspicion(book.versions[taken_back.suspect], taken_back.why)
-    return VersionChange(taken_back.target, f"back to v{taken_back.target}. {why}", why)
+    return VersionChange(taken_back.target, f"back to v{taken_back.target}: v{taken_back.suspect}, {why}", why)
 
 
 def _update(version: JobVersion) -> str:

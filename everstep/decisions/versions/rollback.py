@@ -95,10 +95,10 @@ def target_of(versions: Iterable[JobVersion], suspect: int) -> JobVersion | None
 
 
 def suspicion(version: JobVersion, what: str) -> str:
-    """Why a version is suspect, with who made it: ``v3 of Ada <…>, commit 1f3870b "…": every rank raised …``."""
+    """Why a version is suspect, with who made it: ``asked for by bob, commit 1f3870b of Bob <…> ('…'): it failed …``."""
     origin = version.runs.origin if version.runs else None
     by = version.wanted.operator
-    text = f"v{version.number}, asked for by {by}"
+    text = f"asked for by {by}"
     if origin and origin.commit:
         subject = origin.subject[:MESSAGE_CHARACTERS]
         text += f", commit {origin.commit[:9]} of {origin.author} ({subject!r})"
