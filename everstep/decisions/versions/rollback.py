@@ -95,7 +95,7 @@ def target_of(versions: Iterable[JobVersion], suspect: int) -> JobVersion | None
 
 
 def suspicion(version: JobVersion, what: str) -> str:
-    """Why a version is suspect, with who made it: ``asked for by bob, commit 1f3870b of Bob <…> ('…'): it failed …``."""
+    """Why a version is suspect, with who made it: ``asked for by bob, commit 1f3870b of Bob <…> ('…'): …``."""
     origin = version.runs.origin if version.runs else None
     by = version.wanted.operator
     text = f"asked for by {by}"
