@@ -143,9 +143,9 @@ class VersionStore:
             log.warning("versions that are not needed stay", reason=str(error))
             return Prunable([], [])
 
-    async def _do(self, work: Callable[[], T], what: str, size: int = 0, limit_s: float = ANSWER_S) -> T:
+    async def _do(self, work: Callable[[], T], what: str, size: int = 0, limit_s: float = 0.0) -> T:
         """Do what may hang, in a thread that is left to itself then."""
-        limit_s += size / SLOWEST_BYTES
+        limit_s = (limit_s or ANSWER_S) + size / SLOWEST_BYTES
         where = f"the store of versions {self.url} cannot {what}"
         try:
             return await self._reads.do(work, limit_s)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from controlplane.client import Control
 from everstep import environment
 from everstep.errors import ConfigError
 from everstep.model.job import IN_PLACE, JobSpec
-from everstep.model.version import CodeVersion, JobVersion, VersionStatus
+from everstep.model.version import JobVersion, VersionStatus
 
 
 async def first_version(control: Control, spec: JobSpec) -> tuple[JobSpec, list[JobVersion], str]:
@@ -20,8 +19,9 @@ async def first_version(control: Control, spec: JobSpec) -> tuple[JobSpec, list[
         ConfigError: the folder cannot be a version; says why and what to do.
         VersionStoreError: the store of versions does not take it.
     """
+    own = spec.model_copy(update={"code": "", "version": 1})
     if spec.code == IN_PLACE:
-        return _in_place(spec), [], ""
+        return own, [], ""
     if not control.versions_url:
         if spec.code:
             raise ConfigError(
@@ -29,24 +29,11 @@ async def first_version(control: Control, spec: JobSpec) -> tuple[JobSpec, list[
                 "the workers have, or run it in place (--in-place)"
             )
         note = f"its code runs in place, and is not recorded: {environment.VERSIONS} says where versions are kept"
-        return _in_place(spec), [], note
-    from activities.versions.activities import version_of
-    from activities.versions.packages import packages_of
-    from activities.versions.snapshot import folder_snapshot
+        return own, [], note
+    from activities.versions.make import first_version as made
     from activities.versions.store import VersionStore
 
     folder = Path(spec.code) if spec.code else Path(spec.script).parent
-    if spec.code and not Path(spec.script).is_relative_to(folder):
-        raise ConfigError(f"the script {spec.script} is not in the folder {folder} that --code names")
-    listing = asyncio.create_task(asyncio.to_thread(packages_of, spec.python))
-    with await asyncio.to_thread(folder_snapshot, folder) as taken:
-        runs = version_of(taken, CodeVersion.of(_in_place(spec)))
-        runs = runs.model_copy(update={"packages": await listing})
-        await VersionStore(control.versions_url).put(spec.name, runs, taken)
-    kept = runs.model_copy(update={"packages": {}})
-    first = JobVersion(number=1, runs=kept, status=VersionStatus.RUNNING, asked_ns=time.time_ns())
-    return kept.applied(spec, 1), [first], ""
-
-
-def _in_place(spec: JobSpec) -> JobSpec:
-    return spec.model_copy(update={"code": "", "version": 1})
+    runs = (await made(own, folder, VersionStore(control.versions_url))).model_copy(update={"packages": {}})
+    first = JobVersion(number=1, runs=runs, status=VersionStatus.RUNNING, asked_ns=time.time_ns())
+    return runs.applied(spec, 1), [first], ""
