@@ -12,7 +12,7 @@ from activities import messages
 from activities.agents.call_all import on_all
 from activities.agents.convert import import_environment, rank_launches, shared_environment
 from activities.agents.ship import Shipment
-from activities.heartbeat import heartbeating, request_id
+from activities.heartbeat import Say, heartbeating, request_id
 from activities.messages import CheckVersionInput, VersionChecked
 from activities.versions.store import VersionStore
 from agent.client import AgentClient, AgentPool
@@ -46,43 +46,45 @@ class CheckActivities:
     @activity.defn(name=messages.CHECK_VERSION)
     async def check(self, given: CheckVersionInput) -> VersionChecked:
         """Bring a version to machines and try it on all of them at once."""
-        spec = given.spec
-        position = {machine.name: index for index, machine in enumerate(given.machines)}
-        async with heartbeating() as say, Shipment(self._store, spec.code, say) as shipment:
-
-            async def supply(machine: Machine, client: AgentClient) -> str:
-                try:
-                    await shipment.supply(client)
-                except AgentUnreachable:
-                    raise
-                except AgentError as error:  # e.g. a full disk: other machines can tell more
-                    return f"{machine.name} cannot take the code: {error}"
-                return ""
-
+        async with heartbeating() as say, Shipment(self._store, given.spec.code, say) as shipment:
             try:
-                done, silent = await on_all(self._agents, given.machines, supply, say=say, patience_s=given.patience_s)
+                return await self._checked(given, shipment, say)
             except ApplicationError as error:
                 if error.type == VersionStoreError.__name__:
                     return VersionChecked(refused=error.message)
                 raise
-            untold = {name: text for name, text in done.items() if text}
-            there = [machine for machine in given.machines if done.get(machine.name) == ""]
-            say(f"trying it on {len(there)} machines")
 
-            async def attempt(machine: Machine, client: AgentClient) -> pb.TryCodeReply:
-                request = try_request(given, position[machine.name])
-                asked = partial(client.try_code, request, timeout_s=given.timeout_s + TRY_MORE_S)
-                try:
-                    return await shipment.supplied(client, asked)
-                except AgentUnreachable:
-                    raise
-                except ConfigError as error:
-                    return pb.TryCodeReply(outcome=Outcome.FAILED, text=str(error))
-                except AgentError as error:  # e.g. no fork server: that proves nothing of the code
-                    return pb.TryCodeReply(outcome=Outcome.UNSPECIFIED, text=str(error))
+    async def _checked(self, given: CheckVersionInput, shipment: Shipment, say: Say) -> VersionChecked:
+        position = {machine.name: index for index, machine in enumerate(given.machines)}
 
-            tried, quiet = await on_all(self._agents, there, attempt, say=say, patience_s=given.patience_s)
-        return judged(tried, [*silent, *quiet], untold, given.timeout_s)
+        async def supply(machine: Machine, client: AgentClient) -> str:
+            try:
+                await shipment.supply(client)
+            except AgentUnreachable:
+                raise
+            except AgentError as error:  # e.g. a full disk: other machines can tell more
+                return f"{machine.name} cannot take the code: {error}"
+            return ""
+
+        done, silent = await on_all(self._agents, given.machines, supply, say=say, patience_s=given.patience_s)
+        untried = {name: text for name, text in done.items() if text}
+        there = [machine for machine in given.machines if done.get(machine.name) == ""]
+        say(f"trying it on {len(there)} machines")
+
+        async def attempt(machine: Machine, client: AgentClient) -> pb.TryCodeReply:
+            request = try_request(given, position[machine.name])
+            asked = partial(client.try_code, request, timeout_s=given.timeout_s + TRY_MORE_S)
+            try:
+                return await shipment.supplied(client, asked)
+            except AgentUnreachable:
+                raise
+            except ConfigError as error:  # e.g. a folder that is not there
+                return pb.TryCodeReply(outcome=Outcome.FAILED, text=str(error))
+            except AgentError as error:  # e.g. no fork server: that proves nothing of the code
+                return pb.TryCodeReply(outcome=Outcome.UNSPECIFIED, text=str(error))
+
+        tried, quiet = await on_all(self._agents, there, attempt, say=say, patience_s=given.patience_s)
+        return judged(tried, [*silent, *quiet], untried, given.timeout_s)
 
 
 def try_request(given: CheckVersionInput, machine: int) -> pb.TryCodeRequest:
@@ -106,14 +108,14 @@ def try_request(given: CheckVersionInput, machine: int) -> pb.TryCodeRequest:
 
 
 def judged(
-    tried: dict[str, pb.TryCodeReply], silent: list[str], untold: dict[str, str], timeout_s: float
+    tried: dict[str, pb.TryCodeReply], silent: list[str], untried: dict[str, str], timeout_s: float
 ) -> VersionChecked:
     """What came of it: one machine where it fails refuses the version; what proves nothing is told.
 
     Args:
         tried: Machine → what it said.
         silent: Machines that did not answer.
-        untold: Machine → why it was not tried there.
+        untried: Machine → why it was not tried there.
         timeout_s: How long each had.
     """
     failed = {name: reply.text for name, reply in tried.items() if reply.outcome == Outcome.FAILED}
@@ -127,8 +129,8 @@ def judged(
             refused += f"\n({same} more {'machines say' if same > 1 else 'machine says'} the same)"
         for name, line in list(others.items())[:OTHERS_NAMED]:
             refused += f"\non {name}: {line[:LINE_CHARACTERS]}"
-    elif not tried and (untold or silent):
-        refused = "\n".join(list(untold.values())[:OTHERS_NAMED])
+    elif not tried and (untried or silent):
+        refused = "\n".join(list(untried.values())[:OTHERS_NAMED])
     slow = [name for name, reply in tried.items() if reply.outcome == Outcome.SLOW]
     ended = [name for name, reply in tried.items() if reply.outcome == Outcome.ENDED]
     unsure = [
@@ -138,7 +140,7 @@ def judged(
         f"not tried on {listed(silent)}, which did not answer" if silent else "",
         f"{listed(slow)}: it had not come to where it joins the job after {timeout_s:g} s" if slow else "",
         f"{listed(ended)}: it ended with exit code 0 before it joined the job" if ended else "",
-        listed([*untold.values(), *unsure], OTHERS_NAMED, separator="; "),
+        listed([*untried.values(), *unsure], OTHERS_NAMED, separator="; "),
     ]
     return VersionChecked(refused=refused, told="; ".join(filter(None, texts)))
 

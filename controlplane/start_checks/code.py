@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import time
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from controlplane.client import Control
 from everstep import environment
 from everstep.errors import ConfigError
 from everstep.model.job import IN_PLACE, JobSpec
-from everstep.model.version import JobVersion, VersionStatus
+from everstep.model.version import JobVersion, UpdateRequest, VersionStatus
 
 
 async def first_version(control: Control, spec: JobSpec) -> tuple[JobSpec, list[JobVersion], str]:
@@ -35,5 +36,6 @@ async def first_version(control: Control, spec: JobSpec) -> tuple[JobSpec, list[
 
     folder = Path(spec.code) if spec.code else Path(spec.script).parent
     runs = (await made(own, folder, VersionStore(control.versions_url))).model_copy(update={"packages": {}})
-    first = JobVersion(number=1, runs=runs, status=VersionStatus.RUNNING, asked_ns=time.time_ns())
+    request = UpdateRequest(operator=getpass.getuser())
+    first = JobVersion(number=1, runs=runs, request=request, status=VersionStatus.RUNNING, asked_ns=time.time_ns())
     return runs.applied(spec, 1), [first], ""
