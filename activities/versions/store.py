@@ -125,8 +125,13 @@ class VersionStore:
         """A version with all that its record says of it, e.g. where it came from; itself where there is no record."""
         name = _record(job, version)
         found = await self._do(lambda: self._jobs.read([name]), f"read a version of {job}")
+        if name not in found:
+            return version
         try:
-            return CodeVersion.model_validate_json(found[name]) if name in found else version
+            kept = CodeVersion.model_validate_json(found[name])
+            if kept.id != version.id:
+                raise ValueError("it is of another version")
+            return kept
         except ValueError as error:
             raise VersionStoreError(f"the record {name} in {self.url}/jobs is damaged: {one_line(error)}") from error
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import getpass
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from controlplane.client import Control
 from everstep import environment
 from everstep.errors import ConfigError
 from everstep.model.job import IN_PLACE, JobSpec
+from everstep.model.machine import Machine
 from everstep.model.version import JobVersion, UpdateRequest, VersionStatus
 
 
@@ -39,3 +41,15 @@ async def first_version(control: Control, spec: JobSpec) -> tuple[JobSpec, list[
     request = UpdateRequest(operator=getpass.getuser())
     first = JobVersion(number=1, runs=runs, request=request, status=VersionStatus.RUNNING, asked_ns=time.time_ns())
     return runs.applied(spec, 1), [first], ""
+
+
+async def start_recorded(control: Control, spec: JobSpec, machines: Sequence[Machine]) -> None:
+    """Start a job as users do, from the beginning: its code is a snapshot.
+
+    Raises:
+        ConfigError: the folder cannot be a version, or a job of this name is running.
+        VersionStoreError: the store of versions does not take it.
+        ClusterError: Temporal does not answer.
+    """
+    spec, versions, _ = await first_version(control, spec)
+    await control.start_job(spec, machines, versions=versions)

@@ -93,13 +93,14 @@ def test_damage_is_noticed_and_what_is_put_again_is_whole(tmp_path: Path) -> Non
     assert contents(store, made.digest) == {"job.py": b"print(1)\n"}
 
 
-def test_a_damaged_record_is_told(tmp_path: Path) -> None:
+def test_a_damaged_record_or_one_of_another_version_is_told(tmp_path: Path) -> None:
     store = VersionStore(str(tmp_path / "versions"))
     asyncio.run(store.put("gpt", version(""), None))
     [record] = (tmp_path / "versions/jobs/gpt").iterdir()
-    record.write_text("{")
-    with pytest.raises(VersionStoreError, match="is damaged"):
-        asyncio.run(store.full("gpt", version("")))
+    for damage in ("{", version("", "--other").model_dump_json()):
+        record.write_text(damage)
+        with pytest.raises(VersionStoreError, match="is damaged"):
+            asyncio.run(store.full("gpt", version("")))
 
 
 def test_a_folder_that_is_made_is_private_and_nothing_half_is_left(tmp_path: Path) -> None:
