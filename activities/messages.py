@@ -72,6 +72,8 @@ class MakeVersionInput(Model):
     """The job as it runs."""
     running: CodeVersion
     request: UpdateRequest
+    needed: list[str] = Field(default_factory=list)
+    """Ids of the versions that the job knows: they stay in the store. Empty: nothing is removed from it."""
 
 
 class VersionMade(Model):

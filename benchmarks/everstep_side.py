@@ -25,6 +25,7 @@ from controlplane.local import procfs
 from controlplane.local.cluster_file import ClusterFile
 from controlplane.local.power import powered_off, state_folder
 from controlplane.queries.status import job_report
+from controlplane.start_checks.code import start_recorded
 from everstep import environment
 from everstep.errors import ClusterError
 from everstep.model.incident import IncidentReport
@@ -112,7 +113,7 @@ class EverstepSide:
             pp=2,
             env={environment.FAULTS: str(plan)},
         )
-        await self._control.start_job(spec, self._control.machines)
+        await start_recorded(self._control, spec, self._control.machines)
         try:
             report, times = await self._incident(name)
         finally:
@@ -140,7 +141,7 @@ class EverstepSide:
             ranks_per_machine=1,
             policy=policy,
         )
-        await self._control.start_job(spec, self._control.machines[: self._machines])
+        await start_recorded(self._control, spec, self._control.machines[: self._machines])
         cluster = ClusterFile.load(NAME)
         try:
             await self._at_step(name, at_step)

@@ -20,6 +20,7 @@ from temporalio.envconfig import ClientConfig
 from temporalio.runtime import Runtime
 from temporalio.worker import Worker
 
+from activities.agents.check_version import CheckActivities
 from activities.agents.checkpoints import CheckpointActivities
 from activities.agents.ranks import RankActivities
 from activities.closed_incidents import IncidentActivities
@@ -34,7 +35,7 @@ from activities.payloads import data_converter
 from activities.pool.ask_pool import PoolActivities, keep_pool
 from activities.pool.look import LookActivities
 from activities.pool.provision import ProvisionActivities
-from activities.versions.activities import VersionActivities
+from activities.versions.activities import MakeActivities
 from activities.versions.store import VersionStore
 from activities.watching.leftovers import LeftoverCleaner
 from activities.watching.watcher import Watcher
@@ -107,7 +108,6 @@ def build(
     checkpoints = CheckpointActivities(agents)
     incidents = IncidentActivities()
     records = RecordActivities(ledger)
-    code = VersionActivities(agents, versions)
     telling = NoticeActivities(notices or NoticeSettings())
     return Worker(
         client,
@@ -135,8 +135,8 @@ def build(
             records.decide,
             records.record,
             telling.deliver,
-            code.make,
-            code.check,
+            MakeActivities(versions).make,
+            CheckActivities(agents, versions).check,
         ],
         workflow_runner=sandbox(),
         max_cached_workflows=max_cached_workflows,

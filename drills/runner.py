@@ -11,6 +11,7 @@ from typing import Any
 from temporalio.client import WorkflowFailureError
 
 from controlplane.local import mounts
+from controlplane.start_checks.code import start_recorded
 from drills import checks
 from drills.clusters.local import DrillCluster, Say, silent
 from drills.clusters.network import NetworkCluster
@@ -58,7 +59,7 @@ class References:
             cluster.say("running the same job without a fault, to compare its losses")
             clean = clean.model_copy(update={"name": cluster.next_name("reference")})
             machines = cluster.machines[: spec.machines]
-            await cluster.control.start_job(_placed(clean, cluster.home / "drills" / clean.name), machines)
+            await start_recorded(cluster.control, _placed(clean, cluster.home / "drills" / clean.name), machines)
             ended = await _ended(cluster, clean)
             if ended is None or ended.outcome != "finished":
                 raise ClusterError(
@@ -125,7 +126,8 @@ class Drill:
         watch.start()
         injecting: asyncio.Task[None] | None = None
         try:
-            await self.cluster.control.start_job(_placed(context.spec, context.planned.plan.parent), context.machines)
+            placed = _placed(context.spec, context.planned.plan.parent)
+            await start_recorded(self.cluster.control, placed, context.machines)
             if context.planned.outside:
                 injecting = asyncio.create_task(self._inject(context))
             ended = await self._to_its_end(context.spec, facts)

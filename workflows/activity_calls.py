@@ -224,13 +224,13 @@ def release(spec: JobSpec, machines: list[Machine], run: str) -> ActivityHandle[
 
 
 def make_version(
-    spec: JobSpec, running: CodeVersion, request: UpdateRequest, number: int
+    spec: JobSpec, running: CodeVersion, request: UpdateRequest, number: int, needed: list[str]
 ) -> ActivityHandle[VersionMade]:
-    """Make the version with this number that somebody asks for."""
+    """Make the version with this number that somebody asks for; the store keeps those that are ``needed``, by id."""
     what = request.code or request.git or "as it is, with other arguments or variables"
     return workflow.start_activity(
         messages.MAKE_VERSION,
-        MakeVersionInput(spec=spec, running=running, request=request),
+        MakeVersionInput(spec=spec, running=running, request=request, needed=needed),
         result_type=VersionMade,
         summary=web_ui.summary(f"v{number} of {what}"),
         start_to_close_timeout=MAKE_LIMIT,

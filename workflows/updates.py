@@ -137,7 +137,8 @@ class Updates:
         version, running = book.versions[number], book.versions[book.running]
         assert running.runs is not None  # a version that runs was made
         self._say(number, "it is made")
-        made = await activity_calls.make_version(self._state.spec, running.runs, version.request, number)
+        needed = [one.runs.id for one in book.all() if one.runs is not None]
+        made = await activity_calls.make_version(self._state.spec, running.runs, version.request, number, needed)
         book = self._book()
         book.change(number, runs=made.runs, changed=made.changed)
         self._keep(book)

@@ -21,6 +21,7 @@ from activities.agents.confirm import confirm_steps
 from activities.agents.convert import backup_peers, checkpoint_options, rank_launches, shared_environment
 from activities.agents.evidence import evidence_of
 from activities.agents.hold import hold_ranks
+from activities.agents.ship import Shipment
 from activities.heartbeat import Say, heartbeating, now_ns, request_id
 from activities.messages import (
     AwaitInput,
@@ -32,7 +33,6 @@ from activities.messages import (
     ReleaseInput,
     StopInput,
 )
-from activities.versions.ship import Shipment
 from activities.versions.store import VersionStore
 from agent.client import AgentClient, AgentPool
 from agent.v1 import agent_pb2 as pb
@@ -62,14 +62,22 @@ class RankActivities:
 
     @activity.defn(name=messages.PREPARE)
     async def prepare(self, preparation: PrepareInput) -> float:
-        """Start the job's fork server on every machine; returns the slowest start in seconds."""
+        """Start the job's fork server on every machine, and bring its code there meanwhile.
 
-        async def prepare_machine(machine: Machine, client: AgentClient) -> float:
-            asked = partial(prepare, client, preparation.spec, preparation.run)
-            reply = await asked_of(client, asked, probed=preparation.probed, patience_s=preparation.patience_s)
-            return float(reply.seconds)
+        Returns the slowest start in seconds.
+        """
+        spec = preparation.spec
+        async with heartbeating() as say, Shipment(self._store, spec.code, say) as code:
 
-        async with heartbeating() as say:
+            async def ready(client: AgentClient) -> pb.PrepareReply:
+                reply, _ = await asyncio.gather(prepare(client, spec, preparation.run), code.supply(client))
+                return reply
+
+            async def prepare_machine(machine: Machine, client: AgentClient) -> float:
+                asked = partial(ready, client)
+                reply = await asked_of(client, asked, probed=preparation.probed, patience_s=preparation.patience_s)
+                return float(reply.seconds)
+
             done, silent = await on_all(
                 self._agents, preparation.machines, prepare_machine, say=say, patience_s=preparation.patience_s
             )

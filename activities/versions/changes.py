@@ -1,118 +1,173 @@
-"""What changed from one version to another, for people: files, arguments, variables, script, commits."""
+"""What changed from one version to the next, for people: files, arguments, variables, packages, commits. Bounded, and
+without what looks like a secret: it lies in histories."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import difflib
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from activities.versions.git import GitFolder
-from activities.versions.store import StoredCode, VersionStore
+from activities.versions.store import StoredCode
 from everstep.code_archive import CodeFile
-from everstep.errors import ConfigError, VersionStoreError
-from everstep.model.version import CodeVersion
-from everstep.redaction import redacted
-from everstep.text import listed
+from everstep.model.version import NAME_CHARACTERS, CodeVersion
+from everstep.redaction import HIDDEN, is_secret, masked
+from everstep.text import first_of, listed, printable
 
-NAMED = 8
-"""Files that are named (ours)."""
-DIFF_BYTES = 200_000
-"""Larger files are not compared line by line (ours)."""
+SUMMARY_CHARACTERS = 1500
+"""Of the line that sums a change up (ours)."""
 PATCH_CHARACTERS = 4000
-"""Of the patch that is kept with a version (ours)."""
+"""Of the patch that is told with it (ours)."""
+FILES_NAMED = 8
+COMPARED_BYTES, COMPARED_LINES = 200_000, 4000
+"""A file that is larger is not compared line by line (ours)."""
+COMPARED_FILES = 50
+"""So many files are compared line by line (ours)."""
+VALUE_CHARACTERS = 60
 
 
-async def changes(
-    store: VersionStore | None, before: CodeVersion, after: CodeVersion, secret: Sequence[str] = ()
+@dataclass(slots=True)
+class FileChanges:
+    """Which files differ, and the contents of those that are small enough to be compared."""
+
+    added: list[str] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
+    before: dict[str, list[str]] = field(default_factory=dict)
+    """Path → its lines; of an added file: none."""
+    after: dict[str, list[str]] = field(default_factory=dict)
+
+    @classmethod
+    def between(cls, before: StoredCode, after: StoredCode) -> FileChanges:
+        """Compare two snapshots."""
+        old, new = ({file.path: file for file in one.files} for one in (before, after))
+        found = cls(
+            added=sorted(new.keys() - old.keys()),
+            removed=sorted(old.keys() - new.keys()),
+            changed=sorted(path for path in old.keys() & new.keys() if _identity(old[path]) != _identity(new[path])),
+        )
+        compared = {*[*found.changed, *found.added, *found.removed][:COMPARED_FILES]}
+        found.before, found.after = _lines(before, compared), _lines(after, compared)
+        return found
+
+    def summary(self) -> str:
+        """``2 files changed (+13 -4): lib/model.py +12 -3, train.py +1 -1; 1 added: x.py +40``."""
+        parts = []
+        for word, paths in (("changed", self.changed), ("added", self.added), ("removed", self.removed)):
+            if paths:
+                named = first_of(map(self._named, paths[:FILES_NAMED]), len(paths))
+                parts.append(f"{len(paths)} {'file' if len(paths) == 1 else 'files'} {word}: {named}")
+        return "; ".join(parts)
+
+    def patch(self, most: int) -> str:
+        """The lines that differ, up to so many characters."""
+        text = ""
+        for path in sorted(self.before.keys() | self.after.keys()):
+            old, new = self.before.get(path), self.after.get(path)
+            if (old is None and path not in self.added) or (new is None and path not in self.removed):
+                continue  # one side was not compared
+            names = path if old is not None else "/dev/null", path if new is not None else "/dev/null"
+            text += "\n".join(difflib.unified_diff(old or [], new or [], *names, lineterm="", n=1)) + "\n"
+            if len(text) > most:
+                return text[: text.rfind("\n", 0, most) + 1] + "…"
+        return text
+
+    def _named(self, path: str) -> str:
+        old, new = self.before.get(path, []), self.after.get(path, [])
+        if path not in self.before and path not in self.after:
+            return path
+        plus = minus = 0
+        for tag, i1, i2, j1, j2 in difflib.SequenceMatcher(None, old, new, autojunk=True).get_opcodes():
+            if tag != "equal":
+                minus, plus = minus + i2 - i1, plus + j2 - j1
+        counts = " ".join([*([f"+{plus}"] if plus else []), *([f"-{minus}"] if minus else [])])
+        return f"{path} {counts}".rstrip()
+
+
+def told(
+    before: CodeVersion, after: CodeVersion, files: FileChanges | None, commits: str, redact: Sequence[str]
 ) -> str:
-    """The first line sums it up; a patch follows, as far as it is short.
+    """What changed; the first line sums it up, and a patch follows as far as it is short.
 
     Args:
-        store: Has both; None: nothing is said of files.
         before: The version that runs.
-        after: Another one.
-        secret: Names of variables whose values are not shown, as patterns.
+        after: The one that comes.
+        files: What differs in their files; None: it is not known.
+        commits: Those in between; empty: none, or not known.
+        redact: Names of variables whose values are not told, as patterns.
     """
-    patch = ""
     parts = []
     if before.code != after.code:
-        files, patch = await _files(store, before, after)
-        parts.append(files)
-    if before.script != after.script and before.code:
-        parts.append(f"script {before.script} -> {after.script}")
+        if files is not None:
+            parts.append(files.summary())
+        elif before.code and after.code:
+            parts.append("other files, which cannot be compared: the store does not give them")
+        else:
+            parts.append(f"it runs {_where(after)}, and before {_where(before)}")
+    for name in ("script", "cwd", "python"):
+        old, new = getattr(before, name), getattr(after, name)
+        if old != new and (name == "python" or bool(before.code) == bool(after.code)):
+            parts.append(f"{name} {_cut(old) or 'none'} -> {_cut(new) or 'none'}")
     if before.args != after.args:
-        parts.append(f"arguments {_words(before.args)} -> {_words(after.args)}")
-    parts += _variables(redacted(before.env, secret), redacted(after.env, secret), before.env, after.env)
-    if commits := await asyncio.to_thread(_commits, before, after):
-        parts.append(f"commits: {commits}")
-    return "\n".join(filter(None, ["; ".join(filter(None, parts)), patch]))
+        parts.append(f"arguments {_arguments(before.args, after.args)}")
+    if variables := _variables(before.env, after.env, redact):
+        parts.append(f"variables {listed(variables)}")
+    if commits:
+        parts.append(f"commits {commits}")
+    if before.packages and after.packages and (packages := _packages(before.packages, after.packages)):
+        parts.append(f"packages {listed(packages)}")
+    if after.origin.dirty and before.code != after.code:
+        parts.append(f"not all of it is in commit {after.origin.commit[:NAME_CHARACTERS]}")
+    line = printable(" ".join("; ".join(filter(None, parts)).split()))[:SUMMARY_CHARACTERS] or "nothing"
+    patch = masked(printable(files.patch(PATCH_CHARACTERS))) if files is not None else ""
+    return f"{line}\n{patch}".rstrip()
 
 
-async def _files(store: VersionStore | None, before: CodeVersion, after: CodeVersion) -> tuple[str, str]:
-    if not before.code:
-        return "a snapshot, and no longer in place", ""
-    if store is None or not after.code:
-        return "other files", ""
-    try:
-        with await store.code(before.code) as old, await store.code(after.code) as new:
-            return await asyncio.to_thread(_compared, _contents(old), _contents(new))
-    except VersionStoreError:
-        return "other files, which cannot be compared: the store does not give them", ""
+def _identity(file: CodeFile) -> tuple[str, str]:
+    return file.kind, file.sha256
 
 
-def _contents(stored: StoredCode) -> dict[str, tuple[str, bytes]]:
-    found: dict[str, tuple[str, bytes]] = {}
+def _lines(code: StoredCode, paths: set[str]) -> dict[str, list[str]]:
+    """The lines of files that can be compared."""
+    found: dict[str, list[str]] = {}
 
-    def take(file: CodeFile, data: bytes) -> None:
-        found[file.path] = file.sha256 + file.kind, data if file.bytes <= DIFF_BYTES else b"\0"
+    def take(file: CodeFile, contents: bytes) -> None:
+        if file.path in paths and len(contents) <= COMPARED_BYTES and b"\0" not in contents:
+            lines = contents.decode(errors="replace").splitlines()
+            if len(lines) <= COMPARED_LINES:
+                found[file.path] = lines
 
-    stored.read(take)
+    if paths:
+        code.read(take)
     return found
 
 
-def _compared(old: dict[str, tuple[str, bytes]], new: dict[str, tuple[str, bytes]]) -> tuple[str, str]:
-    names: list[str] = []
-    patch: list[str] = []
-    for path in sorted(old.keys() | new.keys()):
-        was, now = old.get(path), new.get(path)
-        if was == now or (was and now and was[0] == now[0]):
-            continue
-        lines = _patch(path, was[1] if was else b"", now[1] if now else b"")
-        patch += lines
-        added = sum(line.startswith("+") and not line.startswith("+++") for line in lines)
-        removed = sum(line.startswith("-") and not line.startswith("---") for line in lines)
-        what = "new" if was is None else "removed" if now is None else f"+{added} -{removed}" if lines else "changed"
-        names.append(f"{path} ({what})")
-    text = "\n".join(patch)
-    cut = text if len(text) <= PATCH_CHARACTERS else text[: text.rfind("\n", 0, PATCH_CHARACTERS)] + "\n…"
-    return listed(names, NAMED, noun="files"), cut
+def _where(version: CodeVersion) -> str:
+    return f"code {version.code[:NAME_CHARACTERS]}" if version.code else f"in place ({version.script})"
 
 
-def _patch(path: str, before: bytes, after: bytes) -> list[str]:
-    """A unified diff; none where one is no text."""
-    with contextlib.suppress(UnicodeDecodeError):
-        old, new = before.decode(), after.decode()
-        if "\0" not in old + new:
-            return list(difflib.unified_diff(old.splitlines(), new.splitlines(), path, path, lineterm="", n=1))
-    return []
+def _arguments(before: list[str], after: list[str]) -> str:
+    parts = []
+    for tag, i1, i2, j1, j2 in difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
+        old, new = _cut(" ".join(before[max(i1 - 1, 0) : i2])), _cut(" ".join(after[max(j1 - 1, 0) : j2]))
+        if tag != "equal":  # with the word before, which is the name of a value
+            parts.append(f"{old or 'none'} -> {new or 'none'}")
+    return listed(parts)
 
 
-def _variables(before: dict[str, str], after: dict[str, str], old: dict[str, str], new: dict[str, str]) -> list[str]:
-    changed = [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
-    return [f"{name}={before.get(name, '(none)')} -> {after.get(name, '(none)')}" for name in changed]
+def _variables(before: Mapping[str, str], after: Mapping[str, str], redact: Sequence[str]) -> list[str]:
+    def shown(env: Mapping[str, str], name: str) -> str:
+        if name not in env:
+            return "none"
+        return HIDDEN if is_secret(name, env[name], redact) else _cut(env[name]) or "''"
+
+    names = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+    return [f"{name} {shown(before, name)} -> {shown(after, name)}" for name in names]
 
 
-def _words(args: Sequence[str]) -> str:
-    return " ".join(args) or "(none)"
+def _packages(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    names = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+    return [f"{name} {before.get(name, 'none')} -> {after.get(name, 'none')}" for name in names]
 
 
-def _commits(before: CodeVersion, after: CodeVersion) -> str:
-    """Those that lead from one to the other, where this machine has the repository."""
-    old, new, folder = before.origin.commit, after.origin.commit, Path(after.origin.folder or "/nowhere")
-    if not old or not new or old == new or not folder.is_dir():
-        return ""
-    with contextlib.suppress(ConfigError, OSError):
-        return GitFolder(folder).between(old, new)
-    return ""
+def _cut(text: str) -> str:
+    return text if len(text) <= VALUE_CHARACTERS else text[: VALUE_CHARACTERS - 2] + " …"

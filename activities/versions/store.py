@@ -125,8 +125,13 @@ class VersionStore:
         """A version with all that its record says of it, e.g. where it came from; itself where there is no record."""
         name = _record(job, version)
         found = await self._do(lambda: self._jobs.read([name]), f"read a version of {job}")
+        if name not in found:
+            return version
         try:
-            return CodeVersion.model_validate_json(found[name]) if name in found else version
+            kept = CodeVersion.model_validate_json(found[name])
+            if kept.id != version.id:
+                raise ValueError("it is of another version")
+            return kept
         except ValueError as error:
             raise VersionStoreError(f"the record {name} in {self.url}/jobs is damaged: {one_line(error)}") from error
 
@@ -143,9 +148,9 @@ class VersionStore:
             log.warning("versions that are not needed stay", reason=str(error))
             return Prunable([], [])
 
-    async def _do(self, work: Callable[[], T], what: str, size: int = 0, limit_s: float = ANSWER_S) -> T:
+    async def _do(self, work: Callable[[], T], what: str, size: int = 0, limit_s: float = 0.0) -> T:
         """Do what may hang, in a thread that is left to itself then."""
-        limit_s += size / SLOWEST_BYTES
+        limit_s = (limit_s or ANSWER_S) + size / SLOWEST_BYTES
         where = f"the store of versions {self.url} cannot {what}"
         try:
             return await self._reads.do(work, limit_s)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
+import getpass
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from controlplane.client import Control
 from everstep import environment
 from everstep.errors import ConfigError
 from everstep.model.job import IN_PLACE, JobSpec
-from everstep.model.version import CodeVersion, JobVersion, VersionStatus
+from everstep.model.machine import Machine
+from everstep.model.version import JobVersion, UpdateRequest, VersionStatus
 
 
 async def first_version(control: Control, spec: JobSpec) -> tuple[JobSpec, list[JobVersion], str]:
@@ -20,8 +22,9 @@ async def first_version(control: Control, spec: JobSpec) -> tuple[JobSpec, list[
         ConfigError: the folder cannot be a version; says why and what to do.
         VersionStoreError: the store of versions does not take it.
     """
+    own = spec.model_copy(update={"code": "", "version": 1})
     if spec.code == IN_PLACE:
-        return _in_place(spec), [], ""
+        return own, [], ""
     if not control.versions_url:
         if spec.code:
             raise ConfigError(
@@ -29,24 +32,24 @@ async def first_version(control: Control, spec: JobSpec) -> tuple[JobSpec, list[
                 "the workers have, or run it in place (--in-place)"
             )
         note = f"its code runs in place, and is not recorded: {environment.VERSIONS} says where versions are kept"
-        return _in_place(spec), [], note
-    from activities.versions.activities import version_of
-    from activities.versions.packages import packages_of
-    from activities.versions.snapshot import folder_snapshot
+        return own, [], note
+    from activities.versions.make import first_version as made
     from activities.versions.store import VersionStore
 
     folder = Path(spec.code) if spec.code else Path(spec.script).parent
-    if spec.code and not Path(spec.script).is_relative_to(folder):
-        raise ConfigError(f"the script {spec.script} is not in the folder {folder} that --code names")
-    listing = asyncio.create_task(asyncio.to_thread(packages_of, spec.python))
-    with await asyncio.to_thread(folder_snapshot, folder) as taken:
-        runs = version_of(taken, CodeVersion.of(_in_place(spec)))
-        runs = runs.model_copy(update={"packages": await listing})
-        await VersionStore(control.versions_url).put(spec.name, runs, taken)
-    kept = runs.model_copy(update={"packages": {}})
-    first = JobVersion(number=1, runs=kept, status=VersionStatus.RUNNING, asked_ns=time.time_ns())
-    return kept.applied(spec, 1), [first], ""
+    runs = (await made(own, folder, VersionStore(control.versions_url))).model_copy(update={"packages": {}})
+    request = UpdateRequest(operator=getpass.getuser())
+    first = JobVersion(number=1, runs=runs, request=request, status=VersionStatus.RUNNING, asked_ns=time.time_ns())
+    return runs.applied(spec, 1), [first], ""
 
 
-def _in_place(spec: JobSpec) -> JobSpec:
-    return spec.model_copy(update={"code": "", "version": 1})
+async def start_recorded(control: Control, spec: JobSpec, machines: Sequence[Machine]) -> None:
+    """Start a job as users do, from the beginning: its code is a snapshot.
+
+    Raises:
+        ConfigError: the folder cannot be a version, or a job of this name is running.
+        VersionStoreError: the store of versions does not take it.
+        ClusterError: Temporal does not answer.
+    """
+    spec, versions, _ = await first_version(control, spec)
+    await control.start_job(spec, machines, versions=versions)

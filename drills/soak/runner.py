@@ -14,6 +14,7 @@ from typing import Any
 
 from temporalio.client import WorkflowFailureError
 
+from controlplane.start_checks.code import start_recorded
 from drills.clusters.local import DrillCluster, Say, silent
 from drills.clusters.network import NetworkCluster
 from drills.clusters.network import missing as network_lacks
@@ -156,7 +157,7 @@ class Soak:
             self.reference = Reference(await References().of(cluster, job.spec), plan.steps)
         job.write()
         self.say(f"{plan.faults} faults in {len(plan.episodes)} episodes, {plan.steps} steps")
-        await cluster.control.start_job(job.spec, job.machines)
+        await start_recorded(cluster.control, job.spec, job.machines)
         episodes = Episodes(job, self.reference.records)
         result.violations += await episodes.begin()
         for index, episode in enumerate(plan.episodes):

@@ -257,7 +257,7 @@ class Deployed:
         return self.folder if host == CONTROL else self.folder / f"etc-{host}"
 
     def _path(self, word: str, host: str) -> str:
-        word = word.replace("/etc/everstep", str(self._etc(host)))
+        word = word.replace("/etc/everstep", str(self._etc(host))).replace("/mnt/everstep", str(self.folder / "mnt"))
         word = word.replace("/var/lib/everstep/agent", str(self.folder / f"state-{host}"))
         return word.replace("/dev/shm/everstep-agent", str(self.shm[host])) if host in self.shm else word
 

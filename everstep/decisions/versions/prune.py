@@ -1,7 +1,7 @@
 """Which versions a store need not keep any longer. Pure.
 
-A job's last versions are kept, whatever may still need one, and whatever is young: somebody may be about to use it.
-Code goes once no record names it.
+A job's last versions are kept, those that anything may still need, and whatever is young: somebody may be about to use
+it. Code goes once no record names it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def prunable(
         versions: All records in it, of all jobs.
         code: The digests of all snapshots in it, with the seconds since each was written.
         job: Whose versions are looked at: of other jobs nobody says here what they need.
-        needed: Ids of versions that this job runs, is to run, may go back to, or a checkpoint or an incident names.
+        needed: Ids of versions that the job runs, is to run or may go back to, or that a checkpoint or incident names.
     """
     known = list(versions)
     own = sorted((one for one in known if one.job == job), key=lambda one: (one.age_s, one.id))

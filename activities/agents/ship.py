@@ -1,4 +1,4 @@
-"""Bringing a snapshot of code to machines: to those that lack it, at once but for a bound, read once from the store."""
+"""Bringing a snapshot of code to the machines that lack it: all at once but for a bound, read once from the store."""
 
 from __future__ import annotations
 

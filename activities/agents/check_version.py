@@ -1,0 +1,153 @@
+"""A version is tried before it runs: brought to machines, and run there up to where it joins the job."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+
+from temporalio import activity
+from temporalio.exceptions import ApplicationError
+
+from activities import messages
+from activities.agents.call_all import on_all
+from activities.agents.convert import import_environment, rank_launches, shared_environment
+from activities.agents.ship import Shipment
+from activities.heartbeat import Say, heartbeating, request_id
+from activities.messages import CheckVersionInput, VersionChecked
+from activities.versions.store import VersionStore
+from agent.client import AgentClient, AgentPool
+from agent.v1 import agent_pb2 as pb
+from everstep.errors import AgentError, AgentUnreachable, ConfigError, VersionStoreError
+from everstep.model.machine import Machine
+from everstep.text import listed
+
+TRY_MORE_S = 60.0
+"""An agent has this much longer than the trial itself to answer, e.g. for a fork server of its own, seconds (ours)."""
+OTHERS_NAMED = 3
+"""Machines that say something else than the first one that are quoted (ours)."""
+LINE_CHARACTERS = 200
+"""Of what each of them says (ours)."""
+
+Outcome = pb.TryCodeReply
+
+
+class CheckActivities:
+    """What workflows ask about versions on machines.
+
+    Args:
+        agents: Clients by address.
+        store: Of versions; None: there is none, and jobs run in place.
+    """
+
+    def __init__(self, agents: AgentPool, store: VersionStore | None) -> None:
+        self._agents = agents
+        self._store = store
+
+    @activity.defn(name=messages.CHECK_VERSION)
+    async def check(self, given: CheckVersionInput) -> VersionChecked:
+        """Bring a version to machines and try it on all of them at once."""
+        async with heartbeating() as say, Shipment(self._store, given.spec.code, say) as shipment:
+            try:
+                return await self._checked(given, shipment, say)
+            except ApplicationError as error:
+                if error.type == VersionStoreError.__name__:
+                    return VersionChecked(refused=error.message)
+                raise
+
+    async def _checked(self, given: CheckVersionInput, shipment: Shipment, say: Say) -> VersionChecked:
+        position = {machine.name: index for index, machine in enumerate(given.machines)}
+
+        async def supply(machine: Machine, client: AgentClient) -> str:
+            try:
+                await shipment.supply(client)
+            except AgentUnreachable:
+                raise
+            except AgentError as error:  # e.g. a full disk: other machines can tell more
+                return f"{machine.name} cannot take the code: {error}"
+            return ""
+
+        done, silent = await on_all(self._agents, given.machines, supply, say=say, patience_s=given.patience_s)
+        untried = {name: text for name, text in done.items() if text}
+        there = [machine for machine in given.machines if done.get(machine.name) == ""]
+        say(f"trying it on {len(there)} machines")
+
+        async def attempt(machine: Machine, client: AgentClient) -> pb.TryCodeReply:
+            request = try_request(given, position[machine.name])
+            asked = partial(client.try_code, request, timeout_s=given.timeout_s + TRY_MORE_S)
+            try:
+                return await shipment.supplied(client, asked)
+            except AgentUnreachable:
+                raise
+            except ConfigError as error:  # e.g. a folder that is not there
+                return pb.TryCodeReply(outcome=Outcome.FAILED, text=str(error))
+            except AgentError as error:  # e.g. no fork server: that proves nothing of the code
+                return pb.TryCodeReply(outcome=Outcome.UNSPECIFIED, text=str(error))
+
+        tried, quiet = await on_all(self._agents, there, attempt, say=say, patience_s=given.patience_s)
+        return judged(tried, [*silent, *quiet], untried, given.timeout_s)
+
+
+def try_request(given: CheckVersionInput, machine: int) -> pb.TryCodeRequest:
+    """The first rank of a machine, by its index, as it would be launched."""
+    spec = given.spec
+    first = rank_launches(spec, machine if machine < spec.machines else 0)[0]
+    return pb.TryCodeRequest(
+        request_id=request_id(),
+        job=spec.name,
+        code=spec.code,
+        script=spec.script,
+        args=spec.args,
+        cwd=spec.cwd,
+        python=spec.python,
+        env=shared_environment(spec, "", 0, 1) | dict(first.env),
+        env_from=spec.env_from,
+        env_file=spec.env_file,
+        timeout_s=given.timeout_s,
+        import_env=import_environment(spec),
+    )
+
+
+def judged(
+    tried: dict[str, pb.TryCodeReply], silent: list[str], untried: dict[str, str], timeout_s: float
+) -> VersionChecked:
+    """What came of it: one machine where it fails refuses the version; what proves nothing is told.
+
+    Args:
+        tried: Machine → what it said.
+        silent: Machines that did not answer.
+        untried: Machine → why it was not tried there.
+        timeout_s: How long each had.
+    """
+    failed = {name: reply.text for name, reply in tried.items() if reply.outcome == Outcome.FAILED}
+    refused = ""
+    if failed:
+        first, text = next(iter(failed.items()))
+        same = Counter(_last_line(other) for other in failed.values())[_last_line(text)] - 1
+        others = {name: _last_line(other) for name, other in failed.items() if _last_line(other) != _last_line(text)}
+        refused = f"on {first}: {text.strip()}"
+        if same:
+            refused += f"\n({same} more {'machines say' if same > 1 else 'machine says'} the same)"
+        for name, line in list(others.items())[:OTHERS_NAMED]:
+            refused += f"\non {name}: {line[:LINE_CHARACTERS]}"
+    elif not tried and (untried or silent):
+        refused = "\n".join(list(untried.values())[:OTHERS_NAMED])
+    slow = [name for name, reply in tried.items() if reply.outcome == Outcome.SLOW]
+    ended = [name for name, reply in tried.items() if reply.outcome == Outcome.ENDED]
+    unsure = [
+        f"{name}: {_last_line(reply.text)}" for name, reply in tried.items() if reply.outcome == Outcome.UNSPECIFIED
+    ]
+    texts = [
+        f"not tried on {listed(silent)}, which did not answer" if silent else "",
+        f"{listed(slow)}: it had not come to where it joins the job after {timeout_s:g} s" if slow else "",
+        f"{listed(ended)}: it ended with exit code 0 before it joined the job" if ended else "",
+        listed([*untried.values(), *unsure], OTHERS_NAMED, separator="; "),
+    ]
+    return VersionChecked(refused=refused, told="; ".join(filter(None, texts)))
+
+
+def _last_line(text: str) -> str:
+    """Of a traceback the line that says what went wrong; the one after it says how the process ended."""
+    lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
+    if len(lines) > 1 and lines[-1].startswith("(") and lines[-1].endswith(")"):
+        return lines[-2]
+    return lines[-1] if lines else ""

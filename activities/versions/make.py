@@ -1,0 +1,222 @@
+"""A version is made: from a folder, a git revision, or the code that runs with other arguments or variables.
+
+Commands do it as workers do: for the first version of a job, and for updates of folders that only they can see.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import os
+import posixpath
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import structlog
+
+from activities.versions.changes import FileChanges, told
+from activities.versions.git import GitFolder, work_tree_of
+from activities.versions.packages import packages_of
+from activities.versions.snapshot import CodeSnapshot, folder_snapshot, revision_snapshot
+from activities.versions.store import VersionStore
+from agent.state.reads import Reads
+from everstep.errors import ConfigError, VersionStoreError
+from everstep.model.job import JobSpec
+from everstep.model.version import CodeVersion, UpdateRequest
+
+STORAGE_S = 300.0
+"""A folder whose files were not read by then does not answer, seconds (ours)."""
+NO_STORE = (
+    "there is no store of versions, so that code can only run where it lies: start all workers with the same "
+    "--versions URL, or EVERSTEP_VERSIONS"
+)
+
+T = TypeVar("T")
+log = structlog.get_logger("versions")
+_threads = Reads()
+
+
+async def first_version(spec: JobSpec, folder: Path, store: VersionStore) -> CodeVersion:
+    """Put what a job is to run into the store, before it starts.
+
+    Args:
+        spec: The job; its script is an absolute path.
+        folder: That holds the script.
+        store: Where to.
+
+    Raises:
+        ConfigError: it cannot be a version.
+        VersionStoreError: the store does not take it.
+    """
+    with await _on_storage(lambda: folder_snapshot(folder), str(folder)) as snapshot:
+        version = CodeVersion.of(spec).model_copy(
+            update={
+                "code": snapshot.digest,
+                "script": script_in(snapshot, folder, spec.script),
+                "cwd": spec.cwd or str(Path(spec.script).parent),
+                "packages": await _threads.do(lambda: packages_of(spec.python)),
+                "origin": snapshot.origin,
+                "files": len(snapshot.files),
+                "bytes": snapshot.bytes,
+            }
+        )
+        await store.put(spec.name, version, snapshot)
+    return version
+
+
+async def next_version(
+    job: str, running: CodeVersion, request: UpdateRequest, store: VersionStore | None
+) -> CodeVersion:
+    """Make the version that a request asks for, and put it into the store.
+
+    Args:
+        job: Its name.
+        running: The version that it runs, with where it came from.
+        request: Names a folder, a revision, or neither.
+        store: Where to; None: there is none.
+
+    Raises:
+        ConfigError: it cannot be made.
+        VersionStoreError: the store does not take it.
+    """
+    packages = asyncio.create_task(_threads.do(lambda: packages_of(running.python)))
+    try:
+        version = running.model_copy(
+            update={
+                "args": running.args if request.args is None else request.args,
+                "env": running.env | (request.env or {}),
+            }
+        )
+        if not (request.code or request.git):
+            if request.script:
+                version = version.model_copy(update={"script": await _other_script(running, request.script, store)})
+            if store is not None:
+                version = version.model_copy(update={"packages": await packages})
+                await store.put(job, version, None)
+            return version
+        if store is None:
+            raise ConfigError(NO_STORE)
+        folder = _folder(running, request)
+        with await _on_storage(lambda: _snapshot(folder, request.git), str(folder)) as snapshot:
+            version = version.model_copy(
+                update={
+                    "code": snapshot.digest,
+                    "script": script_in(snapshot, folder, request.script or _script_of(running, folder)),
+                    "cwd": running.cwd or _folder_of(running),
+                    "packages": await packages,
+                    "origin": snapshot.origin,
+                    "files": len(snapshot.files),
+                    "bytes": snapshot.bytes,
+                }
+            )
+            await store.put(job, version, snapshot)
+        return version
+    finally:
+        packages.cancel()
+
+
+async def changed(before: CodeVersion, after: CodeVersion, store: VersionStore | None, redact: Sequence[str]) -> str:
+    """What changed between two versions, for people; what cannot be read any more is left out."""
+    files: FileChanges | None = None
+    if store is not None and before.code and after.code and before.code != after.code:
+        try:
+            with await store.code(before.code) as old, await store.code(after.code) as new:
+                files = await _threads.do(lambda: FileChanges.between(old, new))
+        except VersionStoreError as error:
+            log.warning("what changed is not known", reason=str(error))
+    commits = await _on_storage(lambda: _commits(before, after), after.origin.folder)
+    return await _threads.do(lambda: told(before, after, files, commits, redact))
+
+
+def script_in(snapshot: CodeSnapshot, folder: Path, script: str) -> str:
+    """The path of a script in a snapshot.
+
+    Args:
+        snapshot: Of the folder.
+        folder: As an absolute path.
+        script: Relative to it, or an absolute path within it.
+
+    Raises:
+        ConfigError: it is not there.
+    """
+    inner = os.path.normpath(script)
+    if os.path.isabs(inner):  # noqa: PTH117 - text, not a path of this machine alone
+        inner = os.path.relpath(inner, folder)
+    if inner.startswith("../") or inner == "..":
+        raise ConfigError(
+            f"the script {script} is not in the folder {folder}: name the folder that holds both it and what it imports"
+        )
+    names = {file.path for file in snapshot.files}
+    if inner in names or _by_links(folder, inner) in names:
+        return inner
+    near = difflib.get_close_matches(inner, sorted(names), n=1)
+    hint = (
+        f"did you mean {near[0]}?"
+        if near
+        else "does git ignore it? Then take it out of .gitignore, or name another one"
+    )
+    raise ConfigError(f"the script {inner} is not among the files of {folder}: {hint}")
+
+
+def _by_links(folder: Path, inner: str) -> str:
+    """The file that a path through links within a folder leads to."""
+    return os.path.relpath(os.path.realpath(folder / inner), os.path.realpath(folder))
+
+
+def _folder(running: CodeVersion, request: UpdateRequest) -> Path:
+    if named := request.code or running.origin.folder or _folder_of(running):
+        return Path(named)
+    raise ConfigError("it is not known from which folder the job's code came: name one as code, beside git")
+
+
+def _snapshot(folder: Path, revision: str) -> CodeSnapshot:
+    return revision_snapshot(folder, revision) if revision else folder_snapshot(folder)
+
+
+def _script_of(running: CodeVersion, folder: Path) -> str:
+    """The script that runs; where it ran in place, its name stands for one in another folder."""
+    if running.code or Path(running.script).is_relative_to(folder):
+        return running.script
+    return Path(running.script).name
+
+
+def _folder_of(version: CodeVersion) -> str:
+    """Where a version's script lies that runs in place; empty: it does not."""
+    return "" if version.code else str(Path(version.script).parent)
+
+
+async def _other_script(running: CodeVersion, script: str, store: VersionStore | None) -> str:
+    if not running.code:
+        if not script.startswith("/"):
+            raise ConfigError(f"the job runs in place: give the absolute path of the script instead of {script}")
+        return script
+    if store is None:
+        raise ConfigError(NO_STORE)
+    inner = posixpath.normpath(script)
+    with await store.code(running.code) as code:
+        names = {file.path for file in code.files}
+    if inner not in names:
+        near = difflib.get_close_matches(inner, sorted(names), n=1)
+        raise ConfigError(f"the code that runs has no {script}" + (f": did you mean {near[0]}?" if near else ""))
+    return inner
+
+
+def _commits(before: CodeVersion, after: CodeVersion) -> str:
+    folder = Path(after.origin.folder or "/")
+    if not (before.origin.commit and after.origin.commit and folder.is_dir() and work_tree_of(folder)):
+        return ""
+    try:
+        return GitFolder(folder).between(before.origin.commit, after.origin.commit)
+    except ConfigError:
+        return ""
+
+
+async def _on_storage(work: Callable[[], T], folder: str) -> T:
+    """Read a folder that may be on storage that hangs, in a thread that is left to itself then."""
+    try:
+        return await _threads.do(work, STORAGE_S)
+    except TimeoutError:
+        raise ConfigError(f"{folder} has not answered for {STORAGE_S:g} s: look at the storage that it is on") from None
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be read: {error}") from error
