@@ -19,6 +19,7 @@ from everstep.model.incident import Anomaly, Evidence, IncidentReport, Symptom
 from everstep.model.machine import Machine
 from tests.workflows.conftest import ASK_S, anomaly, exits, held
 from tests.workflows.test_observed import fault
+from workflows import attributes
 from workflows.incident.workflow import IncidentWorkflow
 from workflows.job import JobWorkflow
 
@@ -94,6 +95,8 @@ async def test_a_machine_that_is_gone_is_replaced_by_a_standby(jobs: Any) -> Non
     assert [(answer.rule, answer.machine) for answer in report.asked if answer.yes] == [("gone-machine", "m1")]
     calls = jobs.cluster.calls
     assert calls.index("replace m1") < calls.index("prepare m2") < calls.index("launch 2 from 20")
+    shown = (await jobs.client.get_workflow_handle(incident.id).describe()).typed_search_attributes
+    assert shown.get(attributes.EVICTED) == ["m1"]
 
 
 async def test_a_machine_that_is_surely_at_fault_is_replaced_when_its_job_failed(jobs: Any) -> None:
