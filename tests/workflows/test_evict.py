@@ -154,6 +154,8 @@ async def test_a_standby_that_cannot_be_made_ready_gives_way_to_the_next_one(job
     state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
     assert [machine.name for machine in state.machines] == ["m0", "m3"]
     assert report_of(jobs).evicted == ["m1", "m2"]
+    asked = [(given.machines[0].name, [one.name for one in given.like]) for given in jobs.cluster.prepares[1:]]
+    assert asked == [("m2", ["m0"]), ("m3", ["m0"])], "they have to have the libraries of those that stay"
 
 
 async def test_a_standby_that_dies_meanwhile_gives_way_to_the_next_one(jobs: Any) -> None:
