@@ -11,6 +11,8 @@ from typing import Any
 
 from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes
 
+from everstep.model.job_state import JobState
+
 JOB_NAME = SearchAttributeKey.for_keyword("JobName")
 STAGE = SearchAttributeKey.for_keyword("Stage")
 SYMPTOM = SearchAttributeKey.for_keyword("Symptom")
@@ -18,8 +20,14 @@ VERDICT = SearchAttributeKey.for_keyword("Verdict")
 SEVERITY = SearchAttributeKey.for_keyword("Severity")
 EVICTED = SearchAttributeKey.for_keyword_list("Evicted")
 LOST_STEPS = SearchAttributeKey.for_int("LostSteps")
+ETTR = SearchAttributeKey.for_float("Ettr")
+"""Of a job: the share of its time in which it trained, 0 to 1 (ByteRobust, section 4.2)."""
+ETTR_LAST_HOUR = SearchAttributeKey.for_float("EttrLastHour")
 
-ALL: tuple[SearchAttributeKey[Any], ...] = (JOB_NAME, STAGE, SYMPTOM, VERDICT, SEVERITY, EVICTED, LOST_STEPS)
+ALL: tuple[SearchAttributeKey[Any], ...] = (
+    *(JOB_NAME, STAGE, SYMPTOM, VERDICT, SEVERITY, EVICTED, LOST_STEPS),
+    *(ETTR, ETTR_LAST_HOUR),
+)
 
 KEYWORD_CHARACTERS = 200
 LIST_BYTES = 1800
@@ -40,6 +48,16 @@ def cut_list(values: list[str]) -> list[str]:
             return [*kept, f"+{len(values) - i} more"]
         kept.append(value)
     return kept
+
+
+def of_job(state: JobState) -> dict[SearchAttributeKey[Any], Any]:
+    """What a job shows of itself; what is not known yet is left out."""
+    shares = {ETTR: state.ettr, ETTR_LAST_HOUR: state.ettr_last_hour}
+    return {
+        JOB_NAME: state.spec.name,
+        STAGE: state.status_text,
+        **{key: share for key, share in shares.items() if share is not None},
+    }
 
 
 def search_attributes(values: dict[SearchAttributeKey[Any], Any]) -> TypedSearchAttributes:

@@ -13,20 +13,17 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError, ChildWorkflowError, WorkflowAlreadyStartedError
 
 with workflow.unsafe.imports_passed_through():
-    from activities import messages
     from activities.ledger.records import NumbersUsed
-    from activities.messages import RecordInput
     from everstep.model.incident import (
         CLOSED_OUTSIDE,
         Anomaly,
-        Confirmation,
         IncidentReport,
         Launched,
         Left,
         Stage,
         Symptom,
     )
-    from everstep.model.job_state import JobState, incident_workflow_id
+    from everstep.model.job_state import JobState, ShareTrained, incident_workflow_id
     from everstep.model.run_id import run_id
     from workflows import attributes, incident_list, pool_calls, web_ui
     from workflows.child_incident import Child, end_of, open_incident
@@ -35,10 +32,11 @@ with workflow.unsafe.imports_passed_through():
     from workflows.first_step import FirstStepWatch, suspect
     from workflows.incident.report import Closings
     from workflows.learned import change_machines, learn, read_machines
-    from workflows.messages import JobResult, check_generation, check_report, lost_incident
+    from workflows.messages import JobResult, check_generation, check_report, check_trained, lost_incident
     from workflows.observed import ObservedFaults
     from workflows.operator import read_move, read_request
-    from workflows.options import TASK_TIMEOUT, on_ledger
+    from workflows.options import TASK_TIMEOUT
+    from workflows.recorded import record
     from workflows.stop_for_good import stop_for_good
 
 REJECTED_KEPT = 10
@@ -83,6 +81,18 @@ class JobWorkflow:
         """Take the end of the training."""
         self.finished_generations.add(generation)
         return f"taken for generation {generation}"
+
+    @workflow.update(name="trained", description="A worker says which share of its time the job trained")
+    def trained(self, share: ShareTrained) -> str:
+        """Show it; what is shown already changes nothing."""
+        self.state.ettr, self.state.ettr_last_hour = share.ettr, share.last_hour
+        self._show()
+        return "shown"
+
+    @trained.validator
+    def check_trained(self, share: ShareTrained) -> None:
+        """Refuse what is shown already: all workers say it."""
+        check_trained(self.state, share)
 
     @report.validator
     def check_report(self, anomaly: Anomaly) -> None:
@@ -240,7 +250,7 @@ class JobWorkflow:
         if workflow.patched("run id"):
             state.run = run_id(state.started_ns, workflow.info().first_execution_run_id)
         try:
-            used = await self._record(started_ns=state.started_ns)
+            used = await record(self.state, started_ns=state.started_ns)
             # Count on from earlier runs of the same name: an agent never meets a generation twice.
             state.generation, state.incident_count = used.generations, used.incidents
             state.incidents_before = used.incidents
@@ -264,7 +274,7 @@ class JobWorkflow:
         if over:
             self._show()
             if launched:
-                self.records.append(self._record(launched=launched, confirmation=confirmation))
+                self.records.append(record(self.state, launched=launched, confirmation=confirmation))
             await self.first_step.back_off()
 
     async def _handle(self, anomaly: Anomaly) -> IncidentReport:
@@ -358,13 +368,16 @@ class JobWorkflow:
         self._show()
         if self.observed.under_way:
             await self.observed.told()
-        await asyncio.gather(
-            self._record(),
+        written, *_ = await asyncio.gather(
+            record(state),
             pool_calls.leave(state.spec, state.machines, state.run),
             *self.records,
             *self.closings.again(),
             return_exceptions=True,
         )
+        if isinstance(written, NumbersUsed) and written.ettr is not None:
+            state.ettr, state.ettr_last_hour = written.ettr, written.ettr_last_hour
+            self._show()
         await workflow.wait_condition(workflow.all_handlers_finished)
         return JobResult(
             headline=f"{state.spec.name} {outcome}",
@@ -373,25 +386,6 @@ class JobWorkflow:
             incidents=[incident.headline for incident in state.incidents],
         )
 
-    def _record(
-        self, *, started_ns: int = 0, launched: Launched | None = None, confirmation: Confirmation | None = None
-    ) -> workflow.ActivityHandle[NumbersUsed]:
-        state = self.state
-        entry = RecordInput(
-            spec=state.spec,
-            time_ns=workflow.time_ns(),
-            started_ns=started_ns,
-            launched=launched,
-            confirmation=confirmation,
-            outcome=state.outcome,
-        )
-        label = state.outcome or (f"generation {launched.generation}" if launched else "started")
-        return workflow.start_activity(
-            messages.RECORD, entry, result_type=NumbersUsed, summary=web_ui.summary(label), **on_ledger()
-        )
-
     def _show(self) -> None:
         workflow.set_current_details(web_ui.job_page(self.state, workflow.info().namespace))
-        workflow.upsert_search_attributes(
-            attributes.updates({attributes.JOB_NAME: self.state.spec.name, attributes.STAGE: self.state.status_text})
-        )
+        workflow.upsert_search_attributes(attributes.updates(attributes.of_job(self.state)))

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Protocol
 
 from temporalio import activity
+from temporalio.exceptions import ApplicationError
 
 from activities import messages
 from activities.agents.call_all import asked_of, on_all, prepare, prepared, refuse_silent
@@ -19,17 +20,21 @@ from activities.agents.clocks import fit_stop
 from activities.agents.confirm import confirm_steps
 from activities.agents.convert import backup_peers, checkpoint_options, rank_launches, shared_environment
 from activities.agents.evidence import evidence_of
+from activities.agents.libraries import libraries_of
 from activities.heartbeat import Say, heartbeating, now_ns, request_id
 from activities.messages import AwaitInput, ConfirmInput, LaunchInput, PrepareInput, ReleaseInput, StopInput
 from agent.client import AgentClient, AgentPool
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.checkpoints.placement import place_backups
+from everstep.decisions.pool.libraries import differing
 from everstep.model.incident import Confirmation, Evidence, Launched
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
 
 DYING_NAMED = 16
 """Machines with ranks that do not die that an answer names (ours)."""
+OTHER_LIBRARIES = "OtherLibraries"
+"""Type of the error of a machine that has other libraries than the job's other machines."""
 
 
 class JobHint(Protocol):
@@ -50,17 +55,20 @@ class RankActivities:
     async def prepare(self, preparation: PrepareInput) -> float:
         """Start the job's fork server on every machine; returns the slowest start in seconds."""
 
-        async def prepare_machine(machine: Machine, client: AgentClient) -> float:
+        async def prepare_machine(machine: Machine, client: AgentClient) -> pb.PrepareReply:
             asked = partial(prepare, client, preparation.spec, preparation.run)
-            reply = await asked_of(client, asked, probed=preparation.probed, patience_s=preparation.patience_s)
-            return float(reply.seconds)
+            return await asked_of(client, asked, probed=preparation.probed, patience_s=preparation.patience_s)
 
         async with heartbeating() as say:
-            done, silent = await on_all(
-                self._agents, preparation.machines, prepare_machine, say=say, patience_s=preparation.patience_s
+            (done, silent), elsewhere = await asyncio.gather(
+                on_all(self._agents, preparation.machines, prepare_machine, say=say, patience_s=preparation.patience_s),
+                libraries_of(self._agents, preparation.spec.name, preparation.like),
             )
         refuse_silent(silent, preparation.machines, for_good=preparation.probed)
-        return max(done.values(), default=0.0)
+        for machine, reply in done.items():
+            if said := differing(reply.libraries, [elsewhere]):
+                raise ApplicationError(f"{machine} has {said}", type=OTHER_LIBRARIES, non_retryable=True)
+        return max((reply.seconds for reply in done.values()), default=0.0)
 
     @activity.defn(name=messages.STOP)
     async def stop(self, stop: StopInput) -> Evidence:

@@ -110,6 +110,12 @@ class _Noted(type(os.environ)):  # type: ignore[misc]
         return value
 
 
+def libraries() -> dict[str, str]:
+    """Versions of what decides what ranks compute, by name."""
+    found = {"python": ".".join(map(str, sys.version_info[:3]))}
+    return found | {name: str(sys.modules[name].__version__) for name in ("numpy", "torch") if name in sys.modules}
+
+
 @dataclass(frozen=True, slots=True)
 class Imported:
     """What the imports of the server leave for its ranks."""
@@ -377,6 +383,7 @@ class ForkServer:
             "pid": os.getpid(),
             "job": self.job,
             "label": self.label,
+            "libraries": libraries(),
             "fenced": self.fenced,
             "newest": self.newest,
             "ranks": [child.entry() for child in self.ranks.values()],

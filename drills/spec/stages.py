@@ -7,6 +7,8 @@ from activities import messages
 STAGES = {
     "stop": messages.STOP,
     "evict": messages.POOL_REPLACE,
+    "prepare": messages.PREPARE,
+    "await": messages.POOL_AWAIT,
     "decide": messages.DECIDE,
     "restore": messages.RESTORE,
     "reattempt": messages.LAUNCH,

@@ -74,6 +74,7 @@ class ScriptedCluster:
     calls: list[str] = field(default_factory=list)
     notes: list[DecideInput] = field(default_factory=list)
     confirms: list[ConfirmInput] = field(default_factory=list)
+    prepares: list[PrepareInput] = field(default_factory=list)
     launches: list[LaunchInput] = field(default_factory=list)
     refused_launches: list[str] = field(default_factory=list)
     """Why launches of incidents fail for good, the next one first."""
@@ -133,6 +134,7 @@ class ScriptedCluster:
     @activity.defn(name=messages.PREPARE)
     async def prepare(self, given: PrepareInput) -> float:
         self.runs.add(given.run)
+        self.prepares.append(given)
         self.calls.append("prepare" if given.machines == MACHINES else f"prepare {given.machines[0].name}")
         if self.calls[-1] in self.blocked:
             raise ApplicationError("no fork server starts there", non_retryable=True)

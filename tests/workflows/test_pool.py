@@ -298,12 +298,19 @@ async def until(holds: Callable[[], bool]) -> None:
         await asyncio.sleep(0.02)
 
 
-async def test_a_machine_that_does_not_answer_takes_no_place(pooled: Pooled) -> None:
-    pooled.agents[4].answer(describe=AgentUnreachable("no power"))
+NOT_WARM = pb.DescribeReply(machine="m4", warm=pb.WarmForkServer(problem="No module named 'torch'"))
+
+
+@pytest.mark.parametrize(
+    ("described", "fault"),
+    [(AgentUnreachable("no power"), "does not answer"), (NOT_WARM, "no fork server is ready: No module named")],
+)
+async def test_a_machine_that_is_not_ready_takes_no_place(pooled: Pooled, described: Any, fault: str) -> None:
+    pooled.agents[4].answer(describe=described)
     job = await pooled.start("gpt", 0, 1)
     state = await pooled.running(job)
     await pooled.move("evict", "m2")
-    await pooled.until(pooled.handle, lambda state: "does not answer" in state.machines["m4"].fault)
+    await pooled.until(pooled.handle, lambda state: fault in state.machines["m4"].fault)
     answer = await pooled.ask("replace", replacement(pooled, state, "m1", id="i/1"), Replaced)
     assert answer.machines["m1"].name == "m3"
 
