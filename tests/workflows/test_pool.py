@@ -40,7 +40,7 @@ from everstep.model.pool import (
 )
 from everstep.model.recovery_policy import RecoveryPolicy
 from tests.activities.spoken import serving
-from tests.workflows.conftest import ASK_S, ScriptedCluster, anomaly
+from tests.workflows.conftest import ASK_S, ScriptedCluster, anomaly, asked
 from tests.workflows.test_evict import gone
 from workflows.job import JobWorkflow
 from workflows.registry import WORKFLOWS, sandbox
@@ -101,11 +101,7 @@ class Pooled:
     async def until(self, handle: WorkflowHandle[Any, Any], ok: Callable[[Any], bool]) -> Any:
         """Wait until a job's state, or the pool's, is as wanted; the test's time-out bounds it."""
         kind = PoolState if handle.id.startswith("pool/") else JobState
-        while True:
-            state = await handle.query("state", result_type=kind)
-            if ok(state):
-                return state
-            await asyncio.sleep(ASK_S)
+        return await asked(handle, "state", ok, kind)
 
     async def is_there(self) -> bool:
         """Whether the pool has looked for the first time."""
