@@ -63,6 +63,8 @@ class PrepareInput(Model):
     """How long a silent agent is asked again, seconds (ours)."""
     probed: bool = False
     """As of :class:`StopInput`; who is silent then is given up, and not asked again."""
+    like: list[Machine] = Field(default_factory=list)
+    """Machines on which it was prepared before: with other libraries than theirs it is refused. Empty: with any."""
 
 
 class MakeVersionInput(Model):

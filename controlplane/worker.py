@@ -38,6 +38,7 @@ from activities.pool.provision import ProvisionActivities
 from activities.versions.activities import MakeActivities
 from activities.versions.store import VersionStore
 from activities.watching.leftovers import LeftoverCleaner
+from activities.watching.training_time import TrainingTimes
 from activities.watching.watcher import Watcher
 from agent.client import AgentPool
 from controlplane.notices_file import notice_settings
@@ -207,6 +208,7 @@ async def run_worker(
     agents = AgentPool()
     events = EventWriter(ledger)
     watcher = Watcher(client, agents, task_queue, events.take)
+    times = TrainingTimes(client, ledger, watcher.watched)
     gc.freeze()  # what was imported stays, and need not be looked at
     gc.set_threshold(*COLLECT_AFTER)
     worker = build(
@@ -224,10 +226,10 @@ async def run_worker(
     if metrics:
         from controlplane.worker_metrics import metrics_server
 
-        await served.enter_async_context(metrics_server(metrics, watcher, events, task_queue))
+        await served.enter_async_context(metrics_server(metrics, watcher, events, times, task_queue))
     async with served, worker, asyncio.TaskGroup() as group:
         loops = [watcher.run(), events.run(), LeftoverCleaner(client, agents, task_queue).run()]
-        loops.append(keep_pool(client, task_queue))
+        loops += [keep_pool(client, task_queue), times.run()]
         if receivers.receiver:
             ui_url = os.environ.get(environment.UI_URL, "")
             loops.append(Announcer(client, receivers, task_queue, ui_url).run())

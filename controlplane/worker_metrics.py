@@ -8,6 +8,8 @@ from temporalio.runtime import PrometheusConfig, Runtime, TelemetryConfig
 import everstep
 from activities.heartbeat import steady_ns
 from activities.ledger.machine_events import EventWriter
+from activities.ledger.time_spent import TimeSpent
+from activities.watching.training_time import TrainingTimes
 from activities.watching.watcher import Watcher
 from agent.exposition import MetricsServer, Samples, parsed_address
 from everstep.errors import ConfigError
@@ -16,7 +18,7 @@ KINDS = {"report": "anomaly", "finished": "finished"}
 """Update of a job's workflow → what was reported by it."""
 
 
-def samples_of(watcher: Watcher, events: EventWriter, task_queue: str) -> Samples:
+def samples_of(watcher: Watcher, events: EventWriter, times: TrainingTimes, task_queue: str) -> Samples:
     """All that a worker knows now. Called in its event loop."""
     samples = Samples()
     samples.add("worker_info", 1, "The worker.", version=everstep.__version__, task_queue=task_queue)
@@ -27,6 +29,8 @@ def samples_of(watcher: Watcher, events: EventWriter, task_queue: str) -> Sample
         samples.add("machines_watched", len(job.machines), "Machines of a job that is watched.", **name)
         meaning = "Machines of a job whose agents say nothing."
         samples.add("agents_silent", len(job.silent(now_ns)), meaning, **name)
+    for workflow_id, (since_start, last_hour) in times.spent.items():
+        _add_times(samples, {"job": workflow_id.removeprefix("job/")}, {"start": since_start, "hour": last_hour})
     for update, kind in KINDS.items():
         meaning = "Reports that jobs' workflows took from this worker; each worker reports every one."
         samples.add("reports_total", watcher.reported[update], meaning, kind=kind)
@@ -34,14 +38,27 @@ def samples_of(watcher: Watcher, events: EventWriter, task_queue: str) -> Sample
     return samples
 
 
-def metrics_server(address: str, watcher: Watcher, events: EventWriter, task_queue: str) -> MetricsServer:
+def _add_times(samples: Samples, name: dict[str, str], spent: dict[str, TimeSpent]) -> None:
+    """How a job spent its time since its start, and in the last hour."""
+    for since, time in spent.items():
+        if (ratio := time.ettr.ratio) is not None:
+            samples.add("job_ettr_ratio", ratio, "Share of its time in which a job trained.", **name, since=since)
+        for cause, seconds in time.causes.items():
+            if cause != "productive":
+                meaning = "Time in which a job did not train, by cause."
+                samples.add("job_lost_seconds", seconds, meaning, **name, since=since, cause=cause)
+
+
+def metrics_server(
+    address: str, watcher: Watcher, events: EventWriter, times: TrainingTimes, task_queue: str
+) -> MetricsServer:
     """What serves them.
 
     Raises:
         ConfigError: the address is none.
     """
     of_process = ProcessCollector(registry=CollectorRegistry())
-    return MetricsServer(address, lambda: samples_of(watcher, events, task_queue), [of_process])
+    return MetricsServer(address, lambda: samples_of(watcher, events, times, task_queue), [of_process])
 
 
 def temporal_runtime(address: str) -> Runtime:

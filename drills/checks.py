@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,10 +11,24 @@ from controlplane.local import mounts
 from drills.clusters import network
 from drills.inject import devices, memory_group
 from drills.spec import settings
-from drills.spec.catalogue import CONTROL_FAULTS, DAMAGE, FITS, LOSSES, RANK_FAULTS, ROOM, THEN, WHERE, kind_of
+from drills.spec.catalogue import (
+    CONTROL_FAULTS,
+    DAMAGE,
+    FITS,
+    LOSSES,
+    RANK_FAULTS,
+    ROOM,
+    SHARED,
+    STANDBY,
+    THEN,
+    WHERE,
+    kind_of,
+)
 from drills.spec.request import DrillRequest
 from drills.spec.settings import STEPS_AGAIN, machine_names, placement_of
 from drills.spec.stages import MOMENTS, REPORT, STAGES
+from drills.spec.sure_faults import LINES, SURE
+from everstep.decisions.evict.facts import SHARED_MACHINES
 from everstep.errors import CannotInject, ConfigError
 from everstep.faults import exception_named
 from everstep.model.job import JobSpec
@@ -26,6 +41,10 @@ LEDGER_LIMIT_S = 20.0
 """The end of a job is written for 30 s; it is to be in the ledger (ours)."""
 HANG_LIMIT_S = 30.0
 AFTER_WHICH = ("kill-agent", "kill-peer", "xid", "gpu-lost")
+EVICTS = ("gpu-lost", "machine-fault")
+"""Faults with which the ranks go on, until another machine is ready."""
+OF_EVICTIONS = ("evict", "prepare")
+"""Stages of an incident in which a machine is replaced."""
 """Faults after which another one may follow."""
 OPENS = (*RANK_FAULTS, *LOSSES)
 """Faults that open an incident for others to strike in."""
@@ -43,8 +62,9 @@ def check(request: DrillRequest) -> None:
         raise CannotInject(f"{request.base}: {said}")
     if request.base == "oom" and (said := memory_group.why_not()):
         raise CannotInject(f"oom: {said}")
-    if request.base == "xid" and (said := devices.why_not()):
-        raise CannotInject(f"xid: {said}")
+    in_kernel_log = request.base == "xid" or (request.base == "machine-fault" and request.reason in LINES)
+    if in_kernel_log and (said := devices.why_not()):
+        raise CannotInject(f"{request.base}: {said}")
     if request.base in (*ROOM, "fs-readonly") and (said := mounts.why_not(Path(tempfile.gettempdir()))):
         raise CannotInject(f"{request.base}: {said}")
 
@@ -65,6 +85,7 @@ def check_sense(request: DrillRequest) -> None:
     spec = request.spec("drill", {})
     _check_places(request, spec)
     _check_copies(request, spec)
+    _check_shared(request, spec)
     _check_away(request, spec)
 
 
@@ -85,12 +106,17 @@ def _check_stage(request: DrillRequest) -> None:
     if request.at_event is None:
         _one_of("--in-stage", request.in_stage, (REPORT, *STAGES))
     _one_of("--moment", request.moment, MOMENTS)
-    if request.base not in OPENS:
-        raise ConfigError(f"--during {request.base} opens no incident: use one of {', '.join(OPENS)}")
-    if request.in_stage == "evict" and not request.gone:
+    if request.base not in (*OPENS, *EVICTS):
+        raise ConfigError(f"--during {request.base} opens no incident: use one of {', '.join((*OPENS, *EVICTS))}")
+    if request.base in EVICTS and request.in_stage == REPORT:
+        raise ConfigError(f"--in-stage {REPORT}: {request.base} hurts no rank: name a later stage")
+    if request.in_stage in OF_EVICTIONS and not request.gone and request.base not in EVICTS:
         raise ConfigError(
-            "--in-stage evict: machines leave only where they stay away: add --during kill-machine --gone"
+            f"--in-stage {request.in_stage}: machines leave only where they stay away, or are at fault: "
+            f"add --during kill-machine --gone, or --during {' or --during '.join(EVICTS)}"
         )
+    if request.in_stage == "await" and request.standby != "late":
+        raise ConfigError("--in-stage await: nothing is waited for: add --during kill-machine --gone --standby late")
     if request.in_stage == "restore" and request.base not in LOSSES:
         raise ConfigError(
             "--in-stage restore: copies are moved only where memory was lost: "
@@ -109,6 +135,14 @@ def _check_choices(request: DrillRequest) -> None:
         _one_of("--where", request.where, WHERE)
     if request.base == "shm-full":
         _one_of("--fits", request.fits, FITS)
+    if request.base == "machine-fault":
+        _one_of("--reason", request.reason, SURE)
+    if request.standby:
+        _one_of("--standby", request.standby, STANDBY)
+        if not (request.gone and request.base in LOSSES):
+            raise ConfigError("--standby goes with kill-machine --gone and kill-group --gone: nobody is replaced else")
+    if request.everywhere and (request.base not in SHARED or request.then):
+        raise ConfigError(f"--everywhere goes with {', '.join(SHARED)}, and without --then")
     if request.base == "cut-off":
         _one_of("--from", request.cut_from, ("control",))
     if request.base == "kill-postgres" and request.seconds > LEDGER_LIMIT_S:
@@ -148,6 +182,22 @@ def _check_places(request: DrillRequest, spec: JobSpec) -> None:
         _one_of("--kind", request.kind, topology.kinds)
     if request.base == "kill-group" and request.index >= (count := len(topology.groups(request.kind))):
         raise ConfigError(f"--index {request.index} does not exist: {request.kind} groups go from 0 to {count - 1}")
+
+
+def _check_shared(request: DrillRequest, spec: JobSpec) -> None:
+    """What many machines have, or so many of them that an operator has to be asked."""
+    if request.everywhere and spec.machines <= SHARED_MACHINES:
+        raise ConfigError(f"--everywhere: {spec.machines} machines share nothing: use {SHARED_MACHINES + 1} or more")
+    if request.base != "hang-agents":
+        return
+    most = max(spec.policy.evict_share * spec.machines, spec.policy.evict_at_least)
+    if not most < request.count < spec.machines:
+        raise ConfigError(
+            f"--count {request.count} of {spec.machines} machines: the breaker lets {most:g} go, and one has to be "
+            f"left: use {math.floor(most) + 1} to {spec.machines - 1}"
+        )
+    if hung := [rank for rank in request.ranks if spec.topology().machine(rank) >= spec.machines - request.count]:
+        raise ConfigError(f"--rank {hung[0]} is on a machine whose agent hangs: name another one")
 
 
 def _check_away(request: DrillRequest, spec: JobSpec) -> None:

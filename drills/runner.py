@@ -16,7 +16,7 @@ from drills import checks
 from drills.clusters.local import DrillCluster, Say, silent
 from drills.clusters.network import NetworkCluster
 from drills.inject import devices
-from drills.inject.context import DrillContext
+from drills.inject.context import DrillContext, copies_seen
 from drills.inject.found import await_healed, machine_events
 from drills.inject.from_outside import inject
 from drills.inject.full_disks import small_room
@@ -141,7 +141,8 @@ class Drill:
                 await asyncio.gather(injecting, return_exceptions=True)
             await asyncio.to_thread(watch.stop)
             await context.power_on()
-        facts.duplicates, facts.looks, facts.blind_s = len(watch.copies), watch.looks, watch.blind_s
+        facts.duplicates, facts.shared = copies_seen(watch.copies, [context]), sorted(watch.shared)
+        facts.looks, facts.blind_s = watch.looks, watch.blind_s
         return facts
 
     async def _inject(self, context: DrillContext) -> None:
@@ -166,8 +167,8 @@ class Drill:
 
     async def _give_up_parked(self, spec: JobSpec, facts: DrillFacts) -> None:
         control = self.cluster.control
-        if self.request.needs_network:
-            return  # it goes on by itself once what was away is back
+        if self.request.comes_by_itself:
+            return
         with suppress(EverstepError):
             state = await control.state(spec.name)
             if state.status == "parked" and not facts.parked:

@@ -28,11 +28,12 @@ class ProcessInfo(NamedTuple):
     """Id of its session's leader."""
     start: int
     """Clock ticks from boot to its start."""
+    threads: int = 1
 
     @property
     def lives(self) -> bool:
-        """Whether it is not over: a zombie is."""
-        return self.state not in "ZX"
+        """Whether it is not over: a zombie is, but for one whose first thread ended and others did not yet."""
+        return self.state not in "ZX" or self.threads > 1
 
 
 def look(pid: int) -> ProcessInfo | None:
@@ -49,7 +50,7 @@ def read(folder: Path) -> ProcessInfo | None:
         return None
     fields = tail.split()
     number, _, name = head.partition(" (")
-    return ProcessInfo(int(number), name, fields[0], int(fields[1]), int(fields[3]), int(fields[19]))
+    return ProcessInfo(int(number), name, fields[0], int(fields[1]), int(fields[3]), int(fields[19]), int(fields[17]))
 
 
 def pids() -> list[int]:

@@ -13,6 +13,8 @@ Layout, little endian::
     216   hold_step i64 · hold_ns i64 · held_step i64 · can_hold u32; all 0: nobody waits, or of an earlier release
     256   ring of ``capacity`` records of 64 bytes:
           sequence u64 · step i64 · time_ns i64 · loss f64 · grad_norm f64 · tokens i64 · given u32
+    end   64 bytes by which the kernel tells that the rank begins to end (``end_notice``); missing in files of
+          earlier releases
 
 A record is valid when its sequence is what its place says: the writer stores
 the record first and ``published`` last; a reader that was lapped drops what the
@@ -35,6 +37,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
+from everstep import end_notice
+from everstep.end_notice import EndNotice
 from everstep.errors import EverstepError
 
 MAGIC = b"EVSTRPT1"
@@ -127,14 +131,14 @@ class ReportFile:
         self.path = path
         self._map = mapped
         magic, version, self.generation, self.rank, _, self.capacity = _HEAD.unpack_from(mapped, 0)
-        if magic != MAGIC or version != VERSION or len(mapped) < RING + self.capacity * RECORD_BYTES:
+        if magic != MAGIC or version != VERSION or len(mapped) < _end_of_ring(self.capacity):
             raise EverstepError(f"{path} is not a report file of version {VERSION}: delete it and start the rank again")
         self._published: int = _PUBLISHED.unpack_from(mapped, _AT_STATE)[0]
 
     @classmethod
     def create(cls, path: Path, *, rank: int, generation: int, capacity: int = DEFAULT_CAPACITY) -> ReportFile:
         """Create the file, all of it allocated, so that no later write can fail."""
-        size = RING + capacity * RECORD_BYTES
+        size = _end_of_ring(capacity) + end_notice.ROOM
         temporary = path.with_name(path.name + ".new")
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
         try:
@@ -178,6 +182,14 @@ class ReportFile:
         _RECORD.pack_into(self._map, at, sequence, step, time.time_ns(), loss, grad_norm, tokens, given)
         self._published = sequence + 1
         _PUBLISHED.pack_into(self._map, _AT_STATE, sequence + 1)
+
+    def have_end_told(self) -> bool:
+        """Have the kernel tell who waits for it when this process begins to end; False: this system cannot.
+
+        Called once, in the main thread of the rank. The file stays mapped from then on.
+        """
+        at = _end_of_ring(self.capacity)
+        return len(self._map) >= at + end_notice.ROOM and end_notice.hold(self._map, at)
 
     def set_pid(self, pid: int) -> None:
         """Say which process this rank is."""
@@ -264,6 +276,20 @@ class ReportFile:
             flops=self._flops(),
         )
 
+    def end_told(self) -> EndNotice | None:
+        """What tells that the rank begins to end; None: the file is of an earlier release, or gone."""
+        at = _end_of_ring(self.capacity)
+        if len(self._map) < at + end_notice.ROOM:
+            return None
+        try:
+            descriptor = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW)
+        except OSError:
+            return None
+        try:
+            return EndNotice(descriptor, at)
+        finally:
+            os.close(descriptor)
+
     def records(self, start: int) -> tuple[int, list[StepRecord]]:
         """Records from sequence ``start`` on.
 
@@ -289,3 +315,7 @@ class ReportFile:
     def _published_now(self) -> int:
         published: int = _PUBLISHED.unpack_from(self._map, _AT_STATE)[0]
         return published
+
+
+def _end_of_ring(capacity: int) -> int:
+    return RING + capacity * RECORD_BYTES

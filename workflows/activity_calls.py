@@ -48,7 +48,7 @@ SLOWEST_BYTES = 20_000_000
 
 
 def prepare(spec: JobSpec, machines: list[Machine], run: str, **bounds: Any) -> ActivityHandle[float]:
-    """Start the fork servers; ``bounds`` may have ``patience_s`` and ``probed`` of the input."""
+    """Start the fork servers; ``bounds`` may have ``patience_s``, ``probed`` and ``like`` of the input."""
     return workflow.start_activity(
         messages.PREPARE,
         PrepareInput(spec=spec, machines=machines, run=run, **bounds),

@@ -11,6 +11,9 @@ from typing import Any
 
 from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes
 
+from everstep.model.job_state import JobState
+from workflows.version_page import pending_text
+
 JOB_NAME = SearchAttributeKey.for_keyword("JobName")
 STAGE = SearchAttributeKey.for_keyword("Stage")
 SYMPTOM = SearchAttributeKey.for_keyword("Symptom")
@@ -22,17 +25,13 @@ CODE_VERSION = SearchAttributeKey.for_keyword("CodeVersion")
 """Of a job: the version of its code that runs, e.g. ``v2``."""
 PENDING_UPDATE = SearchAttributeKey.for_keyword("PendingUpdate")
 """Of a job: which versions wait for a restart, and until when; empty: none does."""
+ETTR = SearchAttributeKey.for_float("Ettr")
+"""Of a job: the share of its time in which it trained, 0 to 1 (ByteRobust, section 4.2)."""
+ETTR_LAST_HOUR = SearchAttributeKey.for_float("EttrLastHour")
 
 ALL: tuple[SearchAttributeKey[Any], ...] = (
-    JOB_NAME,
-    STAGE,
-    SYMPTOM,
-    VERDICT,
-    SEVERITY,
-    EVICTED,
-    LOST_STEPS,
-    CODE_VERSION,
-    PENDING_UPDATE,
+    *(JOB_NAME, STAGE, SYMPTOM, VERDICT, SEVERITY, EVICTED, LOST_STEPS),
+    *(CODE_VERSION, PENDING_UPDATE, ETTR, ETTR_LAST_HOUR),
 )
 
 KEYWORD_CHARACTERS = 200
@@ -54,6 +53,16 @@ def cut_list(values: list[str]) -> list[str]:
             return [*kept, f"+{len(values) - i} more"]
         kept.append(value)
     return kept
+
+
+def of_job(state: JobState) -> dict[SearchAttributeKey[Any], Any]:
+    """What a job shows of itself; what is not known yet is left out."""
+    shown: dict[SearchAttributeKey[Any], Any] = {JOB_NAME: state.spec.name, STAGE: state.status_text}
+    shares = {ETTR: state.ettr, ETTR_LAST_HOUR: state.ettr_last_hour}
+    shown |= {key: share for key, share in shares.items() if share is not None}
+    if len(state.versions) > 1:
+        shown |= {CODE_VERSION: f"v{state.spec.version}", PENDING_UPDATE: pending_text(state.versions)}
+    return shown
 
 
 def search_attributes(values: dict[SearchAttributeKey[Any], Any]) -> TypedSearchAttributes:

@@ -13,11 +13,9 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
-    from activities import messages
     from activities.ledger.records import NumbersUsed
-    from activities.messages import RecordInput
-    from everstep.model.incident import CLOSED_OUTSIDE, Anomaly, Confirmation, Launched, Stage, Symptom
-    from everstep.model.job_state import JobState
+    from everstep.model.incident import CLOSED_OUTSIDE, Anomaly, Launched, Stage, Symptom
+    from everstep.model.job_state import JobState, ShareTrained
     from everstep.model.run_id import run_id
     from everstep.model.version import read_update
     from workflows import attributes, incident_list, pool_calls, web_ui
@@ -25,12 +23,12 @@ with workflow.unsafe.imports_passed_through():
     from workflows.first_step import FirstStepWatch, suspect
     from workflows.job_incidents import JobIncidents
     from workflows.learned import change_machines, learn_versions, read_machines, read_versions
-    from workflows.messages import JobResult, check_generation, check_report
+    from workflows.messages import JobResult, check_generation, check_report, check_trained
     from workflows.operator import read_move, read_request
-    from workflows.options import TASK_TIMEOUT, on_ledger
+    from workflows.options import TASK_TIMEOUT
+    from workflows.recorded import record
     from workflows.stop_for_good import stop_for_good
     from workflows.updates import Updates
-    from workflows.version_page import pending_text
 
 REJECTED_KEPT = 10
 UPDATE_JSON = '{"code": "/home/ada/gpt", "urgency": "lazy", "operator": "ada", "reason": "why"}'
@@ -82,6 +80,18 @@ class JobWorkflow:
         """Take the end of the training."""
         self.finished_generations.add(generation)
         return f"taken for generation {generation}"
+
+    @workflow.update(name="trained", description="A worker says which share of its time the job trained")
+    def trained(self, share: ShareTrained) -> str:
+        """Show it; what is shown already changes nothing."""
+        self.state.ettr, self.state.ettr_last_hour = share.ettr, share.last_hour
+        self._show()
+        return "shown"
+
+    @trained.validator
+    def check_trained(self, share: ShareTrained) -> None:
+        """Refuse what is shown already: all workers say it."""
+        check_trained(self.state, share)
 
     @report.validator
     def check_report(self, anomaly: Anomaly) -> None:
@@ -267,7 +277,7 @@ class JobWorkflow:
         if workflow.patched("run id"):
             state.run = run_id(state.started_ns, workflow.info().first_execution_run_id)
         try:
-            used = await self._record(started_ns=state.started_ns)
+            used = await record(self.state, started_ns=state.started_ns)
             # Count on from earlier runs of the same name: an agent never meets a generation twice.
             state.generation, state.incident_count = used.generations, used.incidents
             state.incidents_before = used.incidents
@@ -291,7 +301,7 @@ class JobWorkflow:
         if over:
             self._show()
             if launched:
-                self.records.append(self._record(launched=launched, confirmation=confirmation))
+                self.records.append(record(self.state, launched=launched, confirmation=confirmation))
             await self.first_step.back_off()
 
     async def _stopped(self) -> JobResult:
@@ -307,13 +317,16 @@ class JobWorkflow:
         self._show()
         if self.observed.under_way:
             await self.observed.told()
-        await asyncio.gather(
-            self._record(),
+        written, *_ = await asyncio.gather(
+            record(state),
             pool_calls.leave(state.spec, state.machines, state.run),
             *self.records,
             *self.incidents.closings.again(),
             return_exceptions=True,
         )
+        if isinstance(written, NumbersUsed) and written.ettr is not None:
+            state.ettr, state.ettr_last_hour = written.ettr, written.ettr_last_hour
+            self._show()
         await workflow.wait_condition(workflow.all_handlers_finished)
         return JobResult(
             headline=f"{state.spec.name} {outcome}",
@@ -322,33 +335,11 @@ class JobWorkflow:
             incidents=[incident.headline for incident in state.incidents],
         )
 
-    def _record(
-        self, *, started_ns: int = 0, launched: Launched | None = None, confirmation: Confirmation | None = None
-    ) -> workflow.ActivityHandle[NumbersUsed]:
-        state = self.state
-        entry = RecordInput(
-            spec=state.spec,
-            time_ns=workflow.time_ns(),
-            started_ns=started_ns,
-            launched=launched,
-            confirmation=confirmation,
-            outcome=state.outcome,
-        )
-        label = state.outcome or (f"generation {launched.generation}" if launched else "started")
-        return workflow.start_activity(
-            messages.RECORD, entry, result_type=NumbersUsed, summary=web_ui.summary(label), **on_ledger()
-        )
-
     def _reject(self, text: str) -> None:
         """Show that a message made no sense."""
         self.state.rejected = [*self.state.rejected, text][-REJECTED_KEPT:]
         self._show()
 
     def _show(self) -> None:
-        state = self.state
-        workflow.set_current_details(web_ui.job_page(state, workflow.info().namespace))
-        shown: dict[Any, Any] = {attributes.JOB_NAME: state.spec.name, attributes.STAGE: state.status_text}
-        if len(state.versions) > 1:
-            shown |= {attributes.CODE_VERSION: f"v{state.spec.version}"}
-            shown |= {attributes.PENDING_UPDATE: pending_text(state.versions)}
-        workflow.upsert_search_attributes(attributes.updates(shown))
+        workflow.set_current_details(web_ui.job_page(self.state, workflow.info().namespace))
+        workflow.upsert_search_attributes(attributes.updates(attributes.of_job(self.state)))

@@ -18,7 +18,7 @@ from everstep.model.incident import (
     Symptom,
 )
 from everstep.model.job import JobSpec
-from everstep.model.job_state import NOT_YET, JobState
+from everstep.model.job_state import NOT_YET, SHOWN_ALREADY, JobState, ShareTrained
 from everstep.model.machine import Machine
 from everstep.model.message import Model
 from everstep.model.version import JobVersion
@@ -151,3 +151,13 @@ def check_report(state: JobState, anomaly: Anomaly) -> None:
     started = anomaly.generation == state.generation and state.status != "starting"
     if anomaly.symptom in RESTS_ON_STEPS and anomaly.generation >= state.generation and not started:
         raise ApplicationError(f"{anomaly.symptom}: generation {anomaly.generation} is not confirmed yet", type=NOT_YET)
+
+
+def check_trained(state: JobState, share: ShareTrained) -> None:
+    """Refuse a share of its time that the job shows already.
+
+    Raises:
+        ApplicationError: it does; of type ``SHOWN_ALREADY``.
+    """
+    if (share.ettr, share.last_hour) == (state.ettr, state.ettr_last_hour):
+        raise ApplicationError("it is shown already", type=SHOWN_ALREADY)

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Protocol
 
 from temporalio import activity
+from temporalio.exceptions import ApplicationError
 
 from activities import messages
 from activities.agents.call_all import asked_of, on_all, prepare, prepared, refuse_silent
@@ -21,6 +22,7 @@ from activities.agents.confirm import confirm_steps
 from activities.agents.convert import backup_peers, checkpoint_options, rank_launches, shared_environment
 from activities.agents.evidence import evidence_of
 from activities.agents.hold import hold_ranks
+from activities.agents.libraries import libraries_of
 from activities.agents.ship import Shipment
 from activities.heartbeat import Say, heartbeating, now_ns, request_id
 from activities.messages import (
@@ -37,12 +39,15 @@ from activities.versions.store import VersionStore
 from agent.client import AgentClient, AgentPool
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.checkpoints.placement import place_backups
+from everstep.decisions.pool.libraries import differing
 from everstep.model.incident import Confirmation, Evidence, Launched
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
 
 DYING_NAMED = 16
 """Machines with ranks that do not die that an answer names (ours)."""
+OTHER_LIBRARIES = "OtherLibraries"
+"""Type of the error of a machine that has other libraries than the job's other machines."""
 
 
 class JobHint(Protocol):
@@ -73,16 +78,19 @@ class RankActivities:
                 reply, _ = await asyncio.gather(prepare(client, spec, preparation.run), code.supply(client))
                 return reply
 
-            async def prepare_machine(machine: Machine, client: AgentClient) -> float:
+            async def prepare_machine(machine: Machine, client: AgentClient) -> pb.PrepareReply:
                 asked = partial(ready, client)
-                reply = await asked_of(client, asked, probed=preparation.probed, patience_s=preparation.patience_s)
-                return float(reply.seconds)
+                return await asked_of(client, asked, probed=preparation.probed, patience_s=preparation.patience_s)
 
-            done, silent = await on_all(
-                self._agents, preparation.machines, prepare_machine, say=say, patience_s=preparation.patience_s
+            (done, silent), elsewhere = await asyncio.gather(
+                on_all(self._agents, preparation.machines, prepare_machine, say=say, patience_s=preparation.patience_s),
+                libraries_of(self._agents, spec.name, preparation.like),
             )
         refuse_silent(silent, preparation.machines, for_good=preparation.probed)
-        return max(done.values(), default=0.0)
+        for machine, reply in done.items():
+            if said := differing(reply.libraries, [elsewhere]):
+                raise ApplicationError(f"{machine} has {said}", type=OTHER_LIBRARIES, non_retryable=True)
+        return max((reply.seconds for reply in done.values()), default=0.0)
 
     @activity.defn(name=messages.STOP)
     async def stop(self, stop: StopInput) -> Evidence:

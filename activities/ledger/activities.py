@@ -12,7 +12,9 @@ from activities import messages
 from activities.heartbeat import heartbeating
 from activities.ledger import Ledger, NumbersUsed
 from activities.messages import DecideInput, RecordInput
+from everstep.decisions.ettr import WINDOW_S
 from everstep.model.incident import Confirmation, IncidentReport, Launched
+from everstep.model.job_state import ShareTrained
 
 
 class RecordActivities:
@@ -78,6 +80,9 @@ def _write_job(ledger: Ledger, entry: RecordInput) -> NumbersUsed:
     _write_generation(ledger, entry.spec.name, entry.launched, entry.confirmation)
     if entry.outcome:
         ledger.job_ended(entry.spec.name, ended_ns=entry.time_ns, outcome=entry.outcome)
+        shares = [ledger.ettr(entry.spec.name, now_ns=entry.time_ns, window_s=window) for window in (None, WINDOW_S)]
+        shown = ShareTrained.shown(*(share.ratio if share else None for share in shares))
+        used = used.model_copy(update={"ettr": shown.ettr, "ettr_last_hour": shown.last_hour})
     return used
 
 

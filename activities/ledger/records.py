@@ -24,6 +24,9 @@ class NumbersUsed(LedgerAnswer):
 
     incidents: int = 0
     generations: int = 0
+    ettr: float | None = None
+    """Of a run that is over: the share of its time in which it trained, 0 to 1; None: not known, or it is not over."""
+    ettr_last_hour: float | None = None
 
 
 class LedgerJob(LedgerAnswer):

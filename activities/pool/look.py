@@ -153,6 +153,8 @@ class LookActivities:
             alive = [job for job, known in left.items() if any(rank.alive for rank in known.ranks)]
             if alive:
                 return f"ranks of job {', '.join(sorted(alive)[:3])} live there", remains is not None
+            if described.warm.problem:  # the libraries cannot be imported, or nothing can be forked
+                return f"no fork server is ready: {described.warm.problem}"[:200], remains is not None
             return _fault_of(await agent.inspect(timeout_s=ANSWER_S)), remains is not None
         except EverstepError as error:
             return f"it does not do what it is asked: {error}"[:200], False

@@ -211,6 +211,17 @@ class JobView:
         return bool(self._bare)
 
     @property
+    def has_run(self) -> bool:
+        """Whether a generation is known to have run."""
+        return bool(self._newest or self.known)
+
+    @property
+    def quiet_s(self) -> float:
+        """How long no rank has stepped, seconds; 0 while an incident is known."""
+        steps = self._steps.get(self._generation() or 0)
+        return steps.quiet_s if steps else 0.0
+
+    @property
     def newer(self) -> int | None:
         """A generation that was seen, and may be on other machines; None: there is none."""
         newest = max([self._newest, *self._exits])

@@ -12,6 +12,7 @@ from typing import Any
 import structlog
 
 from agent.jobs.host import Host
+from agent.launcher.endings import EndingWatch, ending_of
 from agent.launcher.processes import End, Watch, kill_family, maps, start_ticks
 from agent.reporting import rank_logs
 from agent.reporting.metrics import JobMetrics
@@ -56,6 +57,8 @@ class JobRanks:
         """Those of the thread that drains them."""
         self._watches: dict[tuple[int, int], Watch] = {}
         """Generation and rank → who notices its end."""
+        self._endings: dict[tuple[int, int], EndingWatch] = {}
+        """The same → who notices that it begins to end."""
         self.killed: dict[int, float] = {}
         """Since when each process dies that was killed, monotonic seconds."""
         self.keeps_output = True
@@ -83,6 +86,22 @@ class JobRanks:
         if is_alive(rank.pid, rank.start_ticks):
             self.host.reaper.forget(rank.pid)
         self._watches[_key(rank)] = Watch(rank.pid, rank.start_ticks, noticed)
+        report = self.reports.get(rank.rank, rank.generation)
+        notice = report.end_told() if report else None
+        self._endings[_key(rank)] = EndingWatch(notice, lambda: self._begins_to_end(rank))
+
+    def _begins_to_end(self, rank: RankRecord) -> None:
+        """Tell the end of a rank that is not gone yet: its memory may take minutes to be given back.
+
+        It lives on in the record, so that nothing is launched and no memory is read before it is gone.
+        """
+        end = ending_of(rank.pid, rank.start_ticks)
+        if end is None or rank.end or rank.ending or rank.generation <= self.record.fenced or self.record.released:
+            return  # it did not end by itself, or is told already
+        rank.ending, rank.sequence = end, UNTOLD
+        self.save()
+        self.drain()
+        self.host.spawn(self._explain(rank))
 
     async def _gone(self, rank: RankRecord) -> None:
         deadline = time.monotonic() + PUSH_PATIENCE_S
@@ -101,7 +120,7 @@ class JobRanks:
         if row["rank"] < 0:
             return
         rank = self.recorded(row)
-        rank.stopped = rank.stopped or row["stopped"]
+        rank.stopped = rank.stopped or (row["stopped"] and not rank.ending)
         self.ended(rank, End(**row["exit"]))
 
     def ended(self, rank: RankRecord, end: End) -> None:
@@ -110,12 +129,16 @@ class JobRanks:
             return
         if watch := self._watches.pop(_key(rank), None):
             watch.close()
+        if ending := self._endings.pop(_key(rank), None):
+            ending.close()
         self.killed.pop(rank.pid, None)
-        rank.end = end
-        rank.sequence = 0 if rank.stopped else UNTOLD
+        is_told = rank.ending is not None
+        rank.end = rank.ending or end
+        if not is_told:
+            rank.sequence = 0 if rank.stopped else UNTOLD
         self.save()
         self.drain()
-        if rank.sequence == UNTOLD:
+        if rank.sequence == UNTOLD and not is_told:
             self.host.spawn(self._explain(rank))
 
     async def _explain(self, rank: RankRecord) -> None:
@@ -130,11 +153,12 @@ class JobRanks:
         self._tell(rank, self.snapshot(rank))
 
     def _tell(self, rank: RankRecord, now: Snapshot | None) -> None:
-        assert rank.end
+        end = rank.end or rank.ending
+        assert end
         exited = pb.RankExited(
             rank=rank.rank,
             pid=rank.pid,
-            exit=to_exit(rank.end),
+            exit=to_exit(end),
             attached=bool(now and now.attached),
             finished=bool(now and now.finished),
             completed_steps=now.completed_steps if now else -1,
@@ -145,9 +169,10 @@ class JobRanks:
     def retell(self, last_told: int) -> None:
         """Tell what a killed agent had recorded but not told; ``last_told`` is the newest number in the log."""
         for rank in self.record.ranks:
-            if rank.end and rank.sequence == UNTOLD:
+            ends = rank.end or rank.ending
+            if ends and rank.sequence == UNTOLD:
                 self.host.spawn(self._explain(rank))
-            elif rank.end and rank.sequence > last_told:
+            elif ends and rank.sequence > last_told:
                 rank.sequence = self.host.log.last + 1
                 self._tell(rank, self.snapshot(rank))
         self.save()
@@ -254,6 +279,8 @@ class JobRanks:
         """Watch nobody any more; the ranks go on."""
         for watch in self._watches.values():
             watch.close()
+        for ending in self._endings.values():
+            ending.close()
 
 
 def to_exit(end: End) -> pb.Exit:

@@ -23,6 +23,7 @@ from agent.checkpoints.options import LaunchOptions
 from agent.jobs.fork_request import check_launch, fork_arguments
 from agent.jobs.host import Host
 from agent.jobs.job_ranks import JobRanks, to_exit
+from agent.launcher.endings import ending_of
 from agent.launcher.fork_client import ForkServerClient, label_of
 from agent.launcher.processes import kill_family, state, wait_gone
 from agent.state.job_record import JobRecord, RankRecord, StoreRecord
@@ -284,7 +285,8 @@ class JobRunner:
         """Kill what a dead fork server left."""
         ranks = [rank for rank in self.record.living() if rank.generation <= generation]
         for rank in ranks:
-            rank.stopped = rank.stopped or is_alive(rank.pid, rank.start_ticks)
+            ends = rank.ending or ending_of(rank.pid, rank.start_ticks)
+            rank.stopped = rank.stopped or (ends is None and is_alive(rank.pid, rank.start_ticks))
         await asyncio.gather(*(self._kill(r.pid, r.start_ticks, grace_s, self.ranks.mark(r)) for r in ranks))
         for rank in ranks:
             self.ranks.ended(rank, await self.host.reaper.end_of(rank.pid, rank.start_ticks))

@@ -242,6 +242,11 @@ class ForkServerClient:
             with contextlib.suppress(OSError):
                 await self._writer.wait_closed()
 
+    @property
+    def libraries(self) -> dict[str, str]:
+        """What it has imported, by name, with versions; empty: it does not say, as those of earlier releases."""
+        return dict(self.table.get("libraries", {}))
+
     def living(self) -> int:
         """How many ranks of its table run."""
         return sum(1 for row in self.table["ranks"] if not row["exit"])

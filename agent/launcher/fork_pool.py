@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from pathlib import Path
+from typing import Any
 
 import structlog
 
 from agent.launcher.fork_client import START_TIMEOUT_S, ForkServerClient, label_of
+from agent.launcher.processes import kill_family
+from everstep.backoff import Backoff
 from everstep.errors import AgentError, ForkServerLost
 
 ADOPT_PATIENCE_S = 2.0
 """A fork server that says nothing for this long is waited for in the background (ours)."""
+CHECK_S = 30.0
+"""The warm fork server is asked so often whether it answers, seconds (ours)."""
+CHECK_LIMIT_S = 10.0
+"""One that does not within this time is replaced, seconds (ours)."""
+AGAIN_S = (1.0, 60.0)
+"""Before one is started again that did not start, or died: at first and at most, seconds (ours)."""
 
 logger = structlog.get_logger()
 
@@ -30,7 +40,13 @@ class ForkServers:
         self.earlier = earlier
         """Where agents of earlier releases had the sockets."""
         self.prewarm = prewarm
+        self.problem = ""
+        """Why no warm fork server is there; empty: it is there, or still imports, or a job has it."""
         self._warm: asyncio.Task[ForkServerClient] | None = None
+        self._wanted = False
+        """There is to be a warm one: no job has taken it."""
+        self._died = asyncio.Event()
+        """The warm one did, or none could be started."""
         self._warm_label = label_of("", {})
         self._silent: dict[asyncio.Task[None], ForkServerClient] = {}
         """Greetings that were not answered yet."""
@@ -86,7 +102,7 @@ class ForkServers:
         """Wait for a server that did not answer yet; one that still imports serves as the warm one."""
         if _imports(server.path):
             if self.prewarm and self._warm is None:
-                self._warm = asyncio.create_task(self._late(server, greeting))
+                self._await_warm(self._late(server, greeting))
             else:
                 greeting.cancel()
                 server.forget()  # it has forked nothing, and ends by itself
@@ -112,7 +128,7 @@ class ForkServers:
     async def keep_or_end(self, server: ForkServerClient) -> None:
         """A server that serves no job: keep it as the warm one, or end it."""
         if not server.job and self.prewarm and self._warm is None and server.label == self._warm_label:
-            self._warm = asyncio.create_task(_done(server))
+            self._keep(server)
         else:
             await server.end()
 
@@ -126,24 +142,77 @@ class ForkServers:
         server.forget()
         return await self._start("", {})
 
+    @property
+    def warm(self) -> ForkServerClient | None:
+        """The one that waits for the next job; None: there is none, or it still imports."""
+        task = self._warm
+        if task is None or not task.done() or task.cancelled() or task.exception():
+            return None
+        return None if task.result().lost else task.result()
+
     def warm_up(self) -> None:
         """Start the fork server that the next job takes over, in the background."""
         if self.prewarm and self._warm is None:
-            self._warm = asyncio.create_task(self._start("", {}))
-            self._warm.add_done_callback(self._warmed)
+            self._await_warm(self._start("", {}))
+
+    def _await_warm(self, coming: Coroutine[Any, Any, ForkServerClient]) -> None:
+        self._wanted = True
+        self._warm = asyncio.create_task(coming)
+        self._warm.add_done_callback(self._warmed)
+
+    def _keep(self, server: ForkServerClient) -> None:
+        self._await_warm(_done(server))
 
     def _warmed(self, task: asyncio.Task[ForkServerClient]) -> None:
-        if not task.cancelled() and (error := task.exception()):
+        if task.cancelled():
+            return
+        if error := task.exception():
             logger.error("no warm fork server", reason=str(error))
-            self._warm = None
+            if self._warm is task:
+                self._warm, self.problem = None, str(error)
+                self._died.set()
+        else:
+            self.problem = ""
+            task.result().on_lost = self._died.set
+
+    async def look_after(self) -> None:
+        """Replace a warm fork server that died, hangs, or did not start; until cancelled."""
+        backoff, began_s = Backoff(*AGAIN_S), time.monotonic()
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._died.wait(), CHECK_S)
+            self._died.clear()
+            await self._check()
+            if self._wanted and self._warm is None:
+                await asyncio.sleep(backoff.next_s(lasted_s=time.monotonic() - began_s))
+                began_s = time.monotonic()
+                if self._wanted:
+                    self.warm_up()
+
+    async def _check(self) -> None:
+        """Ask the warm fork server whether it is there; one that is not is let go."""
+        task = self._warm
+        if task is None or not task.done() or task.cancelled() or task.exception():
+            return
+        server = task.result()
+        try:
+            server.table = await server.request("subscribe", timeout_s=CHECK_LIMIT_S)
+        except AgentError as error:
+            if self._warm is not task:
+                return  # a job has it now
+            logger.error("the warm fork server is of no use", pid=server.pid, reason=str(error))
+            self._warm, self.problem = None, f"the warm fork server is of no use: {error}"
+            kill_family(server.pid, server.start_ticks)  # it has forked nothing, and may not listen
+            await server.end()
 
     async def take(self, job: str, python: str, env: Mapping[str, str]) -> ForkServerClient:
         """A fork server for a job: the warm one where it fits, else a new one."""
         server: ForkServerClient | None = None
         if self._warm and label_of(python, env) == self._warm_label:
-            task, self._warm = self._warm, None
+            task, self._warm, self._wanted = self._warm, None, False
             with contextlib.suppress(AgentError):
                 server = await asyncio.shield(task)
+                server.on_lost = lambda: None
             if server and server.lost:
                 server.forget()
                 server = None
@@ -194,7 +263,7 @@ class ForkServers:
             else:
                 server.job, server.seconds = "", 0.0
                 server.on_exit, server.on_lost = lambda _: None, lambda: None
-                self._warm = asyncio.create_task(_done(server))
+                self._keep(server)
                 return
         await server.end()
 
@@ -203,7 +272,7 @@ class ForkServers:
         for greeting, server in list(self._silent.items()):
             greeting.cancel()
             await server.disconnect()
-        task, self._warm = self._warm, None
+        task, self._warm, self._wanted = self._warm, None, False
         if task is None:
             return
         if end_warm and task.done() and not task.cancelled() and not task.exception():

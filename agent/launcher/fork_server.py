@@ -112,6 +112,12 @@ class _Noted(type(os.environ)):  # type: ignore[misc]
         return value
 
 
+def libraries() -> dict[str, str]:
+    """Versions of what decides what ranks compute, by name."""
+    found = {"python": ".".join(map(str, sys.version_info[:3]))}
+    return found | {name: str(sys.modules[name].__version__) for name in ("numpy", "torch") if name in sys.modules}
+
+
 @dataclass(frozen=True, slots=True)
 class Imported:
     """What the imports of the server leave for its ranks."""
@@ -394,6 +400,7 @@ class ForkServer:
             "pid": os.getpid(),
             "job": self.job,
             "label": self.label,
+            "libraries": libraries(),
             "fenced": self.fenced,
             "newest": self.newest,
             "ranks": [child.entry() for child in self.ranks.values()],
@@ -551,17 +558,16 @@ class ForkServer:
         mine |= self.trials.keys()
         sessions = {child.pid for child in living} | self.trials.keys()
         found = []
-        for pid, parent, session, state in processes():
+        for pid, parent, session in processes():
             if parent != os.getpid() or pid in mine or session in sessions:
                 continue
             # A process that made a session of its own is told by the environment that it was
             # started with. Where that fails too it lives until no rank is left.
             if sessions and not self._of_the_dead(pid, session):
                 continue
-            if state != "Z":
-                found.append(pid)
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            found.append(pid)  # a zombie too: the next look collects it, unless a thread of it lives
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         return found
 
     def _of_the_dead(self, pid: int, session: int) -> bool:
@@ -590,7 +596,7 @@ class ForkServer:
         now = time.monotonic()
         self.kills.append(Kill(connection, request, now + grace, now + grace + KILL_PATIENCE_S))
         for child in self._targets(request["generation"]):
-            child.stopped = True
+            child.stopped = child.stopped or not is_exiting(child.pid)
         if grace > 0:
             for child in self._targets(request["generation"]):
                 with contextlib.suppress(ProcessLookupError):
@@ -680,27 +686,32 @@ def start_ticks(pid: int) -> int:
     return int(stat_fields(Path(f"/proc/{pid}"))[19])
 
 
+def is_exiting(pid: int) -> bool:
+    """Whether a child ends already: it may take minutes to give its memory back (PF_EXITING)."""
+    return bool(int(stat_fields(Path(f"/proc/{pid}"))[6]) & 0x4)
+
+
 def stat_fields(folder: Path) -> list[str]:
     """Fields of a process's stat that follow its name, which may be no text at all: any user gives theirs."""
     return (folder / "stat").read_bytes().rpartition(b")")[2].decode().split()
 
 
-def processes() -> list[tuple[int, int, int, str]]:
-    """(pid, parent, session, state) of every process."""
+def processes() -> list[tuple[int, int, int]]:
+    """(pid, parent, session) of every process."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             try:
-                state, parent, _, session, *_ = stat_fields(entry)
+                _, parent, _, session, *_ = stat_fields(entry)
             except OSError:
                 continue
-            found.append((int(entry.name), int(parent), int(session), state))
+            found.append((int(entry.name), int(parent), int(session)))
     return found
 
 
 def kill_session(leader: int) -> None:
     """SIGKILL all processes of a session."""
-    for pid, _, session, _ in processes():
+    for pid, _, session in processes():
         if session == leader:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

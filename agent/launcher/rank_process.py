@@ -207,6 +207,7 @@ def _open_report(path: str) -> Any:
     report = ReportFile.open(Path(path))
     report.mark("forked")
     report.set_pid(os.getpid())
+    report.have_end_told()
     return report
 
 

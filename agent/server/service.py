@@ -133,6 +133,10 @@ class AgentService(CodeService):
             pid=os.getpid(),
             room=await self._room(),
         )
+        if (servers := self.host.fork_servers).prewarm:
+            warm = servers.warm
+            reply.warm.ready, reply.warm.problem = warm is not None, servers.problem
+            reply.warm.libraries.update(warm.libraries if warm else {})
         for job, runner in self.jobs.runners.items():
             record = runner.record
             if record.released:
@@ -146,6 +150,7 @@ class AgentService(CodeService):
                 fenced_generation=record.fenced,
                 fork_server_pid=server.pid if server and not server.lost else 0,
                 ranks=ranks,
+                libraries=server.libraries if server and not server.lost else {},
             )
         reply.time_ns = time.time_ns()
         return reply
@@ -188,6 +193,7 @@ class AgentService(CodeService):
                     reused=reused,
                     seconds=0.0 if reused else server.seconds,
                     env_found=True,
+                    libraries=server.libraries,
                 )
 
         return await self.jobs.command("Prepare", request, pb.PrepareReply, context, carry_out)

@@ -21,6 +21,8 @@ class RankRecord(BaseModel):
     start_ticks: int
     forked_ns: int
     end: End | None = None
+    ending: End | None = None
+    """How it ends by itself, told by the kernel while it was still there; it was told from then on."""
     stopped: bool = False
     """It lived until a Stop killed it."""
     exception: str = ""

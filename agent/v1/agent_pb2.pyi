@@ -57,6 +57,7 @@ class DescribeReply(_message.Message):
     JOBS_FIELD_NUMBER: _builtins.int
     ROOM_FIELD_NUMBER: _builtins.int
     TIME_NS_FIELD_NUMBER: _builtins.int
+    WARM_FIELD_NUMBER: _builtins.int
     machine: _builtins.str
     version: _builtins.str
     """of everstep"""
@@ -67,6 +68,10 @@ class DescribeReply(_message.Message):
     def jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobOnMachine]: ...
     @_builtins.property
     def room(self) -> Global___Room: ...
+    @_builtins.property
+    def warm(self) -> Global___WarmForkServer:
+        """unset: the agent keeps none ready"""
+
     def __init__(
         self,
         *,
@@ -77,14 +82,67 @@ class DescribeReply(_message.Message):
         jobs: _abc.Iterable[Global___JobOnMachine] | None = ...,
         room: Global___Room | None = ...,
         time_ns: _builtins.int = ...,
+        warm: Global___WarmForkServer | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["room", b"room"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["room", b"room", "warm", b"warm"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["jobs", b"jobs", "machine", b"machine", "pid", b"pid", "room", b"room", "started_ns", b"started_ns", "time_ns", b"time_ns", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["jobs", b"jobs", "machine", b"machine", "pid", b"pid", "room", b"room", "started_ns", b"started_ns", "time_ns", b"time_ns", "version", b"version", "warm", b"warm"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DescribeReply: _TypeAlias = DescribeReply  # noqa: Y015
+
+@_typing.final
+class WarmForkServer(_message.Message):
+    """waits for the next job"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class LibrariesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    READY_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    LIBRARIES_FIELD_NUMBER: _builtins.int
+    ready: _builtins.bool
+    """false: a job has it, or it still imports, or there is none"""
+    problem: _builtins.str
+    """why there is none"""
+    @_builtins.property
+    def libraries(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """what it has imported, by name, with versions"""
+
+    def __init__(
+        self,
+        *,
+        ready: _builtins.bool = ...,
+        problem: _builtins.str = ...,
+        libraries: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["libraries", b"libraries", "problem", b"problem", "ready", b"ready"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WarmForkServer: _TypeAlias = WarmForkServer  # noqa: Y015
 
 @_typing.final
 class Room(_message.Message):
@@ -119,12 +177,33 @@ Global___Room: _TypeAlias = Room  # noqa: Y015
 class JobOnMachine(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class LibrariesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     JOB_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
     FENCED_GENERATION_FIELD_NUMBER: _builtins.int
     FORK_SERVER_PID_FIELD_NUMBER: _builtins.int
     RANKS_FIELD_NUMBER: _builtins.int
     RUN_FIELD_NUMBER: _builtins.int
+    LIBRARIES_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     generation: _builtins.int
     """the newest that was launched here, 0 when none"""
@@ -135,6 +214,10 @@ class JobOnMachine(_message.Message):
     run: _builtins.str
     @_builtins.property
     def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankProgress]: ...
+    @_builtins.property
+    def libraries(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """that its fork server has imported, with versions; empty: not known"""
+
     def __init__(
         self,
         *,
@@ -144,10 +227,11 @@ class JobOnMachine(_message.Message):
         fork_server_pid: _builtins.int = ...,
         ranks: _abc.Iterable[Global___RankProgress] | None = ...,
         run: _builtins.str = ...,
+        libraries: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fenced_generation", b"fenced_generation", "fork_server_pid", b"fork_server_pid", "generation", b"generation", "job", b"job", "ranks", b"ranks", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fenced_generation", b"fenced_generation", "fork_server_pid", b"fork_server_pid", "generation", b"generation", "job", b"job", "libraries", b"libraries", "ranks", b"ranks", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -221,16 +305,41 @@ Global___PrepareRequest: _TypeAlias = PrepareRequest  # noqa: Y015
 class PrepareReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class LibrariesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     FORK_SERVER_PID_FIELD_NUMBER: _builtins.int
     REUSED_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
     ENV_FOUND_FIELD_NUMBER: _builtins.int
+    LIBRARIES_FIELD_NUMBER: _builtins.int
     fork_server_pid: _builtins.int
     reused: _builtins.bool
     seconds: _builtins.float
     """start to ready; 0 when it ran already"""
     env_found: _builtins.bool
     """env_from was looked for, and all of it is here; an older agent does not look"""
+    @_builtins.property
+    def libraries(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """as in JobOnMachine"""
+
     def __init__(
         self,
         *,
@@ -238,10 +347,11 @@ class PrepareReply(_message.Message):
         reused: _builtins.bool = ...,
         seconds: _builtins.float = ...,
         env_found: _builtins.bool = ...,
+        libraries: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["env_found", b"env_found", "fork_server_pid", b"fork_server_pid", "reused", b"reused", "seconds", b"seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["env_found", b"env_found", "fork_server_pid", b"fork_server_pid", "libraries", b"libraries", "reused", b"reused", "seconds", b"seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

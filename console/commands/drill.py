@@ -25,11 +25,19 @@ def drill(  # noqa: PLR0917 - one parameter for each option
         int | None, typer.Option(min=0, max=255, help="exit-rank: the exit code, 0 included; xid: its number.")
     ] = None,
     exception: Annotated[str, typer.Option(help="raise: a built-in exception.")] = "RuntimeError",
+    reason: Annotated[str, typer.Option(help="machine-fault: the reason code, see docs/monitor.md.")] = "",
+    everywhere: Annotated[
+        bool, typer.Option("--everywhere", help="xid, machine-fault: on all machines of the job at once.")
+    ] = False,
+    count: Annotated[int, typer.Option(min=1, help="hang-agents: of so many machines.")] = 2,
     machine: Annotated[str, typer.Option(help="Machine to strike, m2 or 2.")] = "",
     at_step: Annotated[int, typer.Option(min=0, help="Step at which the fault strikes.")] = 20,
     times: Annotated[int, typer.Option(min=1, max=20, help="Strike again at that step after each recovery.")] = 1,
     in_stage: Annotated[
-        str, typer.Option(help="kill-worker, kill-temporal: report, stop, evict, decide, restore, reattempt, confirm.")
+        str,
+        typer.Option(
+            help="kill-worker, kill-temporal: report, stop, evict, prepare, await, decide, restore, reattempt, confirm."
+        ),
     ] = "",
     at_event: Annotated[int | None, typer.Option(min=1, help="kill-worker: instead, an event of the history.")] = None,
     during: Annotated[str, typer.Option(help="… of the incident that this fault opens; kill-agent: launch.")] = "",
@@ -40,7 +48,10 @@ def drill(  # noqa: PLR0917 - one parameter for each option
     fits: Annotated[str, typer.Option(help="shm-full: nothing, or own (but no backups of others).")] = "nothing",
     then: Annotated[str, typer.Option(help="kill-agent, kill-peer: kill-rank or kill-machine, once it is back.")] = "",
     seconds: Annotated[
-        float, typer.Option(help="hang-peer, link-down, cut-off, kill-postgres, kill-workers: for how long.", max=300)
+        float,
+        typer.Option(
+            help="hang-peer, hang-agents, link-down, cut-off, kill-postgres, kill-workers: for how long.", max=300
+        ),
     ] = 6.0,
     cut_from: Annotated[str, typer.Option("--from", help="cut-off: from whom; control is all there is.")] = "control",
     machines: Annotated[int | None, typer.Option(min=1, help="Machines of the job. Default: 4.")] = None,
@@ -52,8 +63,14 @@ def drill(  # noqa: PLR0917 - one parameter for each option
         list[str] | None, typer.Option(metavar="GROUP", help="A group laid over axes: ep=4:dp_shard+tp.")
     ] = None,
     gone: Annotated[
-        bool, typer.Option("--gone", help="kill-machine, kill-group: they do not come back; others take their places.")
+        bool,
+        typer.Option(
+            "--gone", help="kill-machine, kill-group: they do not come back; others take their places. Or kill-agent."
+        ),
     ] = False,
+    standby: Annotated[
+        str, typer.Option(help="… and the one that is to take the place is sick, dies, or comes late.")
+    ] = "",
     standbys: Annotated[int, typer.Option(min=0, help="Machines beside those of the job.")] = 1,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps of the job, handed to the script as --steps.")] = None,
     step_seconds: Annotated[
@@ -93,6 +110,10 @@ def drill(  # noqa: PLR0917 - one parameter for each option
 
         everstep drill kill-machine --machine m2 --gone
 
+        everstep drill machine-fault --machine m1 --reason disk-failed
+
+        everstep drill hang-agents --machines 10 --ranks-per-machine 1 --count 3 --seconds 20
+
         everstep drill flip-bit --where backup --rank 5
 
         everstep drill kill-worker --in-stage restore --during kill-machine --machine m2
@@ -125,8 +146,12 @@ def drill(  # noqa: PLR0917 - one parameter for each option
         ("--index", "kill-group", index != 0),
         ("--where", "flip-bit", where != ""),
         ("--fits", "shm-full", fits != "nothing"),
-        ("--seconds", "hang-peer link-down cut-off kill-postgres kill-workers", seconds != 6.0),
-        ("--gone", "kill-machine kill-group", gone),
+        ("--reason", "machine-fault", reason != ""),
+        ("--everywhere", "xid machine-fault", everywhere),
+        ("--count", "hang-agents", count != 2),
+        ("--seconds", "hang-peer hang-agents link-down cut-off kill-postgres kill-workers", seconds != 6.0),
+        ("--gone", "kill-machine kill-group kill-agent", gone),
+        ("--standby", "kill-machine kill-group", standby != ""),
         ("--from", "cut-off", cut_from != "control"),
     ):
         if changed and not {fault, during} & set(goes_with.split()):
@@ -138,6 +163,10 @@ def drill(  # noqa: PLR0917 - one parameter for each option
             signal=signal.upper().removeprefix("SIG"),
             code=code,
             exception=exception,
+            reason=reason,
+            everywhere=everywhere,
+            count=count,
+            standby=standby,
             machine=machine,
             at_step=at_step,
             times=times,

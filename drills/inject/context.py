@@ -7,7 +7,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -17,6 +17,7 @@ from drills.clusters.local import DrillCluster
 from drills.inject.plan import STRIKE, Planned
 from drills.observe import step_records
 from drills.observe.observed import DrillObservations
+from drills.observe.processes import RankCopies
 from drills.observe.stored_copies import StoredCopies
 from drills.spec.loss import Loss, Promise, best_step, loss_of, promise_of
 from drills.spec.request import DrillRequest
@@ -254,7 +255,7 @@ class DrillContext:
                     self.seen.emptied.append(name)
                     self.seen.records.join(records)
             if self.request.gone:
-                self.off = off.pop_all()
+                self.off.enter_context(off.pop_all())
 
     def _backups_caught_up(self, loss: Loss) -> Callable[[], bool]:
         """Whether backups have just caught up with the steps: the placement promises nothing else.
@@ -282,6 +283,16 @@ class DrillContext:
         if best == 0:
             return Promise(lost, "no step is left of which every rank has a sound copy", begins_again=True)
         return Promise(lost, f"step {best} is the latest of which every rank has a sound copy left")
+
+
+def copies_seen(found: Collection[RankCopies], contexts: Sequence[DrillContext]) -> int:
+    """How many ranks had two copies.
+
+    A machine whose link is down cannot be told to end its ranks. Where another one takes its place, they wait for peers
+    that are gone: that they do not step is held by ``Records.overlaps``.
+    """
+    away = {context.target.name for context in contexts if context.request.base == "link-down"}
+    return sum(not away & set(one.machines) for one in found)
 
 
 def _fork_server(described: pb.DescribeReply, job: str) -> int:

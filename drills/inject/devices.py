@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from agent.main import FAKE_GPUS
+from agent.main import FAKE_GPUS as FAKE_GPUS_FILE
 from controlplane.local import mounts, power
 from controlplane.local.network import Network
 from drills.clusters.network import NetworkCluster
@@ -21,17 +21,19 @@ from drills.inject.found import await_finding, await_told
 from drills.inject.full_disks import disk_of
 from drills.observe.observed import Absorbed
 from drills.spec.catalogue import CARDS
+from drills.spec.request import DrillRequest
+from drills.spec.sure_faults import FAKE_GPUS, GPU, LINES, xid_line
 from everstep import private
 from everstep.errors import CannotInject
+from everstep.model.machine import Machine
 
 GPUS = 8
 """Of a machine, as most have (ours)."""
 FLAP_S = 0.5
 """A link that flaps is down for so long (ours)."""
 KERNEL_LOG = Path("/dev/kmsg")
-FAKE_FAULTS: dict[str, dict[str, object]] = {"gpu-lost": {"lost": True}, "gpu-hot": {"temperature_c": 95}}
-"""What is wrong with a fake GPU (``agent.monitor.gpu.fake``), by fault; 87 degrees is where an H100 slows down."""
-FALLEN_OFF = "pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+HOT: dict[str, object] = {"temperature_c": 95}
+"""Of a GPU that is too hot; 87 degrees is where an H100 slows down."""
 
 
 @contextlib.contextmanager
@@ -45,12 +47,14 @@ def prepared(context: DrillContext) -> Iterator[None]:
             yield
         finally:
             _network(context).second_card(context.target.name, up=True)
-    elif context.request.base in FAKE_FAULTS:
-        _fake_gpus(context, {})
+    elif _gpu_fault(context.request) is not None:
+        for machine in _struck(context):
+            fake_gpus(context, machine.name, {})
         try:
             yield
         finally:
-            _fake_gpus(context, {})  # not removed: GPUs that vanish are a fault too
+            for machine in _struck(context):
+                fake_gpus(context, machine.name, {})  # not removed: GPUs that vanish are a fault too
     elif context.request.base == "oom":
         with memory_group.small_group():
             yield
@@ -81,19 +85,21 @@ def _break(context: DrillContext) -> None:
     Raises:
         CannotInject: this computer does not let us.
     """
+    if (gpu := _gpu_fault(context.request)) is not None:
+        for machine in _struck(context):
+            fake_gpus(context, machine.name, gpu)
+        return
     match context.request.base:
         case "xid":
-            code = context.request.xid_code
-            rest = FALLEN_OFF if code == 79 else "injected"
-            write_kernel_line(context, f"NVRM: Xid (PCI:{_gpu_of(context)}): {code}, {rest}")
+            _write_kernel_lines(context, xid_line(context.request.xid_code))
+        case "machine-fault":
+            _write_kernel_lines(context, LINES[context.request.reason])
         case "nic-down":
             _network(context).second_card(context.target.name, up=False)
         case "nic-flap":
             _network(context).second_card(context.target.name, up=False)
             time.sleep(FLAP_S)
             _network(context).second_card(context.target.name, up=True)
-        case "gpu-lost" | "gpu-hot" as base:
-            _fake_gpus(context, FAKE_FAULTS[base])
         case "fs-readonly":
             mounts.remount(disk_of(context), read_only=True)
         case other:
@@ -116,22 +122,35 @@ def _gpu_of(context: DrillContext) -> str:
     return f"0000:{zlib.crc32(context.spec.name.encode()) % 256:02x}:00"
 
 
-def _fake_gpus(context: DrillContext, first: dict[str, object]) -> None:
-    """Let the machine have its GPUs, the first one with a fault or none; always as many, for one that is missing is a
+def _gpu_fault(request: DrillRequest) -> dict[str, object] | None:
+    """What is wrong with a fake GPU; None: the fault is none of a GPU that is read."""
+    if request.base == "gpu-hot":
+        return HOT
+    return FAKE_GPUS.get(request.reason if request.base == "machine-fault" else request.base)
+
+
+def _struck(context: DrillContext) -> list[Machine]:
+    """The machines on which it breaks."""
+    return context.machines if context.request.everywhere else [context.target]
+
+
+def fake_gpus(context: DrillContext, machine: str, first: dict[str, object]) -> None:
+    """Let a machine have its GPUs, the first one with a fault or none; always as many, for one that is missing is a
     fault too."""
     others: list[dict[str, object]] = [{} for _ in range(max(context.spec.ranks_per_machine, GPUS) - 1)]
-    path = power.state_folder(context.cluster.file, context.target.name) / FAKE_GPUS
+    path = power.state_folder(context.cluster.file, machine) / FAKE_GPUS_FILE
     private.replace(path, json.dumps({"gpus": [first, *others]}))
 
 
-def write_kernel_line(context: DrillContext, text: str) -> None:
-    """Write a line into the kernel log, for the agent of the struck machine only.
+def _write_kernel_lines(context: DrillContext, line: str) -> None:
+    """Write a line into the kernel log for each struck machine: its agent takes those that are for it.
 
     Raises:
         CannotInject: this process may not write there.
     """
-    tag = f"everstep {context.cluster.file.id}/{context.target.name}"
+    text = line.replace(GPU, _gpu_of(context))
     try:
-        KERNEL_LOG.write_text(f"<3>{tag}: {text}\n")
+        for machine in _struck(context):
+            KERNEL_LOG.write_text(f"<3>everstep {context.cluster.file.id}/{machine.name}: {text}\n")
     except OSError as error:
         raise CannotInject(f"{KERNEL_LOG} cannot be written ({error.strerror}): it needs root") from error

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Sequence
 
 from drills.inject.context import LOOK_S, DrillContext
 from drills.spec.findings import expected_of
 from everstep.errors import AgentError, ClusterError, EverstepError
+from everstep.model.machine import Machine
 
 TOLD_LIMIT_S = 20.0
 """An incident tells it, or the ledger has it, within this long after that (ours)."""
@@ -17,22 +19,42 @@ FOUND_LIMIT_S = 60.0
 
 
 async def await_finding(context: DrillContext) -> None:
-    """Wait until the agent of the struck machine has found it, and note when.
+    """Wait until the agents of the struck machines have found it, and note when.
 
     Raises:
-        ClusterError: it does not.
+        ClusterError: they do not.
     """
     expected = expected_of(context.request)
     assert expected is not None
-    deadline = time.monotonic() + FOUND_LIMIT_S
+    await await_reason(context, _struck(context), expected.reason)
+    context.seen.found_ns = time.time_ns()
+
+
+async def await_reason(context: DrillContext, machines: Sequence[Machine], reason: str) -> None:
+    """Wait until inspections of all these machines find something.
+
+    Raises:
+        ClusterError: they do not.
+    """
+    left, deadline = list(machines), time.monotonic() + FOUND_LIMIT_S
     while time.monotonic() < deadline:
-        with contextlib.suppress(AgentError):
-            reply = await context.cluster.control.agents.get(context.target.address).inspect(timeout_s=1.0)
-            if any(found.reason == expected.reason for state in reply.inspections for found in state.findings):
-                context.seen.found_ns = time.time_ns()
-                return
+        left = [machine for machine in left if not await _finds(context, machine, reason)]
+        if not left:
+            return
         await asyncio.sleep(LOOK_S)
-    raise ClusterError(f"the agent of {context.target.name} did not find {expected.reason} within {FOUND_LIMIT_S:g} s")
+    names = ", ".join(machine.name for machine in left)
+    raise ClusterError(f"the agent of {names} did not find {reason} within {FOUND_LIMIT_S:g} s")
+
+
+async def _finds(context: DrillContext, machine: Machine, reason: str) -> bool:
+    with contextlib.suppress(AgentError):
+        reply = await context.cluster.control.agents.get(machine.address).inspect(timeout_s=1.0)
+        return any(found.reason == reason for state in reply.inspections for found in state.findings)
+    return False
+
+
+def _struck(context: DrillContext) -> list[Machine]:
+    return context.machines if context.request.everywhere else [context.target]
 
 
 async def await_told(context: DrillContext) -> None:
@@ -69,16 +91,22 @@ async def await_healed(context: DrillContext) -> None:
     expected = expected_of(context.request)
     if expected is None:
         return
-    agent = context.cluster.control.agents.get(context.target.address)
+    for machine in _struck(context):
+        if not await _healed(context, machine, expected.reason):
+            context.cluster.say(f"{expected.reason} is still found on {machine.name}")
+
+
+async def _healed(context: DrillContext, machine: Machine, reason: str) -> bool:
+    agent = context.cluster.control.agents.get(machine.address)
     deadline = time.monotonic() + FOUND_LIMIT_S
     while time.monotonic() < deadline:
         with contextlib.suppress(AgentError):
-            await agent.clear(expected.reason)  # what an event told counts for some time
+            await agent.clear(reason)  # what an event told counts for some time
             reply = await agent.inspect(timeout_s=1.0)
-            if not any(found.reason == expected.reason for state in reply.inspections for found in state.findings):
-                return
+            if not any(found.reason == reason for state in reply.inspections for found in state.findings):
+                return True
         await asyncio.sleep(LOOK_S)
-    context.cluster.say(f"{expected.reason} is still found on {context.target.name}")
+    return False
 
 
 async def machine_events(context: DrillContext) -> list[str]:

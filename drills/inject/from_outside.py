@@ -7,9 +7,10 @@ import os
 import signal
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 
-from controlplane.local import procfs
-from drills.inject import damage
+from controlplane.local import plan, procfs
+from drills.inject import damage, standby
 from drills.inject.away import take_away
 from drills.inject.context import LOOK_S, DrillContext
 from drills.inject.devices import break_device
@@ -17,7 +18,9 @@ from drills.inject.full_disks import fill_disk, fill_memory
 from drills.observe.observed import Absorbed
 from drills.observe.processes import await_rank_of, children
 from drills.spec.catalogue import AWAY, DEVICES
+from drills.spec.loss import hung_machines
 from drills.spec.request import DrillRequest
+from drills.spec.settings import SILENT_S
 from everstep import faults
 from everstep.errors import CannotInject, ClusterError
 
@@ -65,6 +68,7 @@ def _action(request: DrillRequest) -> Action:
         "shm-full": fill_memory,
         "disk-full": fill_disk,
         "hang-peer": _hang,
+        "hang-agents": _hang_several,
         "kill-peer": _kill_in_transfer,
         "kill-forkserver": _kill_fork_server,
         **dict.fromkeys(DEVICES, break_device),
@@ -78,14 +82,22 @@ def _action(request: DrillRequest) -> Action:
 async def _lose(context: DrillContext) -> None:
     """Lose machines with all that they had."""
     await context.reach(context.request.at_step)
+    await standby.before(context)
     await context.second_fault(exact=False)
+    await standby.after(context)
 
 
 async def _kill_agent(context: DrillContext) -> None:
     """Kill the agent of the struck machine, and wait until it is back."""
     await context.reach(context.request.at_step)
-    before = context.agent(context.target)
-    killed_ns = _kill(context, before)
+    before, name = context.agent(context.target), f"agent-{context.target.name}"
+    with ExitStack() as held:
+        if context.request.gone:
+            plan.hold(context.cluster.home, name)
+            held.callback(plan.let_go, context.cluster.home, name)
+        killed_ns = _kill(context, before)
+        if context.request.gone:
+            await asyncio.sleep(SILENT_S)
     context.seen.absorbed = Absorbed(killed_ns, await context.agent_back(context.target, before))
 
 
@@ -147,6 +159,25 @@ async def _hang(context: DrillContext) -> None:
         await context.listen(context.request.seconds, others)
     finally:
         procfs.send(agent, signal.SIGCONT)
+    context.seen.absorbed = Absorbed(stopped_ns, time.time_ns())
+
+
+async def _hang_several(context: DrillContext) -> None:
+    """Stop the agents of several machines, then kill a rank of another one; then let them go on."""
+    await context.reach(context.request.at_step)
+    names = hung_machines(context.request, context.spec)
+    hung = [procfs.identify(context.agent(one)) for one in context.machines if one.name in names]
+    agents = [agent for agent in hung if agent is not None]
+    stopped_ns = time.time_ns()
+    try:
+        for agent in agents:
+            procfs.send(agent, signal.SIGSTOP)
+        context.mark(context.request.base, time_ns=stopped_ns, victims=names)
+        await context.second_fault(exact=False)
+        await asyncio.sleep(context.request.seconds)
+    finally:
+        for agent in agents:
+            procfs.send(agent, signal.SIGCONT)
     context.seen.absorbed = Absorbed(stopped_ns, time.time_ns())
 
 

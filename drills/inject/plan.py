@@ -17,6 +17,8 @@ from everstep.model.job import JobSpec
 
 Fault = dict[str, Any]
 
+STANDBY_HOLD = "standby"
+"""Id of the hold in which the machine is lost that is to take the place of another one."""
 STRIKE = "strike"
 """Id of the second fault, which makes copies needed."""
 
@@ -73,6 +75,10 @@ def planned(request: DrillRequest, spec: JobSpec, plan: Path, cluster: DrillClus
                 raise CannotInject(f"kill-temporal: the server at {cluster.file.temporal_address} is not ours to kill")
             fault["pid"] = cluster.processes()["temporal"]
         workers.append(fault)
+    if request.standby == "dies":
+        until = {"until": f"{plan}.standby"}
+        hold: Fault = {"id": STANDBY_HOLD, "fault": "hold", "job": spec.name, "in_stage": "prepare", "moment": "begin"}
+        workers.append(hold | until)
     holds: list[Fault] = []
     if request.waits_at_hold:
         holds = [_hold(plan, 0, request.hold_step, "step")]
@@ -92,6 +98,8 @@ def outside_faults(request: DrillRequest) -> list[Fault]:
     names: list[str] = []
     if request.fault in (*MACHINE_FAULTS, *DEVICES):
         names = [request.fault, *([STRIKE] if request.then else [])]
+    elif request.base in DEVICES:
+        names = [request.base]
     elif request.outside:
         names = [] if request.base in LOSSES else [request.base]
         names += [] if request.absorbed or request.parks or request.base == "link-down" else [STRIKE]

@@ -8,19 +8,39 @@ from drills.spec.loss import loss_of
 from drills.spec.request import DrillRequest
 from everstep.model.job import JobSpec
 
+NEAR_S = 10.0
+"""A machine that is away for about as long as it may be silent may leave, or stay (ours)."""
+
 
 def due(request: DrillRequest, spec: JobSpec) -> list[str]:
     """Machines that have to leave the job: all of them, or, where there are not enough others, none."""
     names = []
-    if request.replaces:
+    if request.replaces or (request.base == "link-down" and request.seconds > spec.policy.silent_evict_s + NEAR_S):
         names = [request.struck_machine(spec)]
     elif request.gone:
         names = [f"m{index}" for index in loss_of(request, spec).machines]
     return sorted(names) if len(names) <= request.spare else []
 
 
-def evictions_right(request: DrillRequest, spec: JobSpec, evicted: Sequence[str]) -> list[str]:
-    """What is wrong with who left the job."""
-    wanted = due(request, spec)
+def evictions_right(
+    request: DrillRequest, spec: JobSpec, evicted: Sequence[str], *, standby: str = "", texts: Sequence[str] = ()
+) -> list[str]:
+    """What is wrong with who left the job.
+
+    Args:
+        request: Of the drill.
+        spec: Of its job.
+        evicted: Machines that left.
+        standby: That was to take a place, and could not: it leaves too, unless the pool knew it before.
+        texts: What the incidents said.
+    """
+    wanted, may = due(request, spec), {standby}
+    if request.base == "link-down" and request.seconds > spec.policy.silent_evict_s - NEAR_S:
+        may.add(request.struck_machine(spec))
+    if standby and request.standby == "dies":
+        wanted = [*wanted, standby]
     found = [f"{name} is at fault, and did not leave the job" for name in wanted if name not in evicted]
-    return found + [f"{name} left the job, and nothing is wrong with it" for name in evicted if name not in wanted]
+    found += [f"{name} left the job, and nothing is wrong with it" for name in evicted if name not in {*wanted, *may}]
+    if request.base == "hang-agents" and not any("would be evicted" in text for text in texts):
+        found.append("nobody was told that the breaker tripped")
+    return found

@@ -64,7 +64,7 @@ class DrillFacts:
     records: Records = field(default_factory=Records)
     seen: DrillObservations = field(default_factory=DrillObservations)
     texts: list[str] = field(default_factory=list)
-    """What the incidents said, whole lines: stages, conclusions, headlines."""
+    """What the incidents said, whole lines: stages, conclusions, headlines, and what rules of eviction said."""
     machine_events: list[str] = field(default_factory=list)
     """What the ledger has of the machine whose device broke, oldest first."""
     restored_from: dict[str, int] = field(default_factory=dict)
@@ -72,6 +72,8 @@ class DrillFacts:
     comparison: Comparison | None = None
     """With the run without a fault; None: the job did not finish."""
     duplicates: int = 0
+    shared: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
+    """Machines that had ranks of several jobs at the same time, and these jobs."""
     looks: int = 0
     """How often somebody looked for two copies of a rank …"""
     blind_s: float = 0.0
@@ -120,6 +122,7 @@ async def launches(cluster: DrillCluster, incident: str) -> list[tuple[int, int]
 async def texts(cluster: DrillCluster, incident: IncidentFacts) -> list[str]:
     """What an incident said: its stages as the report has them, and its conclusions whole, from the ledger."""
     said = [incident.report.headline, *incident.report.stages] if incident.report else []
+    said += [answer.why for answer in incident.report.asked] if incident.report else []
     if ledger := await cluster.control.ledger():
         recorded = await asyncio.to_thread(ledger.incident, incident.id)
         said += [f"{event.stage}: {event.text}" for event in recorded.events] if recorded else []

@@ -78,7 +78,7 @@ def judge(request: DrillRequest, spec: JobSpec, facts: DrillFacts) -> DrillResul
         *(_not_absorbed(facts, result) if request.absorbed else _not_recovered(request, spec, facts, result, reports)),
         *copies_told(request, facts, result),
         *findings_told(request, spec, facts),
-        *evictions_right(request, spec, result.evicted),
+        *evictions_right(request, spec, result.evicted, standby=facts.seen.standby, texts=facts.texts),
         *not_finite_told(request, spec, facts, reports),
         *_differences(spec, facts),
         *_not_clean(facts),
@@ -278,6 +278,8 @@ def _not_clean(facts: DrillFacts) -> list[str]:
     found = [f"left behind: {', '.join(facts.leaked[:5])}"] if facts.leaked else []
     if facts.duplicates:
         found.append(f"{facts.duplicates} ranks had two copies")
+    found += [f"{machine} had ranks of {' and '.join(jobs)} at the same time" for machine, jobs in facts.shared]
+    found += facts.records.overlaps()
     if not facts.looks or facts.blind_s > MAX_BLIND_S:
         found.append(f"nobody looked for two copies of a rank for {facts.blind_s:.1f} s ({facts.looks} looks in all)")
     return found

@@ -26,6 +26,8 @@ class DrillObservations:
     """When an inspection had found what was broken."""
     promise: Promise | None = None
     """How many steps the strike may cost."""
+    standby: str = ""
+    """The machine that was to take the place of a lost one, and could not."""
     damaged: list[Damaged] = field(default_factory=list)
     emptied: list[str] = field(default_factory=list)
     """Machines that lost memory and disk."""

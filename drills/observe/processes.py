@@ -9,6 +9,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
@@ -19,12 +20,39 @@ SAMPLE_S = 0.1
 """Between two looks at /proc (ours); what comes and goes in between is seen by what ranks write at their start."""
 _RANK = re.compile(r"everstep r(\d+)")
 _STORE = re.compile(r"everstep s\d+")
+_OUTPUT = re.compile(r"/machines/([^/]+)/jobs/([^/]+)/")
+"""In the name of the file that a rank of a local cluster prints to: machine and job."""
 
 
 def rank_of(process: ProcessInfo) -> int | None:
     """The rank that a process is (not what a rank has started)."""
     found = _RANK.fullmatch(process.name)
     return int(found[1]) if found and process.pid == process.session else None
+
+
+class RankPlace(NamedTuple):
+    """Whose a rank is, and where it runs; empty: not known."""
+
+    job: str = ""
+    machine: str = ""
+
+
+def place_of(pid: int) -> RankPlace:
+    """Of a rank's process: what it prints to tells."""
+    for descriptor in (1, 2):
+        with suppress(OSError):
+            if found := _OUTPUT.search(str(Path(f"/proc/{pid}/fd/{descriptor}").readlink())):
+                return RankPlace(found[2], found[1])
+    return RankPlace()
+
+
+class RankCopies(NamedTuple):
+    """Two processes of one rank that lived at the same time."""
+
+    job: str
+    rank: int
+    pids: tuple[int, int]
+    machines: tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +101,17 @@ class Tree:
 
 
 class CopyWatch(threading.Thread):
-    """Looks for two living copies of a rank, again and again, until stopped."""
+    """Looks for two living copies of a rank, and for machines with ranks of two jobs, until stopped."""
 
     def __init__(self, tree: Tree) -> None:
         super().__init__(name="copy watch", daemon=True)
         self._tree = tree
         self._ended = threading.Event()
-        self.copies: set[tuple[int, int, int]] = set()
-        """(rank, pid, pid) of copies that lived at the same time."""
+        self.copies: set[RankCopies] = set()
+        self.shared: set[tuple[str, tuple[str, ...]]] = set()
+        """Machine, and jobs of which it had ranks at the same time."""
+        self._places: dict[tuple[int, int], RankPlace] = {}
+        """Pid and start of a rank → its place."""
         self.looks = 0
         self._looked = time.monotonic()
         self._longest_s = 0.0
@@ -104,16 +135,34 @@ class CopyWatch(threading.Thread):
             processes = self._tree.processes()
         except (TreeUnknown, OSError, ValueError):
             return False
-        by_rank: dict[int, list[ProcessInfo]] = {}
+        by_rank: dict[tuple[str, int], list[ProcessInfo]] = {}
+        by_machine: dict[str, list[ProcessInfo]] = {}
+        self._places = {(one.pid, one.start): self._place(one) for one in processes if rank_of(one) is not None}
         for process in processes:
             if (rank := rank_of(process)) is not None:
-                by_rank.setdefault(rank, []).append(process)
-        for rank, copies in by_rank.items():
-            # One look takes milliseconds: count only those that still live after it.
-            still = [process.pid for process in copies if is_alive(process.pid, process.start)]
-            if len(copies) > 1 and len(still) > 1:
-                self.copies.add((rank, still[0], still[1]))
+                place = self._places[process.pid, process.start]
+                by_rank.setdefault((place.job, rank), []).append(process)
+                by_machine.setdefault(place.machine, []).append(process)
+        for (job, rank), copies in by_rank.items():
+            if len(still := self._still(copies)) > 1:
+                one, other = still[0], still[1]
+                machines = self._place(one).machine, self._place(other).machine
+                self.copies.add(RankCopies(job, rank, (one.pid, other.pid), machines))
+        for machine, ranks in by_machine.items():
+            jobs = {self._place(one).job for one in ranks}
+            if machine and len(jobs) > 1 and len(jobs := {self._place(one).job for one in self._still(ranks)}) > 1:
+                self.shared.add((machine, tuple(sorted(jobs))))
         return True
+
+    def _place(self, process: ProcessInfo) -> RankPlace:
+        """Once it is known it stays as it is; a rank that was forked right now prints nowhere yet."""
+        known = self._places.get((process.pid, process.start), RankPlace())
+        return known if known.job else place_of(process.pid)
+
+    @staticmethod
+    def _still(processes: list[ProcessInfo]) -> list[ProcessInfo]:
+        """One look takes milliseconds: those of several that still live after it."""
+        return [one for one in processes if is_alive(one.pid, one.start)] if len(processes) > 1 else processes
 
     def stop(self) -> None:
         """End it."""

@@ -79,6 +79,20 @@ class Records:
         again = [sum(n - 1 for n in Counter(r.step for r in records).values()) for records in self.of.values()]
         return max(again, default=None)
 
+    def overlaps(self) -> list[str]:
+        """Ranks of which a generation stepped after a later one had: two copies of them were at work."""
+        found = []
+        for rank, records in sorted(self.of.items()):
+            began: dict[int, int] = {}
+            ended: dict[int, int] = {}
+            for record in records:
+                began[record.generation] = min(began.get(record.generation, record.time_ns), record.time_ns)
+                ended[record.generation] = max(ended.get(record.generation, record.time_ns), record.time_ns)
+            for one, other in pairwise(sorted(began)):
+                if ended[one] > began[other]:
+                    found.append(f"rank {rank} stepped in generation {one} after generation {other} had begun to")
+        return found
+
     def step_s(self, begin_ns: int, end_ns: int) -> float | None:
         """Median time of a step between two times, over all ranks that report, seconds; None with too few."""
         gaps = []

@@ -25,6 +25,7 @@ from drills.spec.catalogue import (
 from drills.spec.request import DrillRequest
 from drills.spec.settings import machine_names
 from drills.spec.stages import MOMENTS, REPORT
+from drills.spec.sure_faults import SURE
 from everstep.errors import ConfigError
 from everstep.model.topology import AXES, Topology
 
@@ -94,6 +95,7 @@ DRAWS: dict[str, Draw] = {
     "away": lambda rng, topology: {"seconds": rng.choice(AWAY_S)},
     "link down": lambda rng, topology: {"seconds": rng.choice(LINK_DOWN_S)},
     "xid": lambda rng, topology: {"code": rng.choice(XIDS)},
+    "reason": lambda rng, topology: {"reason": rng.choice(SURE)},
     "fits": lambda rng, topology: {"fits": rng.choice(FITS)},
     "stage": lambda rng, topology: {},  # that of its episode
 }
@@ -102,12 +104,12 @@ DRAWS: dict[str, Draw] = {
 
 def soaked() -> list[FaultKind]:
     """The kinds that a soak draws."""
-    return [kind for kind in CATALOGUE if not kind.not_built]
+    return [kind for kind in CATALOGUE if not (kind.not_built or kind.not_soaked)]
 
 
 def left_out() -> dict[str, str]:
     """Kind → why no soak draws it."""
-    return {kind.name: why for kind in CATALOGUE if (why := kind.not_built)}
+    return {kind.name: why for kind in CATALOGUE if (why := kind.not_built or kind.not_soaked)}
 
 
 def meetings() -> list[tuple[How, tuple[str, ...]]]:

@@ -18,6 +18,8 @@ class FaultKind:
     """What really happens, one line."""
     not_built: str = ""
     """Why it cannot be injected yet; empty: it can."""
+    not_soaked: str = ""
+    """Why no soak draws it although it can be injected; empty: soaks do."""
     draws: tuple[str, ...] = ()
     """Options that a soak draws for it, see ``drills/soak/draw.py``."""
 
@@ -52,7 +54,7 @@ CATALOGUE: tuple[FaultKind, ...] = (
     FaultKind("slow-machine", "--machine M --factor F", "less CPU for the machine's ranks", _HANGS),
     FaultKind(
         "kill-machine",
-        "--machine M [--gone]",
+        "--machine M [--gone [--standby sick|dies|late]]",
         "SIGKILL of everything of a machine, which comes back empty, or not at all",
         draws=("machine",),
     ),
@@ -64,8 +66,9 @@ CATALOGUE: tuple[FaultKind, ...] = (
     ),
     FaultKind(
         "kill-agent",
-        "--machine M [--during launch | --then FAULT]",
-        "SIGKILL of a node agent; its ranks live on. With --then a rank or the machine is killed once it is back",
+        "--machine M [--during launch | --then FAULT | --gone]",
+        "SIGKILL of a node agent; its ranks live on. With --then a rank or the machine is killed once it is back; with "
+        "--gone it stays away for longer than a silent machine is waited for",
         draws=("machine", "launch or then"),
     ),
     FaultKind(
@@ -86,8 +89,9 @@ CATALOGUE: tuple[FaultKind, ...] = (
     FaultKind("kill-during-save", "--rank R", "SIGKILL in the middle of a checkpoint write", draws=("rank",)),
     FaultKind(
         "xid",
-        "--machine M [--code N] [--then kill-rank]",
-        "the kernel's line about a GPU error, through /dev/kmsg; the job goes on unless a rank is killed with it",
+        "--machine M [--code N] [--everywhere] [--then kill-rank]",
+        "the kernel's line about a GPU error, through /dev/kmsg, on one machine or on all; the job goes on unless a "
+        "rank is killed with it",
         draws=("machine", "xid"),
     ),
     FaultKind(
@@ -95,6 +99,12 @@ CATALOGUE: tuple[FaultKind, ...] = (
         "--machine M [--then kill-rank]",
         "a GPU is lost, of fake ones that the machine's agent reads",
         draws=("machine",),
+    ),
+    FaultKind(
+        "machine-fault",
+        "--machine M --reason CODE [--everywhere]",
+        "any fault that names its machine for sure: a line of the kernel, or a fake GPU",
+        draws=("machine", "reason"),
     ),
     FaultKind(
         "gpu-hot",
@@ -189,6 +199,12 @@ CATALOGUE: tuple[FaultKind, ...] = (
         draws=("machine", "seconds"),
     ),
     FaultKind(
+        "hang-agents",
+        "--count N [--seconds S] [--rank R]",
+        "SIGSTOP of the agents of several machines at once, then SIGKILL of a rank of another one; then they go on",
+        not_soaked="needs more machines than a soak's job has, for the breaker to be asked",
+    ),
+    FaultKind(
         "kill-peer",
         "--machine M [--then FAULT]",
         "SIGKILL of an agent in the middle of a backup; once it is back, the owner's machine or rank is killed",
@@ -208,10 +224,9 @@ DAMAGE = ("flip-bit", "truncate-file")
 """A copy is damaged, then it is needed."""
 ROOM = ("shm-full", "disk-full")
 """A file system of a machine is too small."""
-"""Done to an agent while backups flow."""
 AWAY = ("link-down", "cut-off", "kill-postgres", "kill-workers")
 """Something is away for some seconds, on machines that have a network of their own."""
-DEVICES = ("xid", "gpu-lost", "gpu-hot", "nic-down", "nic-flap", "fs-readonly")
+DEVICES = ("xid", "gpu-lost", "machine-fault", "gpu-hot", "nic-down", "nic-flap", "fs-readonly")
 """A device of a machine breaks, and inspections find it; the job goes on, unless the drill kills a rank with it."""
 OWN_JOBS = (*ROOM, *DEVICES, "nan", "oom")
 """A soak runs these in jobs of their own: file systems and groups of processes have to be small from the job's
@@ -222,6 +237,11 @@ THEN = ("kill-rank", "kill-machine")
 """What may follow, once a killed agent is back."""
 WHERE = ("buffer", "backup", "file")
 """Where a bit flips: in a rank's own memory, in its backup at the peer, on disk."""
+SHARED = ("xid", "machine-fault")
+"""Of the devices those that may break on all machines at once."""
+STANDBY = ("sick", "dies", "late")
+"""What is wrong with the machine that is to take the place of a lost one: an inspection finds it faulty, it is lost
+while it is made ready, or none is there until the job waits for it."""
 FITS = ("nothing", "own")
 """What a machine's shared memory has room for."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from drills.spec.catalogue import CONTROL_FAULTS, MACHINE_FAULTS
-from drills.spec.loss import Loss, loss_of
+from drills.spec.loss import Loss, hung_machines, loss_of
 from drills.spec.request import DrillRequest
 from drills.spec.settings import placement_of
 from everstep.model.job import JobSpec
@@ -54,6 +54,8 @@ def _fault(request: DrillRequest, spec: JobSpec) -> str:
         "kill-workers": f"SIGKILL to all workers, which stay away for {seconds}",
         "xid": f"Xid {request.xid_code} in the kernel log of {machine}",
         "gpu-lost": f"a GPU of {machine} is lost",
+        "machine-fault": f"{request.reason} on {machine}",
+        "hang-agents": f"SIGSTOP to the agents of {' and '.join(hung_machines(request, spec))} for {seconds}",
         "gpu-hot": f"a GPU of {machine} is too hot",
         "nic-down": f"a network card of {machine} is down",
         "nic-flap": f"a network card of {machine} goes down and up",

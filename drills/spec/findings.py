@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from agent.monitor.kernel.xid import xid_of
 from drills.spec.catalogue import DEVICES
 from drills.spec.request import DrillRequest
+from drills.spec.sure_faults import FAKE_GPUS, reason_of
 from everstep.model.health import Health
 from everstep.model.owner import Owner
 
@@ -44,6 +45,10 @@ def expected_of(request: DrillRequest) -> Expected | None:
     if request.base == "xid":
         reason = xid_of(request.xid_code, "")
         return Expected(reason.code, reason.owner, reason.verdict, reason.sure)
+    if request.base == "machine-fault":
+        known = reason_of(request.reason)
+        owner = Owner.MACHINE if request.reason in FAKE_GPUS or known is None else known.owner
+        return Expected(request.reason, owner, sure=True)
     return EXPECTED.get(request.base)
 
 
@@ -55,5 +60,5 @@ def goes_on(request: DrillRequest) -> bool:
 def with_spare(request: DrillRequest, spare: int) -> DrillRequest:
     """The same, on a cluster that has so many machines beside those of the job."""
     expected = expected_of(request)
-    replaces = expected is not None and expected.sure and spare > 0 and not request.then
+    replaces = expected is not None and expected.sure and spare > 0 and not request.then and not request.everywhere
     return request.model_copy(update={"spare": spare, "replaces": replaces})

@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from drills.spec.request import DrillRequest
-from drills.spec.settings import placement_of
+from drills.spec.settings import machine_names, placement_of
 from everstep.decisions.checkpoints.placement import survives
 from everstep.model.job import JobSpec
 from everstep.model.topology import Topology
@@ -69,13 +69,18 @@ def loss_of(request: DrillRequest, spec: JobSpec) -> Loss:
             ranks = (owners(peers, topology, machine)[0],)
         case "kill-peer":
             machines = {topology.machine(owners(peers, topology, machine)[0])}
-        case "kill-postgres" | "kill-workers":
+        case "kill-postgres" | "kill-workers" | "hang-agents":
             ranks = tuple(request.struck_ranks(spec))
         case "kill-agent" | "xid" | "gpu-lost" if request.then == "kill-rank":
             ranks = (topology.ranks(machine)[0],)
         case "kill-agent" if request.then:
             machines = {machine}
     return Loss(tuple(sorted(machines)), disks=request.base != "disk-full", ranks=ranks)
+
+
+def hung_machines(request: DrillRequest, spec: JobSpec) -> list[str]:
+    """The machines whose agents hang: the last ones of the job."""
+    return machine_names(spec.machines)[-request.count :]
 
 
 def machines_of_group(request: DrillRequest, topology: Topology) -> set[int]:

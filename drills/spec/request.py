@@ -42,6 +42,14 @@ class DrillRequest(BaseModel):
     code: int | None = Field(None, ge=0, le=255)
     """Exit code of a rank, by default 1; of an Xid its number, by default 79."""
     exception: str = "RuntimeError"
+    reason: str = ""
+    """machine-fault: the reason code that an inspection is to find."""
+    everywhere: bool = False
+    """xid, machine-fault: on all machines of the job at once."""
+    count: int = Field(2, ge=1)
+    """hang-agents: of so many machines, the last ones of the job."""
+    standby: str = ""
+    """kill-machine --gone: what is wrong with the machine that is to take the place."""
     machine: str = ""
     """``m2`` or ``2``; default: the machine of the struck rank, or the last one."""
     at_step: int = Field(20, ge=0)
@@ -123,7 +131,17 @@ class DrillRequest(BaseModel):
     @property
     def waits_at_hold(self) -> bool:
         """Whether the job waits at a later step until the injector is done: it must not end before."""
-        return (self.absorbed and self.base != "hang-peer") or self.replaces
+        return (self.absorbed and not self.is_silent) or self.replaces
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether an agent says nothing while its ranks go on stepping: a job that waited would be silent too."""
+        return self.base == "hang-peer" or (self.base == "kill-agent" and self.gone)
+
+    @property
+    def comes_by_itself(self) -> bool:
+        """Whether a job that is parked goes on without an operator: what it lacks comes back, or comes late."""
+        return self.needs_network or self.base == "hang-agents" or self.standby == "late"
 
     @property
     def needs_network(self) -> bool:
@@ -187,8 +205,8 @@ class DrillRequest(BaseModel):
     def _patience(self) -> dict[str, Any]:
         if self.absorbed or self.replaces:
             return {}  # a job that is held up is no hang
-        if self.gone:
-            return settings.GONE_POLICY
+        if self.gone or self.base == "hang-agents":
+            return settings.GONE_POLICY if self.strike_hold is None else settings.GONE_PATIENT
         patience = settings.DRILL_POLICY if self.strike_hold is None else settings.PATIENT_POLICY
         return patience | (settings.NOBODY_LEAVES if self.base in DEVICES else {})
 
@@ -200,14 +218,16 @@ class DrillRequest(BaseModel):
         """How long the example's steps are made to last."""
         seconds = self.step_seconds
         # A loss is looked at twice a second: the job must not end before.
-        if seconds is None and ((self.outside and self.base not in MACHINE_FAULTS) or self.base == "nan"):
+        paced = self.outside and (self.base not in MACHINE_FAULTS or self.is_silent)
+        if seconds is None and (paced or self.base == "nan"):
             seconds = settings.STEP_S
         return [] if seconds is None else [PACE, str(seconds)]
 
     @property
     def total_steps(self) -> int:
         """Steps of the default job."""
-        return self.steps if self.steps is not None else max(50, self.at_step + 30)
+        more = settings.SILENT_STEPS if self.is_silent and self.base == "kill-agent" else 30
+        return self.steps if self.steps is not None else max(50, self.at_step + more)
 
     @property
     def hold_step(self) -> int:
@@ -218,6 +238,8 @@ class DrillRequest(BaseModel):
     def strike_hold(self) -> int | None:
         """Step at which a job waits for a strike at copies that are known exactly; None: it is struck as it runs."""
         if self.base in DAMAGE or self.base == "disk-full" or (self.base == "shm-full" and not self.parks):
+            return self.at_step
+        if self.standby == "sick":  # an inspection has to find that first
             return self.at_step
         return self.at_step + THEN_AFTER if self.struck_again else None
 
@@ -230,6 +252,8 @@ class DrillRequest(BaseModel):
         """The ranks that the fault strikes."""
         if self.ranks:
             return list(dict.fromkeys(self.ranks))
+        if self.base == "hang-agents":
+            return [0]
         if self.machine:
             return [spec.topology().ranks(machine_names(spec.machines).index(self.machine))[0]]
         return [spec.topology().world_size - 1]

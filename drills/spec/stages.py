@@ -8,6 +8,8 @@ STAGES = {
     "hold": messages.HOLD,
     "stop": messages.STOP,
     "evict": messages.POOL_REPLACE,
+    "prepare": messages.PREPARE,
+    "await": messages.POOL_AWAIT,
     "decide": messages.DECIDE,
     "restore": messages.RESTORE,
     "reattempt": messages.LAUNCH,

@@ -24,6 +24,9 @@ own."""
 NOT_YET = "NotYet"
 """Type of the error by which a job's workflow refuses a report that it may take later."""
 
+SHOWN_ALREADY = "ShownAlready"
+"""Type of the error by which it refuses what another worker has told it."""
+
 
 def job_workflow_id(job: str) -> str:
     """Id of a job's workflow."""
@@ -84,6 +87,21 @@ class EarlierRun(Model):
     """Its id; empty: not known."""
     origin_runs: list[str] = Field(default_factory=list)
     lineage: list[tuple[int, int]] = Field(default_factory=list)
+
+
+class ShareTrained(Model):
+    """Which share of its time a job trained, 0 to 1 (ETTR; ByteRobust, section 4.2); None: not known."""
+
+    ettr: float | None = None
+    """Since its start."""
+    last_hour: float | None = None
+
+    @classmethod
+    def shown(cls, ettr: float | None, last_hour: float | None) -> ShareTrained:
+        """In whole percent: what a workflow shows changes its history, and that of a job that is parked for a week is
+        to stay short (ours)."""
+        ratios = (None if ratio is None else round(ratio, 2) for ratio in (ettr, last_hour))
+        return cls(ettr=next(ratios), last_hour=next(ratios))
 
 
 class JobState(BaseModel):
@@ -153,6 +171,9 @@ class JobState(BaseModel):
     started_ns: int = 0
     unproductive_s: float = 0.0
     """Seconds without progress: launches, recoveries and lost steps (section 4.2 of ByteRobust defines ETTR)."""
+    ettr: float | None = None
+    """Share of its time in which it trained, 0 to 1, as workers said last; None: not known yet."""
+    ettr_last_hour: float | None = None
     rejected: list[str] = Field(default_factory=list, description="Messages that made no sense, the last 10.")
     stop_requested: str = ""
     outcome: str = ""

@@ -14,12 +14,15 @@ from temporalio.service import RPCError
 from temporalio.worker import Worker
 
 from activities.ledger.machine_events import EventWriter
+from activities.ledger.time_spent import TimeSpent
 from activities.watching.job_view import JobView
+from activities.watching.training_time import TrainingTimes
 from activities.watching.watcher import Watcher
 from agent.client import AgentPool
 from agent.v1 import agent_pb2 as pb
 from controlplane.worker import run_worker
 from controlplane.worker_metrics import samples_of, temporal_runtime
+from everstep.decisions.ettr import Ettr
 from everstep.errors import ConfigError
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
@@ -36,11 +39,15 @@ async def test_what_a_worker_knows_is_shown_and_is_in_the_docs() -> None:
         JobSpec(name="gpt", script="gpt.py", machines=2, ranks_per_machine=2), machines
     )
     watcher.reported["report"] = 3
+    times = TrainingTimes(cast(Any, None), cast(Any, None), watcher.watched)
+    ettr = Ettr(100.0, {"productive": 90.0, "lost steps": 0.0, "launch": 10.0, "recovery": 0.0, "parked": 0.0})
+    spent = TimeSpent(ettr, {"productive": 90.0, "start": 10.0})
+    times.spent["job/gpt"] = spent, spent
     events.take(pb.Observation(id="m0-1", machine="m0", agent_started=pb.AgentStarted()))
 
     shown = {
         (sample.name, *sample.labels.values()): sample.value
-        for metric in samples_of(watcher, events, "everstep").metrics()
+        for metric in samples_of(watcher, events, times, "everstep").metrics()
         for sample in metric.samples
     }
 
@@ -49,6 +56,8 @@ async def test_what_a_worker_knows_is_shown_and_is_in_the_docs() -> None:
     assert shown["everstep_agents_silent", "gpt"] == 2, "nobody said anything yet"
     assert shown["everstep_reports_total", "anomaly"] == 3
     assert shown["everstep_ledger_events_waiting",] == 1
+    assert shown["everstep_job_ettr_ratio", "gpt", "hour"] == 0.9
+    assert shown["everstep_job_lost_seconds", "gpt", "start", "start"] == 10.0
     assert {name for name, *_ in shown} == names_in_table("Of the worker")
 
 

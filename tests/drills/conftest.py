@@ -31,14 +31,15 @@ class Clusters:
     What a failed drill left, e.g. a job that runs on, would fail the next ones too.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, machines: int = 4, standbys: int = 0) -> None:
+        self._machines, self._standbys = machines, standbys
         self.references = References()
         self._opened: DrillCluster | None = None
 
     async def get(self) -> DrillCluster:
         """The cluster, brought up if there is none."""
         if self._opened is None:
-            self._opened = await DrillCluster(machines=4, standbys=0, workers=2).__aenter__()
+            self._opened = await DrillCluster(machines=self._machines, standbys=self._standbys, workers=2).__aenter__()
         return self._opened
 
     async def close(self) -> list[str]:

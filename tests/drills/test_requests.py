@@ -16,10 +16,20 @@ from everstep.errors import CannotInject, ConfigError
 CONTRACT = [
     *("kill-rank", "stop-rank", "exit-rank", "raise", "spin", "deadlock", "skip-collective", "hang-dataloader"),
     *("nan", "bitflip", "slow-machine", "kill-machine", "kill-group", "kill-agent", "kill-forkserver"),
-    *("kill-worker", "kill-temporal", "kill-during-save", "xid", "gpu-lost", "gpu-hot", "nic-down", "nic-flap"),
-    *("disk-full", "fs-readonly", "oom", "link-down", "cut-off", "kill-postgres", "kill-workers"),
+    *("kill-worker", "kill-temporal", "kill-during-save", "xid", "gpu-lost", "machine-fault", "gpu-hot"),
+    *(
+        "nic-down",
+        "nic-flap",
+        "disk-full",
+        "fs-readonly",
+        "oom",
+        "link-down",
+        "cut-off",
+        "kill-postgres",
+        "kill-workers",
+    ),
     *("cut-link", "slow-link", "bad-version"),
-    *("flip-bit", "truncate-file", "shm-full", "hang-peer", "kill-peer"),
+    *("flip-bit", "truncate-file", "shm-full", "hang-peer", "hang-agents", "kill-peer"),
 ]
 
 BUILT = {
@@ -28,6 +38,7 @@ BUILT = {
     *("flip-bit", "truncate-file", "shm-full", "hang-peer", "kill-peer"),
     *("link-down", "cut-off", "kill-postgres", "kill-workers"),
     *("nan", "xid", "gpu-lost", "gpu-hot", "nic-down", "nic-flap", "fs-readonly", "oom"),
+    *("machine-fault", "hang-agents"),
 }
 
 
@@ -64,7 +75,7 @@ def test_a_near_name_is_suggested() -> None:
         ({"fault": "kill-postgres", "at_step": 46, "steps": 50}, "the job needs 5 steps more"),
         ({"fault": "hang-peer", "seconds": 31.0}, "may hang for 30 s at most"),
         ({"fault": "kill-worker"}, "--in-stage is missing"),
-        ({"fault": "kill-worker", "in_stage": "later"}, "stop, evict, decide, restore, reattempt, launch, confirm"),
+        ({"fault": "kill-worker", "in_stage": "later"}, "stop, evict, prepare, await, decide, restore, reattempt"),
         ({"fault": "kill-worker", "in_stage": "evict", "during": "kill-machine"}, "add --during kill-machine --gone"),
         ({"fault": "kill-worker", "in_stage": "stop", "moment": "then"}, "begin, middle, end"),
         ({"fault": "kill-worker", "in_stage": "stop", "during": "kill-agent"}, "opens no incident"),
@@ -80,6 +91,16 @@ def test_a_near_name_is_suggested() -> None:
         ({"fault": "flip-bit", "where": "file", "at_step": 9}, "use --at-step 10 or later"),
         ({"fault": "flip-bit", "where": "backup", "machines": 1, "tp": 1, "pp": 1}, "it needs two machines"),
         ({"fault": "shm-full", "fits": "all"}, "nothing, own"),
+        ({"fault": "machine-fault"}, "--reason is missing: use one of disk-failed"),
+        ({"fault": "xid", "everywhere": True, "machines": 2, "pp": 1}, "2 machines share nothing: use 3 or more"),
+        ({"fault": "gpu-hot", "everywhere": True}, "--everywhere goes with xid, machine-fault"),
+        ({"fault": "kill-machine", "standby": "sick"}, "--standby goes with kill-machine --gone"),
+        ({"fault": "kill-machine", "gone": True, "standby": "old"}, "sick, dies, late"),
+        ({"fault": "hang-agents", "count": 2}, "--count 2 of 4 machines: the breaker lets 2 go"),
+        ({"fault": "hang-agents", "count": 4}, "use 3 to 3"),
+        ({"fault": "hang-agents", "count": 3, "ranks": [2]}, "--rank 2 is on a machine whose agent hangs"),
+        ({"fault": "kill-worker", "in_stage": "await", "during": "kill-machine", "gone": True}, "--standby late"),
+        ({"fault": "kill-worker", "in_stage": "report", "during": "gpu-lost"}, "gpu-lost hurts no rank"),
     ],
 )
 def test_nonsense_is_refused_before_anything_starts(options: dict[str, Any], said: str) -> None:

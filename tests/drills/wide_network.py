@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -17,13 +18,13 @@ pytestmark = [
     pytest.mark.timeout(400),
     pytest.mark.skipif(bool(missing()), reason=f"machines can have no network of their own here: {missing()}"),
 ]
-SMALL = ["--machines", "3", "--ranks-per-machine", "1", "--tp", "1", "--pp", "1", "--standbys", "0", "--at-step", "10"]
+SMALL = ["--machines", "3", "--ranks-per-machine", "1", "--tp", "1", "--pp", "1", "--at-step", "10"]
 
 
-def drill(*words: str) -> dict[str, Any]:
+def drill(*words: str, standbys: int = 0, evicted: Sequence[str] = ()) -> dict[str, Any]:
     before = set(NAMED.glob("everstep-*"))
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "console.main", "drill", *words, *SMALL, "--json"],
+        [sys.executable, "-P", "-m", "console.main", "drill", *words, *SMALL, "--standbys", f"{standbys}", "--json"],
         capture_output=True,
         text=True,
         check=False,
@@ -33,7 +34,7 @@ def drill(*words: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(done.stdout)
     assert (done.returncode, found["problems"]) == (0, []), done.stderr
     assert found["fired"] and found["losses_match"] and found["state_match"]
-    assert found["leaked"] == [] and found["evicted"] == [] and found["duplicates"] == 0
+    assert found["leaked"] == [] and found["evicted"] == list(evicted) and found["duplicates"] == 0
     return found
 
 
@@ -45,8 +46,19 @@ def test_a_link_is_down(seconds: str) -> None:
     assert found["steps_lost"] <= 1
 
 
+def test_a_link_that_is_down_for_long_costs_a_standby_and_no_two_copies_step() -> None:
+    """The machine comes back with its ranks, which hang: nobody gets it before they are gone."""
+    found = drill("link-down", "--machine", "m2", "--seconds", "60", standbys=1, evicted=["m2"])
+    assert (found["resolution"], len(found["incidents"])) == ("eviction", 1)
+    assert found["steps_lost"] <= 1
+
+
+def test_a_link_that_is_down_for_a_moment_costs_no_standby() -> None:
+    assert drill("link-down", "--machine", "m2", "--seconds", "6", standbys=1)["resolution"] == "reattempt"
+
+
 def test_a_machine_is_cut_off_from_the_control_host() -> None:
-    found = drill("cut-off", "--machine", "m1", "--from", "control", "--seconds", "6")
+    found = drill("cut-off", "--machine", "m1", "--from", "control", "--seconds", "20", standbys=1)
     assert (found["resolution"], found["incidents"], found["steps_lost"]) == ("absorbed", [], 0)
 
 
@@ -59,6 +71,6 @@ def test_the_control_plane_is_hurt_and_a_rank_dies(fault: str) -> None:
 
 @pytest.mark.parametrize(("fault", "incidents"), [("nic-down", 1), ("nic-flap", 0)])
 def test_a_second_network_card_fails(fault: str, incidents: int) -> None:
-    """The job does not need it; a link that is down is told, and one that flapped is noted."""
-    found = drill(fault, "--machine", "m1")
+    """The job does not need it; a link that is down is told, and one that flapped is noted: nobody leaves for that."""
+    found = drill(fault, "--machine", "m1", standbys=1)
     assert (found["resolution"], len(found["incidents"]), found["steps_lost"]) == ("observed", incidents, 0)

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from everstep.end_notice import ROOM
 from everstep.errors import EverstepError
 from everstep.step_reports import MILESTONES, RING, Hold, ReportFile
 
@@ -134,6 +135,6 @@ def test_a_damaged_file_is_refused_with_its_name(tmp_path: Path, damage: bytes) 
 
 def test_a_truncated_ring_is_refused(tmp_path: Path) -> None:
     path = fresh(tmp_path).path
-    path.write_bytes(path.read_bytes()[:-1])
+    path.write_bytes(path.read_bytes()[: -(ROOM + 1)])
     with pytest.raises(EverstepError, match="delete it"):
         ReportFile.open(path)

@@ -56,8 +56,25 @@ from workflows.messages import JobResult
 from workflows.registry import WORKFLOWS, sandbox
 
 ASK_S = 0.1
-"""Between two looks at a job: each replays its history from the start."""
+"""Between two looks at a workflow."""
 MACHINES = [Machine(name="m0", address="127.0.0.11:1"), Machine(name="m1", address="127.0.0.12:1")]
+
+
+async def asked(
+    handle: WorkflowHandle[Any, Any], query: str, ok: Callable[[Any], bool], kind: type | None = None
+) -> Any:
+    """Ask a workflow until it answers as wanted; the test's time-out bounds it.
+
+    Each answer replays the history from the start, so it is asked again only once the server has more of it.
+    """
+    before = None
+    while True:
+        there = await handle.describe()
+        now = (there.run_id, there.history_length)
+        if now != before and ok(answer := await handle.query(query, result_type=kind)):
+            return answer
+        before = now
+        await asyncio.sleep(ASK_S)
 
 
 def exits(step: int, *, signal: int = 9, rank: int = 1) -> list[RankExit]:
@@ -80,6 +97,7 @@ class ScriptedCluster:
     calls: list[str] = field(default_factory=list)
     notes: list[DecideInput] = field(default_factory=list)
     confirms: list[ConfirmInput] = field(default_factory=list)
+    prepares: list[PrepareInput] = field(default_factory=list)
     launches: list[LaunchInput] = field(default_factory=list)
     refused_launches: list[str] = field(default_factory=list)
     """Why launches of incidents fail for good, the next one first."""
@@ -147,6 +165,7 @@ class ScriptedCluster:
     @activity.defn(name=messages.PREPARE)
     async def prepare(self, given: PrepareInput) -> float:
         self.runs.add(given.run)
+        self.prepares.append(given)
         self.calls.append("prepare" if given.machines == MACHINES else f"prepare {given.machines[0].name}")
         if self.calls[-1] in self.blocked:
             raise ApplicationError("no fork server starts there", non_retryable=True)
@@ -313,11 +332,8 @@ class Jobs:
 
     async def until(self, handle: WorkflowHandle[JobWorkflow, JobResult], ok: Callable[[JobState], bool]) -> JobState:
         """Wait until the job's state is as wanted; the test's time-out bounds it."""
-        while True:
-            state = await handle.query(JobWorkflow.current_state)
-            if ok(state):
-                return state
-            await asyncio.sleep(ASK_S)
+        state: JobState = await asked(handle, "state", ok, JobState)
+        return state
 
     async def page(self, handle: WorkflowHandle[JobWorkflow, JobResult]) -> str:
         """What the Web UI shows as the job's current details."""

@@ -15,7 +15,7 @@ from temporalio.worker import Replayer, Worker
 from activities.closed_incidents import read_closed
 from everstep.model.incident import CLOSED_OUTSIDE, Confirmation, Evidence
 from everstep.model.job_state import JobState, incident_workflow_id
-from tests.workflows.conftest import Jobs, ScriptedCluster, anomaly, exits, held
+from tests.workflows.conftest import Jobs, ScriptedCluster, anomaly, asked, exits, held
 from workflows.job import JobWorkflow
 from workflows.registry import WORKFLOWS, sandbox
 
@@ -66,8 +66,7 @@ async def reach(jobs: Any, stage: str) -> tuple[Any, Any]:
     await job.execute_update(JobWorkflow.report, anomaly())
     incident = jobs.client.get_workflow_handle(incident_workflow_id(job.id.removeprefix("job/"), 1))
     await jobs.until(job, lambda state: bool(state.incidents))
-    while (await incident.query("stage"))["name"] != stage:  # noqa: ASYNC110 - nobody tells us
-        await asyncio.sleep(0.05)
+    await asked(incident, "stage", lambda answer: answer["name"] == stage)
     for call in STAGES[stage]:
         while not any(one.startswith(call) for one in jobs.cluster.calls):  # noqa: ASYNC110 - nobody tells us
             await asyncio.sleep(0.02)

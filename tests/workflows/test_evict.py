@@ -19,6 +19,7 @@ from everstep.model.incident import Anomaly, Evidence, IncidentReport, Symptom
 from everstep.model.machine import Machine
 from tests.workflows.conftest import ASK_S, anomaly, exits, held
 from tests.workflows.test_observed import fault
+from workflows import attributes
 from workflows.incident.workflow import IncidentWorkflow
 from workflows.job import JobWorkflow
 
@@ -94,6 +95,8 @@ async def test_a_machine_that_is_gone_is_replaced_by_a_standby(jobs: Any) -> Non
     assert [(answer.rule, answer.machine) for answer in report.asked if answer.yes] == [("gone-machine", "m1")]
     calls = jobs.cluster.calls
     assert calls.index("replace m1") < calls.index("prepare m2") < calls.index("launch 2 from 20")
+    shown = (await jobs.client.get_workflow_handle(incident.id).describe()).typed_search_attributes
+    assert shown.get(attributes.EVICTED) == ["m1"]
 
 
 async def test_a_machine_that_is_surely_at_fault_is_replaced_when_its_job_failed(jobs: Any) -> None:
@@ -151,6 +154,8 @@ async def test_a_standby_that_cannot_be_made_ready_gives_way_to_the_next_one(job
     state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
     assert [machine.name for machine in state.machines] == ["m0", "m3"]
     assert report_of(jobs).evicted == ["m1", "m2"]
+    asked = [(given.machines[0].name, [one.name for one in given.like]) for given in jobs.cluster.prepares[1:]]
+    assert asked == [("m2", ["m0"]), ("m3", ["m0"])], "they have to have the libraries of those that stay"
 
 
 async def test_a_standby_that_dies_meanwhile_gives_way_to_the_next_one(jobs: Any) -> None:

@@ -16,7 +16,7 @@ from activities.ledger.records import NumbersUsed
 from activities.messages import ConfirmInput, StopInput
 from everstep.model.incident import Anomaly, Confirmation, Evidence, RankExit, StateCopy, Symptom
 from everstep.model.job_state import incident_workflow_id
-from tests.workflows.conftest import exits, held
+from tests.workflows.conftest import asked, exits, held
 from workflows import options
 from workflows.incident import timeline
 from workflows.incident.workflow import IncidentWorkflow
@@ -121,8 +121,7 @@ async def test_a_machine_that_comes_back_without_its_memory_is_judged_like_any_o
     jobs.cluster.back.set()
     incident = jobs.client.get_workflow_handle(incident_workflow_id(state.spec.name, 1))
     async with asyncio.timeout(60):
-        while "would lose" not in (await incident.query("stage"))["found"]:  # noqa: ASYNC110 - nobody tells us
-            await asyncio.sleep(0.05)
+        await asked(incident, "stage", lambda answer: "would lose" in answer["found"])
     assert [call for call in jobs.cluster.calls if "launch" in call] == ["launch 1 from -1"]
     await handle.signal(JobWorkflow.stop, {"operator": "ada"})
     await handle.result()

@@ -40,7 +40,7 @@ from everstep.model.pool import (
 )
 from everstep.model.recovery_policy import RecoveryPolicy
 from tests.activities.spoken import serving
-from tests.workflows.conftest import ASK_S, ScriptedCluster, anomaly
+from tests.workflows.conftest import ASK_S, ScriptedCluster, anomaly, asked
 from tests.workflows.test_evict import gone
 from workflows.job import JobWorkflow
 from workflows.registry import WORKFLOWS, sandbox
@@ -101,11 +101,7 @@ class Pooled:
     async def until(self, handle: WorkflowHandle[Any, Any], ok: Callable[[Any], bool]) -> Any:
         """Wait until a job's state, or the pool's, is as wanted; the test's time-out bounds it."""
         kind = PoolState if handle.id.startswith("pool/") else JobState
-        while True:
-            state = await handle.query("state", result_type=kind)
-            if ok(state):
-                return state
-            await asyncio.sleep(ASK_S)
+        return await asked(handle, "state", ok, kind)
 
     async def is_there(self) -> bool:
         """Whether the pool has looked for the first time."""
@@ -298,12 +294,19 @@ async def until(holds: Callable[[], bool]) -> None:
         await asyncio.sleep(0.02)
 
 
-async def test_a_machine_that_does_not_answer_takes_no_place(pooled: Pooled) -> None:
-    pooled.agents[4].answer(describe=AgentUnreachable("no power"))
+NOT_WARM = pb.DescribeReply(machine="m4", warm=pb.WarmForkServer(problem="No module named 'torch'"))
+
+
+@pytest.mark.parametrize(
+    ("described", "fault"),
+    [(AgentUnreachable("no power"), "does not answer"), (NOT_WARM, "no fork server is ready: No module named")],
+)
+async def test_a_machine_that_is_not_ready_takes_no_place(pooled: Pooled, described: Any, fault: str) -> None:
+    pooled.agents[4].answer(describe=described)
     job = await pooled.start("gpt", 0, 1)
     state = await pooled.running(job)
     await pooled.move("evict", "m2")
-    await pooled.until(pooled.handle, lambda state: "does not answer" in state.machines["m4"].fault)
+    await pooled.until(pooled.handle, lambda state: fault in state.machines["m4"].fault)
     answer = await pooled.ask("replace", replacement(pooled, state, "m1", id="i/1"), Replaced)
     assert answer.machines["m1"].name == "m3"
 

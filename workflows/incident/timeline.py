@@ -145,6 +145,8 @@ class IncidentTimeline:
         learned: dict[Any, Any] = {attributes.VERDICT: report.resolution, attributes.LOST_STEPS: report.lost_steps or 0}
         if report.failures:  # what a watcher saw first was perhaps a consequence only
             learned[attributes.SYMPTOM] = str(report.failures[0].symptom)
+        if report.evicted:
+            learned[attributes.EVICTED] = report.evicted
         workflow.upsert_search_attributes(attributes.updates(learned))
         self.note(Stage.CLOSED, report.headline, report=report, launched=launched)
         if not workflow.patched("the job writes what the ledger did not take"):

@@ -163,3 +163,31 @@ async def test_a_machine_that_stands_still_is_given_up_where_another_may_come(pa
             await asyncio.wait_for(ActivityEnvironment().run(asked[part]), 30)
         await pool.close()
     assert caught.value.non_retryable
+
+
+def prepared_with(**libraries: str) -> FakeAgent:
+    """A machine on which a job was prepared, or is to be."""
+    here = pb.JobOnMachine(job="job", libraries=libraries)
+    return FakeAgent(
+        prepare=pb.PrepareReply(fork_server_pid=1, libraries=libraries), describe=pb.DescribeReply(jobs=[here])
+    )
+
+
+async def test_a_machine_with_other_libraries_than_the_job_has_is_refused() -> None:
+    spec, pool = JobSpec(name="job", script="/job.py", machines=4), AgentPool()
+    silent, former = FakeAgent(describe=NEVER), prepared_with()
+    agents = [prepared_with(torch="2.9.1"), prepared_with(torch="2.8.0"), silent, former]
+    async with serving(agents) as machines:
+        prepare = RankActivities(pool).prepare
+        new, other = machines[:2]
+
+        async def prepared(like: list[Machine]) -> float:
+            given = PrepareInput(spec=spec, machines=[new], like=like, probed=True, patience_s=5.0)
+            return await ActivityEnvironment().run(prepare, given)
+
+        with pytest.raises(ApplicationError, match=r"m0 has torch 2\.9\.1 instead of 2\.8\.0") as caught:
+            await prepared([machines[2], other])  # who does not answer is not waited for
+        assert caught.value.non_retryable
+        assert await prepared([machines[3]]) == 0.0, "of an earlier release: it does not say"
+        assert await prepared([new]) == await prepared([]) == 0.0
+        await pool.close()

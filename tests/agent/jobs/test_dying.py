@@ -16,13 +16,14 @@ from temporalio.testing import ActivityEnvironment
 from activities.agents.ranks import RankActivities
 from activities.messages import ReleaseInput, StopInput
 from agent.client import AgentPool
+from agent.v1 import agent_pb2 as pb
 from everstep.errors import AgentError, StillDying
 from everstep.model.machine import Machine
 from tests.agent.agents import Job, RunningAgent, alive
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
 
-SLEEP = "import time; time.sleep(600)"
+SLEEP = "import threading, time; threading.Thread(target=time.sleep, args=(600,)).start(); time.sleep(600)"
 FREEZER = Path("/sys/fs/cgroup/freezer")
 
 
@@ -34,6 +35,12 @@ class Freezer:
 
     def hold(self, pid: int) -> None:
         (self._folder / "cgroup.procs").write_text(str(pid))
+        self._state("FROZEN")
+
+    def hold_a_thread(self, pid: int) -> None:
+        """Of a process whose first thread goes on: it begins to end when it is killed, and is not gone."""
+        other = next(int(task.name) for task in Path(f"/proc/{pid}/task").iterdir() if task.name != str(pid))
+        (self._folder / "tasks").write_text(str(other))
         self._state("FROZEN")
 
     def let_go(self) -> None:
@@ -92,6 +99,49 @@ async def test_a_rank_that_takes_long_to_die_is_named_and_asked_for_again(
     reply = await job.stop()  # the same request: what failed was not remembered
     assert [rank.stopped_by_us for rank in reply.ranks] == [True, True]
     assert (await job.launch(2)).generation == 2
+
+
+@pytest.mark.parametrize("with_server", [True, pytest.param(False, marks=pytest.mark.wide)])
+async def test_an_end_is_told_while_the_rank_is_still_there(
+    agent: RunningAgent, job: Job, freezer: Freezer, with_server: bool
+) -> None:
+    """A rank with much memory takes minutes to be gone."""
+    first, second = [rank.pid for rank in (await job.entered()).ranks]
+    freezer.hold_a_thread(second)
+    os.kill(second, 9)
+
+    [told] = await job.exits(1)
+    assert (told.rank_exited.rank, told.rank_exited.exit.kind, told.rank_exited.exit.value) == (1, pb.Exit.SIGNAL, 9)
+    assert alive(second), "it is not gone"
+    if with_server:
+        agent.kill()  # who comes after it knows what was told
+        await agent.start()
+    else:  # the agent kills then
+        os.kill((await agent.client.describe()).jobs[0].fork_server_pid, 9)
+    stopping = asyncio.create_task(job.stop())
+    while alive(first):  # noqa: ASYNC110 - nobody tells us
+        await asyncio.sleep(0.02)
+    assert alive(second) and not stopping.done(), "nobody takes it for gone"
+
+    freezer.let_go()
+    stopped = await stopping
+    assert [rank.stopped_by_us for rank in stopped.ranks] == [True, False], "the second had begun to end by itself"
+    assert stopped.ranks[1].exit == told.rank_exited.exit
+    assert (await job.launch(2)).generation == 2
+    assert [seen.id for seen in await job.exits(1)] == [told.id], "once"
+
+
+async def test_a_program_that_a_rank_becomes_is_no_end(agent: RunningAgent) -> None:
+    """The kernel gives the same notice at exec."""
+    job = Job(agent, "import os; os.execv('/bin/sh', ['sh', '-c', 'echo began; exec sleep 600'])", ranks=1)
+    await job.prepare()
+    [rank] = (await job.launch()).ranks
+    while b"began" not in await job.log(0):  # noqa: ASYNC110 - nobody tells us
+        await asyncio.sleep(0.02)
+    os.kill(rank.pid, 15)
+    [told] = await job.exits(1)
+    assert (told.rank_exited.exit.kind, told.rank_exited.exit.value) == (pb.Exit.SIGNAL, 15), "and nothing before it"
+    await job.release()
 
 
 async def test_the_activities_wait_and_say_for_whom(agent: RunningAgent, job: Job, freezer: Freezer) -> None:

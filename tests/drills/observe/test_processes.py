@@ -7,7 +7,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 
 import pytest
 
@@ -24,8 +25,10 @@ time.sleep(60)
 
 
 @contextmanager
-def process(name: str) -> Iterator[subprocess.Popen[str]]:
-    started = subprocess.Popen([sys.executable, "-c", RANK, name], stdout=subprocess.PIPE, text=True)
+def process(name: str, output: Path | None = None) -> Iterator[subprocess.Popen[str]]:
+    """A process of that name, which prints errors to a file, as a rank does."""
+    with output.open("a") if output else nullcontext() as errors:
+        started = subprocess.Popen([sys.executable, "-c", RANK, name], stdout=subprocess.PIPE, stderr=errors, text=True)
     assert started.stdout is not None
     assert started.stdout.readline() == "up\n"
     try:
@@ -47,12 +50,31 @@ def watched(seconds: float) -> CopyWatch:
 
 def test_two_copies_of_a_rank_are_seen() -> None:
     with process("everstep r3") as one, process("everstep r3") as other, process("everstep r4"):
-        assert watched(1.0).copies == {(3, *sorted((one.pid, other.pid)))}
+        [seen] = watched(1.0).copies
+        assert (seen.rank, set(seen.pids)) == (3, {one.pid, other.pid})
 
 
 def test_different_ranks_are_no_copies_and_strangers_do_not_count() -> None:
     with process("everstep r3"), process("everstep r31"), process("else r3"):
         assert watched(0.5).copies == set()
+
+
+def of_job(folder: Path, job: str, machine: str) -> Path:
+    place = folder / "machines" / machine / "jobs" / job
+    place.mkdir(parents=True)
+    return place / "log"
+
+
+def test_ranks_of_two_jobs_are_no_copies_and_share_no_machine(tmp_path: Path) -> None:
+    gpt, bert, more = (of_job(tmp_path, *place) for place in (("gpt", "m1"), ("bert", "m2"), ("bert", "m1")))
+    with process("everstep r0", gpt), process("everstep r0", bert):
+        watch = watched(1.0)
+        assert (watch.copies, watch.shared) == (set(), set())
+        with process("everstep r1", more):
+            assert watched(1.0).shared == {("m1", ("bert", "gpt"))}
+        with process("everstep r0", more):
+            [seen] = watched(1.0).copies
+    assert (seen.job, seen.rank, set(seen.machines)) == ("bert", 0, {"m1", "m2"})
 
 
 def test_processes_that_cannot_be_known_are_not_none() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from agent.reporting.step_archive import StepArchive
-from drills.observe.step_records import Records, rescue
+from drills.observe.step_records import Records, ReportedStep, rescue
 from everstep.step_reports import ReportFile
 
 
@@ -33,3 +33,13 @@ def test_what_a_dead_machine_had_recorded_is_kept(tmp_path: Path) -> None:
     both.join(found)
     both.join(found)
     assert len(both.of[5]) == 10 and len(found.of[5]) == 5
+
+
+def test_generations_of_a_rank_that_step_at_the_same_time_are_named() -> None:
+    def step(generation: int, time_ns: int) -> ReportedStep:
+        return ReportedStep(time_ns, generation, time_ns, b"")
+
+    one_after_the_other = [step(1, 1), step(1, 2), step(2, 3), step(4, 5)]
+    assert Records({0: one_after_the_other, 1: []}).overlaps() == []
+    stranded = [*one_after_the_other, step(2, 6)]
+    assert Records({3: stranded}).overlaps() == ["rank 3 stepped in generation 2 after generation 4 had begun to"]

@@ -28,6 +28,8 @@ UNFIT = "standby-unfit"
 """Rule and reason code of a standby that could not be made ready for the job."""
 PATIENCE = timedelta(seconds=30)
 """Silent machines have so long to answer where there is no other in their places, before the job is parked (ours)."""
+LIKE = 3
+"""Machines that say which libraries a new one has to have: one answer is enough (ours)."""
 PATCH = "evict"
 """Incidents of before this release evict nobody."""
 
@@ -193,16 +195,19 @@ async def _exchange(incident: Incident, leaving: list[Eviction], replaced: Repla
 
 async def _make_ready(incident: Incident, replaced: Replaced) -> list[Eviction]:
     """Start the job's fork server on machines that are new to it; returns those on which that is not possible."""
-    ready = await asyncio.gather(*(_prepare(incident, machine) for machine in replaced.machines.values()))
+    new = replaced.machines
+    come = {machine.name for machine in new.values()}
+    stay = [machine for machine in incident.input.machines if machine.name not in {*new, *come}]
+    ready = await asyncio.gather(*(_prepare(incident, machine, stay[:LIKE]) for machine in new.values()))
     return [one for one in ready if one is not None]
 
 
-async def _prepare(incident: Incident, machine: Machine) -> Eviction | None:
-    """Returns why a machine cannot come, where it cannot."""
+async def _prepare(incident: Incident, machine: Machine, like: list[Machine]) -> Eviction | None:
+    """Returns why a machine cannot come, where it cannot; ``like``: those that it has to be like."""
     input, policy = incident.input, incident.input.spec.policy
     bound_s = max(policy.silent_evict_s, 1.0)
     try:
-        asked = activity_calls.prepare(input.spec, [machine], input.run, patience_s=bound_s, probed=True)
+        asked = activity_calls.prepare(input.spec, [machine], input.run, patience_s=bound_s, probed=True, like=like)
         await incident.unless_abandoned(asked)
     except ActivityError as error:
         why = f"it could not be made ready: {error.cause or error}"[:300]

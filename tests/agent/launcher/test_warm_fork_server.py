@@ -1,0 +1,98 @@
+"""The warm fork server is looked after: a machine that waits for a job is ready for it, or says why it is not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.launcher import fork_pool
+from agent.launcher.fork_client import ForkServerClient
+from agent.launcher.fork_pool import ForkServers
+from everstep.errors import AgentError
+from tests import templates
+from tests.agent.agents import RunningAgent, alive, until
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fork_pool, "CHECK_S", 0.05)
+    monkeypatch.setattr(fork_pool, "CHECK_LIMIT_S", 1.0)
+    monkeypatch.setattr(fork_pool, "AGAIN_S", (0.05, 60.0))
+
+
+@contextlib.asynccontextmanager
+async def looked_after(folder: Path) -> AsyncIterator[ForkServers]:
+    servers = ForkServers(folder / "servers", prewarm=True, template=templates.shared())
+    looking = asyncio.create_task(servers.look_after())
+    servers.warm_up()
+    try:
+        yield servers
+    finally:
+        looking.cancel()
+        await asyncio.gather(looking, return_exceptions=True)
+        await servers.close(end_warm=True)
+
+
+async def ready(servers: ForkServers, *, but: int = 0) -> ForkServerClient:
+    await until(lambda: servers.warm is not None and servers.warm.pid != but, "a warm fork server is ready")
+    assert servers.warm is not None and servers.problem == ""
+    return servers.warm
+
+
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_one_that_dies_or_hangs_is_replaced(tmp_path: Path, number: signal.Signals) -> None:
+    async with looked_after(tmp_path) as servers:
+        first = await ready(servers)
+        os.kill(first.pid, number)
+        second = await ready(servers, but=first.pid)
+        await until(lambda: not alive(first.pid), "the first one is gone")
+        taken = await servers.take("gpt", "", {})
+        assert taken is second
+        os.kill(taken.pid, signal.SIGKILL)
+        await until(lambda: taken.lost, "its death is known")
+        await asyncio.sleep(0.3)
+        assert servers.warm is None, "that of a job is none of the warm one's"
+        await taken.end()
+
+
+@pytest.mark.usefixtures("often")
+async def test_what_keeps_it_from_starting_is_told_until_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, failing = ForkServerClient.start, [True]
+
+    async def sometimes(*given: Any) -> ForkServerClient:
+        if failing:
+            raise AgentError("the fork server did not start: No module named 'torch'")
+        return await start(*given)
+
+    monkeypatch.setattr(ForkServerClient, "start", sometimes)
+    async with looked_after(tmp_path) as servers:
+        await until(lambda: "No module named 'torch'" in servers.problem, "it is told")
+        assert servers.warm is None
+        failing.clear()
+        await ready(servers)
+
+
+async def test_a_machine_says_that_it_is_ready_and_what_it_has(agent: RunningAgent) -> None:
+    async def is_ready() -> bool:
+        return (await agent.client.describe()).warm.ready
+
+    while not await is_ready():  # noqa: ASYNC110 - nobody tells us
+        await asyncio.sleep(0.05)
+    import torch
+
+    warm = (await agent.client.describe()).warm
+    assert warm.problem == ""
+    assert warm.libraries["torch"] == str(torch.__version__)
+    assert warm.libraries.keys() == {"python", "numpy", "torch"}

@@ -1,0 +1,51 @@
+"""What a drill expects of inspections, for every fault that names its machine for sure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.monitor.all import known
+from agent.monitor.kernel.log import KernelLogInspection
+from drills.spec.findings import expected_of, with_spare
+from drills.spec.request import DrillRequest
+from drills.spec.sure_faults import GPU, LINES, SURE
+from tests.agent.monitor.kernel.test_log import NO_WAIT, Device
+from tests.agent.monitor.sites import Place
+
+DRILLS_OF_THEIR_OWN = {"fs-readonly"}
+SURE_IN_SOME_FORM = {"gpu-recovery-action"}
+"""By the action that the driver asks for."""
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Iterator[Device]:
+    made = Device(tmp_path / "kmsg")
+    yield made
+    made.close()
+
+
+def test_every_fault_that_is_sure_can_be_shown() -> None:
+    sure = {reason.code for kind in known().values() for reason in kind.reasons if reason.sure}
+    assert {*sure, *SURE_IN_SOME_FORM} == {*SURE, *DRILLS_OF_THEIR_OWN}
+
+
+def test_each_line_of_the_kernel_shows_what_the_drill_expects(tmp_path: Path, device: Device) -> None:
+    place = Place(tmp_path)
+    for reason, line in LINES.items():
+        inspection = place.begin(KernelLogInspection, NO_WAIT, kernel_log=device.path)
+        device.write(line.replace(GPU, "0000:01:00"))
+        seen = [found for found in place.look(inspection).findings if found.reason == reason]
+        expected = expected_of(DrillRequest(fault="machine-fault", reason=reason))
+        assert expected is not None
+        assert [(found.owner, found.verdict, found.sure) for found in seen] == [
+            (expected.owner, expected.verdict, True)
+        ], reason
+
+
+def test_what_all_machines_have_takes_none_of_them_out() -> None:
+    request = DrillRequest(fault="machine-fault", reason="disk-failed")
+    assert with_spare(request, 1).replaces and not with_spare(request, 0).replaces
+    assert not with_spare(request.model_copy(update={"everywhere": True}), 4).replaces

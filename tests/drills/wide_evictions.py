@@ -1,0 +1,152 @@
+"""Machines that leave a job, in turn and for every reason, and healthy ones that never do: ``make drills``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from drills import DrillResult
+from drills.spec.stages import MOMENTS
+from drills.spec.sure_faults import LINES, SURE
+from tests.drills.conftest import Clusters, DrillOf
+
+pytestmark = [pytest.mark.drill, pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(600)]
+
+WHOLE: dict[str, Any] = {"machines": 4, "ranks_per_machine": 2, "tp": 2, "pp": 2, "at_step": 10, "steps": 30}
+EIGHT: dict[str, Any] = {"machines": 8, "ranks_per_machine": 1, "tp": 2, "pp": 2, "at_step": 10, "steps": 30}
+TEN: dict[str, Any] = {"machines": 10, "ranks_per_machine": 1, "tp": 2, "pp": 1, "at_step": 8, "steps": 40}
+FOUR: dict[str, Any] = {"machines": 4, "ranks_per_machine": 1, "tp": 2, "pp": 1, "at_step": 8}
+SMALL: dict[str, Any] = {"machines": 2, "ranks_per_machine": 2, "tp": 2, "pp": 1, "at_step": 8, "steps": 24}
+CONTROL = ("kill-worker", "kill-temporal")
+KERNEL_LOG = pytest.mark.skipif(not os.access("/dev/kmsg", os.W_OK), reason="/dev/kmsg needs root")
+WentOn = Callable[..., None]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="package")
+async def clusters() -> AsyncIterator[Clusters]:
+    """One cluster, large enough for a job of ten machines and three in the places of others."""
+    shared = Clusters(machines=11, standbys=2)
+    yield shared
+    assert await shared.close() == []
+
+
+def on_others(result: DrillResult, *evicted: str) -> None:
+    """Others have the places of the machines that left, and of nobody else."""
+    assert result.problems == []
+    assert (result.ok, result.fired, result.resolution, result.generations) == (True, True, "eviction", 2)
+    assert (result.evicted, result.losses_match, result.leaked) == (sorted(evicted), True, [])
+    assert result.steps_lost is not None and result.steps_lost <= 1
+
+
+@pytest.mark.parametrize("reason", [pytest.param(one, marks=[KERNEL_LOG] if one in LINES else []) for one in SURE])
+async def test_each_fault_that_names_its_machine_evicts_it(drill: DrillOf, reason: str) -> None:
+    on_others(await drill("machine-fault", machine="m1", reason=reason, **SMALL), "m1")
+
+
+@pytest.mark.parametrize("machine", ["m0", "m1", "m2", "m3"])
+async def test_each_machine_stays_away(drill: DrillOf, machine: str) -> None:
+    """Those of rank 0 and of the rendezvous store among them."""
+    on_others(await drill("kill-machine", machine=machine, gone=True, **WHOLE), machine)
+
+
+GROUPS = {
+    "tp": [["m0"], ["m1"], ["m2"], ["m3"]],
+    "pp": [["m0", "m2"], ["m0", "m2"], ["m1", "m3"], ["m1", "m3"]],
+    "dp": [["m0", "m1"], ["m0", "m1"], ["m2", "m3"], ["m2", "m3"]],
+}
+"""Machines of each group of the whole job."""
+
+
+@pytest.mark.parametrize("index", range(4))
+@pytest.mark.parametrize("kind", GROUPS)
+async def test_each_group_stays_away(drill: DrillOf, kind: str, index: int) -> None:
+    on_others(await drill("kill-group", kind=kind, index=index, gone=True, **WHOLE), *GROUPS[kind][index])
+
+
+@pytest.mark.parametrize("index", range(4))
+async def test_a_quarter_of_the_machines_stays_away_at_once(drill: DrillOf, index: int) -> None:
+    """As behind one switch: it costs standbys, and no operator."""
+    on_others(
+        await drill("kill-group", kind="tp", index=index, gone=True, **EIGHT), f"m{2 * index}", f"m{2 * index + 1}"
+    )
+
+
+async def test_a_standby_that_is_sick_gives_way_to_the_next_one(drill: DrillOf) -> None:
+    result = await drill("kill-machine", machine="m1", gone=True, standby="sick", **SMALL)
+    assert result.problems == []
+    assert result.resolution == "eviction"
+    assert result.evicted in (["m1"], ["m1", "m11"]), "where the pool has looked since, it does not give that one"
+    assert result.losses_match is True and result.generations == 2
+
+
+async def test_a_standby_that_dies_while_it_is_made_ready_gives_way_to_the_next_one(drill: DrillOf) -> None:
+    on_others(await drill("kill-machine", machine="m1", gone=True, standby="dies", **SMALL), "m1", "m11")
+
+
+async def test_where_the_pool_is_empty_the_job_takes_the_first_machine_that_comes(drill: DrillOf) -> None:
+    on_others(await drill("kill-machine", machine="m1", gone=True, standby="late", **SMALL), "m1")
+
+
+@pytest.mark.parametrize("part", CONTROL)
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("stage", ["evict", "prepare"])
+async def test_the_control_plane_dies_while_a_machine_is_replaced(
+    drill: DrillOf, part: str, moment: str, stage: str
+) -> None:
+    """Of a job that failed, and of one whose ranks step meanwhile."""
+    strike: dict[str, Any] = {"in_stage": stage, "moment": moment, "machine": "m1", **SMALL}
+    on_others(await drill(part, during="kill-machine", gone=True, **strike), "m1")
+    on_others(await drill(part, during="gpu-lost", **strike), "m1")
+
+
+@pytest.mark.parametrize("part", CONTROL)
+@pytest.mark.parametrize("moment", MOMENTS[:2])
+async def test_the_control_plane_dies_while_a_machine_is_waited_for(drill: DrillOf, part: str, moment: str) -> None:
+    strike: dict[str, Any] = {"in_stage": "await", "moment": moment, "machine": "m1", **SMALL}
+    on_others(await drill(part, during="kill-machine", gone=True, standby="late", **strike), "m1")
+
+
+def nobody_left(result: DrillResult, resolution: str, incidents: int) -> None:
+    """Noise: the job goes on, and no machine leaves it."""
+    assert result.problems == []
+    assert (result.ok, result.fired, result.resolution) == (True, True, resolution)
+    assert (result.evicted, result.losses_match, result.leaked) == ([], True, [])
+    assert len(result.incidents) == incidents
+
+
+@KERNEL_LOG
+@pytest.mark.parametrize(("code", "incidents"), [(45, 0), (31, 0), (63, 0), (94, 1)])
+async def test_an_xid_everywhere_at_once_takes_nobody_out(drill: DrillOf, code: int, incidents: int) -> None:
+    """What programs cause, what says nothing, and what is contained: verdict unknown, or not sure."""
+    nobody_left(await drill("xid", code=code, everywhere=True, **FOUR), "observed", incidents)
+
+
+@pytest.mark.parametrize("reason", [pytest.param("xid-79", marks=KERNEL_LOG), "gpu-lost"])
+async def test_a_sure_fault_that_all_machines_have_is_of_what_they_share(drill: DrillOf, reason: str) -> None:
+    nobody_left(await drill("machine-fault", reason=reason, everywhere=True, **FOUR), "observed", 1)
+
+
+@KERNEL_LOG
+@pytest.mark.parametrize("code", [31, 45])
+async def test_a_rank_that_dies_beside_an_unknown_verdict_is_tried_again(drill: DrillOf, code: int) -> None:
+    result = await drill("xid", machine="m1", code=code, then="kill-rank", **(SMALL | {"steps": 40}))
+    nobody_left(result, "reattempt", 1)
+
+
+@pytest.mark.parametrize("seconds", [4.0, 12.0])
+async def test_where_a_third_of_the_agents_is_silent_the_breaker_holds(drill: DrillOf, seconds: float) -> None:
+    """And the job goes on by itself once they answer."""
+    nobody_left(await drill("hang-agents", count=3, seconds=seconds, **TEN), "reattempt", 1)
+
+
+async def test_a_dead_agent_on_a_machine_that_steps_takes_nobody_out(drill: DrillOf) -> None:
+    sizes = {name: value for name, value in SMALL.items() if name != "steps"}
+    nobody_left(await drill("kill-agent", machine="m1", gone=True, **sizes), "absorbed", 0)
+
+
+async def test_an_agent_that_hangs_on_a_machine_that_steps_takes_nobody_out(drill: DrillOf) -> None:
+    nobody_left(await drill("hang-peer", machine="m1", seconds=15.0, **(SMALL | {"steps": 130})), "absorbed", 0)
