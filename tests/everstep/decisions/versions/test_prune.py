@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from everstep.decisions.versions import prune
 from everstep.decisions.versions.prune import KEPT, YOUNG_S, StoredVersion, prunable
 
 OLD_S = YOUNG_S * 2
+FEW = 3
 AGES = st.floats(0, YOUNG_S * 4)
 CODES = ["a", "b", "c", ""]
 STORED = st.builds(
@@ -17,51 +20,37 @@ STORED = st.builds(
     code=st.sampled_from(CODES),
     age_s=AGES,
 )
-VERSIONS = st.lists(STORED, max_size=60, unique_by=lambda one: (one.job, one.id))
+VERSIONS = st.lists(STORED, max_size=20, unique_by=lambda one: (one.job, one.id))
 SNAPSHOTS = st.dictionaries(st.sampled_from([*CODES[:3], "d"]), AGES)
 NEEDED = st.sets(st.integers(0, 60).map(str), max_size=10)
 
 
+@settings(max_examples=60)
 @given(VERSIONS, SNAPSHOTS, NEEDED)
-def test_nothing_goes_that_may_be_needed(
+def test_what_goes_is_old_and_needed_by_nobody_and_nothing_else_stays(
     versions: list[StoredVersion], code: dict[str, float], needed: set[str]
 ) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(prune, "KEPT", FEW)
+        _holds(versions, code, needed)
+
+
+def _holds(versions: list[StoredVersion], code: dict[str, float], needed: set[str]) -> None:
     going = prunable(versions, code, job="gpt", needed=needed)
     stay = [one for one in versions if one not in going.versions]
-    newest = sorted((one for one in versions if one.job == "gpt"), key=lambda one: one.age_s)[:KEPT]
+    own = sorted((one for one in versions if one.job == "gpt"), key=lambda one: (one.age_s, one.id))
     for one in going.versions:
-        assert one.job == "gpt"
+        assert one in own[FEW:]
         assert one.id not in needed
         assert one.age_s > YOUNG_S
-        assert one.age_s >= max(kept.age_s for kept in newest)
-    assert len([one for one in stay if one.job == "gpt"]) >= min(
-        KEPT, len([one for one in versions if one.job == "gpt"])
-    )
-    assert not set(going.code) & {one.code for one in stay}
+    named = {one.code for one in stay}
+    assert not set(going.code) & named
     assert all(code[digest] > YOUNG_S for digest in going.code)
 
-
-@given(VERSIONS, SNAPSHOTS, NEEDED)
-def test_what_stays_is_needed_new_or_young(
-    versions: list[StoredVersion], code: dict[str, float], needed: set[str]
-) -> None:
-    going = prunable(versions, code, job="gpt", needed=needed)
-    stay = [one for one in versions if one not in going.versions]
-    own = [one for one in stay if one.job == "gpt" and one.id not in needed and one.age_s > YOUNG_S]
-    assert len(own) <= KEPT
-    for digest in code.keys() - going.code:
-        assert code[digest] <= YOUNG_S or digest in {one.code for one in stay}
-
-
-@given(VERSIONS, SNAPSHOTS, NEEDED)
-def test_what_is_carried_out_leaves_nothing_more_to_do(
-    versions: list[StoredVersion], code: dict[str, float], needed: set[str]
-) -> None:
-    going = prunable(versions, code, job="gpt", needed=needed)
-    stay = [one for one in versions if one not in going.versions]
-    again = prunable(
-        stay, {name: age for name, age in code.items() if name not in going.code}, job="gpt", needed=needed
-    )
+    assert all(one.id in needed or one.age_s <= YOUNG_S for one in own[FEW:] if one in stay)
+    assert all(code[digest] <= YOUNG_S or digest in named for digest in code.keys() - going.code)
+    left = {digest: age_s for digest, age_s in code.items() if digest not in going.code}
+    again = prunable(stay, left, job="gpt", needed=needed)
     assert (again.versions, again.code) == ([], [])
 
 
