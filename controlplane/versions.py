@@ -63,8 +63,8 @@ async def follow(control: Control, job: str, number: int, *, urgent: bool) -> As
         yield version
         if version.status in OVER or (version.status is VersionStatus.PENDING and not urgent):
             return
-        if version.status is VersionStatus.RUNNING and state.status == "running" and version.ranges:
+        if version.status is VersionStatus.RUNNING and state.status in {"running", "parked"} and version.ranges:
             return
-        if version.status is VersionStatus.REPLACED or state.status in {"parked", "finished", "failed", "stopped"}:
+        if version.status is VersionStatus.REPLACED or state.status in {"finished", "failed", "stopped"}:
             return
         await asyncio.sleep(POLL_S)

@@ -87,6 +87,7 @@ def up(
     with lock(home), ports.Claims() as claims:
         private.make_folder(home)
         private.make_folder(home / "logs")
+        private.replace(home / ".gitignore", "*\n")  # where it lies beside somebody's code, it is none of it
         choice = _temporal(home, progress)
         cluster = _describe(
             name,

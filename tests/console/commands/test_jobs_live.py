@@ -222,11 +222,12 @@ def test_a_script_that_fails_at_import_is_parked_with_its_traceback(everstep: Ev
     assert "everstep resume broken" in out
     code, out, err = outcome(everstep("status", "broken"))
     assert "parked: it needs you" in out
-    # Mended, it goes on from where an operator lets it.
+    # What runs is what was recorded: to mend the file is not enough, and an urgent update of it is.
     (home / "broken.py").write_text(SCRIPT.replace("int(sys.argv[1])", "20"))
-    code, _, err = outcome(everstep("resume", "broken", "--note", "mended"))
-    assert code == 0, err
+    code, out, err = outcome(everstep("update", "broken", "--code", str(home), "--urgent", "--reason", "mended"))
+    assert code == 0, f"{out}{err}"
     await_state("broken", lambda state: state.status == "finished")
+    assert [one["status"] for one in json.loads(outcome(everstep("versions", "broken", "--json"))[1])][-1] == "running"
 
 
 def test_a_parked_job_can_be_given_up(everstep: Everstep, home: Path) -> None:
