@@ -202,7 +202,7 @@ class ForkServers:
                 return  # a job has it now
             logger.error("the warm fork server is of no use", pid=server.pid, reason=str(error))
             self._warm, self.problem = None, f"the warm fork server is of no use: {error}"
-            kill_family(server.pid, server.start_ticks)  # it has forked nothing, and may not listen
+            kill_family(server.pid, server.start_ticks)  # it may not listen; a script that is tried there dies with it
             await server.end()
 
     async def take(self, job: str, python: str, env: Mapping[str, str]) -> ForkServerClient:
