@@ -59,7 +59,10 @@ def _write_conclusion(ledger: Ledger, conclusion: DecideInput) -> None:
     if conclusion.report is not None:
         confirmation = conclusion.report.confirmation
         closed_ns = confirmation.stepped_ns if confirmation else conclusion.time_ns
-        ledger.incident_closed(conclusion.incident, conclusion.report, closed_ns=closed_ns)
+        # The ledger keeps no values of variables that look like secrets.
+        shown = [version.without_secrets() for version in conclusion.report.versions]
+        report = conclusion.report.model_copy(update={"versions": shown})
+        ledger.incident_closed(conclusion.incident, report, closed_ns=closed_ns)
         _write_lost_steps(ledger, conclusion.job, conclusion.incident, conclusion.report)
 
 

@@ -194,17 +194,18 @@ async def _ask(
                 print(line)
                 told = line
         if as_json:
-            print(json.dumps(last.model_dump(mode="json")))
+            patterns = (await control.state(job)).spec.redact
+            print(json.dumps(last.without_secrets(patterns).model_dump(mode="json")))
         return 0 if last.status in {"pending", "running", "replaced", "superseded"} else 1
 
 
 async def _versions(job: str, number: int | None, cluster: str, *, as_json: bool) -> int:
     from console.views.versions import detail_lines, versions_table
     from controlplane.client import Control
-    from controlplane.versions import versions_of
 
     async with await Control.connect(cluster) as control:
-        found = await versions_of(control, job)
+        state = await control.state(job)
+    found = [one.without_secrets(state.spec.redact) for one in state.versions]
     if number is not None:
         found = [one for one in found if one.number == number]
         if not found:

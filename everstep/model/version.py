@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import Field, ValidationError, field_validator
@@ -15,6 +16,7 @@ from pydantic import Field, ValidationError, field_validator
 from everstep.model.job import VARIABLE, JobSpec
 from everstep.model.message import Model
 from everstep.model.words import Words
+from everstep.redaction import PATTERNS, redacted
 
 NAME_CHARACTERS = 12
 """Of a content address, where people read it (ours)."""
@@ -87,6 +89,10 @@ class CodeVersion(Model):
         """Its content address, 64 hexadecimal digits."""
         decides = [self.code, self.script, self.args, self.cwd, self.python, sorted(self.env.items())]
         return hashlib.sha256(json.dumps(decides).encode()).hexdigest()
+
+    def without_secrets(self, patterns: Sequence[str] = PATTERNS) -> CodeVersion:
+        """As it may be shown: without the values of variables that look like secrets."""
+        return self.model_copy(update={"env": redacted(self.env, patterns)})
 
     def applied(self, spec: JobSpec, number: int) -> JobSpec:
         """The job as this version runs it; ``number`` is the version's."""
@@ -202,6 +208,23 @@ class JobVersion(Model):
     def name(self) -> str:
         """For people: ``v3 (1f3870be274f)``."""
         return f"v{self.number}" + (f" ({self.runs.id[:NAME_CHARACTERS]})" if self.runs else "")
+
+    def without_secrets(self, patterns: Sequence[str] = PATTERNS) -> JobVersion:
+        """As it may be shown and kept: without the values of variables that look like secrets.
+
+        Args:
+            patterns: Names of such variables; a job has its own (``JobSpec.redact``).
+        """
+
+        def asked(request: UpdateRequest | None) -> UpdateRequest | None:
+            if request is None:
+                return None
+            made = request.made and request.made.without_secrets(patterns)
+            env = request.env and redacted(request.env, patterns)
+            return request.model_copy(update={"env": env, "made": made})
+
+        runs = self.runs and self.runs.without_secrets(patterns)
+        return self.model_copy(update={"runs": runs, "request": asked(self.request), "again": asked(self.again)})
 
     @property
     def is_known(self) -> bool:
