@@ -63,6 +63,17 @@ def test_a_process_that_is_gone_and_a_zombie() -> None:
     assert process.pid not in pids()
 
 
+def test_a_process_whose_first_thread_ended_lives_as_long_as_another_one() -> None:
+    """Its memory is there yet."""
+    ends = "import ctypes, threading; threading.Thread(target=input).start(); ctypes.CDLL(None).pthread_exit(None)"
+    with subprocess.Popen([sys.executable, "-c", ends], stdin=subprocess.PIPE) as process:
+        while (found := look(process.pid)) is not None and found.state != "Z":
+            time.sleep(0.01)
+        assert found is not None and found.lives and is_alive(process.pid, found.start)
+        assert process.stdin
+        process.stdin.close()
+
+
 def test_threads_are_read_like_processes() -> None:
     threads = [read(task) for task in Path("/proc/self/task").iterdir()]
 

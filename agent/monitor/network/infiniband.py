@@ -13,7 +13,7 @@ from agent.monitor.inspection import Inspection, Limits, Look, Reason, Site
 from agent.monitor.network.counters import Limit, judged, rise
 from agent.monitor.network.infiniband_ports import ACTIVE, COUNTERS, DATA, Port, ports
 from agent.monitor.network.interfaces import NetworkLimits, may_be_looked_at, never_seen
-from agent.monitor.network.outages import LinkSeen, ended, number_of, second_ns, with_flaps
+from agent.monitor.network.outages import LinkSeen, ended, is_uncounted, number_of, second_ns, with_flaps
 from everstep.model.health import Finding, Health, Remedy
 from everstep.model.owner import Owner
 
@@ -202,7 +202,9 @@ class InfinibandInspection(Inspection):
         is_down = port is None or port.state != ACTIVE
         # Without the counter only what a look sees is known; a counter that fell was reset.
         begun = int(rise(before["downs"], downs))
-        flaps = ended(LinkSeen(0, 0, before["down_ns"] is not None), LinkSeen(0, begun, is_down))
+        was = LinkSeen(0, 0, before["down_ns"] is not None, before.get("uncounted", False))
+        now = LinkSeen(0, begun, is_down)
+        flaps = ended(was, now)
         went_down = is_down and (flaps or before["down_ns"] is None)
         errors = dict(before.get("errors", {}))
         windows = dict(before.get("windows", {}))
@@ -215,6 +217,7 @@ class InfinibandInspection(Inspection):
                     errors[key] = [reason.code, now_ns, seen]
         return {
             "downs": downs if downs is not None else before["downs"],
+            "uncounted": is_uncounted(was, now),
             "down_ns": now_ns if went_down else before["down_ns"] if is_down else None,
             "flaps": with_flaps(before.get("flaps", []), now_ns, flaps, self.limits.lasts_s),
             "rate": max(before.get("rate", 0.0), port.rate if port else 0.0),

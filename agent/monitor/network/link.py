@@ -13,7 +13,7 @@ from agent.monitor.inspection import Inspection, Limits, Look, Reason, Site
 from agent.monitor.network import interfaces
 from agent.monitor.network.interfaces import NetworkLimits
 from agent.monitor.network.netlink import Link, LinkChanges
-from agent.monitor.network.outages import LinkSeen, ended, number_of, second_ns, with_flaps
+from agent.monitor.network.outages import LinkSeen, ended, is_uncounted, number_of, second_ns, with_flaps
 from everstep.model.health import Finding, Health, Remedy
 from everstep.model.owner import Owner
 
@@ -140,13 +140,14 @@ class LinkInspection(Inspection):
         if before is None:
             assert link is not None, "what is not there is looked at only where it was there"
             before = {"index": link.index, "downs": link.downs, "down_ns": None}
-        was = LinkSeen(before["index"], before["downs"], before["down_ns"] is not None)
+        was = LinkSeen(before["index"], before["downs"], before["down_ns"] is not None, before.get("uncounted", False))
         now = LinkSeen(link.index, link.downs, not link.carrier) if link else LinkSeen(was.index, was.downs, True)
         flaps = ended(was, now)
         went_down = now.is_down and (flaps or not was.is_down)
         return before | {
             "index": now.index,
             "downs": now.downs,
+            "uncounted": is_uncounted(was, now),
             "down_ns": now_ns if went_down else before["down_ns"] if now.is_down else None,
             "flaps": with_flaps(before.get("flaps", []), now_ns, flaps, self.limits.lasts_s),
             "there": link is not None,

@@ -19,18 +19,32 @@ class LinkSeen:
     """How often it went down, as the kernel counted."""
     is_down: bool
     """Or is not there at all."""
+    uncounted: bool = False
+    """It is down, and the kernel has not counted that yet."""
 
 
 def ended(before: LinkSeen, now: LinkSeen) -> int:
     """How many outages ended between two looks, short ones that neither look saw as well.
 
-    Some drivers count no outage where an administrator switches the link off; one that a look sees counts then.
+    Some drivers count no outage where an administrator switches the link off, or count it late; one that a look sees
+    counts then, and once.
     """
     if now.index != before.index:
         return int(not now.is_down)  # it was away meanwhile
-    counted = max(now.downs - before.downs, 0)
-    begun = max(counted, int(now.is_down and not before.is_down))
+    begun = max(_counted(before, now), int(now.is_down and not before.is_down))
     return before.is_down + begun - now.is_down
+
+
+def is_uncounted(before: LinkSeen, now: LinkSeen) -> bool:
+    """Whether the outage that the later look sees was not counted: if it is, by a later one, it is the same."""
+    if not now.is_down or now.index != before.index:
+        return False
+    return now.downs <= before.downs and (before.uncounted or not before.is_down)
+
+
+def _counted(before: LinkSeen, now: LinkSeen) -> int:
+    """Outages that the kernel counted between two looks, but for the one that the earlier look saw."""
+    return max(now.downs - before.downs - before.uncounted, 0)
 
 
 def with_flaps(times: list[list[int]], now_ns: int, flaps: int, lasts_s: float) -> list[list[int]]:

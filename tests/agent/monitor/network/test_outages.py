@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.monitor.network.outages import KEPT, LinkSeen, ended, number_of, second_ns, with_flaps
+from agent.monitor.network.outages import KEPT, LinkSeen, ended, is_uncounted, number_of, second_ns, with_flaps
 
 UP = LinkSeen(4, 0, False)
 DOWN = LinkSeen(4, 1, True)
@@ -32,6 +35,29 @@ def test_an_outage_that_the_driver_does_not_count_is_counted_where_it_is_seen() 
 
     assert ended(UP, off) == 0
     assert ended(off, UP) == 1
+
+
+@pytest.mark.parametrize("looks_down", [1, 2, 3])
+def test_an_outage_that_is_counted_late_is_one(looks_down: int) -> None:
+    """Some drivers count it when the link is back. No healthy machine is to leave its job for a flap counted twice."""
+    before, told = UP, 0
+    for now in [LinkSeen(4, 0, True)] * looks_down + [LinkSeen(4, 1, False), LinkSeen(4, 1, False)]:
+        told += ended(before, now)
+        before = replace(now, uncounted=is_uncounted(before, now))
+
+    assert told == 1
+    assert not before.uncounted
+    assert ended(before, LinkSeen(4, 2, False)) == 1, "the next one counts"
+
+
+def test_what_is_counted_beside_the_outage_that_was_seen_counts() -> None:
+    off = LinkSeen(4, 0, True, is_uncounted(UP, LinkSeen(4, 0, True)))
+
+    assert off.uncounted
+    assert ended(off, LinkSeen(4, 3, False)) == 3
+    counted = LinkSeen(4, 1, True)
+    assert not is_uncounted(UP, counted) and not is_uncounted(off, counted)
+    assert not is_uncounted(counted, counted), "it is known already"
 
 
 def test_an_interface_that_was_made_anew_was_away() -> None:

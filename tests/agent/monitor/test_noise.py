@@ -1,0 +1,231 @@
+"""Signals that are no fault of a machine, from where they are seen to what is decided: unknown, and nothing follows.
+
+On every machine of a job at once, for that is where a wrong conclusion costs most: no incident is opened, no machine is
+evicted or asked about, and a rank that ends meanwhile is not explained by them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.monitor.gpu.dcgm import DcgmInspection, DcgmLimits
+from agent.monitor.gpu.inspection import GpuInspection
+from agent.monitor.gpu.limits import GpuLimits
+from agent.monitor.host import mounts
+from agent.monitor.host.mounts import MountsInspection, MountsLimits
+from agent.monitor.inspection import Inspection
+from agent.monitor.inspector import Inspector
+from agent.monitor.kernel.log import KernelLogInspection, KernelLogLimits
+from agent.monitor.network.infiniband import InfinibandInspection, InfinibandLimits
+from agent.monitor.own_checks import OwnCheck
+from agent.monitor.settings import CheckLimits
+from everstep.decisions.detect.all import anomalies
+from everstep.decisions.detect.facts import FindingSeen
+from everstep.decisions.detect.machine_causes import explanation
+from everstep.decisions.evict.decide import decide
+from everstep.decisions.evict.facts import EvictFacts
+from everstep.model.health import Finding, Health, MachineFinding
+from everstep.model.incident import RankExit
+from everstep.model.recovery_policy import RecoveryPolicy
+from tests.agent.monitor.sites import Place
+from tests.everstep.decisions.detect.job_facts import facts
+
+MACHINES = ("m0", "m1", "m2", "m3")
+XID = "NVRM: Xid (PCI:0000:05:00): {}, pid=4711, name=python3, "
+PORT = {"state": "4: ACTIVE", "phys_state": "5: LinkUp", "rate": "400 Gb/sec (4X NDR)", "link_layer": "InfiniBand"}
+DCGM_SAYS_NOTHING = "Error: unable to establish a connection to the specified host: localhost"
+
+
+def look(place: Place, inspection: Inspection) -> list[Finding]:
+    """What it says, as the agent hears it: what it cannot look at is a finding too."""
+    seen = Inspector(inspection, place.kept(), lambda: None).look_once()
+    place.kept().keep(inspection.name, inspection.kept)
+    return seen.findings
+
+
+class Kernel:
+    """The kernel log of a machine."""
+
+    def __init__(self, place: Place) -> None:
+        self._place, path = place, place.folder / "kmsg"
+        os.mkfifo(path)
+        self._file = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+        self._inspection = place.begin(KernelLogInspection, KernelLogLimits(interval_s=0.001), kernel_log=path)
+
+    def says(self, *lines: str) -> list[Finding]:
+        found: list[Finding] = []
+        for number, line in enumerate(lines):
+            os.write(self._file, f"3,{number},{time.monotonic_ns() // 1000},-;{line}\n".encode())
+            found = look(self._place, self._inspection)
+        os.close(self._file)
+        return found
+
+
+class Ports:
+    """An InfiniBand port of a machine, and a clock."""
+
+    def __init__(self, place: Place) -> None:
+        self._place, self._now_s = place, 1000.0
+        self.write(**PORT, **{"counters/link_downed": "0", "counters/symbol_error": "0"})
+        settings = InfinibandLimits(interval_s=0.001, down_s=10)
+        self._inspection = place.begin(InfinibandInspection, settings, sys=place.folder / "sys")
+        self._inspection.clock_ns = lambda: round(self._now_s * 1e9)  # type: ignore[attr-defined]
+
+    def write(self, **files: str) -> None:
+        for name, text in files.items():
+            path = self._place.folder / "sys/class/infiniband/mlx5_0/ports/1" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text + "\n")
+
+    def look(self, after_s: float = 0.0) -> list[Finding]:
+        self._now_s += after_s
+        return look(self._place, self._inspection)
+
+
+def gpus(place: Place, limits: GpuLimits, *looks: dict[str, Any]) -> list[Finding]:
+    """What is found at the last of several looks at fake GPUs."""
+    path = place.folder / "gpus.json"
+    inspection = place.begin(GpuInspection, limits, fake_gpus=path, sys=place.folder, proc=place.folder)
+    found: list[Finding] = []
+    for described in looks:
+        path.write_text(json.dumps({"gpus": [{}]} | described))
+        place.clock.pass_s(10)
+        found = look(place, inspection)
+        inspection.limits = GpuLimits(answer_s=0.05, start_s=0.1)
+    assert inspection._process.end()  # type: ignore[attr-defined]
+    return found
+
+
+def a_flap_that_heals(place: Place) -> list[Finding]:
+    ports = Ports(place)
+    ports.look()
+    ports.write(state="1: DOWN")
+    ports.look(2)
+    ports.write(**PORT, **{"counters/link_downed": "1"})
+    return ports.look(2)
+
+
+def an_error_counter_that_wraps(place: Place) -> list[Finding]:
+    ports = Ports(place)
+    ports.write(**{"counters/symbol_error": str(2**32 - 1)})
+    ports.look()
+    ports.write(**{"counters/symbol_error": "0", "counters/link_downed": "0"})
+    return ports.look(30)
+
+
+def a_counter_of_a_gpu_that_wraps(place: Place) -> list[Finding]:
+    most = {"pcie_replays": 2**32 - 1, "ecc_uncorrected": 2**32 - 1}
+    return gpus(place, GpuLimits(), {"gpus": [most]}, {"gpus": [{"pcie_replays": 3, "ecc_uncorrected": 0}]})
+
+
+def an_xid_of_the_users_kernel(place: Place) -> list[Finding]:
+    return Kernel(place).says(XID.format(13) + "Graphics SM Warp Exception on (GPC 9, TPC 5, SM 0)")
+
+
+def work_removed_after_a_crash(place: Place) -> list[Finding]:
+    return Kernel(place).says(*[XID.format(45) + "Ch 00000010"] * 8)
+
+
+def a_tool_that_is_missing(place: Place) -> list[Finding]:
+    return look(place, place.begin(DcgmInspection, DcgmLimits(command="no-such-dcgmi")))
+
+
+def a_service_that_is_gone(place: Place) -> list[Finding]:
+    tool = program(place, f"echo '{DCGM_SAYS_NOTHING}'; exit 1")
+    inspection = place.begin(DcgmInspection, DcgmLimits(command=str(tool)))
+    inspection.kept["ran"] = True
+    return look(place, inspection)
+
+
+def a_log_that_is_denied(place: Place) -> list[Finding]:
+    denied = place.folder / "denied"
+    denied.mkdir()  # opened for reading it is refused, whoever asks: root too
+    return look(place, place.begin(KernelLogInspection, kernel_log=denied / "kmsg"))
+
+
+def a_gpu_that_may_not_be_read(place: Place) -> list[Finding]:
+    return gpus(place, GpuLimits(), {"trouble": "denied"})
+
+
+def a_driver_that_is_silent_once(place: Place) -> list[Finding]:
+    return gpus(place, GpuLimits(), {}, {"hang_s": 1000})
+
+
+def a_check_that_hangs(place: Place) -> list[Finding]:
+    limits = CheckLimits(name="site-health", command=[str(program(place, "sleep 600"))], deadline_s=0.2, sure=True)
+    return look(place, OwnCheck(place.site(), limits, {}, same_boot=True))
+
+
+def a_check_that_fails_itself(place: Place) -> list[Finding]:
+    limits = CheckLimits(name="site-health", command=[str(program(place, "exit 5"))], sure=True)
+    return look(place, OwnCheck(place.site(), limits, {}, same_boot=True))
+
+
+def a_file_server_that_hangs(place: Place) -> list[Finding]:
+    table = place.folder / "self/mountinfo"
+    table.parent.mkdir()
+    table.write_text("36 35 0:40 / /data rw - nfs4 server:/data rw\n")
+    inspection = place.begin(MountsInspection, MountsLimits(answer_s=0.01), proc=place.folder)
+    look(place, inspection)
+    time.sleep(0.05)
+    return look(place, inspection)
+
+
+def program(place: Place, text: str) -> Path:
+    path = place.folder / "program"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+NOISE: dict[Callable[[Place], list[Finding]], str] = {
+    a_flap_that_heals: "ib-port-flap",
+    an_error_counter_that_wraps: "",
+    a_counter_of_a_gpu_that_wraps: "",
+    an_xid_of_the_users_kernel: "xid-13",
+    work_removed_after_a_crash: "xid-45",
+    a_tool_that_is_missing: "",
+    a_service_that_is_gone: "cannot-inspect",
+    a_log_that_is_denied: "cannot-inspect",
+    a_gpu_that_may_not_be_read: "gpu-denied",
+    a_driver_that_is_silent_once: "gpu-driver-hangs",
+    a_check_that_hangs: "cannot-inspect",
+    a_check_that_fails_itself: "cannot-inspect",
+    a_file_server_that_hangs: "mount-hangs",
+}
+"""Noise → what is found; empty: nothing."""
+
+
+@pytest.fixture(autouse=True)
+def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No file system answers."""
+
+    def ask(asked: Any) -> None:
+        time.sleep(0.2)
+
+    monkeypatch.setattr(mounts._Asked, "_ask", ask)
+    yield
+
+
+@pytest.mark.parametrize("noise", NOISE, ids=lambda noise: noise.__name__)
+def test_it_is_unknown_and_nothing_is_concluded(place: Place, noise: Callable[[Place], list[Finding]]) -> None:
+    found = noise(place)
+    assert [one.reason for one in found] == ([NOISE[noise]] if NOISE[noise] else [])
+    assert all(one.verdict is Health.UNKNOWN and not one.sure for one in found)
+
+    everywhere = tuple(MachineFinding(machine=machine, finding=one) for machine in MACHINES for one in found)
+    now_ns = place.clock() + 60 * 10**9
+    seen = [FindingSeen(f"{one.machine}-1", one.machine, one.finding, heard_ns=0) for one in everywhere]
+    assert list(anomalies(facts(findings=seen, now_s=1000))) == [], "no incident tells it"
+    plan = decide(EvictFacts(now_ns=now_ns, machines=MACHINES, findings=everywhere), RecoveryPolicy())
+    assert (plan.evict, plan.ask, plan.shadow, plan.tripped) == ([], [], [], "")
+    for end in ({"signal": 11}, {"signal": 9}, {"code": 1, "exception": "RuntimeError: Connection reset by peer"}):
+        ended = RankExit.model_validate({"rank": 0, "machine": "m1", "time_ns": place.clock(), **end})
+        assert explanation(everywhere, ended, job="gpt", seen_ns=now_ns) is None, "it explains no end"
