@@ -22,7 +22,7 @@ PACE = "--step-seconds"
 """The example's option for the length of its steps."""
 LIGHT = ["--seq", "16", "--dim", "88"]
 """Little to compute in a step of the example, and a state as large as ever: that is what a drill is about (ours)."""
-LAYERS = 2
+LAYERS = 1
 """Few, for they exchange data, which on one machine costs more than all that is computed in between (ours)."""
 THEN_AFTER = 10
 """Steps between the first and the second fault of a drill that has two (ours)."""

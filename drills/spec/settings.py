@@ -32,7 +32,7 @@ STEPS_AGAIN = 5
 DISK_EVERY = 5
 """Steps between checkpoints on disk, where a drill needs some (ours)."""
 SLOW_MB_S = 4.0
-"""Rate of backups when one has to be caught in the middle, MB/s: a rank of the example has 1.7 MB, and steps of 0.2 s
+"""Rate of backups when one has to be caught in the middle, MB/s: a rank of the example has 1.1 MB, and steps of 0.2 s
 (``STEP_S``), so that there is always one on its way (ours)."""
 
 

@@ -1,4 +1,4 @@
-"""The command ``everstep soak``: ten faults that meet each other, in a soak that is killed and goes on."""
+"""The command ``everstep soak``: faults that meet each other in every way, in a soak that is killed and goes on."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from controlplane.local import procfs
 from controlplane.local.cluster_file import ClusterFile
-from drills.soak.plan import GAP, SoakPlan
+from drills.soak.plan import GAP, How, SoakPlan
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(400)]
 
@@ -39,10 +39,13 @@ def ended(process: subprocess.Popen[str]) -> dict[str, Any]:
     return found
 
 
-def test_ten_faults_meet_each_other_and_a_soak_that_is_killed_goes_on_with_the_rest(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("faults", "seed"), [(5, 16), pytest.param(10, 4, marks=pytest.mark.wide)])
+def test_faults_meet_each_other_and_a_soak_that_is_killed_goes_on_with_the_rest(
+    tmp_path: Path, faults: int, seed: int
+) -> None:
     folder = tmp_path / "soak"
     journal = folder / "journal.jsonl"
-    killed = soak(tmp_path, "--faults", "10", "--seed", "4", *SIZES, *ONLY, "--folder", str(folder))
+    killed = soak(tmp_path, "--faults", str(faults), "--seed", str(seed), *SIZES, *ONLY, "--folder", str(folder))
     deadline = time.monotonic() + 180
     while not (journal.exists() and journal.read_text().endswith("\n")):
         assert killed.poll() is None and time.monotonic() < deadline
@@ -58,7 +61,8 @@ def test_ten_faults_meet_each_other_and_a_soak_that_is_killed_goes_on_with_the_r
 
     assert procfs.of_cluster(cluster.id) == set() and not cluster.shm.exists() and not described.exists()
     plan = SoakPlan.read(folder / "plan.json")
-    assert found["faults_tried"] == found["faults_survived"] == plan.faults >= 10
+    assert {one.how for one in plan.episodes} == set(get_args(How))
+    assert found["faults_tried"] == found["faults_survived"] == plan.faults >= faults
     assert [one["number"] for one in found["episodes"]] == [one.number for one in plan.episodes]
     assert any(one["incidents"] for one in found["episodes"])
     assert all(one["steps"][1] == one["steps"][0] + GAP for one in found["episodes"])
