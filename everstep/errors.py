@@ -23,6 +23,7 @@
     │   └── SoakStuck        the job of a soak does not come to its next gate
     ├── CannotInject         a fault is known and cannot be injected here
     │   └── NoCluster        the cluster of a drill does not come up (a ClusterError too)
+    ├── EvidenceError        a dump, record or table of timings cannot be read
     ├── LedgerError          the ledger cannot be opened or migrated
     └── NoticeError          a receiver did not take a notice
 
@@ -120,6 +121,10 @@ class CannotInject(EverstepError):
 
 class NoCluster(CannotInject, ClusterError):
     """The cluster of a drill does not come up; the message says why."""
+
+
+class EvidenceError(EverstepError):
+    """A dump, record or table that an analysis reads is not what it is taken for."""
 
 
 class LedgerError(EverstepError):
