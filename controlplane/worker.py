@@ -21,6 +21,7 @@ from temporalio.runtime import Runtime
 from temporalio.worker import Worker
 
 from activities.agents.checkpoints import CheckpointActivities
+from activities.agents.diagnose import DiagnoseActivities
 from activities.agents.ranks import RankActivities
 from activities.closed_incidents import IncidentActivities
 from activities.clusters.cluster import Cluster
@@ -124,6 +125,7 @@ def build(
             pool.replace,
             pool.give_back,
             pool.await_standbys,
+            DiagnoseActivities(agents).diagnose,
             looks.look,
             ProvisionActivities(cluster).provision,
             records.decide,
