@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from everstep.model.incident import (
     Anomaly,
@@ -43,6 +43,7 @@ DELIVER = "Deliver notice"
 MAKE_VERSION = "Make version"
 CHECK_VERSION = "Check version"
 HOLD = "Hold ranks"
+DIAGNOSE = "Diagnose machines"
 
 
 class AwaitStandbysInput(Model):
@@ -307,3 +308,27 @@ class DeliverInput(Model):
     notice: Notice
     receiver: str
     """Its name in the file of the workers."""
+
+
+class DiagnoseInput(Model):
+    """Run diagnostic tests on machines whose ranks are stopped, or that no job has."""
+
+    machines: list[Machine]
+    tests: list[str]
+    """Their names (``everstep.model.diagnosis.Diagnostic``), in order; those between machines come after the others."""
+    job: str = ""
+    """Which is stopped on the machines; empty: they have none."""
+    run: str = ""
+    """Id of the job's run; see ``everstep.model.run_id``."""
+    settings: dict[str, dict[str, JsonValue]] = Field(default_factory=dict)
+    """Test → its settings that are other than by default (docs/diagnose.md)."""
+    limit_s: float = 600.0
+    """All tests of one machine together, and each test between two, have this long, seconds; what has not begun by then
+    is unknown (ours)."""
+    patience_s: float = 30.0
+    """How long a silent agent is asked again, seconds (ours)."""
+    slow_share: float = 0.2
+    """A bandwidth below this share of the others' median is a fault (ours: ``everstep.decisions.diagnose.bandwidth``)
+    …"""
+    low_share: float = 0.5
+    """… and below this one unknown (ours)."""

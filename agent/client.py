@@ -191,6 +191,10 @@ class AgentClient:
         """Captured output of one rank."""
         return self._stream(self._stub.ReadLog, request)
 
+    def diagnose(self, request: pb.DiagnoseRequest) -> AsyncIterator[pb.DiagnoseReply]:
+        """Run diagnostic tests; what they say, as they end."""
+        return self._stream(self._stub.Diagnose, request)
+
     async def close(self) -> None:
         """Close the connection; streams end."""
         await self.channel.close(None)

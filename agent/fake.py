@@ -44,6 +44,7 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
 
 import everstep
+from agent.diagnoser.diagnoser import check_tests
 from agent.reporting.observations import ObservationLog
 from agent.server.endpoint import add_health, listening
 from agent.server.idempotency import RequestMemory
@@ -168,6 +169,7 @@ class FakeAgent:
             inspect=lambda _: pb.InspectReply(machine=machine, time_ns=time.time_ns(), verdict=Health.HEALTHY),
             observe=agent.observe,
             acknowledge=agent.acknowledge,
+            diagnose=all_is_well,
             progress=_nothing_runs,
         )
         agent.answer(**answers)
@@ -347,6 +349,23 @@ def _named(request: Any, answer: Answer) -> Answer:
 
 def _no_job(machine: str, request: Any) -> UnknownJob:
     return UnknownJob(f"{request.job} is not prepared on {machine}: call Prepare first")
+
+
+def all_is_well(request: pb.DiagnoseRequest) -> Answer:
+    """An answer to Diagnose: every test that is asked for found nothing. Tests between machines have a peer at once."""
+    try:
+        if request.job:
+            check_job(request.job)
+        check_tests(request)
+    except ConfigError as error:
+        return error
+    replies: list[Message] = []
+    for number, test in enumerate(request.tests, 1):
+        replies.append(pb.DiagnoseReply(begun=pb.TestBegun(name=test.name, number=number, of=len(request.tests))))
+        if request.HasField("peer") and request.peer.position == 0:
+            replies.append(pb.DiagnoseReply(waits=pb.TestWaits(name=test.name, host="127.0.0.1", port=1)))
+        replies.append(pb.DiagnoseReply(said=pb.TestSaid(name=test.name)))
+    return [*replies, pb.DiagnoseReply(over=pb.DiagnosisOver())]
 
 
 async def _nothing_runs(request: pb.ProgressRequest) -> AsyncIterator[pb.ProgressReply]:

@@ -192,6 +192,7 @@ async def _run(options: AgentOptions, server: grpc.aio.Server) -> None:
         task.cancel()
     for runner in jobs.runners.values():
         await runner.detach()
+    service.diagnoser.close()
     await exchange.close()
     await host.fork_servers.close(end_warm=True)
     jobs.memory.close()

@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "checkpoints": ("checkpoints", "Jobs", "Which checkpoints of a job exist, and where."),
     "logs": ("jobs", "Jobs", "The output of a job's ranks."),
     "machines": ("machines", "Jobs", "Whose the machines are, and what their inspections say."),
+    "diagnose": ("diagnose", "Jobs", "Run diagnostic tests on machines that no job has."),
     "evict": ("pool", "Jobs", "Keep machines away from jobs; another takes the place."),
     "release": ("pool", "Jobs", "Let jobs have machines again."),
     "standbys": ("standbys", "Jobs", "How many standbys a cluster should have."),

@@ -22,6 +22,7 @@ from temporalio.worker import Worker
 
 from activities.agents.check_version import CheckActivities
 from activities.agents.checkpoints import CheckpointActivities
+from activities.agents.diagnose import DiagnoseActivities
 from activities.agents.ranks import RankActivities
 from activities.closed_incidents import IncidentActivities
 from activities.clusters.cluster import Cluster
@@ -131,6 +132,7 @@ def build(
             pool.replace,
             pool.give_back,
             pool.await_standbys,
+            DiagnoseActivities(agents).diagnose,
             looks.look,
             ProvisionActivities(cluster).provision,
             records.decide,

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import time
 import uuid
@@ -117,6 +118,36 @@ class RankFaults:
         deadline = time.monotonic() + TOGETHER_S
         while not all(path.exists() for path in here) and time.monotonic() < deadline:
             time.sleep(0.001)
+
+
+class BitFlip:
+    """``bitflip`` of a machine: a calculation on it now and then has one wrong bit, as long as the plan says so.
+
+    Args:
+        plan: The plan.
+        fault: Of it; ``probability`` (1 where it is not given) is that of each calculation.
+    """
+
+    def __init__(self, plan: Path, fault: Fault) -> None:
+        self._plan, self._fault = plan, fault
+        self._random = random.Random(os.getpid())
+
+    @classmethod
+    def planned(cls, machine: str) -> BitFlip | None:
+        """The one that is planned for a machine, or None."""
+        loaded = load_plan()
+        if loaded is None:
+            return None
+        plan, planned = loaded
+        flips = (one for one in planned if one["fault"] == "bitflip" and one.get("machine") == machine)
+        return next((cls(plan, one) for one in flips), None)
+
+    def strikes(self) -> bool:
+        """Whether the calculation at hand is to have a wrong bit; the first time is marked for the judge."""
+        if self._random.random() >= self._fault.get("probability", 1.0):
+            return False
+        claim(self._plan, self._fault)
+        return True
 
 
 def _strikes(fault: Fault, rank: int) -> bool:

@@ -17,12 +17,8 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from agent.monitor import events
-from everstep.model.health import EVIDENCE_CHARACTERS, EVIDENCE_LINES, Finding, Health, Remedy
-from everstep.model.owner import Owner
-from everstep.text import printable
-
-ITEM_CHARACTERS = 100
-"""Of the part of a machine that a finding is about (ours)."""
+from everstep.model.health import Finding, Health
+from everstep.model.reason import Reason
 
 
 class Limits(BaseModel):
@@ -36,23 +32,6 @@ class Limits(BaseModel):
     """From one look to the next, seconds. 2 for the host, 10 for GPUs, 30 for the network (ByteRobust, table 3)."""
     deadline_s: float = Field(default=10.0, gt=0)
     """A look that takes longer is said to hang (ours)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reason:
-    """One thing that an inspection can find."""
-
-    code: str
-    """Does not change from release to release; with dashes, e.g. ``gpu-lost``."""
-    means: str
-    """One line for a person."""
-    owner: Owner = Owner.MACHINE
-    remedy: Remedy = Remedy.WATCH
-    verdict: Health = Health.FAULTY
-    sure: bool = False
-    """It names this machine with high confidence."""
-    source: str = "ours"
-    """Where the rule is from."""
 
 
 @dataclass(slots=True)
@@ -184,15 +163,6 @@ class Inspection(ABC):
             since_ns: When it was seen first; by default now.
             verdict: Another one than the reason's.
         """
-        return Finding(
-            inspection=self.name,
-            reason=reason.code,
-            verdict=verdict or reason.verdict,
-            item=printable(item)[:ITEM_CHARACTERS],
-            text=printable(text or reason.means)[:EVIDENCE_CHARACTERS],
-            owner=reason.owner,
-            remedy=reason.remedy,
-            sure=reason.sure,
-            evidence=[printable(line)[:EVIDENCE_CHARACTERS] for line in evidence[:EVIDENCE_LINES]],
-            since_ns=since_ns or self.site.now_ns(),
+        return reason.found(
+            self.name, item, *evidence, text=text, since_ns=since_ns or self.site.now_ns(), verdict=verdict
         )

@@ -9,11 +9,12 @@ from collections.abc import Callable, Collection
 
 import structlog
 
-from agent.monitor.inspection import Inspection, Look, Reason
+from agent.monitor.inspection import Inspection, Look
 from agent.monitor.kept import KeptStates
 from everstep.errors import CannotLook
 from everstep.model.health import Finding, Health, Remedy
 from everstep.model.owner import Owner
+from everstep.model.reason import Reason
 from everstep.once import Once
 
 UNABLE = Reason(

@@ -16,12 +16,13 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from agent.monitor import programs
-from agent.monitor.inspection import Inspection, Look, Reason, Site
+from agent.monitor.inspection import Inspection, Look, Site
 from agent.monitor.settings import CheckLimits
 from everstep import environment
 from everstep.errors import CannotLook, ConfigError
 from everstep.model.health import Health, Remedy
 from everstep.model.owner import Owner
+from everstep.model.reason import Reason
 
 ENTRY_POINTS = "everstep.inspections"
 OUTPUT_CHARACTERS = 64 << 10

@@ -1,4 +1,4 @@
-"""The agent's gRPC service: every rpc of ``proto/agent/v1/agent.proto`` that is not about copies of state."""
+"""The agent's gRPC service: the rpcs of ``proto/agent/v1/agent.proto`` that have no file of their own."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from agent.monitor.messages import FINDINGS, inspect_reply, to_message
 from agent.monitor.monitor import Monitor
 from agent.reporting import rank_logs
 from agent.server.code_service import CodeService
+from agent.server.diagnose_service import DiagnoseService
 from agent.server.job_registry import Context, JobRegistry
 from agent.server.replies import evidence_of, progress_of
 from agent.state.job_record import JobRecord
@@ -41,7 +42,7 @@ STEPS_PATIENCE_S = 5.0
 logger = structlog.get_logger()
 
 
-class AgentService(CodeService):
+class AgentService(DiagnoseService, CodeService):
     """Serves one machine."""
 
     def __init__(self, jobs: JobRegistry, monitor: Monitor) -> None:
@@ -222,6 +223,7 @@ class AgentService(CodeService):
                 if request.code:
                     whole.script = str(await self.host.code.script(request.code, request.script))
                 async with runner.lock:
+                    await self.diagnoser.end("ranks are started")
                     ranks = await runner.launch(whole)
             started = [pb.RankProcess(rank=r.rank, pid=r.pid, forked_ns=r.forked_ns) for r in ranks]
             return pb.LaunchReply(generation=request.generation, resume_step=request.resume_step, ranks=started)

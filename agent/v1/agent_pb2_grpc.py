@@ -149,6 +149,11 @@ class AgentStub:
                 request_serializer=agent_dot_v1_dot_agent__pb2.OpenExchangeRequest.SerializeToString,
                 response_deserializer=agent_dot_v1_dot_agent__pb2.OpenExchangeReply.FromString,
                 _registered_method=True)
+        self.Diagnose = channel.unary_stream(
+                '/everstep.agent.v1.Agent/Diagnose',
+                request_serializer=agent_dot_v1_dot_agent__pb2.DiagnoseRequest.SerializeToString,
+                response_deserializer=agent_dot_v1_dot_agent__pb2.DiagnoseReply.FromString,
+                _registered_method=True)
 
 
 class AgentServicer:
@@ -316,6 +321,14 @@ class AgentServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Diagnose(self, request, context):
+        """Run diagnostic tests on this machine, and tell what they say, one after the other. Refused while ranks live
+        here; where a stopped job is here, whoever asks has to name it. A Launch ends it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AgentServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -433,6 +446,11 @@ def add_AgentServicer_to_server(servicer, server):
                     servicer.OpenExchange,
                     request_deserializer=agent_dot_v1_dot_agent__pb2.OpenExchangeRequest.FromString,
                     response_serializer=agent_dot_v1_dot_agent__pb2.OpenExchangeReply.SerializeToString,
+            ),
+            'Diagnose': grpc.unary_stream_rpc_method_handler(
+                    servicer.Diagnose,
+                    request_deserializer=agent_dot_v1_dot_agent__pb2.DiagnoseRequest.FromString,
+                    response_serializer=agent_dot_v1_dot_agent__pb2.DiagnoseReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1056,6 +1074,33 @@ class Agent:
             '/everstep.agent.v1.Agent/OpenExchange',
             agent_dot_v1_dot_agent__pb2.OpenExchangeRequest.SerializeToString,
             agent_dot_v1_dot_agent__pb2.OpenExchangeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Diagnose(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/everstep.agent.v1.Agent/Diagnose',
+            agent_dot_v1_dot_agent__pb2.DiagnoseRequest.SerializeToString,
+            agent_dot_v1_dot_agent__pb2.DiagnoseReply.FromString,
             options,
             channel_credentials,
             insecure,

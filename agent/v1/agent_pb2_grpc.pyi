@@ -74,6 +74,10 @@ class AgentStub:
     """Somebody repaired what an event told of, e.g. a line of the kernel log: it counts no more."""
     OpenExchange: _aio.UnaryUnaryMultiCallable[_agent_pb2.OpenExchangeRequest, _agent_pb2.OpenExchangeReply]
     """Called by other agents: where to send or fetch state, and the token for it."""
+    Diagnose: _aio.UnaryStreamMultiCallable[_agent_pb2.DiagnoseRequest, _agent_pb2.DiagnoseReply]
+    """Run diagnostic tests on this machine, and tell what they say, one after the other. Refused while ranks live
+    here; where a stopped job is here, whoever asks has to name it. A Launch ends it.
+    """
 
 class AgentServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -261,5 +265,15 @@ class AgentServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_agent_pb2.OpenExchangeRequest, _abc.Awaitable[_agent_pb2.OpenExchangeReply]],
     ) -> _abc.Awaitable[_agent_pb2.OpenExchangeReply]:
         """Called by other agents: where to send or fetch state, and the token for it."""
+
+    @_abc_1.abstractmethod
+    def Diagnose(
+        self,
+        request: _agent_pb2.DiagnoseRequest,
+        context: _aio.ServicerContext[_agent_pb2.DiagnoseRequest, _abc.AsyncIterator[_agent_pb2.DiagnoseReply]],
+    ) -> _abc.AsyncIterator[_agent_pb2.DiagnoseReply]:
+        """Run diagnostic tests on this machine, and tell what they say, one after the other. Refused while ranks live
+        here; where a stopped job is here, whoever asks has to name it. A Launch ends it.
+        """
 
 def add_AgentServicer_to_server(servicer: AgentServicer, server: _aio.Server) -> None: ...

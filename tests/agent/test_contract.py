@@ -210,6 +210,25 @@ async def test_nothing_is_held_or_given_back_of_an_unknown_job(subject: Subject,
     assert replies == [pb.ReleaseReply(), pb.CheckpointsReply(), pb.CheckStorageReply()]
 
 
+async def test_tests_that_are_asked_for_are_told_one_after_the_other(subject: Subject, job: str) -> None:
+    """And what cannot be run is refused: a name that is no test's or no job's, a setting that there is not."""
+    quick = '{"mb": 1.1, "seconds": 0.001}'
+    asked = pb.DiagnoseRequest(request_id=job, tests=[pb.TestToRun(name="memory", settings=quick)])
+    async with asyncio.timeout(60):
+        replies = [reply async for reply in subject.client.diagnose(asked)]
+
+    assert [reply.WhichOneof("what") for reply in replies] == ["begun", "said", "over"]
+    assert (replies[0].begun.name, replies[1].said.name) == ("memory", "memory")
+    for wrong in (
+        pb.DiagnoseRequest(tests=[pb.TestToRun(name="teleport")]),
+        pb.DiagnoseRequest(tests=[pb.TestToRun(name="memory", settings='{"gb": 1}')]),
+        pb.DiagnoseRequest(tests=[pb.TestToRun(name="nic")]),
+        pb.DiagnoseRequest(job="../etc"),
+    ):
+        with pytest.raises(ConfigError):
+            await anext(subject.client.diagnose(wrong))
+
+
 async def test_progress_without_ranks_is_repeated(subject: Subject, job: str) -> None:
     [one, two] = await first(subject.client.progress(pb.ProgressRequest(job=job, interval_s=0.05)), 2)
 

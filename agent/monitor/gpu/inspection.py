@@ -16,9 +16,10 @@ from agent.monitor.gpu.limits import GpuLimits
 from agent.monitor.gpu.measures import facts, measures
 from agent.monitor.gpu.process import GpuProcess, GpusSilent
 from agent.monitor.gpu.reading import GpuReading, GpusReading, GpuTrouble, item_of
-from agent.monitor.inspection import Inspection, Limits, Look, Reason, Site
+from agent.monitor.inspection import Inspection, Limits, Look, Site
 from everstep import processes
 from everstep.model.health import Finding, Health
+from everstep.model.reason import Reason
 
 JUDGES: tuple[GpuJudge, ...] = (
     available.recovery_action,

@@ -9,8 +9,9 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from agent.monitor.inspection import Inspection, Limits, Look, Reason
+from agent.monitor.inspection import Inspection, Limits, Look
 from everstep.model.health import Remedy
+from everstep.model.reason import Reason
 
 STATE_FOLDER = Reason("state-folder", "the agent's state folder cannot be written", remedy=Remedy.FREE_SPACE)
 FILES = Reason("agent-files", "the agent has nearly as many files open as it may", remedy=Remedy.CHECK_SETUP)

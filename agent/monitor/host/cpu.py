@@ -10,9 +10,10 @@ from pydantic import Field
 
 from agent.monitor import events
 from agent.monitor.host.procfiles import pressure
-from agent.monitor.inspection import Inspection, Limits, Look, Reason
+from agent.monitor.inspection import Inspection, Limits, Look
 from everstep.model.health import Health, Remedy
 from everstep.model.owner import Owner
+from everstep.model.reason import Reason
 
 OVERLOADED = Reason(
     "cpu-overload",

@@ -8,8 +8,9 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from agent.monitor.inspection import Inspection, Limits, Look, Reason
+from agent.monitor.inspection import Inspection, Limits, Look
 from everstep.model.health import Finding, Remedy
+from everstep.model.reason import Reason
 from everstep.text import size_text
 
 FULL = Reason(

@@ -8,10 +8,11 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from agent.monitor.host.procfiles import meminfo, pressure
-from agent.monitor.inspection import Inspection, Limits, Look, Reason
+from agent.monitor.inspection import Inspection, Limits, Look
 from everstep.memory import memory_available
 from everstep.model.health import Health, Remedy
 from everstep.model.owner import Owner
+from everstep.model.reason import Reason
 from everstep.text import size_text
 
 LOW = Reason(

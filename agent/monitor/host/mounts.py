@@ -14,10 +14,11 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from agent.monitor.inspection import Inspection, Limits, Look, Reason
+from agent.monitor.inspection import Inspection, Limits, Look
 from everstep.errors import CannotLook
 from everstep.model.health import Health, Remedy
 from everstep.model.owner import Owner
+from everstep.model.reason import Reason
 
 READ_ONLY = Reason(
     "fs-readonly",

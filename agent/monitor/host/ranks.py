@@ -10,10 +10,11 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from agent.monitor import events
-from agent.monitor.inspection import Inspection, Limits, Look, RankSeen, Reason
+from agent.monitor.inspection import Inspection, Limits, Look, RankSeen
 from everstep.memory import oom_kills
 from everstep.model.health import Finding, Health, Remedy
 from everstep.model.owner import Owner
+from everstep.model.reason import Reason
 
 OOM_KILLS = Reason(
     "oom-kill-counted",

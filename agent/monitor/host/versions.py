@@ -10,7 +10,8 @@ from typing import ClassVar
 from pydantic import Field
 
 import everstep
-from agent.monitor.inspection import Inspection, Limits, Look, Reason
+from agent.monitor.inspection import Inspection, Limits, Look
+from everstep.model.reason import Reason
 
 DRIVER = re.compile(r"Kernel Module(?: for \S+)?\s+(\d[\d.]+)")
 

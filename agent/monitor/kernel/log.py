@@ -10,11 +10,12 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from agent.monitor import events
-from agent.monitor.inspection import Inspection, Limits, Look, Reason, Site
+from agent.monitor.inspection import Inspection, Limits, Look, Site
 from agent.monitor.kernel import rules, xid
 from agent.monitor.kernel.reader import KernelLine, KernelLog
 from everstep.model.health import Finding, Health, Remedy
 from everstep.model.owner import Owner
+from everstep.model.reason import Reason
 
 XID = re.compile(r"^NVRM: Xid \((?:PCI:)?(?P<pci>[0-9a-fA-F:.]+)\): (?P<code>\d+)(?:, |$)(?P<rest>.*)")
 SXID = re.compile(r"^nvidia-nvswitch\d+: SXid \((?:PCI:)?(?P<pci>[0-9a-fA-F:.]+)\): (?P<code>\d+), (?P<rest>.*)")

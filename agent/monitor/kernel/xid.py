@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from agent.monitor.inspection import Reason
 from everstep.model.health import Health, Remedy
 from everstep.model.owner import Owner
+from everstep.model.reason import Reason
 
 CATALOGUE = "NVIDIA Xid catalogue, 2025-10"
 

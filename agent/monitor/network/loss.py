@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from agent.monitor.inspection import Inspection, Limits, Look, Reason
+from agent.monitor.inspection import Inspection, Limits, Look
 from agent.monitor.network import interfaces
 from agent.monitor.network.counters import rises, share
 from agent.monitor.network.interfaces import NetworkLimits
@@ -15,6 +15,7 @@ from agent.monitor.network.netlink import Link
 from everstep.errors import CannotLook
 from everstep.model.health import Finding, Health, Remedy
 from everstep.model.owner import Owner
+from everstep.model.reason import Reason
 
 LOST = Reason(
     "packet-loss",

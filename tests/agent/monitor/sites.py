@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from agent.monitor.inspection import Inspection, Limits, Look, Reason, Site
+from agent.monitor.inspection import Inspection, Limits, Look, Site
 from agent.monitor.kept import KeptStates
 from everstep.model.health import Health, Remedy
 from everstep.model.owner import Owner
+from everstep.model.reason import Reason
 
 BROKEN = Reason("part-broken", "a part is broken", Owner.MACHINE, Remedy.REPLACE, sure=True)
 UNCLEAR = Reason("part-unclear", "a part is odd", Owner.UNKNOWN, Remedy.WATCH, Health.UNKNOWN)

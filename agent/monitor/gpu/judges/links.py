@@ -9,8 +9,8 @@ from agent.monitor.gpu.judges.seen import GpuSeen
 from agent.monitor.gpu.known import GpuKnown
 from agent.monitor.gpu.limits import GpuLimits
 from agent.monitor.gpu.reading import FabricReading, GpuReading
-from agent.monitor.inspection import Reason
 from everstep.model.health import Health, Remedy
+from everstep.model.reason import Reason
 
 PCIE_WIDTH = Reason(
     "gpu-pcie-width",

@@ -1,0 +1,238 @@
+"""Runs diagnostic tests: on all machines at once, then in pairs, round by round; and says what they say together.
+
+Used by an activity and by the command ``everstep diagnose``. It may be run twice with the same id: agents answer with
+what they have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from temporalio import activity
+
+from activities import messages
+from activities.heartbeat import heartbeating, request_id
+from activities.messages import DiagnoseInput
+from activities.turns import gathered
+from agent.client import AgentPool
+from agent.diagnoser.messages import result_of
+from agent.v1 import agent_pb2 as pb
+from everstep.backoff import Backoff
+from everstep.decisions.diagnose.judge import Shares, judge, passed
+from everstep.decisions.diagnose.rounds import next_round, shifted_rounds
+from everstep.errors import AgentUnreachable, EverstepError
+from everstep.model.diagnosis import BETWEEN_MACHINES, Diagnosis, DiagnosticResult, PairResult
+from everstep.model.health import Health
+from everstep.model.machine import Machine
+
+FIRST_RETRY_S, LAST_RETRY_S = 0.1, 2.0
+"""Between two calls of a silent agent, at first and at most, seconds (ours)."""
+GRACE_S = 120.0
+"""Beside the time that its tests have, an agent has this long to answer, seconds (ours): it imports torch first."""
+UNABLE = "test-unable"
+"""Reason of a test that could not be run (``agent.diagnoser.diagnostic``)."""
+
+Say = Callable[[str], None]
+
+
+class DiagnoseActivities:
+    """The activity that runs diagnostic tests."""
+
+    def __init__(self, agents: AgentPool) -> None:
+        self._agents = agents
+
+    @activity.defn(name=messages.DIAGNOSE)
+    async def diagnose(self, given: DiagnoseInput) -> Diagnosis:
+        """Test machines whose ranks are stopped; returns what is known of each, without what only healthy ones say."""
+        async with heartbeating() as say:
+            found = await Diagnosing(self._agents, given, request_id(), say).run()
+            return await asyncio.to_thread(found.short)
+
+
+@dataclass
+class Asked:
+    """How far one machine is."""
+
+    machine: Machine
+    results: list[DiagnosticResult] = field(default_factory=list)
+    problem: str = ""
+    """Why nothing more came; empty: all came."""
+
+
+class Diagnosing:
+    """One diagnosis of several machines.
+
+    Args:
+        agents: Clients by address.
+        given: What to test, and where.
+        id: Of the diagnosis: repeated, agents go on with it. Empty: it ends with its caller.
+        say: Is told how far it is.
+    """
+
+    def __init__(self, agents: AgentPool, given: DiagnoseInput, id: str, say: Say) -> None:
+        self._agents = agents
+        self._given = given
+        self._id = id
+        self._secret = id or uuid.uuid4().hex
+        self._say = say
+        self._over = 0
+        self._running: dict[str, str] = {}
+        self._slots = {machine.name: machine for machine in given.machines}
+
+    async def run(self) -> Diagnosis:
+        """Carry it out."""
+        began, given = time.monotonic(), self._given
+        alone = [test for test in given.tests if test not in BETWEEN_MACHINES]
+        between = [test for test in given.tests if test in BETWEEN_MACHINES]
+        asked = await gathered(self._of_one(machine, alone) for machine in given.machines) if alone else []
+        silent = {one.machine.name: one.problem for one in asked if one.problem}
+        pairs: list[PairResult] = []
+        left = [name for name in self._slots if name not in silent]
+        for test in between:
+            pairs += await self._rounds(test, left)
+        results = {name: list[DiagnosticResult]() for name in self._slots}
+        results |= {one.machine.name: one.results for one in asked}
+        shares = Shares(given.slow_share, given.low_share)
+        found = await asyncio.to_thread(judge, results, pairs, silent, shares)
+        return found.model_copy(update={"tests": list(given.tests), "seconds": time.monotonic() - began})
+
+    async def _of_one(self, machine: Machine, tests: Sequence[str]) -> Asked:
+        """All tests of one machine; one that says no more after a while is silent."""
+        found = Asked(machine)
+        request = self._request(tests)
+
+        async def listen() -> None:
+            found.results.clear()
+            async with aclosing(self._agents.get(machine.address).diagnose(request)) as replies:  # type: ignore[type-var]
+                async for reply in replies:
+                    if reply.HasField("begun"):
+                        self._tell(machine.name, reply.begun.name)
+                    elif reply.HasField("said"):
+                        found.results.append(result_of(reply.said))
+
+        found.problem = await self._persisted(listen)
+        self._over += 1
+        self._tell(machine.name, "")
+        return found
+
+    async def _rounds(self, test: str, machines: Sequence[str]) -> list[PairResult]:
+        """A test between machines: round by round, until it is known who is at fault, or no more can be known."""
+        found: list[PairResult] = []
+        shares, rounds = Shares(self._given.slow_share), 0
+        shifted = len(shifted_rounds(machines))
+        while pairs := next_round(machines, passed(found, test, shares), max(0, rounds - shifted)):
+            rounds += 1
+            self._say(f"{test}, round {rounds}: {len(pairs)} pairs of machines")
+            found += await gathered(self._of_pair(test, first, second, rounds) for first, second in pairs)
+        return found
+
+    async def _of_pair(self, test: str, first: str, second: str, number: int) -> PairResult:
+        """One test of one pair: the first machine waits, and says where; then the second one is told."""
+        began = time.monotonic()
+        where: asyncio.Future[pb.TestWaits] = asyncio.get_running_loop().create_future()
+        part = f"/{test}/{number}/{first}/{second}"
+        secret = hashlib.sha256(f"{self._secret}{part}".encode()).hexdigest()
+        answers: dict[str, DiagnosticResult] = {}
+
+        async def listen(name: str, peer: pb.TestPeer) -> None:
+            request = self._request([test], part, peer)
+            client = self._agents.get(self._slots[name].address)
+            async with aclosing(client.diagnose(request)) as replies:  # type: ignore[type-var]
+                async for reply in replies:
+                    if reply.HasField("waits") and not where.done():
+                        where.set_result(reply.waits)
+                    elif reply.HasField("said"):
+                        answers[name] = result_of(reply.said)
+
+        async def wait() -> str:
+            problem = await self._persisted(lambda: listen(first, pb.TestPeer(position=0, secret=secret)))
+            where.cancel()
+            return problem
+
+        async def go() -> str:
+            try:
+                waits = await where
+            except asyncio.CancelledError:
+                return f"{first} did not begin"
+            peer = pb.TestPeer(position=1, secret=secret, host=waits.host, port=waits.port)
+            return await self._persisted(lambda: listen(second, peer))
+
+        problems = [problem for problem in await asyncio.gather(wait(), go()) if problem]
+        return _pair_result(test, (first, second), answers, problems, time.monotonic() - began)
+
+    async def _persisted(self, listen: Callable[[], Any]) -> str:
+        """Listen to an agent to the end; one that goes away is asked again for a while. Returns why it did not work."""
+        given = self._given
+        backoff, deadline = Backoff(FIRST_RETRY_S, LAST_RETRY_S), time.monotonic() + given.patience_s
+        try:
+            async with asyncio.timeout(given.limit_s + GRACE_S):
+                while True:
+                    try:
+                        await listen()
+                    except AgentUnreachable as error:
+                        left_s = deadline - time.monotonic()
+                        if left_s <= 0:
+                            return str(error)
+                        await asyncio.sleep(min(backoff.next_s(), left_s))
+                    else:
+                        return ""
+        except TimeoutError:
+            return f"its agent did not say the end of its tests within {given.limit_s + GRACE_S:g} s"
+        except EverstepError as error:
+            return str(error)
+
+    def _request(self, tests: Sequence[str], part: str = "", peer: pb.TestPeer | None = None) -> pb.DiagnoseRequest:
+        settings: Mapping[str, Mapping[str, Any]] = self._given.settings
+        asked = [pb.TestToRun(name=test, settings=json.dumps(settings.get(test, {}))) for test in tests]
+        return pb.DiagnoseRequest(
+            request_id=self._id and self._id + part,
+            job=self._given.job,
+            run=self._given.run,
+            tests=asked,
+            limit_s=self._given.limit_s,
+            peer=peer,
+        )
+
+    def _tell(self, machine: str, test: str) -> None:
+        self._running.pop(machine, None)
+        if test:
+            self._running[machine] = test
+        counts: dict[str, int] = {}
+        for running in self._running.values():
+            counts[running] = counts.get(running, 0) + 1
+        now = ", ".join(f"{name} on {count}" for name, count in counts.items())
+        self._say(f"{self._over} of {len(self._slots)} machines are through{f'; {now}' if now else ''}")
+
+
+def _pair_result(
+    test: str,
+    machines: tuple[str, str],
+    answers: Mapping[str, DiagnosticResult],
+    problems: Sequence[str],
+    seconds: float,
+) -> PairResult:
+    findings = [(name, one) for name, answer in answers.items() for one in answer.findings]
+    text = "; ".join([*(f"{name}: {one.text}" for name, one in findings), *problems])
+    unable = bool(problems) or any(one.reason == UNABLE for _, one in findings) or len(answers) < len(machines)
+    measures: dict[str, float] = {}
+    if not findings and not unable:
+        names = set.intersection(*(set(answer.measures) for answer in answers.values()))
+        both = {name: min(answer.measures[name] for answer in answers.values()) for name in sorted(names)}
+        measures = {name: value for name, value in both.items() if name.endswith("_per_second")}
+    fine = all(answer.verdict is Health.HEALTHY for answer in answers.values())
+    return PairResult(
+        test=test,
+        machines=machines,
+        passed=None if unable else fine,
+        text=text[:500],
+        measures=measures,
+        seconds=seconds,
+    )

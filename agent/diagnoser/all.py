@@ -1,0 +1,82 @@
+"""All diagnostic tests. A new one needs a file and a line here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+from pydantic import ValidationError
+
+from agent.diagnoser.diagnostic import COMMON, DiagnosticLimits, DiagnosticTest
+from agent.diagnoser.gpu.copies import GpuCopyTest
+from agent.diagnoser.gpu.dcgm import DcgmTest, EudTest
+from agent.diagnoser.host.bitwise import BitwiseTest
+from agent.diagnoser.host.disk import DiskTest
+from agent.diagnoser.host.memory import MemoryTest
+from agent.diagnoser.network.all_gather import AllGatherTest
+from agent.diagnoser.network.all_to_all import AllToAllTest
+from agent.diagnoser.network.loopback import LoopbackTest
+from agent.diagnoser.network.nic import NicTest
+from everstep.errors import ConfigError
+
+TESTS: tuple[type[DiagnosticTest], ...] = (
+    EudTest,
+    DcgmTest,
+    MemoryTest,
+    DiskTest,
+    GpuCopyTest,
+    LoopbackTest,
+    AllToAllTest,
+    BitwiseTest,
+    AllGatherTest,
+    NicTest,
+)
+"""In the order in which they are run by default: tests between machines come last."""
+
+
+def known_tests() -> dict[str, type[DiagnosticTest]]:
+    """Every test by its name."""
+    return {str(kind.name): kind for kind in TESTS}
+
+
+def kind_named(name: str) -> type[DiagnosticTest]:
+    """A test by its name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    tests = known_tests()
+    if name not in tests:
+        raise ConfigError(f"there is no test {name!r}; there are {', '.join(tests)}")
+    return tests[name]
+
+
+def limits_named(name: str, settings: str) -> DiagnosticLimits:
+    """The limits of a test.
+
+    Args:
+        name: Of the test.
+        settings: Those that are other than by default, as JSON; empty: none is.
+
+    Raises:
+        ConfigError: there is no such test, or a setting is wrong.
+    """
+    kind = kind_named(name).limits_type
+    try:
+        return kind.model_validate(json.loads(settings) if settings else {})
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        if first["type"] == "extra_forbidden":
+            known = ", ".join(sorted(kind.model_fields))
+            raise ConfigError(f"the test {name} has no setting {place!r}; there are {known}") from None
+        said = first["msg"].removeprefix("Value error, ")
+        where = f"{place} is {first.get('input')!r}: " if place else ""
+        raise ConfigError(f"the test {name}: {where}{said}") from None
+    except ValueError as error:
+        raise ConfigError(f"the test {name}: its settings are no JSON: {error}") from None
+
+
+def diagnostic_reasons() -> Iterable[str]:
+    """Reason codes of all tests."""
+    return dict.fromkeys(reason.code for kind in TESTS for reason in (*kind.reasons, *COMMON))

@@ -1,0 +1,216 @@
+"""Diagnoses of this machine: one at a time, followed by whoever asks for it, ended by whoever needs the machine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+
+from agent.diagnoser.all import kind_named, limits_named
+from agent.diagnoser.diagnostic import UNABLE
+from agent.diagnoser.messages import said_message
+from agent.diagnoser.process import DiagnosisProcess, DiagnosticRequest
+from agent.v1 import agent_pb2 as pb
+from everstep.errors import AgentError, ConfigError
+from everstep.model.diagnosis import DiagnosticResult
+
+KEPT = 16
+"""Diagnoses whose results are kept for whoever asks again (ours)."""
+ABANDONED_S = 15.0
+"""A diagnosis that nobody follows for so long is ended, seconds (ours): its worker died, and no other one asks."""
+WARM_S = 60.0
+"""The process that has torch imported is kept for so long after a test, seconds (ours): the next round comes soon."""
+
+logger = structlog.get_logger()
+
+
+@dataclass(eq=False)
+class DiagnosisRun:
+    """One diagnosis."""
+
+    request: pb.DiagnoseRequest
+    replies: list[pb.DiagnoseReply] = field(default_factory=list)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    over: bool = False
+    problem: str = ""
+    """Why it ended before its time."""
+    followers: int = 0
+    abandoned: asyncio.TimerHandle | None = None
+
+    def tell(self, reply: pb.DiagnoseReply) -> None:
+        """A further reply; the followers hear of it."""
+        self.replies.append(reply)
+        self.wake()
+
+    def wake(self) -> None:
+        """Let the followers look."""
+        self.news.set()
+        self.news = asyncio.Event()
+
+
+class Diagnoser:
+    """Runs tests on one machine.
+
+    Args:
+        machine: Its name.
+        host: On which the agent listens.
+        folder: On the disk that is tested.
+        sockets: Variables for gloo and NCCL that name the interface.
+    """
+
+    def __init__(self, machine: str, host: str, folder: Path, sockets: Mapping[str, str]) -> None:
+        self._bench = {"machine": machine, "host": host, "folder": str(folder), "environment": dict(sockets)}
+        self._process = DiagnosisProcess()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="diagnosis")
+        self._runs: OrderedDict[str, DiagnosisRun] = OrderedDict()
+        self._running: DiagnosisRun | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._cooling: asyncio.TimerHandle | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether tests are run."""
+        return self._running is not None
+
+    def start(self, request: pb.DiagnoseRequest) -> DiagnosisRun:
+        """Begin a diagnosis, or find the one with the request's id.
+
+        Raises:
+            ConfigError: there is no such test, or a setting is wrong.
+            AgentError: another one runs.
+        """
+        check_tests(request)
+        if request.request_id and (known := self._runs.get(request.request_id)):
+            return known
+        if self._running is not None:
+            asked = self._running.request.request_id or "somebody without a request id"
+            raise AgentError(f"a diagnosis runs here already, for {asked}: one at a time")
+        run = self._running = DiagnosisRun(request)
+        if request.request_id:
+            self._runs[request.request_id] = run
+            while len(self._runs) > KEPT:
+                self._runs.popitem(last=False)
+        if self._cooling:
+            self._cooling.cancel()
+        self._task = asyncio.create_task(self._carry_out(run))
+        return run
+
+    async def follow(self, run: DiagnosisRun) -> AsyncIterator[pb.DiagnoseReply]:
+        """What a diagnosis said and says, to its end.
+
+        Raises:
+            AgentError: it was ended.
+        """
+        told = 0
+        run.followers += 1
+        if run.abandoned:
+            run.abandoned.cancel()
+        try:
+            while True:
+                news = run.news
+                while told < len(run.replies):
+                    told += 1
+                    yield run.replies[told - 1]
+                if run.problem:
+                    raise AgentError(f"the diagnosis was ended: {run.problem}")
+                if run.over:
+                    return
+                await news.wait()
+        finally:
+            run.followers -= 1
+            if not run.followers and not run.over:
+                patience_s = ABANDONED_S if run.request.request_id else 0.0
+                run.abandoned = asyncio.get_running_loop().call_later(patience_s, self._abandon, run)
+
+    async def end(self, why: str) -> None:
+        """End what runs, and wait until its processes are gone."""
+        if self._cooling:
+            self._cooling.cancel()
+        run, task = self._running, self._task
+        if run is not None:
+            run.problem = why
+            # What is over is asked for again: it was not finished.
+            self._runs.pop(run.request.request_id, None)
+            logger.info("a diagnosis is ended", reason=why, request=run.request.request_id)
+        if run is None and not self._process.pid:
+            return
+        while True:  # a test may be about to start
+            await asyncio.to_thread(self._process.end)
+            if task is None or task.done():
+                return
+            await asyncio.wait([task], timeout=0.1)
+
+    def close(self) -> None:
+        """End everything; called as the agent ends."""
+        if self._running is not None:
+            self._running.problem = "the agent ends"
+        self._process.end()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _abandon(self, run: DiagnosisRun) -> None:
+        if run is self._running and not run.followers:
+            asyncio.ensure_future(self.end("nobody follows it"))
+
+    async def _carry_out(self, run: DiagnosisRun) -> None:
+        began = time.monotonic()
+        try:
+            for number, test in enumerate(run.request.tests, 1):
+                if run.problem:
+                    return
+                result = await self._tested(run, test, number, began)
+                if run.problem:
+                    return
+                run.tell(pb.DiagnoseReply(said=said_message(result)))
+            run.tell(pb.DiagnoseReply(over=pb.DiagnosisOver(seconds=time.monotonic() - began)))
+        finally:
+            run.over, self._running = True, None
+            run.wake()
+            if not run.problem:
+                self._cooling = asyncio.get_running_loop().call_later(WARM_S, self._cool)
+
+    async def _tested(self, run: DiagnosisRun, test: pb.TestToRun, number: int, began: float) -> DiagnosticResult:
+        loop, request = asyncio.get_running_loop(), run.request
+        deadline_s = limits_named(test.name, test.settings).deadline_s
+        left_s = request.limit_s - (time.monotonic() - began) if request.limit_s else deadline_s
+        if left_s <= 0:
+            text = f"{UNABLE.means}: the {request.limit_s:g} s for all tests were over before"
+            return DiagnosticResult(test=test.name, findings=[UNABLE.found(test.name, text=text)])
+        within_s = min(deadline_s, left_s)
+        begun = pb.TestBegun(name=test.name, number=number, of=len(request.tests), deadline_s=within_s)
+        run.tell(pb.DiagnoseReply(begun=begun))
+        peer = None
+        if request.HasField("peer"):
+            given = request.peer
+            peer = {"position": given.position, "secret": given.secret, "host": given.host, "port": given.port}
+        asked = DiagnosticRequest(test.name, test.settings, {**self._bench, "peer": peer}, within_s)
+
+        def waits_at(port: int) -> None:
+            waits = pb.TestWaits(name=test.name, host=str(self._bench["host"]), port=port)
+            loop.call_soon_threadsafe(run.tell, pb.DiagnoseReply(waits=waits))
+
+        return await loop.run_in_executor(self._thread, self._process.run, asked, waits_at)
+
+    def _cool(self) -> None:
+        """The process that waits for a next test ends."""
+        if self._running is None:
+            with contextlib.suppress(RuntimeError):  # the agent ends
+                self._thread.submit(self._process.close)
+
+
+def check_tests(request: pb.DiagnoseRequest) -> None:
+    """Refuse what cannot be run.
+
+    Raises:
+        ConfigError: there is no such test, a setting is wrong, or a test between machines lacks the other one.
+    """
+    for test in request.tests:
+        limits_named(test.name, test.settings)
+        if kind_named(test.name).is_between() and not request.HasField("peer"):
+            raise ConfigError(f"the test {test.name} takes two machines: the request names no other one")

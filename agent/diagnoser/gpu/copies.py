@@ -1,0 +1,87 @@
+"""Copies from main memory to each GPU and back: PCIe, and the memory of the GPU."""
+
+from __future__ import annotations
+
+import time
+from statistics import median
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from agent.diagnoser.diagnostic import DiagnosticLimits, DiagnosticTest
+from agent.diagnoser.kind import gpus, hardware
+from everstep.decisions.diagnose.bandwidth import SLOW_SHARE, below
+from everstep.errors import CannotLook
+from everstep.model.diagnosis import Diagnostic, DiagnosticResult
+from everstep.model.health import Finding, Health, Remedy
+from everstep.model.reason import Reason
+from everstep.text import size_text
+
+DAMAGED = Reason(
+    "gpu-copy-damaged", "bytes that are copied to a GPU and back arrive changed", remedy=Remedy.REPLACE, sure=True
+)
+FAILED = Reason("gpu-copy-failed", "nothing can be copied to a GPU", remedy=Remedy.RESET_GPU, verdict=Health.UNKNOWN)
+SLOW = Reason("gpu-copy-slow", "copies to a GPU are far slower than to the machine's others", remedy=Remedy.REPLACE)
+
+
+class GpuCopyLimits(DiagnosticLimits):
+    """Of copies to GPUs and back."""
+
+    mb: float = Field(default=256.0, gt=0)
+    """Of one copy, megabytes (ours)."""
+    rounds: int = Field(default=5, ge=1)
+    """The fastest one counts (ours)."""
+    slow_share: float = Field(default=SLOW_SHARE, gt=0, lt=1)
+    """A GPU with less than this share of the median of the machine's GPUs is slow (ours)."""
+
+
+class GpuCopyTest(DiagnosticTest):
+    """Copies to each GPU and back."""
+
+    name: ClassVar[Diagnostic] = Diagnostic.GPU_COPY
+    does: ClassVar[str] = (
+        "copies bytes to each GPU and back; compared, timed, and held against the machine's other GPUs"
+    )
+    reasons: ClassVar[tuple[Reason, ...]] = (DAMAGED, FAILED, SLOW)
+    limits_type: ClassVar[type[DiagnosticLimits]] = GpuCopyLimits
+    imports: ClassVar[tuple[str, ...]] = ("torch",)
+
+    def run(self) -> DiagnosticResult:
+        """Test once."""
+        import torch
+
+        if not gpus():
+            return self.nothing("no GPU")
+        if not torch.cuda.is_available():
+            raise CannotLook("the driver shows GPUs and torch can use none")
+        findings: list[Finding] = []
+        speeds: dict[str, dict[str, float]] = {"to": {}, "from": {}}
+        for index in range(torch.cuda.device_count()):
+            try:
+                self._copied(torch, index, speeds, findings)
+            except RuntimeError as error:
+                findings.append(self.finding(FAILED, f"GPU {index}", str(error).splitlines()[0]))
+        for way, found in speeds.items():
+            for gpu, share in below(found, self.limits.slow_share).items():
+                usual = size_text(median(found.values()))
+                text = f"copies {way} it: {size_text(found[gpu])}/s, {share:.0%} of the usual {usual}/s"
+                findings.append(self.finding(SLOW, gpu, text))
+        measures = {f"copy_{way}_bytes_per_second": min(found.values()) for way, found in speeds.items() if found}
+        return self.result(*findings, kind=hardware(), measures=measures)
+
+    def _copied(self, torch: Any, index: int, speeds: dict[str, dict[str, float]], findings: list[Finding]) -> None:
+        numbers = max(1, int(self.limits.mb * 1e6 / 4))
+        sent = torch.arange(numbers, dtype=torch.int32).pin_memory()
+        there = torch.empty(numbers, dtype=torch.int32, device=f"cuda:{index}")
+        gpu, size = f"GPU {index}", sent.numel() * sent.element_size()
+        for _ in range(self.limits.rounds):
+            came = torch.zeros(numbers, dtype=torch.int32).pin_memory()
+            for way, target, source in (("to", there, sent), ("from", came, there)):
+                began = time.monotonic()
+                target.copy_(source)
+                torch.cuda.synchronize(index)
+                speed = size / (time.monotonic() - began)
+                speeds[way][gpu] = max(speeds[way].get(gpu, 0.0), speed)
+            if wrong := int((came != sent).sum()):
+                findings.append(self.finding(DAMAGED, gpu, f"{wrong} of {numbers} numbers differ"))
+                return

@@ -1,0 +1,132 @@
+"""NVIDIA's own diagnostics, where they are installed: DCGM's tests by level, and EUD."""
+
+from __future__ import annotations
+
+import shutil
+from typing import ClassVar
+
+from pydantic import Field
+
+from agent.diagnoser.diagnostic import DiagnosticLimits, DiagnosticTest
+from agent.diagnoser.gpu.clocks import COMMAND, GpuClocks, read_clocks, restore_clocks
+from agent.diagnoser.gpu.report import NO_VERDICT_IDS, DcgmFailure, DcgmReport, Severity, parsed
+from agent.diagnoser.kind import gpus
+from agent.monitor import programs
+from everstep.errors import CannotLook
+from everstep.model.diagnosis import Diagnostic, DiagnosticResult
+from everstep.model.health import Finding, Health, Remedy
+from everstep.model.reason import Reason
+
+BAD = Reason(
+    "dcgm-isolate",
+    "NVIDIA's diagnostic says that a GPU is to be taken out",
+    remedy=Remedy.REPLACE,
+    sure=True,
+    source="DCGM: error severity 2",
+)
+RESET = Reason(
+    "dcgm-reset",
+    "NVIDIA's diagnostic says that a GPU is to be reset",
+    remedy=Remedy.RESET_GPU,
+    sure=True,
+    source="DCGM: error severity 6",
+)
+TOLD = Reason(
+    "dcgm-told",
+    "NVIDIA's diagnostic reports an error that does not say that a GPU is at fault",
+    verdict=Health.UNKNOWN,
+    source="DCGM: other severities; versions before 4 print none",
+)
+SETUP = Reason(
+    "dcgm-setup",
+    "NVIDIA's diagnostic says that the machine is set up wrongly",
+    remedy=Remedy.CHECK_SETUP,
+    verdict=Health.UNKNOWN,
+    source="DCGM: error severity 5",
+)
+CLOCKS = Reason(
+    "clocks-changed",
+    "a diagnostic left a GPU with other clocks, and they could not be set back",
+    remedy=Remedy.RESET_GPU,
+    verdict=Health.UNKNOWN,
+    source="ByteRobust, section 9",
+)
+_REASONS = {Severity.ISOLATE: BAD, Severity.RESET: RESET, Severity.CONFIG: SETUP}
+
+
+class DcgmTestLimits(DiagnosticLimits):
+    """Of DCGM's diagnostics."""
+
+    deadline_s: float = Field(default=300.0, gt=0)
+    """It is killed after this time, seconds; level 2 takes about two minutes."""
+    command: str = "dcgmi"
+    """The program, on PATH or with its path."""
+    run: str = "2"
+    """Level of the diagnostic, or names of tests: 1 takes seconds, 3 a quarter of an hour."""
+    lock_clocks: str = ""
+    """``LOWEST,HIGHEST`` in MHz to which the site locks the clocks of GPUs; they are locked again after the test."""
+
+
+class EudTestLimits(DcgmTestLimits):
+    """Of EUD."""
+
+    deadline_s: float = Field(default=1200.0, gt=0)
+    """It is killed after this time, seconds (ours)."""
+    run: str = "eud"
+    """Name of the test."""
+
+
+class DcgmTest(DiagnosticTest):
+    """Runs ``dcgmi diag``."""
+
+    name: ClassVar[Diagnostic] = Diagnostic.DCGM
+    does: ClassVar[str] = "DCGM's own diagnostics of the GPUs, where DCGM is installed; clocks are set back after them"
+    reasons: ClassVar[tuple[Reason, ...]] = (BAD, RESET, TOLD, SETUP, CLOCKS)
+    limits_type: ClassVar[type[DiagnosticLimits]] = DcgmTestLimits
+
+    def run(self) -> DiagnosticResult:
+        """Test once."""
+        if not gpus() and shutil.which(self.limits.command) is None:
+            return self.nothing("no GPU")
+        before = _clocks()
+        try:
+            ran = programs.run([self.limits.command, "diag", "-r", self.limits.run, "-j"], self.limits.deadline_s * 0.9)
+        finally:
+            left = restore_clocks(before, self.limits.lock_clocks) if before else []
+        findings = [self.finding(CLOCKS, "", *left)] if left else []
+        report = parsed(ran.output, ran.code)
+        findings += self._findings(report)
+        if not (report.passed or findings):
+            raise CannotLook(f"all of its tests were skipped: {', '.join(report.skipped) or 'there was none'}")
+        return self.result(*findings, measures={"passed_results": float(report.passed)})
+
+    def _findings(self, report: DcgmReport) -> list[Finding]:
+        if unable := [one for one in report.failures if one.error in NO_VERDICT_IDS]:
+            raise CannotLook(f"{NO_VERDICT_IDS[unable[0].error]}: {unable[0].text}")
+        found: dict[tuple[str, str], list[DcgmFailure]] = {}
+        for one in report.failures:
+            found.setdefault((_REASONS.get(one.severity, TOLD).code, one.part), []).append(one)
+        return [self._of_part(part, several) for (_, part), several in found.items()]
+
+    def _of_part(self, part: str, failures: list[DcgmFailure]) -> Finding:
+        reason = _REASONS.get(failures[0].severity, TOLD)
+        lines = [f"{one.test}: {one.text} (error {one.error}, severity {one.severity})" for one in failures]
+        return self.finding(reason, f"{part} of DCGM" if part else "", *lines, text=f"{reason.means}: {lines[0]}")
+
+
+class EudTest(DcgmTest):
+    """Runs EUD through DCGM; it needs root, and its package."""
+
+    name: ClassVar[Diagnostic] = Diagnostic.EUD
+    does: ClassVar[str] = "NVIDIA's EUD through DCGM, as root, where it is installed; clocks are set back after it"
+    limits_type: ClassVar[type[DiagnosticLimits]] = EudTestLimits
+
+
+def _clocks() -> dict[str, GpuClocks]:
+    """How the GPUs are set; none: nothing can say it."""
+    if shutil.which(COMMAND) is None:
+        return {}
+    try:
+        return read_clocks()
+    except CannotLook:
+        return {}

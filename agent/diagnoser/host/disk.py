@@ -1,0 +1,100 @@
+"""The disk of the agent's state folder: a file is written, read back and compared."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import mmap
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import Field
+
+from agent.diagnoser.diagnostic import DiagnosticLimits, DiagnosticTest
+from agent.diagnoser.kind import hardware
+from everstep.errors import CannotLook
+from everstep.memory import free
+from everstep.model.diagnosis import Diagnostic, DiagnosticResult
+from everstep.model.health import Remedy
+from everstep.model.reason import Reason
+from everstep.text import size_text
+
+DAMAGED = Reason("disk-damaged", "a disk does not keep what is written", remedy=Remedy.REPLACE, sure=True)
+FAILS = Reason("disk-io-error", "a disk answers with errors", remedy=Remedy.REPLACE, sure=True)
+BLOCK = 1 << 22
+LEAST_BYTES = BLOCK
+"""Less room than this is not worth a test (ours)."""
+
+
+class DiskTestLimits(DiagnosticLimits):
+    """Of the disk test."""
+
+    mb: float = Field(default=128.0, gt=0)
+    """Size of the file, megabytes (ours)."""
+    share: float = Field(default=0.05, gt=0, le=0.5)
+    """Of the room that is free, at most: a test fills no disk (ours)."""
+
+
+class DiskTest(DiagnosticTest):
+    """Writes a file, reads it back from the disk, and removes it."""
+
+    name: ClassVar[Diagnostic] = Diagnostic.DISK
+    does: ClassVar[str] = "writes a file to the disk of the state folder, reads it back and removes it"
+    reasons: ClassVar[tuple[Reason, ...]] = (DAMAGED, FAILS)
+    limits_type: ClassVar[type[DiagnosticLimits]] = DiskTestLimits
+
+    def run(self) -> DiagnosticResult:
+        """Test once."""
+        folder = self.bench.folder
+        blocks = int(min(self.limits.mb * 1e6, self.limits.share * free(folder))) // BLOCK
+        if blocks * BLOCK < LEAST_BYTES:
+            raise CannotLook(f"{folder} has {size_text(free(folder))} free: a file of a useful size does not fit")
+        try:
+            return self._tested(folder, blocks)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return self.result(self.finding(FAILS, str(folder), str(error)))
+
+    def _tested(self, folder: Path, blocks: int) -> DiagnosticResult:
+        # It has no name from its first moment on: whoever is killed leaves nothing.
+        with tempfile.TemporaryFile(dir=folder) as file:
+            descriptor = file.fileno()
+            began = time.monotonic()
+            for index in range(blocks):
+                file.write(contents(index))
+            file.flush()
+            os.fsync(descriptor)
+            write_s = time.monotonic() - began
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)  # so that it is read from the disk
+            read_s, wrong = 0.0, []
+            buffer = mmap.mmap(-1, BLOCK)
+            for index in range(blocks):
+                began = time.monotonic()
+                count = os.preadv(descriptor, [buffer], index * BLOCK)
+                read_s += time.monotonic() - began
+                if count != BLOCK or self.read(buffer, index) != contents(index):
+                    wrong.append(f"block {index} of {blocks}, {count} bytes")
+        if wrong:
+            return self.result(self.finding(DAMAGED, str(folder), *wrong))
+        size = blocks * BLOCK
+        return self.result(
+            kind=hardware(),
+            measures={
+                "verified_bytes": float(size),
+                "write_bytes_per_second": size / write_s,
+                "read_bytes_per_second": size / read_s,
+            },
+        )
+
+    def read(self, buffer: mmap.mmap, index: int) -> bytes:
+        """What was read of a block."""
+        return buffer[:]
+
+
+def contents(index: int) -> bytes:
+    """Of a block; no two are alike."""
+    return hashlib.shake_128(index.to_bytes(8, "little")).digest(1 << 16) * (BLOCK >> 16)

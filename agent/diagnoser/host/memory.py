@@ -1,0 +1,109 @@
+"""Memory: patterns are written, and read back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
+
+from agent.diagnoser.diagnostic import DiagnosticLimits, DiagnosticTest
+from agent.diagnoser.kind import hardware
+from everstep.errors import CannotLook
+from everstep.memory import memory_available
+from everstep.model.diagnosis import Diagnostic, DiagnosticResult
+from everstep.model.health import Remedy
+from everstep.model.reason import Reason
+from everstep.text import size_text
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Words64 = NDArray[np.uint64]
+
+DAMAGED = Reason("memory-damaged", "memory does not keep what is written", remedy=Remedy.REPLACE, sure=True)
+LEAST_BYTES = 1 << 20
+"""Less memory than this is not worth a test (ours)."""
+PART = 1 << 20
+"""Words that are compared at a time: what the comparison needs itself stays small (ours)."""
+NAMED = 3
+"""Places that are named (ours)."""
+FIXED = (0, 0xFFFF_FFFF_FFFF_FFFF, 0x5555_5555_5555_5555, 0xAAAA_AAAA_AAAA_AAAA)
+
+
+class MemoryTestLimits(DiagnosticLimits):
+    """Of the memory test."""
+
+    mb: float = Field(default=256.0, gt=0)
+    """So much is tested, megabytes; what is not allocated is not tested (ours)."""
+    share: float = Field(default=0.1, gt=0, le=0.5)
+    """Of the memory that is available, at most (ours)."""
+    seconds: float = Field(default=2.0, gt=0)
+    """Patterns are repeated for so long, each of them once at least (ours)."""
+
+
+class MemoryTest(DiagnosticTest):
+    """Writes patterns, reads them back."""
+
+    name: ClassVar[Diagnostic] = Diagnostic.MEMORY
+    does: ClassVar[str] = "writes patterns into memory and reads them back"
+    reasons: ClassVar[tuple[Reason, ...]] = (DAMAGED,)
+    limits_type: ClassVar[type[DiagnosticLimits]] = MemoryTestLimits
+
+    def run(self) -> DiagnosticResult:
+        """Test once."""
+        import numpy as np
+
+        size = int(min(self.limits.mb * 1e6, self.limits.share * memory_available()))
+        if size < LEAST_BYTES:
+            raise CannotLook(f"only {size_text(size)} of memory could be taken")
+        block = np.empty(size // 8, dtype=np.uint64)
+        ends, written, rounds, fastest = time.monotonic() + self.limits.seconds, 0, 0, 0.0
+        while rounds == 0 or time.monotonic() < ends:
+            for name, expected in patterns(len(block), rounds):
+                began = time.monotonic()
+                self.write(block, expected)
+                fastest = max(fastest, block.nbytes / (time.monotonic() - began))
+                if places := differences(block, expected):
+                    return self.result(self.finding(DAMAGED, "", *places, text=f"{DAMAGED.means}: pattern {name}"))
+                written += block.nbytes
+            rounds += 1
+        return self.result(
+            kind=hardware(),
+            measures={
+                "tested_bytes": float(block.nbytes),
+                "verified_bytes": float(written),
+                "write_bytes_per_second": fastest,
+            },
+        )
+
+    def write(self, block: Words64, expected: Words64) -> None:
+        """Fill a block with a pattern."""
+        block[:] = expected
+
+
+def patterns(words: int, seed: int) -> Iterator[tuple[str, Words64]]:
+    """Name and contents of each pattern; the last two are different in each round."""
+    import numpy as np
+
+    for value in FIXED:
+        yield f"{value:#x}", np.broadcast_to(np.uint64(value), words)
+    yield "addresses", np.arange(words, dtype=np.uint64) ^ np.uint64(seed)
+    yield "random", np.random.default_rng(seed).integers(0, 1 << 64, words, dtype=np.uint64)
+
+
+def differences(block: Words64, expected: Words64) -> list[str]:
+    """Where a block has other contents, the first places."""
+    import numpy as np
+
+    found: list[str] = []
+    for begin in range(0, len(block), PART):
+        part, right = block[begin : begin + PART], expected[begin : begin + PART]
+        for index in np.flatnonzero(part != right)[: NAMED - len(found)]:
+            wrote, read = int(right[index]), int(part[index])
+            found.append(f"byte {8 * (begin + int(index))}: wrote {wrote:#018x}, read {read:#018x}")
+        if len(found) == NAMED:
+            break
+    return found

@@ -1,0 +1,33 @@
+"""Results of tests as they cross gRPC."""
+
+from __future__ import annotations
+
+from agent.monitor.messages import finding_of, to_message
+from agent.v1 import agent_pb2 as pb
+from everstep.model.diagnosis import DiagnosticResult
+
+
+def said_message(result: DiagnosticResult) -> pb.TestSaid:
+    """A result as a message."""
+    return pb.TestSaid(
+        name=result.test,
+        findings=map(to_message, result.findings),
+        nothing=result.nothing,
+        measures=result.measures,
+        digests=result.digests,
+        kind=result.kind,
+        seconds=result.seconds,
+    )
+
+
+def result_of(message: pb.TestSaid) -> DiagnosticResult:
+    """The result of a message; words that this release does not know are kept."""
+    return DiagnosticResult(
+        test=message.name,
+        findings=list(map(finding_of, message.findings)),
+        nothing=message.nothing,
+        measures=dict(message.measures),
+        digests=dict(message.digests),
+        kind=message.kind,
+        seconds=message.seconds,
+    )

@@ -1,0 +1,123 @@
+"""All-to-all between processes of one machine: over NVLink or PCIe where there are GPUs, else within the processor.
+
+Where nccl-tests is installed and the machine has several GPUs, its ``alltoall_perf`` is run; else torch.distributed,
+with NCCL between GPUs and gloo between processors.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from agent.diagnoser.diagnostic import DiagnosticLimits, DiagnosticTest
+from agent.diagnoser.kind import gpus, hardware
+from agent.diagnoser.network import nccl_tests
+from agent.diagnoser.ranks import OWN, Meeting, RanksFailed, gpu_of, listening, run_ranks
+from agent.monitor import programs
+from everstep.errors import CannotLook
+from everstep.model.diagnosis import Diagnostic, DiagnosticResult
+from everstep.model.health import Health, Remedy
+from everstep.model.owner import Owner
+from everstep.model.reason import Reason
+
+DAMAGED = Reason(
+    "all-to-all-damaged",
+    "bytes that the machine's processes exchange arrive changed",
+    remedy=Remedy.REPLACE,
+    sure=True,
+    source="ByteRobust, section 4.2",
+)
+FAILED = Reason(
+    "all-to-all-failed",
+    "processes of the machine cannot exchange bytes",
+    owner=Owner.UNKNOWN,
+    remedy=Remedy.CHECK_SETUP,
+    verdict=Health.UNKNOWN,
+)
+
+
+class AllToAllLimits(DiagnosticLimits):
+    """Of all-to-all."""
+
+    ranks: int = Field(default=0, ge=0)
+    """Processes; 0: one for each GPU, or 4 without GPUs (ours)."""
+    mb: float = Field(default=16.0, gt=0)
+    """Which each of them sends in one exchange, megabytes (ours)."""
+    rounds: int = Field(default=5, ge=1)
+    """Exchanges; the fastest one counts (ours)."""
+    answer_s: float = Field(default=20.0, gt=0)
+    """A process that waits for another one for so long gives up, seconds (ours)."""
+    command: str = nccl_tests.ALL_TO_ALL
+    """The program of nccl-tests, on PATH or with its path."""
+
+
+class AllToAllTest(DiagnosticTest):
+    """Every process sends every other one bytes."""
+
+    name: ClassVar[Diagnostic] = Diagnostic.ALL_TO_ALL
+    does: ClassVar[str] = "processes of the machine, one for each GPU, send each other bytes; compared and timed"
+    reasons: ClassVar[tuple[Reason, ...]] = (DAMAGED, FAILED)
+    limits_type: ClassVar[type[DiagnosticLimits]] = AllToAllLimits
+    imports: ClassVar[tuple[str, ...]] = ("torch",)
+
+    def run(self) -> DiagnosticResult:
+        """Test once."""
+        if gpus() > 1 and shutil.which(self.limits.command):
+            return self._by_nccl_tests()
+        ranks = self.limits.ranks or gpus() or 4
+        if ranks == 1:
+            return self.nothing("one GPU has nobody to exchange bytes with")
+        listener, port = listening()
+        backend = "nccl" if gpus() >= ranks else "gloo"
+        meeting = Meeting(OWN, port, ranks, listener=listener, timeout_s=self.limits.answer_s, backend=backend)
+        try:
+            said = run_ranks(ranks, meeting, self._exchange, within_s=self.limits.deadline_s * 0.9)
+        except RanksFailed as error:
+            return self.result(self.finding(FAILED, backend, str(error), text=f"{FAILED.means}: {error}"))
+        if wrong := [f"rank {one['rank']}: {one['wrong']} numbers differ" for one in said if one["wrong"]]:
+            return self.result(self.finding(DAMAGED, backend, *wrong))
+        slowest = max(one["seconds"] for one in said)
+        # As nccl-tests counts it: what leaves each rank for others.
+        moved = said[0]["bytes"] * (ranks - 1) / ranks
+        measures = {f'bytes_per_second{{backend="{backend}",ranks="{ranks}"}}': moved / slowest}
+        return self.result(kind=hardware(), measures=measures)
+
+    def _exchange(self, rank: int) -> dict[str, Any]:
+        import torch
+        import torch.distributed as dist
+
+        ranks = dist.get_world_size()
+        device = gpu_of(rank) if dist.get_backend() == "nccl" else torch.device("cpu")
+        part = max(1, int(self.limits.mb * 1e6 / 4 / ranks))
+        numbers = torch.arange(part, dtype=torch.int32, device=device)
+        sent = torch.cat([numbers * ranks * ranks + rank * ranks + other for other in range(ranks)])
+        right = torch.cat([numbers * ranks * ranks + other * ranks + rank for other in range(ranks)])
+        wrong, fastest = 0, float("inf")
+        for _ in range(self.limits.rounds + 1):  # the first one makes connections
+            came = torch.zeros_like(sent)
+            dist.barrier()
+            began = time.monotonic()
+            dist.all_to_all_single(came, sent)
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            fastest = min(fastest, time.monotonic() - began)
+            wrong += int((came != right).sum())
+        return {"rank": rank, "wrong": wrong, "seconds": fastest, "bytes": sent.numel() * sent.element_size()}
+
+    def _by_nccl_tests(self) -> DiagnosticResult:
+        size = f"{max(1, int(self.limits.mb))}M"
+        words = [self.limits.command, "-g", str(gpus()), "-b", size, "-e", size, "-n", "20", "-c", "1"]
+        ran = programs.run(words, self.limits.deadline_s * 0.9)
+        found = nccl_tests.parsed(ran.output)
+        if found is None:
+            last = ran.output.strip().rpartition("\n")[2]
+            raise CannotLook(f"{self.limits.command} ended with code {ran.code}: {last or 'no output'}")
+        if found.wrong:
+            return self.result(self.finding(DAMAGED, "NCCL", f"{self.limits.command}: {found.wrong} wrong values"))
+        if ran.code:
+            return self.result(self.finding(FAILED, "NCCL", f"{self.limits.command} ended with code {ran.code}"))
+        measures = {f'bytes_per_second{{backend="nccl-tests",ranks="{gpus()}"}}': found.bus_bytes_per_second}
+        return self.result(kind=hardware(), measures=measures)

@@ -1,0 +1,77 @@
+"""TCP from the machine to itself: processors, memory and the kernel's network, and no wire."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from typing import ClassVar
+
+from pydantic import Field
+
+from agent.diagnoser.diagnostic import DiagnosticLimits, DiagnosticTest
+from agent.diagnoser.kind import hardware
+from agent.diagnoser.network.stream import Received, receive, send
+from everstep.errors import CannotLook
+from everstep.model.diagnosis import Diagnostic, DiagnosticResult
+from everstep.model.health import Remedy
+from everstep.model.reason import Reason
+
+DAMAGED = Reason(
+    "loopback-damaged", "bytes that the machine sends itself arrive changed", remedy=Remedy.REPLACE, sure=True
+)
+ANSWER_S = 10.0
+"""A connection to itself that stands still for so long is given up, seconds (ours)."""
+
+
+class LoopbackLimits(DiagnosticLimits):
+    """Of the loopback test."""
+
+    rounds: int = Field(default=3, ge=1)
+    """The fastest one counts: other work on the machine slows it down and never speeds it up (ours)."""
+    seconds: float = Field(default=0.3, gt=0)
+    """Of one round, at most (ours)."""
+    mb: float = Field(default=512.0, gt=0)
+    """Of one round, at most, megabytes (ours)."""
+
+
+class LoopbackTest(DiagnosticTest):
+    """Sends bytes to itself."""
+
+    name: ClassVar[Diagnostic] = Diagnostic.LOOPBACK
+    does: ClassVar[str] = "sends bytes over TCP to the machine's own address, compares and times them"
+    reasons: ClassVar[tuple[Reason, ...]] = (DAMAGED,)
+    limits_type: ClassVar[type[DiagnosticLimits]] = LoopbackLimits
+
+    def run(self) -> DiagnosticResult:
+        """Test once."""
+        rounds = [self._round() for _ in range(self.limits.rounds)]
+        wrong = sum(one.wrong for one in rounds)
+        if wrong:
+            return self.result(self.finding(DAMAGED, self.bench.host, f"{wrong} blocks of 1 MiB"))
+        fastest = max(one.bytes_per_second for one in rounds)
+        measures = {"verified_bytes": float(sum(one.bytes for one in rounds)), "bytes_per_second": fastest}
+        return self.result(kind=hardware(), measures=measures)
+
+    def _round(self) -> Received:
+        host = self.bench.host.strip("[]")
+        with socket.create_server((host, 0), family=family_of(host)) as listener:
+            sending = threading.Thread(target=self._send, args=listener.getsockname()[:2], daemon=True)
+            sending.start()
+            listener.settimeout(ANSWER_S)
+            connection, _ = listener.accept()
+            with connection:
+                connection.settimeout(ANSWER_S)
+                found = receive(connection)
+            sending.join(ANSWER_S)
+        if not found.bytes:
+            raise CannotLook("nothing was sent")
+        return found
+
+    def _send(self, host: str, port: int) -> None:
+        with socket.create_connection((host, port), timeout=ANSWER_S) as connection:
+            send(connection, self.limits.seconds, self.limits.mb * 1e6)
+
+
+def family_of(host: str) -> socket.AddressFamily:
+    """Whether an address is of IPv4 or IPv6."""
+    return socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]

@@ -1,0 +1,83 @@
+"""TCP between two machines, through the interface on which their agents listen, in both directions."""
+
+from __future__ import annotations
+
+import socket
+from typing import ClassVar
+
+from pydantic import Field
+
+from agent.diagnoser.diagnostic import DiagnosticLimits, DiagnosticTest
+from agent.diagnoser.kind import hardware
+from agent.diagnoser.network.loopback import family_of
+from agent.diagnoser.network.stream import Received, greet, receive, send
+from everstep.model.diagnosis import Diagnostic, DiagnosticResult
+from everstep.model.health import Health
+from everstep.model.owner import Owner
+from everstep.model.reason import Reason
+
+FAILED = Reason(
+    "nic-failed",
+    "bytes do not get from this machine to another one and back",
+    owner=Owner.NETWORK,
+    verdict=Health.UNKNOWN,
+)
+DAMAGED = Reason(
+    "nic-damaged", "bytes from another machine arrive changed", owner=Owner.NETWORK, verdict=Health.UNKNOWN
+)
+
+
+class NicLimits(DiagnosticLimits):
+    """Of the test between two machines' interfaces."""
+
+    deadline_s: float = Field(default=30.0, gt=0)
+    """It is killed after this time, seconds (ours)."""
+    seconds: float = Field(default=1.0, gt=0)
+    """In each direction, at most (ours)."""
+    mb: float = Field(default=4096.0, gt=0)
+    """In each direction, at most, megabytes (ours)."""
+    answer_s: float = Field(default=5.0, gt=0)
+    """A connection that does not come about, or stands still for so long, failed, seconds (ours)."""
+
+
+class NicTest(DiagnosticTest):
+    """Sends bytes to another machine, and receives some."""
+
+    name: ClassVar[Diagnostic] = Diagnostic.NIC
+    does: ClassVar[str] = "sends bytes over TCP to another machine and back, compares and times them"
+    reasons: ClassVar[tuple[Reason, ...]] = (FAILED, DAMAGED)
+    limits_type: ClassVar[type[DiagnosticLimits]] = NicLimits
+
+    def run(self) -> DiagnosticResult:
+        """Test once."""
+        try:
+            found = self._exchanged()
+        except OSError as error:
+            return self.result(self.finding(FAILED, "", str(error), text=f"{FAILED.means}: {error}"))
+        if found.wrong:
+            return self.result(self.finding(DAMAGED, "", f"{found.wrong} blocks of 1 MiB"))
+        measures = {"verified_bytes": float(found.bytes), "bytes_per_second": found.bytes_per_second}
+        return self.result(kind=hardware(), measures=measures)
+
+    def _exchanged(self) -> Received:
+        limits = self.limits
+        with self._connected() as connection:
+            connection.settimeout(limits.answer_s)
+            greet(connection, self.peer.secret, self.peer.position)
+            if self.peer.position:
+                send(connection, limits.seconds, limits.mb * 1e6)
+                return receive(connection)
+            found = receive(connection)
+            send(connection, limits.seconds, limits.mb * 1e6)
+            return found
+
+    def _connected(self) -> socket.socket:
+        own = self.bench.host.strip("[]")
+        if self.peer.position:
+            host = self.peer.host.strip("[]")
+            return socket.create_connection((host, self.peer.port), self.limits.answer_s, (own, 0))
+        with socket.create_server((own, 0), family=family_of(own)) as listener:
+            listener.settimeout(self.limits.deadline_s / 2)  # the other machine is told only once this one waits
+            self.bench.waits_at(listener.getsockname()[1])
+            connection, _ = listener.accept()
+            return connection

@@ -1,0 +1,64 @@
+"""Size and structure of the reference model."""
+
+from __future__ import annotations
+
+from pydantic import Field, model_validator
+
+from agent.diagnoser.diagnostic import DiagnosticLimits
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+class ReferenceLimits(DiagnosticLimits):
+    """Of bitwise alignment: the model has the job's structure, and a size of its own."""
+
+    seconds: float = Field(default=5.0, ge=0)
+    """The step is repeated for so long, and done twice at least: faults come and go (ours)."""
+    tp: int = Field(default=2, ge=1)
+    """Tensor-parallel size (ByteRobust, section 4.2: TP2·PP2·DP2, or EP2·PP2·DP2)."""
+    ep: int = Field(default=1, ge=1)
+    """Expert-parallel size."""
+    pp: int = Field(default=2, ge=1)
+    dp: int = Field(default=2, ge=1)
+    moe: bool = False
+    """Layers have experts, which ``ep`` splits; else ``tp`` splits the layers."""
+    dtype: str = "bfloat16"
+    """``float32``, ``bfloat16`` or ``float16``: the job's."""
+    dim: int = Field(default=128, ge=8)
+    """Width (ours, as all sizes below)."""
+    heads: int = Field(default=4, ge=1)
+    layers: int = Field(default=4, ge=1)
+    experts: int = Field(default=4, ge=1)
+    batch: int = Field(default=4, ge=1)
+    sequence: int = Field(default=32, ge=2)
+    answer_s: float = Field(default=20.0, gt=0)
+    """A process that waits for another one for so long gives up, seconds (ours)."""
+
+    @property
+    def inner(self) -> int:
+        """Ranks that share a layer."""
+        return self.ep if self.moe else self.tp
+
+    @property
+    def world_size(self) -> int:
+        """Processes on each machine."""
+        return self.inner * self.pp * self.dp
+
+    @model_validator(mode="after")
+    def _fits(self) -> ReferenceLimits:
+        wrong = [
+            text
+            for fits, text in (
+                (self.dtype in DTYPES, f"dtype must be one of {', '.join(DTYPES)}"),
+                (not (self.moe and self.tp > 1 and self.ep > 1), "a model with experts is split by ep: leave tp at 1"),
+                (self.dim % self.heads == 0, "dim must be a multiple of heads"),
+                (self.moe or self.heads % self.tp == 0, "heads must be a multiple of tp"),
+                (self.layers % self.pp == 0, "layers must be a multiple of pp"),
+                (not self.moe or self.experts % self.ep == 0, "experts must be a multiple of ep"),
+                (self.batch % self.pp == 0, "batch must be a multiple of pp: it has a microbatch for each stage"),
+            )
+            if not fits
+        ]
+        if wrong:
+            raise ValueError("; ".join(wrong))
+        return self

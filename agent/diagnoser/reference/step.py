@@ -1,0 +1,123 @@
+"""One step of the reference model, again and again from the same weights, and the digests of what came out."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional
+
+from agent.diagnoser.ranks import gpu_of
+from agent.diagnoser.reference.model import ReferenceStage, batch_of
+from agent.diagnoser.reference.parallel import Mesh, add_up, pass_on, take
+from agent.diagnoser.reference.settings import ReferenceLimits
+from everstep import faults
+
+LEARNING_RATE = 1e-3
+LEAST_ROUNDS = 2
+"""A step is compared with itself, at least (ours)."""
+
+
+def before_cuda() -> None:
+    """What has to be set before a process touches a GPU, so that it computes the same bits each time."""
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+
+
+class ReferenceRank:
+    """One rank at work.
+
+    Args:
+        rank: Its number on the machine.
+        limits: Of the model.
+        machine: Its name: a drill may have planned that it computes wrongly.
+    """
+
+    def __init__(self, rank: int, limits: ReferenceLimits, machine: str) -> None:
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cuda.matmul.allow_tf32 = False
+        self.limits, self.device = limits, gpu_of(rank)
+        self.mesh = Mesh.of(rank, limits)
+        self.dtype: torch.dtype = getattr(torch, limits.dtype)
+        self.stage = ReferenceStage(limits, self.mesh).to(self.device, self.dtype)
+        self.experts = self.stage.experts()
+        self.weights = [one.detach().clone() for one in self.stage.parameters()]
+        self.batch = batch_of(limits, self.mesh).to(self.device)
+        self._flip = faults.BitFlip.planned(machine) if rank == 0 else None
+
+    def repeat(self) -> dict[str, Any]:
+        """Steps until the time is over; what came out, and how often it was something else."""
+        began, seen = time.monotonic(), list[tuple[str, str]]()
+        while True:
+            seen.append(self._step())
+            over = len(seen) >= LEAST_ROUNDS and time.monotonic() - began >= self.limits.seconds
+            if self._agreed(over):
+                break
+        # What comes out most often is right; of what is as frequent, what came first.
+        usual, _ = Counter(seen).most_common(1)[0]
+        odd = [number for number, one in enumerate(seen, 1) if one != usual]
+        return {"gradients": usual[0], "parameters": usual[1], "rounds": len(seen), "odd": odd}
+
+    def _agreed(self, over: bool) -> bool:
+        """What the first rank says: all end after the same step."""
+        word = torch.tensor([int(over)])
+        dist.broadcast(word, 0)
+        return bool(word.item())
+
+    def _step(self) -> tuple[str, str]:
+        with torch.no_grad():
+            for one, fixed in zip(self.stage.parameters(), self.weights, strict=True):
+                one.copy_(fixed)
+                one.grad = None
+        self._forward_backward()
+        parameters = [one for one in self.stage.parameters() if one.grad is not None]
+        gradients = [one.grad for one in parameters if one.grad is not None]
+        if self._flip is not None and self._flip.strikes():
+            flip_bit(gradients[0])
+        own = digest(gradients)
+        for one in parameters:
+            assert one.grad is not None
+            shared = self.mesh.dp_group if one in self.experts or not self.limits.moe else self.mesh.data_group
+            one.grad = add_up(one.grad, shared)
+        torch.optim.AdamW(parameters, lr=LEARNING_RATE, foreach=False, fused=False).step()
+        return own, digest(parameters)
+
+    def _forward_backward(self) -> None:
+        """All microbatches forward, then all of them back, as in a pipeline."""
+        mesh, limits = self.mesh, self.limits
+        rows = limits.batch // limits.pp
+        like = torch.empty(rows, limits.sequence, limits.dim, dtype=self.dtype, device=self.device)
+        kept = []
+        for part in torch.split(self.batch, rows):
+            x = part[:, :-1] if mesh.before < 0 else take(like, mesh.before).requires_grad_()
+            out = self.stage(x)
+            if mesh.after < 0:
+                out = functional.cross_entropy(out.float().flatten(0, 1), part[:, 1:].flatten()) / limits.pp
+            else:
+                pass_on(out, mesh.after)
+            kept.append((x, out))
+        for x, out in kept:
+            out.backward(None if mesh.after < 0 else take(like, mesh.after))
+            if mesh.before >= 0:
+                assert x.grad is not None
+                pass_on(x.grad, mesh.before)
+
+
+def digest(tensors: Iterable[Tensor]) -> str:
+    """Of all bytes: two zeros of different signs differ, and one NaN equals itself."""
+    found = hashlib.sha256()
+    for one in tensors:
+        found.update(one.detach().contiguous().reshape(-1).cpu().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+def flip_bit(tensor: Tensor) -> None:
+    """Flip the lowest bit of the first number: what a drill does, and what no loss shows."""
+    bits = {4: torch.int32, 2: torch.int16}[tensor.element_size()]
+    tensor.detach().view(-1).view(bits)[0] ^= 1

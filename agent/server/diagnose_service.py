@@ -1,0 +1,57 @@
+"""The rpc that runs diagnostic tests."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import structlog
+
+from agent.diagnoser.diagnoser import Diagnoser
+from agent.server.checkpoint_service import CheckpointsService
+from agent.server.job_registry import Context, JobRegistry, check_job
+from agent.statuses import status_of
+from agent.v1 import agent_pb2 as pb
+from everstep.errors import AgentError, EverstepError
+from everstep.text import listed
+
+logger = structlog.get_logger()
+
+
+class DiagnoseService(CheckpointsService):
+    """Diagnose."""
+
+    def __init__(self, jobs: JobRegistry) -> None:
+        super().__init__(jobs)
+        host = self.host
+        self.diagnoser = Diagnoser(host.machine, host.address, host.state_dir, host.sockets)
+
+    async def Diagnose(self, request: pb.DiagnoseRequest, context: Context) -> AsyncIterator[pb.DiagnoseReply]:  # noqa: N802
+        """Run tests; what they say is told as they end."""
+        try:
+            if request.job:
+                check_job(request.job)
+            self._check_idle(request)
+            run = self.diagnoser.start(request)
+            async for reply in self.diagnoser.follow(run):
+                yield reply
+        except (EverstepError, OSError) as error:
+            logger.warning("refused", command="Diagnose", request=request.request_id, reason=str(error))
+            await context.abort(status_of(error), str(error))
+
+    def _check_idle(self, request: pb.DiagnoseRequest) -> None:
+        """Tests take what ranks need, and what they measure beside ranks says nothing.
+
+        Raises:
+            AgentError: ranks live here, or a job is here for which the tests are not asked.
+        """
+        seen = [rank for rank in self.jobs.ranks_seen() if rank.alive]
+        if seen:
+            ranks = listed([str(rank.rank) for rank in seen if rank.job == seen[0].job])
+            raise AgentError(f"ranks {ranks} of {seen[0].job} run on {self.host.machine}: stop the job first")
+        for job, runner in self.jobs.runners.items():
+            record = runner.record
+            if not record.released and (job != request.job or request.run not in {"", record.run}):
+                raise AgentError(
+                    f"{self.host.machine} has the job {job}, run {record.run or 'unknown'}, which may start its ranks "
+                    "at any time: tests are run for that job or not at all"
+                )

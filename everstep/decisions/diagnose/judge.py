@@ -1,0 +1,175 @@
+"""What all tests of several machines say together: each machine's own findings, and what only a comparison shows."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from everstep.decisions.diagnose import reasons
+from everstep.decisions.diagnose.alignment import Computed, compare
+from everstep.decisions.diagnose.bandwidth import LOW_SHARE, SLOW_SHARE, below
+from everstep.decisions.diagnose.pair import Pair, pair_of
+from everstep.decisions.diagnose.rounds import judge_pairs
+from everstep.model.diagnosis import (
+    SPEED,
+    BadLink,
+    Diagnosis,
+    DiagnosticResult,
+    MachineDiagnosis,
+    Measured,
+    PairResult,
+)
+from everstep.model.health import Finding, Health, verdict_of, worst_first
+from everstep.text import size_text
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Thresholds of bandwidths, as shares of the median."""
+
+    slow: float = SLOW_SHARE
+    low: float = LOW_SHARE
+
+
+def judge(
+    results: Mapping[str, Sequence[DiagnosticResult]],
+    pairs: Sequence[PairResult] = (),
+    silent: Mapping[str, str] | None = None,
+    shares: Shares | None = None,
+) -> Diagnosis:
+    """The verdict on every machine.
+
+    Args:
+        results: Machine → what its own tests say.
+        pairs: What tests between two machines say.
+        silent: Machine → why its tests could not be run at all.
+        shares: Below which shares of the others' a bandwidth is found.
+    """
+    shares, silent = shares or Shares(), silent or {}
+    machines = [*results, *(one for one in silent if one not in results)]
+    found: dict[str, list[Finding]] = {
+        machine: [finding for one in results.get(machine, ()) for finding in one.findings] for machine in machines
+    }
+    for machine, why in silent.items():
+        found[machine].append(reasons.SILENT.found("diagnose", text=why))
+    _compare_bits(results, found)
+    _compare_bandwidths(results, shares, found)
+    links = _compare_pairs(machines, pairs, shares, found)
+    tested = {machine for machine, said in results.items() if any(not one.nothing for one in said)}
+    tested |= {machine for pair in pairs if pair.passed for machine in pair.machines}
+    return Diagnosis(
+        machines=[
+            MachineDiagnosis(
+                machine=machine,
+                verdict=_verdict(found[machine], tested=machine in tested),
+                findings=worst_first(found[machine]),
+                results=list(results.get(machine, ())),
+            )
+            for machine in machines
+        ],
+        links=links,
+        pairs=list(pairs),
+        measured=_measured(results, pairs),
+    )
+
+
+def passed(pairs: Sequence[PairResult], test: str, shares: Shares | None = None) -> dict[Pair, bool | None]:
+    """Pair → whether it passed a test; one that is far slower than others did not."""
+    of_test = [pair for pair in pairs if pair.test == test]
+    slow = _slow_pairs(of_test, (shares or Shares()).slow)
+    return {pair_of(*pair.machines): pair.passed and pair_of(*pair.machines) not in slow for pair in of_test}
+
+
+def _verdict(findings: Sequence[Finding], *, tested: bool) -> Health:
+    """Where nothing was tested, nothing is known."""
+    return verdict_of(findings) if findings or tested else Health.UNKNOWN
+
+
+def _compare_bits(results: Mapping[str, Sequence[DiagnosticResult]], found: dict[str, list[Finding]]) -> None:
+    tests = dict.fromkeys(one.test for said in results.values() for one in said if one.digests)
+    for test in tests:
+        computed = {
+            machine: Computed(one.kind, one.digests)
+            for machine, said in results.items()
+            for one in said
+            if one.test == test and one.digests and one.verdict is Health.HEALTHY
+        }
+        kinds = {machine: one.kind for machine, one in computed.items()}
+        for machine, said in compare(computed).items():
+            if said.agrees is False:
+                found[machine].append(reasons.OTHER_BITS.found(test, "", kinds[machine], text=said.text))
+            elif said.agrees is None:
+                found[machine].append(reasons.UNCOMPARED.found(test, "", kinds[machine], text=said.text))
+
+
+def _compare_bandwidths(
+    results: Mapping[str, Sequence[DiagnosticResult]], shares: Shares, found: dict[str, list[Finding]]
+) -> None:
+    figures: dict[tuple[str, str, str], dict[str, float]] = defaultdict(dict)
+    for machine, said in results.items():
+        for one in said:
+            for name, value in one.measures.items():
+                if name.partition("{")[0].endswith(SPEED):
+                    figures[one.test, one.kind, name][machine] = value
+    for (test, _, name), values in figures.items():
+        usual = median(values.values())
+        for machine, share in below(values, shares.low).items():
+            reason = reasons.SLOW if share < shares.slow else reasons.LOW
+            text = f"{name} is {size_text(values[machine])}/s, {share:.0%} of what is usual here"
+            found[machine].append(reason.found(test, name, f"median of {len(values)}: {size_text(usual)}/s", text=text))
+
+
+def _slow_pairs(pairs: Sequence[PairResult], share: float) -> dict[Pair, float]:
+    """Pairs that passed, and are far slower than most of those that did."""
+    figures: dict[str, dict[Pair, float]] = defaultdict(dict)
+    for pair in pairs:
+        if pair.passed:
+            for name, value in pair.measures.items():
+                figures[name][pair_of(*pair.machines)] = value
+    return {pair: part for values in figures.values() for pair, part in below(values, share).items()}
+
+
+def _compare_pairs(
+    machines: Sequence[str], pairs: Sequence[PairResult], shares: Shares, found: dict[str, list[Finding]]
+) -> list[BadLink]:
+    links = []
+    for test in dict.fromkeys(pair.test for pair in pairs):
+        of_test = [pair for pair in pairs if pair.test == test]
+        met = {machine for pair in of_test for machine in pair.machines}
+        involved = [machine for machine in machines if machine in met]
+        slow = _slow_pairs(of_test, shares.slow)
+        texts = {pair_of(*pair.machines): pair.text for pair in of_test} | {
+            pair: f"{share:.0%} of the usual bandwidth" for pair, share in slow.items()
+        }
+        said = judge_pairs(involved, passed(of_test, test, shares))
+        links += [BadLink(machines=pair, test=test, text=texts[pair]) for pair in said.links]
+        for names, reason in ((said.machines, reasons.FAILS_WITH_ALL), (said.unsure, reasons.FAILS_UNSURE)):
+            for machine in names:
+                own = [pair for pair in texts if machine in pair and texts[pair]]
+                lines = [f"{' and '.join(pair)}: {texts[pair]}" for pair in own]
+                found[machine].append(reason.found(test, "", *lines))
+    return links
+
+
+def _measured(results: Mapping[str, Sequence[DiagnosticResult]], pairs: Sequence[PairResult]) -> list[Measured]:
+    figures: dict[str, dict[str, float]] = defaultdict(dict)
+    for machine, said in results.items():
+        for one in said:
+            for name, value in one.measures.items():
+                figures[f"{one.test} {name}"][machine] = value
+    for pair in pairs:
+        for name, value in pair.measures.items():
+            figures[f"{pair.test} {name}"][" and ".join(pair.machines)] = value
+    return [
+        Measured(
+            name=name,
+            machines=len(values),
+            low=min(values.values()),
+            lowest=min(values, key=values.__getitem__),
+            median=median(values.values()),
+            high=max(values.values()),
+        )
+        for name, values in figures.items()
+    ]

@@ -1,0 +1,54 @@
+"""What only a comparison of machines can find of one."""
+
+from __future__ import annotations
+
+from everstep.model.diagnosis import Diagnostic
+from everstep.model.health import Health, Remedy
+from everstep.model.owner import Owner
+from everstep.model.reason import Reason
+
+OTHER_BITS = Reason(
+    "other-bits",
+    "it computes other bits than most machines of its kind",
+    remedy=Remedy.REPLACE,
+    sure=True,
+    source="ByteRobust, section 4.2",
+)
+UNCOMPARED = Reason(
+    "bits-not-compared",
+    "whether it computes right cannot be told: too few machines of its kind agree",
+    owner=Owner.UNKNOWN,
+    verdict=Health.UNKNOWN,
+)
+FAILS_WITH_ALL = Reason(
+    "fails-with-others",
+    "it failed with two machines that work with others",
+    remedy=Remedy.REPLACE,
+    sure=True,
+    source="ByteRobust, section 4.2",
+)
+FAILS_UNSURE = Reason(
+    "failed-with-another",
+    "it failed with another machine, and which of them is at fault is not known",
+    owner=Owner.UNKNOWN,
+    verdict=Health.UNKNOWN,
+)
+SLOW = Reason("far-slower", "a bandwidth is far below that of other machines", remedy=Remedy.REPLACE)
+LOW = Reason("slower", "a bandwidth is below that of other machines", owner=Owner.UNKNOWN, verdict=Health.UNKNOWN)
+SILENT = Reason(
+    "not-diagnosed",
+    "its agent did not answer, or refused",
+    owner=Owner.UNKNOWN,
+    remedy=Remedy.CHECK_SETUP,
+    verdict=Health.UNKNOWN,
+)
+
+JUDGED = (OTHER_BITS, UNCOMPARED, FAILS_WITH_ALL, FAILS_UNSURE, SLOW, LOW, SILENT)
+"""All of them."""
+OF_TEST = {
+    OTHER_BITS.code: (Diagnostic.BITWISE,),
+    UNCOMPARED.code: (Diagnostic.BITWISE,),
+    FAILS_WITH_ALL.code: (Diagnostic.ALL_GATHER, Diagnostic.NIC),
+    FAILS_UNSURE.code: (Diagnostic.ALL_GATHER, Diagnostic.NIC),
+}
+"""Which tests can lead to it; the others can follow from any that measures a bandwidth, or from none."""

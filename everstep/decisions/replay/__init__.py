@@ -1,0 +1,1 @@
+"""Which machines run a job's script in which groups to find one that computes wrongly; pure functions."""

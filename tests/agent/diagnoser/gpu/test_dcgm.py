@@ -1,0 +1,117 @@
+"""The tests that run ``dcgmi``: programs of that name which print what was recorded, and set clocks as EUD did."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from agent.diagnoser.diagnostic import Bench
+from agent.diagnoser.gpu import dcgm
+from agent.diagnoser.gpu.dcgm import DcgmTest, DcgmTestLimits, EudTest, EudTestLimits
+from everstep.errors import CannotLook
+from everstep.model.diagnosis import DiagnosticResult
+from everstep.model.health import Health
+from tests.agent.diagnoser.gpu.dcgm_reports import gpu, report, warning
+
+SMI = """#!/bin/sh
+# Keeps the clocks of one GPU in a file.
+clocks={folder}/clocks
+case "$1" in
+--query-gpu=*) echo "0, $(cat $clocks), 700.00, Enabled" ;;
+*) [ "$3" = -ac ] && {restores} ;;
+esac
+exit 0
+"""
+RESTORES = 'echo "$4" | awk -F, \'{print $2", "$1}\' >$clocks'
+
+
+def installed(folder: Path, name: str, text: str) -> str:
+    path = folder / name
+    path.write_text(text)
+    path.chmod(0o755)
+    return str(path)
+
+
+def dcgmi(folder: Path, output: str, code: int = 0, also: str = "true") -> str:
+    (folder / "output").write_text(output)
+    return installed(
+        folder, "dcgmi", f'#!/bin/sh\necho "$@" >{folder}/asked\n{also}\ncat {folder}/output\nexit {code}\n'
+    )
+
+
+def said_by(command: str) -> DiagnosticResult:
+    return DcgmTest(Bench("m0"), DcgmTestLimits(command=command)).run()
+
+
+def test_a_machine_without_gpus_and_dcgm_has_nothing_to_test() -> None:
+    assert said_by("no-such-dcgmi").nothing == "no GPU"
+
+
+def test_a_machine_with_gpus_and_without_dcgm_cannot_be_tested(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dcgm, "gpus", lambda: 8)
+    with pytest.raises(CannotLook, match="is not there"):
+        said_by("no-such-dcgmi")
+
+
+@pytest.mark.parametrize(
+    ("severity", "reason", "verdict"),
+    [
+        (2, "dcgm-isolate", Health.FAULTY),
+        (6, "dcgm-reset", Health.FAULTY),
+        (5, "dcgm-setup", Health.UNKNOWN),
+        (1, "dcgm-told", Health.UNKNOWN),
+        (4, "dcgm-told", Health.UNKNOWN),
+    ],
+)
+def test_severities_decide(tmp_path: Path, severity: int, reason: str, verdict: Health) -> None:
+    found = said_by(dcgmi(tmp_path, report(gpu(0, "Pass"), gpu(3, "Fail", warning(severity))), 205))
+
+    [finding] = found.findings
+    assert (finding.reason, finding.item, found.verdict) == (reason, "GPU 3 of DCGM", verdict)
+    assert finding.sure == (verdict is Health.FAULTY)
+    assert found.measures == {"passed_results": 1.0}
+    assert (tmp_path / "asked").read_text() == "diag -r 2 -j\n"
+
+
+def test_eud_is_asked_for_by_its_name_and_needs_root(tmp_path: Path) -> None:
+    command = dcgmi(tmp_path, report(gpu(0, "Fail", warning(5, error=90)), name="eud"))
+    with pytest.raises(CannotLook, match="EUD was not run as root"):
+        EudTest(Bench("m0"), EudTestLimits(command=command)).run()
+    assert (tmp_path / "asked").read_text() == "diag -r eud -j\n"
+
+
+def test_what_was_skipped_everywhere_was_not_tested(tmp_path: Path) -> None:
+    with pytest.raises(CannotLook, match="all of its tests were skipped: eud"):
+        said_by(dcgmi(tmp_path, report(gpu(0, "Skip"), name="eud")))
+
+
+def test_a_diagnostic_that_hangs_is_ended(tmp_path: Path) -> None:
+    command = dcgmi(tmp_path, "", also="sleep 600")
+    with pytest.raises(CannotLook, match="did not end within"):
+        DcgmTest(Bench("m0"), DcgmTestLimits(command=command, deadline_s=0.3)).run()
+
+
+@pytest.mark.parametrize(("restores", "told"), [(RESTORES, []), ("true", ["clocks-changed"])])
+def test_clocks_that_a_diagnostic_changed_are_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restores: str, told: list[str]
+) -> None:
+    (tmp_path / "clocks").write_text("1980, 2619\n")
+    installed(tmp_path, "nvidia-smi", SMI.replace("{folder}", str(tmp_path)).replace("{restores}", restores))
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    found = said_by(dcgmi(tmp_path, report(gpu(0, "Pass")), also=f"echo '1200, 2619' >{tmp_path}/clocks"))
+
+    assert [one.reason for one in found.findings] == told
+    assert (tmp_path / "clocks").read_text() == ("1200, 2619\n" if told else "1980, 2619\n")
+
+
+def test_clocks_are_locked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    smi = SMI.replace("{folder}", str(tmp_path)).replace("{restores}", f'echo "$@" >>{tmp_path}/set')
+    installed(tmp_path, "nvidia-smi", smi.replace("*) [", f'-lgc) echo "$@" >>{tmp_path}/set ;;\n*) ['))
+    (tmp_path / "clocks").write_text("1980, 2619\n")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    limits = DcgmTestLimits(command=dcgmi(tmp_path, report(gpu(0, "Pass"))), lock_clocks="1410,1410")
+
+    assert DcgmTest(Bench("m0"), limits).run().findings == []
+    assert (tmp_path / "set").read_text() == "-lgc 1410,1410\n"

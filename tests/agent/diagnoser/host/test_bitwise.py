@@ -1,0 +1,68 @@
+"""Bitwise alignment: the same bits each time, and one wrong bit is seen on whichever machine it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from agent.diagnoser.host.bitwise import UNSTEADY
+from agent.diagnoser.reference.settings import ReferenceLimits
+from everstep import environment
+from everstep.decisions.diagnose.judge import judge
+from everstep.model.health import Health
+from tests.agent.diagnoser.forked import Run, forked_tests
+
+QUICK = {"seconds": 0, "dim": 16, "layers": 2, "sequence": 8, "batch": 2}
+MOE = {"moe": True, "tp": 1, "ep": 2, "experts": 2}
+
+
+@pytest.mark.parametrize(
+    "structure", [{}, {"dtype": "float32"}, {"dtype": "float16"}, MOE, {"tp": 1, "pp": 1, "dp": 2}]
+)
+def test_the_same_structure_gives_the_same_bits_in_every_process(forked: Run, structure: dict[str, object]) -> None:
+    one, two = (forked("bitwise", machine=machine, **QUICK | structure) for machine in ("m0", "m1"))
+
+    assert one.findings == two.findings == []
+    limits = ReferenceLimits.model_validate(QUICK | structure)
+    assert len(one.digests) == 2 * limits.world_size
+    assert (one.digests, one.kind) == (two.digests, two.kind)
+    assert one.measures["steps"] == 2
+
+
+def test_other_structures_are_other_kinds(forked: Run) -> None:
+    one, two = forked("bitwise", **QUICK), forked("bitwise", **QUICK | {"dp": 1})
+    assert one.kind != two.kind
+
+
+@pytest.fixture(scope="module")
+def harmed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """Tests of machines that compute wrongly: of the cluster ``c1`` the machine ``c1-m1``, and so on."""
+    folder = tmp_path_factory.mktemp("harmed")
+    flips: list[dict[str, object]] = [{"machine": f"c{bad}-m{bad}"} for bad in range(4)]
+    flips.append({"machine": "now and then", "probability": 0.5})
+    plan = folder / "faults.json"
+    plan.write_text(json.dumps([{"id": str(n), "fault": "bitflip", **one} for n, one in enumerate(flips)]))
+    with pytest.MonkeyPatch.context() as patched, forked_tests(folder) as run:
+        patched.setenv(environment.FAULTS, str(plan))
+        yield run
+
+
+@pytest.mark.parametrize("bad", range(4))
+def test_a_machine_that_computes_one_wrong_bit_is_named_whichever_of_four_it_is(harmed: Run, bad: int) -> None:
+    names = [f"c{bad}-m{index}" for index in range(4)]
+    found = judge({name: [harmed("bitwise", machine=name, **QUICK | {"pp": 1})] for name in names})
+
+    assert found.faulty == [f"c{bad}-m{bad}"]
+    [text] = [one.findings[0].text for one in found.machines if one.findings]
+    assert text.startswith("other bits than 3 of 4 machines of its kind: rank 0 gradients")
+    assert [one.verdict for one in found.machines].count(Health.HEALTHY) == 3
+
+
+def test_a_wrong_bit_that_comes_and_goes_is_found_by_the_machine_itself(harmed: Run) -> None:
+    found = harmed("bitwise", machine="now and then", **QUICK | {"seconds": 3, "pp": 1})
+
+    assert [one.reason for one in found.findings] == [UNSTEADY.code]
+    assert found.findings[0].sure
+    assert found.findings[0].evidence[0].startswith("rank 0: ")

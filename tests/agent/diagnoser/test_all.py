@@ -1,0 +1,46 @@
+"""The list of tests, and what may be set."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from agent.diagnoser.all import TESTS, kind_named, limits_named
+from agent.diagnoser.diagnostic import COMMON
+from everstep.errors import ConfigError
+from everstep.model.diagnosis import BETWEEN_MACHINES, Diagnostic
+
+
+def test_there_is_one_of_each_name() -> None:
+    assert {kind.name for kind in TESTS} == set(Diagnostic)
+    assert len(TESTS) == len(set(Diagnostic))
+    assert {kind.name for kind in TESTS if kind.is_between()} == set(BETWEEN_MACHINES)
+
+
+def test_each_reason_code_means_one_thing() -> None:
+    codes: dict[str, object] = {}
+    for reason in [reason for kind in TESTS for reason in (*kind.reasons, *COMMON)]:
+        assert codes.setdefault(reason.code, reason) == reason
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "said"),
+    [
+        ("teleport", {}, "there is no test 'teleport'; there are eud, dcgm"),
+        ("memory", {"gb": 1}, "the test memory has no setting 'gb'; there are deadline_s, mb"),
+        ("memory", {"mb": -1}, "the test memory: mb is -1"),
+        ("bitwise", {"moe": True, "ep": 2}, "leave tp at 1"),
+        ("bitwise", {"tp": 3}, "heads must be a multiple of tp"),
+        ("bitwise", {"dtype": "float64"}, "dtype must be one of float32"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_with_what_there_is(name: str, settings: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        limits_named(name, json.dumps(settings))
+
+
+def test_settings_that_are_no_json_are_refused() -> None:
+    with pytest.raises(ConfigError, match="no JSON"):
+        limits_named("memory", "{")
+    assert limits_named("memory", "") == kind_named("memory").limits_type()

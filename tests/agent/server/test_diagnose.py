@@ -1,0 +1,152 @@
+"""The rpc Diagnose of a real agent: one diagnosis at a time, never beside ranks, followed again after a caller died."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+import pytest
+
+from agent.launcher.processes import family_of
+from agent.v1 import agent_pb2 as pb
+from everstep.errors import AgentError, ConfigError
+from tests.agent.agents import Job, RunningAgent, until
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+SLEEPS = "import time; time.sleep(600)"
+
+
+def request(request_id: str, *tests: str, job: str = "", run: str = "", **settings: object) -> pb.DiagnoseRequest:
+    asked = [pb.TestToRun(name=test, settings=json.dumps(settings)) for test in tests]
+    return pb.DiagnoseRequest(request_id=request_id, job=job, run=run, tests=asked)
+
+
+def waiting(request_id: str) -> pb.DiagnoseRequest:
+    """A test that waits for another machine, which does not come."""
+    return pb.DiagnoseRequest(
+        request_id=request_id,
+        tests=[pb.TestToRun(name="nic", settings='{"deadline_s": 600}')],
+        peer=pb.TestPeer(position=0, secret="x"),
+    )
+
+
+async def all_of(stream: AsyncIterator[pb.DiagnoseReply]) -> list[pb.DiagnoseReply]:
+    async with asyncio.timeout(100):
+        return [reply async for reply in stream]
+
+
+def kinds(replies: list[pb.DiagnoseReply]) -> list[str]:
+    return [str(reply.WhichOneof("what")) for reply in replies]
+
+
+async def test_results_are_told_as_they_come_and_again_to_whoever_asks_again(agent: RunningAgent) -> None:
+    asked = request("one", "memory", "memory", mb=2, seconds=0.01)
+    first = await all_of(agent.client.diagnose(asked))
+    second = await all_of(agent.client.diagnose(asked))
+
+    assert kinds(first) == ["begun", "said", "begun", "said", "over"]
+    assert second == first, "nothing was tested again"
+    assert [reply.said.measures["tested_bytes"] for reply in first if reply.HasField("said")] == [2e6, 2e6]
+    assert (first[0].begun.number, first[0].begun.of) == (1, 2)
+
+
+async def test_what_has_not_begun_in_time_is_unknown(agent: RunningAgent) -> None:
+    asked = request("late", "memory", "memory", mb=2, seconds=1.0)
+    asked.limit_s = 0.5
+    said = [reply.said for reply in await all_of(agent.client.diagnose(asked)) if reply.HasField("said")]
+
+    assert [[one.reason for one in result.findings] for result in said] == [["test-hangs"], ["test-unable"]]
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (request("wrong", "teleport"), "there is no test 'teleport'"),
+        (request("wrong", "memory", mb=-1), "mb is -1"),
+        (request("wrong", "nic"), "takes two machines"),
+        (request("wrong", "memory", job="../etc"), "is not a job name"),
+    ],
+)
+async def test_what_cannot_be_run_is_refused(agent: RunningAgent, asked: pb.DiagnoseRequest, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        await all_of(agent.client.diagnose(asked))
+
+
+async def test_one_at_a_time_and_it_is_followed_by_several(agent: RunningAgent) -> None:
+    async with aclosing(agent.client.diagnose(waiting(""))) as stream:  # type: ignore[type-var]
+        assert kinds([await anext(stream), await anext(stream)]) == ["begun", "waits"]
+        with pytest.raises(AgentError, match="a diagnosis runs here already"):
+            await all_of(agent.client.diagnose(request("two", "memory")))
+    # It ends with its caller, for it had no request id.
+    found = None
+    while found is None:
+        try:
+            found = await all_of(agent.client.diagnose(request("three", "memory", mb=2, seconds=0.01)))
+        except AgentError:
+            await asyncio.sleep(0.05)
+    assert kinds(found) == ["begun", "said", "over"]
+
+
+async def test_ranks_come_first(agent: RunningAgent) -> None:
+    """Refused while they live; a stopped job has to be named, with its run; a launch ends a diagnosis."""
+    job = Job(agent, SLEEPS, ranks=1)
+    await job.prepare()
+    await job.launch()
+    await job.entered()
+    with pytest.raises(AgentError, match=f"ranks 0 of {job.name} run on m1"):
+        await all_of(agent.client.diagnose(request("beside", "memory", job=job.name)))
+    await job.stop()
+    with pytest.raises(AgentError, match=f"has the job {job.name}"):
+        await all_of(agent.client.diagnose(request("stranger", "memory")))
+    found = await all_of(agent.client.diagnose(request("for it", "memory", job=job.name, mb=2, seconds=0.01)))
+    assert kinds(found) == ["begun", "said", "over"]
+
+    long = waiting("ended")
+    long.job = job.name
+    stream = agent.client.diagnose(long)
+    assert kinds([await anext(stream), await anext(stream)]) == ["begun", "waits"]
+    await job.launch(2)
+    with pytest.raises(AgentError, match="the diagnosis was ended: ranks are started"):
+        await all_of(stream)
+    await job.entered()
+    await job.release()
+
+
+async def test_whoever_follows_may_die_and_another_one_follows_on(agent: RunningAgent) -> None:
+    async with aclosing(agent.client.diagnose(waiting("kept"))) as stream:  # type: ignore[type-var]
+        first = [await anext(stream), await anext(stream)]
+    async with aclosing(agent.client.diagnose(waiting("kept"))) as stream:  # type: ignore[type-var]
+        assert [await anext(stream), await anext(stream)] == first, "the same one, at the same port"
+    job = Job(agent, SLEEPS, ranks=1)
+    await job.prepare()
+    await job.launch()  # ends it
+    await job.stop()
+    await job.release()
+
+
+async def test_nothing_is_left_when_the_agent_ends(agent: RunningAgent) -> None:
+    stream = agent.client.diagnose(waiting("last"))
+    assert kinds([await anext(stream), await anext(stream)]) == ["begun", "waits"]
+    [mark] = _marks(agent)
+    agent.kill(15)
+    await stream.aclose()  # type: ignore[attr-defined]
+    await until(lambda: not family_of(-1, mark), "its tests are gone")
+    await agent.start()
+
+
+def _marks(agent: RunningAgent) -> set[str]:
+    """Of the tests of this agent."""
+    from everstep.processes import PROC, living
+
+    assert agent.process
+    found = set()
+    for process in living():
+        if process.parent == agent.process.pid:
+            try:
+                variables = (PROC / str(process.pid) / "environ").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            found |= {one.decode() for one in variables if one.startswith(b"EVERSTEP_DIAGNOSIS=")}
+    return found

@@ -1,0 +1,127 @@
+"""What all tests say together: nobody is faulty whom no test or comparison names."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from everstep.decisions.diagnose import reasons
+from everstep.decisions.diagnose.bandwidth import below
+from everstep.decisions.diagnose.judge import Shares, judge, passed
+from everstep.model.diagnosis import Diagnosis, DiagnosticResult, PairResult
+from everstep.model.health import Finding, Health
+
+
+def ring(count: int, *bad: tuple[int, int], slow: tuple[int, int] | None = None) -> list[PairResult]:
+    found = []
+    for one in range(count):
+        pair = one, (one + 1) % count
+        fine = pair not in bad
+        speed = {"bytes_per_second": 1e7 if pair == slow else 1e9} if fine else {}
+        found.append(
+            PairResult(
+                test="nic",
+                machines=(f"m{pair[0]}", f"m{pair[1]}"),
+                passed=fine,
+                text="" if fine else "timed out",
+                measures=speed,
+            )
+        )
+    return found
+
+
+def speeds(**values: float) -> dict[str, list[DiagnosticResult]]:
+    return {
+        machine: [DiagnosticResult(test="loopback", kind="cpu", measures={"bytes_per_second": value})]
+        for machine, value in values.items()
+    }
+
+
+def codes(found: Diagnosis) -> dict[str, list[str]]:
+    return {one.machine: [finding.reason for finding in one.findings] for one in found.machines if one.findings}
+
+
+def test_a_machines_own_finding_decides() -> None:
+    bad = Finding(inspection="memory", reason="memory-damaged", sure=True)
+    found = judge({"m0": [DiagnosticResult(test="memory")], "m1": [DiagnosticResult(test="memory", findings=[bad])]})
+
+    assert (found.faulty, found.verdict) == (["m1"], Health.FAULTY)
+
+
+def test_where_nothing_was_tested_nothing_is_known() -> None:
+    found = judge({"m0": [DiagnosticResult(test="dcgm", nothing="no GPU")], "m1": []}, silent={"m2": "no answer"})
+
+    assert [one.verdict for one in found.machines] == [Health.UNKNOWN] * 3
+    assert codes(found) == {"m2": [reasons.SILENT.code]}
+    assert found.verdict is Health.UNKNOWN
+
+
+def test_other_bits_name_a_machine_and_two_machines_name_nobody() -> None:
+    bits = [DiagnosticResult(test="bitwise", kind="cpu", digests={"rank 0": one}) for one in "aaba"]
+    four = judge({f"m{n}": [one] for n, one in enumerate(bits)})
+    two = judge({f"m{n}": [one] for n, one in enumerate(bits[1:3])})
+
+    assert (four.faulty, codes(four)) == (["m2"], {"m2": [reasons.OTHER_BITS.code]})
+    assert (two.faulty, two.verdict) == ([], Health.UNKNOWN)
+    assert set(codes(two)) == {"m0", "m1"}
+
+
+@pytest.mark.parametrize(
+    ("pairs", "bad", "links"),
+    [
+        (ring(4), [], []),
+        (ring(4, (1, 2), (2, 3)), ["m2"], []),
+        (ring(4, (1, 2)), [], [("m1", "m2")]),
+        (ring(5, slow=(1, 2)), [], [("m1", "m2")]),
+        (ring(2, (0, 1), (1, 0)), [], []),
+    ],
+)
+def test_pairs_name_a_machine_or_a_link(pairs: list[PairResult], bad: list[str], links: list[tuple[str, str]]) -> None:
+    tested = {machine: [DiagnosticResult(test="memory")] for pair in pairs for machine in pair.machines}
+    found = judge(tested, pairs)
+
+    assert found.faulty == bad
+    assert [link.machines for link in found.links] == links
+    assert found.verdict is (Health.FAULTY if bad or links else Health.UNKNOWN if len(tested) == 2 else Health.HEALTHY)
+
+
+def test_a_bandwidth_far_below_the_others_is_a_fault_and_a_low_one_is_unknown() -> None:
+    found = judge(speeds(m0=1e9, m1=1.2e9, m2=4e8, m3=1e8, m4=0.9e9))
+
+    assert codes(found) == {"m2": [reasons.LOW.code], "m3": [reasons.SLOW.code]}
+    assert found.faulty == ["m3"]
+    assert judge(speeds(m0=1e9, m1=1.2e9, m3=1e8), shares=Shares(slow=0.01, low=0.02)).faulty == []
+    [measured] = found.measured
+    assert (measured.name, measured.lowest, measured.median) == ("loopback bytes_per_second", "m3", 9e8)
+
+
+def test_machines_of_other_kinds_have_other_bandwidths() -> None:
+    slow = DiagnosticResult(test="loopback", kind="old", measures={"bytes_per_second": 1e8})
+    assert judge(speeds(m0=1e9, m1=1e9, m2=1e9) | {"m3": [slow]}).faulty == []
+
+
+@given(st.dictionaries(st.text(min_size=1, max_size=3), st.floats(1e3, 1e12), max_size=9), st.floats(0.01, 0.99))
+def test_most_are_never_below(figures: dict[str, float], share: float) -> None:
+    found = below(figures, share)
+
+    assert len(found) * 2 <= len(figures)
+    assert all(0 < part < share for part in found.values())
+    if len(figures) < 3:
+        assert found == {}
+
+
+def test_a_slow_pair_did_not_pass() -> None:
+    assert passed(ring(5, slow=(1, 2)), "nic")["m1", "m2"] is False
+    assert passed(ring(5), "another test") == {}
+
+
+def test_what_a_history_keeps_is_short_and_says_the_same() -> None:
+    bits = {f"rank {rank} gradients": "a" * 64 for rank in range(8)}
+    many = {f"m{n}": [DiagnosticResult(test="bitwise", kind="cpu", digests=bits)] for n in range(100)}
+    many["m7"] = [DiagnosticResult(test="bitwise", kind="cpu", digests=bits | {"rank 3 gradients": "b"})]
+    found = judge(many, ring(100))
+
+    assert found.short().faulty == found.faulty == ["m7"]
+    assert found.short().measured == found.measured
+    assert len(found.short().model_dump_json()) < 20_000 < len(found.model_dump_json())
