@@ -6,7 +6,7 @@ sure only in their gravest form. ``fs-readonly`` is a drill of its own.
 
 from __future__ import annotations
 
-from everstep.model.health import Reason
+from everstep.model.reason import Reason
 from agent.monitor.kernel import rules, xid
 from agent.monitor.kernel.xid import XidKind
 
