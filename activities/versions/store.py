@@ -11,7 +11,6 @@ writes the same file: nobody need take turns. Storage that hangs is left to itse
 
 from __future__ import annotations
 
-import contextlib
 import os
 import tempfile
 import time
@@ -38,8 +37,6 @@ SLOWEST_BYTES = 1_000_000
 """Bytes a second of a store; one that is slower does not answer (ours)."""
 PRUNE_S = 30.0
 """Nobody waits longer for what is not needed any more to be removed, seconds (ours)."""
-REUSED_S = 12 * 3600.0
-"""Code that is there for longer is written anew by whoever uses it again: so nobody removes it meanwhile (ours)."""
 MOST_BYTES = MAX_BYTES + MAX_FILES * 4096
 """Of an archive."""
 IN_PLACE, ARCHIVE, RECORD = "in-place", ".tar.gz", ".json"
@@ -177,18 +174,13 @@ class VersionStore:
             private.make_folder(folder)
 
     def _put_code(self, snapshot: CodeSnapshot) -> None:
-        name = snapshot.digest + ARCHIVE
-        age_s = self._code.age(name, time.time())
-        if age_s is not None and age_s < REUSED_S:
-            with contextlib.suppress(VersionStoreError):
-                self._read_code(snapshot.digest).__exit__()
-                return
+        """Written anew each time: so it is whole whatever was there, and young, and nobody removes it meanwhile."""
         with tempfile.NamedTemporaryFile(prefix="everstep-code-") as local:
             snapshot.archive.seek(0)
             while data := snapshot.archive.read(PIECE):
                 local.write(data)
             local.flush()
-            self._code.put(Path(local.name), name, lambda _: None)
+            self._code.put(Path(local.name), snapshot.digest + ARCHIVE, lambda _: None)
 
     def _read_code(self, digest: str) -> StoredCode:
         archive = cast(BinaryIO, tempfile.TemporaryFile(prefix="everstep-code-"))  # noqa: SIM115

@@ -97,14 +97,6 @@ class RemoteFolder:
         """
         return {name: _age(info, now_s) for name, info in self._found().items()}
 
-    def age(self, name: str, now_s: float) -> float | None:
-        """The same of one file; None: there is none."""
-        self._files.invalidate_cache()
-        try:
-            return _age(self._files.info(self._at(name)), now_s)
-        except FileNotFoundError:
-            return None
-
     def _moved_to(self, target: str, write: Callable[[str], None]) -> None:
         """Write a file under a temporary name, and give it its own."""
         self._files.makedirs(target.rpartition("/")[0], exist_ok=True)

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+from activities.versions.listing import files_of
 from controlplane.local import cluster as local
 from controlplane.local import ports, procfs, stopping
 from controlplane.local.cluster_file import ClusterFile
@@ -35,6 +36,7 @@ def test_up_is_idempotent_grows_and_down_leaves_nothing(home: Path, commands: Co
     assert set(first) == {"temporal", "template", "agent-m0", "agent-m1", "worker-0"}
     assert said[0].startswith("Temporal: ")
     assert ClusterFile.load(NAME) == cluster
+    assert [name for name in files_of(home) if f"/{NAME}/" in name] == [], "it is not the code of a job beside it"
 
     assert local.up(NAME, machines=1, standbys=1, workers=1, commands=commands) == cluster
     assert local.processes(cluster) == first
