@@ -20,6 +20,7 @@ from drills.observe.observed import Absorbed
 from drills.spec.request import DrillRequest
 from drills.spec.updates import AGAIN, LR_FROM, OTHER_RATE, PARKED, RATE
 from everstep import faults
+from everstep.decisions.versions.book import WAITS
 from everstep.errors import ClusterError, EverstepError
 from everstep.model.job import JobSpec
 from everstep.model.job_state import JobState, job_workflow_id
@@ -85,7 +86,9 @@ async def _carry_on(context: DrillContext) -> None:
             os.kill(server, signal.SIGKILL)
         await context.second_fault(exact=False)
     elif request.window:
-        await _until(context, lambda state: bool(state.incidents), "the update was not forced")
+        await _until(context, lambda state: state.status != "running" or _waits(context, state) is False, "not forced")
+    context.planned.let_go()
+    await _settled(context)
 
 
 # Asking.
@@ -148,6 +151,7 @@ async def _ask(context: DrillContext, number: int) -> None:
     asked = update_of(request, spec, folder, number)
     handle = context.cluster.control.client.get_workflow_handle(job_workflow_id(spec.name))
     context.mark(request.base)
+    context.seen.asked.append(str(folder))
     for _ in range(SIGNALS):
         while True:
             try:
@@ -166,10 +170,31 @@ async def _tried(context: DrillContext) -> None:
     """Until nothing is made or tried any more."""
 
     def tried(state: JobState) -> bool:
-        last = state.versions[-1] if state.versions else None
-        return last is not None and last.number > 1 and last.status is not VersionStatus.CHECKING
+        asked = _asked(context, state)
+        return asked is not None and asked.status is not VersionStatus.CHECKING
 
     await _until(context, tried, "the update was not tried")
+
+
+async def _settled(context: DrillContext) -> None:
+    """Until the job runs and nothing waits any more, or is over."""
+
+    def settled(state: JobState) -> bool:
+        return bool(state.outcome) or (state.status == "running" and _waits(context, state) is False)
+
+    await _until(context, settled, "the update was not applied")
+
+
+def _asked(context: DrillContext, state: JobState) -> JobVersion | None:
+    """The version that was asked for last; None: the job does not know it yet, or not any more."""
+    folder = context.seen.asked[-1]
+    return next((one for one in reversed(state.versions) if one.request.code == folder), None)
+
+
+def _waits(context: DrillContext, state: JobState) -> bool | None:
+    """Whether it was not applied yet; None: the job does not know it."""
+    asked = _asked(context, state)
+    return None if asked is None else asked.status in WAITS
 
 
 async def _stopping(context: DrillContext) -> None:

@@ -259,6 +259,8 @@ class DrillRequest(BaseModel):
     @property
     def hold_step(self) -> int:
         """Step at which a job waits until a part beside the ranks is back, see ``waits_at_hold``."""
+        if self.base in UPDATES:
+            return self.at_step + THEN_AFTER
         return self.at_step + min(20, max(self.total_steps - self.at_step - 5, 1))
 
     @property
