@@ -21,6 +21,7 @@ from drills.spec.catalogue import (
     SHARED,
     STANDBY,
     THEN,
+    UPDATES,
     WHERE,
     kind_of,
 )
@@ -28,6 +29,8 @@ from drills.spec.request import DrillRequest
 from drills.spec.settings import STEPS_AGAIN, machine_names, placement_of
 from drills.spec.stages import MOMENTS, REPORT, STAGES
 from drills.spec.sure_faults import LINES, SURE
+from drills.spec.updates import DURING
+from drills.spec.updates import THEN as RIDES_ON
 from everstep.decisions.evict.facts import SHARED_MACHINES
 from everstep.errors import CannotInject, ConfigError
 from everstep.faults import exception_named
@@ -46,7 +49,7 @@ EVICTS = ("gpu-lost", "machine-fault")
 OF_EVICTIONS = ("evict", "prepare")
 """Stages of an incident in which a machine is replaced."""
 """Faults after which another one may follow."""
-OPENS = (*RANK_FAULTS, *LOSSES)
+OPENS = (*RANK_FAULTS, *LOSSES, *UPDATES)
 """Faults that open an incident for others to strike in."""
 
 
@@ -92,12 +95,28 @@ def check_sense(request: DrillRequest) -> None:
 def _check_during(request: DrillRequest) -> None:
     if request.fault in CONTROL_FAULTS:
         _check_stage(request)
+    elif request.fault in UPDATES:
+        _check_update(request)
+        return
     elif request.during and not (request.fault == "kill-agent" and request.during == "launch"):
         raise ConfigError(f"--during {request.during} does not go with {request.fault}: use it with kill-worker")
     if request.then:
         if request.fault not in AFTER_WHICH or request.during:
             raise ConfigError(f"--then {request.then} goes with {', '.join(AFTER_WHICH)}, and without --during")
         _one_of("--then", request.then, THEN if request.fault in ("kill-agent", "kill-peer") else THEN[:1])
+
+
+def _check_update(request: DrillRequest) -> None:
+    _one_of("--during", request.during, DURING)
+    _one_of("--then", request.then, RIDES_ON)
+    if request.fault == "bad-version" and request.during:
+        raise ConfigError(f"--during {request.during} goes with update")
+    if request.lazy != bool(request.then or request.window) or (request.then and request.window):
+        raise ConfigError(
+            "a lazy update rides on --then FAULT, or is forced after --window S: --lazy takes one of them"
+        )
+    if request.lazy and request.during:
+        raise ConfigError(f"--during {request.during} goes with an urgent update, without --lazy")
 
 
 def _check_stage(request: DrillRequest) -> None:

@@ -22,6 +22,7 @@ from drills.inject.from_outside import inject
 from drills.inject.full_disks import small_room
 from drills.inject.plan import planned
 from drills.inject.put_back import cleaned, put_back, spare_of
+from drills.inject.updates import switched
 from drills.judge import facts as gather
 from drills.judge.compare import compare
 from drills.judge.facts import DrillFacts
@@ -29,9 +30,11 @@ from drills.judge.judge import judge
 from drills.judge.result import DrillResult
 from drills.observe.processes import CopyWatch
 from drills.observe.step_records import Records
+from drills.spec.catalogue import UPDATES
 from drills.spec.describe import describe
 from drills.spec.findings import expected_of, with_spare
 from drills.spec.request import PACE, DrillRequest, example
+from drills.spec.updates import PARKED
 from everstep import environment
 from everstep.errors import ClusterError, EverstepError
 from everstep.model.checkpoint_policy import CheckpointPolicy
@@ -114,8 +117,9 @@ class Drill:
         await put_back(context)
         facts.leaked += [f"mount {path}" for path in mounts.below(cluster.file.shm) + mounts.below(cluster.home)]
         if facts.outcome == "finished":
-            reference = await self.references.of(cluster, spec)
-            told = facts.records.newest() if self.request.base == "nan" else facts.records
+            reference = await self.references.of(cluster, switched(self.request, spec, facts.versions))
+            redone_otherwise = self.request.base in ("nan", *UPDATES)
+            told = facts.records.newest() if redone_otherwise else facts.records
             facts.comparison = compare(reference, told, spec.topology().world_size)
         return judge(self.request, spec, facts)
 
@@ -171,7 +175,7 @@ class Drill:
             return
         with suppress(EverstepError):
             state = await control.state(spec.name)
-            if state.status == "parked" and not facts.parked:
+            if state.status == "parked" and not facts.parked and self.request.asked_during != PARKED:
                 facts.parked = True
                 open_one = await control.open_incident(spec.name)
                 await control.tell(open_one.id, "abandon", "the drill is over")
@@ -183,6 +187,8 @@ class Drill:
         machines = await gather.recorded_on(cluster, spec, context.machines, context.seen.emptied)
         facts.records, too_many = await gather.records(cluster, spec, machines, context.seen.records)
         facts.duplicates += too_many
+        if self.request.base in UPDATES:
+            facts.versions = (await cluster.control.state(spec.name)).versions
         facts.ettr = await gather.ettr(cluster, spec.name)
         if self.request.base == "kill-postgres":
             facts.ledger_lacks = await gather.ledger_lacks(cluster, spec.name, facts.incidents)

@@ -1,7 +1,7 @@
 """The sweep: the worker killed at every event of an incident's history in turn.
 
 One cluster with a single worker, so that each kill is the death of the whole
-control plane but Temporal; one short job per event n; in each a rank is killed,
+control plane but Temporal; one short job per event n; in each a rank is killed, or its code is updated,
 and while the incident is under way the worker dies as soon as it can know that
 event n is durable (``drills/inject/control_plane.py`` says exactly when). Its supervisor starts
 it again. What must be the same each time: the decision, the outcome, one
@@ -16,6 +16,7 @@ durable one at that moment, as the worker itself saw it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from pydantic import BaseModel, Field
 from temporalio.api.enums.v1 import EventType
@@ -31,6 +32,12 @@ from everstep.model.incident import IncidentReport
 
 JOB = {"machines": 2, "ranks_per_machine": 2, "tp": 2, "pp": 1, "standbys": 0, "steps": 14, "at_step": 5}
 """Small and short: the incident's history does not depend on the size of the job."""
+SWEPT: dict[str, dict[str, Any]] = {
+    "crash": {"fault": "kill-rank"},
+    "update": {"fault": "update"},
+    "rollback": {"fault": "bad-version", "fails_after": 0},
+}
+"""Whose incident is swept → the fault that opens it; a rollback comes with the incident that brought the version."""
 
 
 class SweepRow(BaseModel):
@@ -78,10 +85,11 @@ async def run_sweep(
     last: int | None = None,
     every: int = 1,
     workers: int = 1,
+    of: str = "crash",
     say: Say = silent,
     each: Callable[[SweepRow], None] = lambda _: None,
 ) -> SweepResult:
-    """Sweep events ``first`` to ``last`` (None: to the end of the history).
+    """Sweep events ``first`` to ``last`` (None: to the end of the history) of an incident of ``SWEPT``.
 
     Raises:
         ClusterError: the cluster does not come up, or the job does not recover when no worker dies.
@@ -89,14 +97,16 @@ async def run_sweep(
     cluster = DrillCluster(machines=JOB["machines"], standbys=0, workers=workers, say=say)
     async with cluster:
         references = References()
-        clean = await Drill(cluster, DrillRequest(fault="kill-rank", **JOB), references).run()
+        options = SWEPT[of] | JOB
+        clean = await Drill(cluster, DrillRequest.model_validate(options), references).run()
         if not clean.ok:
             raise ClusterError(f"the job does not recover even when no worker dies: {'; '.join(clean.problems)}")
         kinds = await history(cluster, clean.incidents[0])
         decision, outcome = await signature(cluster, clean)
         result = SweepResult(events=len(kinds), decision=decision, outcome=outcome, rows=[])
         for event in range(first, min(last or len(kinds), len(kinds)) + 1, every):
-            request = DrillRequest(fault="kill-worker", at_event=event, **JOB)
+            struck = {"fault": "kill-worker", "during": options["fault"], "at_event": event}
+            request = DrillRequest.model_validate(options | struck)
             row = await _row(cluster, await Drill(cluster, request, references).run(), event)
             if row.ok and (row.decision, row.outcome) != (decision, outcome):
                 row.ok = False

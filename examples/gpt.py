@@ -48,6 +48,8 @@ def options() -> argparse.Namespace:
     parser.add_argument("--microbatches", type=int, help="parts of a batch in the pipeline (default: pp)")
     parser.add_argument("--seq", type=int, default=64, help="bytes per sequence (default: %(default)s)")
     parser.add_argument("--lr", type=float, default=3e-3, help="learning rate (default: %(default)s)")
+    lr_from: dict[str, Any] = {"nargs": 2, "type": float, "metavar": ("STEP", "RATE"), "default": []}
+    parser.add_argument("--lr-from", action="append", help="another one from a step on; again for more", **lr_from)
     parser.add_argument("--dropout", type=float, default=0.1, help="share of values left out (default: %(default)s)")
     parser.add_argument("--clip", type=float, default=1.0, help="limit of the gradient's norm (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of the weights and the batches (default: %(default)s)")
@@ -154,6 +156,8 @@ class Trainer:
         mean_loss, norm = numbers[0].item(), numbers[1].sqrt().item()
         if norm > self.args.clip:
             torch._foreach_mul_([grad for _, grad in grads], self.args.clip / norm)
+        for group in self.optimizer.param_groups:  # what is restored has the rate of the step that saved it
+            group["lr"] = learning_rate(self.args, step)
         self.optimizer.step()
         self.optimizer.zero_grad()
         return mean_loss, norm
@@ -277,6 +281,14 @@ def split_tensors(stage: Stage, mesh: DeviceMesh) -> set[str]:
 def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
     """Mean cross entropy per byte, in nats."""
     return functional.cross_entropy(logits.reshape(-1, VOCABULARY), targets.reshape(-1))
+
+
+def learning_rate(args: argparse.Namespace, step: int) -> float:
+    """That of the last change up to a step; a function of the step, so that an update may bring another one."""
+    rate: float = args.lr
+    for begin, other in args.lr_from:
+        rate = other if begin <= step else rate
+    return rate
 
 
 def read_corpus() -> Tensor:

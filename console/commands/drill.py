@@ -40,13 +40,25 @@ def drill(  # noqa: PLR0917 - one parameter for each option
         ),
     ] = "",
     at_event: Annotated[int | None, typer.Option(min=1, help="kill-worker: instead, an event of the history.")] = None,
-    during: Annotated[str, typer.Option(help="… of the incident that this fault opens; kill-agent: launch.")] = "",
+    during: Annotated[
+        str,
+        typer.Option(
+            help="… of the incident that this fault opens; kill-agent: launch; update: kill-rank, parked, update, "
+            "kill-workers, kill-temporal or kill-agent."
+        ),
+    ] = "",
     moment: Annotated[str, typer.Option(help="… at the begin, in the middle or at the end of its work.")] = "middle",
     kind: Annotated[str, typer.Option(help="kill-group: an axis of the mesh, or a group laid over it.")] = "",
     index: Annotated[int, typer.Option(min=0, help="kill-group: which group of that kind.")] = 0,
     where: Annotated[str, typer.Option(help="flip-bit: buffer (own memory), backup (the peer's) or file (disk).")] = "",
     fits: Annotated[str, typer.Option(help="shm-full: nothing, or own (but no backups of others).")] = "nothing",
-    then: Annotated[str, typer.Option(help="kill-agent, kill-peer: kill-rank or kill-machine, once it is back.")] = "",
+    then: Annotated[
+        str,
+        typer.Option(
+            help="kill-agent, kill-peer: kill-rank or kill-machine, once it is back; update --lazy: what it rides on, "
+            "kill-forkserver too."
+        ),
+    ] = "",
     seconds: Annotated[
         float,
         typer.Option(
@@ -54,6 +66,15 @@ def drill(  # noqa: PLR0917 - one parameter for each option
         ),
     ] = 6.0,
     cut_from: Annotated[str, typer.Option("--from", help="cut-off: from whom; control is all there is.")] = "control",
+    lazy: Annotated[
+        bool, typer.Option("--lazy", help="update, bad-version: with the fault of --then, or after --window.")
+    ] = False,
+    window: Annotated[float, typer.Option(min=0, help="update --lazy: forced after so many seconds.")] = 0.0,
+    at_start: Annotated[bool, typer.Option("--at-start", help="bad-version: it fails at its import.")] = False,
+    fails_after: Annotated[int, typer.Option(min=0, help="bad-version: steps after which it fails.")] = 1,
+    changes_state: Annotated[
+        bool, typer.Option("--changes-state", help="bad-version: it has a parameter that the state lacks.")
+    ] = False,
     machines: Annotated[int | None, typer.Option(min=1, help="Machines of the job. Default: 4.")] = None,
     ranks_per_machine: Annotated[int | None, typer.Option(min=1, help="Ranks on each. Default: 2.")] = None,
     tp: Annotated[int | None, typer.Option(min=1, help="Tensor-parallel size. Default: 2.")] = None,
@@ -149,9 +170,14 @@ def drill(  # noqa: PLR0917 - one parameter for each option
         ("--reason", "machine-fault", reason != ""),
         ("--everywhere", "xid machine-fault", everywhere),
         ("--count", "hang-agents", count != 2),
-        ("--seconds", "hang-peer hang-agents link-down cut-off kill-postgres kill-workers", seconds != 6.0),
-        ("--gone", "kill-machine kill-group kill-agent", gone),
+        ("--seconds", "hang-peer hang-agents link-down cut-off kill-postgres kill-workers update", seconds != 6.0),
+        ("--gone", "kill-machine kill-group kill-agent update bad-version", gone),
         ("--standby", "kill-machine kill-group", standby != ""),
+        ("--lazy", "update bad-version", lazy),
+        ("--window", "update bad-version", window != 0.0),
+        ("--at-start", "bad-version", at_start),
+        ("--fails-after", "bad-version", fails_after != 1),
+        ("--changes-state", "bad-version", changes_state),
         ("--from", "cut-off", cut_from != "control"),
     ):
         if changed and not {fault, during} & set(goes_with.split()):
@@ -181,6 +207,11 @@ def drill(  # noqa: PLR0917 - one parameter for each option
             then=then,
             seconds=seconds,
             cut_from=cut_from,
+            lazy=lazy,
+            window=window,
+            at_start=at_start,
+            fails_after=fails_after,
+            changes_state=changes_state,
             machines=machines,
             ranks_per_machine=ranks_per_machine,
             tp=tp,

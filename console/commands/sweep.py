@@ -7,17 +7,18 @@ from typing import Annotated
 import typer
 
 
-def sweep(
+def sweep(  # noqa: PLR0917 - options of a command
     first: Annotated[int, typer.Option("--from", min=1, help="First event.")] = 1,
     last: Annotated[int | None, typer.Option("--to", min=1, help="Last event. Default: the history's last.")] = None,
     every: Annotated[int, typer.Option(min=1, help="Only every so many events.")] = 1,
     workers: Annotated[int, typer.Option(min=1, help="Worker processes; with 1 each kill stops all control.")] = 1,
+    of: Annotated[str, typer.Option(help="Of whose incident: crash, update, or rollback of a bad version.")] = "crash",
     as_json: Annotated[bool, typer.Option("--json", help="Print rows and verdict as one JSON object.")] = False,
 ) -> None:
     """Kill the worker at every event of an incident's history in turn.
 
     For each event n a short job runs on one local cluster, a rank of it is
-    killed, and the worker dies as soon as event n is durable. The decision and
+    killed, or it is updated, and the worker dies as soon as event n is durable. The decision and
     the outcome must be the same each time. About 10 s for each event.
 
     Examples:
@@ -28,6 +29,8 @@ def sweep(
 
         everstep sweep --every 5 --json
 
+        everstep sweep --of update
+
     Exit codes: 0 the same at each event; 1 not; 2 wrong usage.
     """
     from rich.table import Table
@@ -35,18 +38,21 @@ def sweep(
     from console.terminal import PlainConsole, styled
     from console.views import drill
     from drills import interrupts
-    from drills.sweep import SweepRow, run_sweep
+    from drills.sweep import SWEPT, SweepRow, run_sweep
     from everstep.errors import ConfigError
 
     if last is not None and last < first:
         raise ConfigError(f"--from {first} comes after --to {last}: no event lies between them")
+
+    if of not in SWEPT:
+        raise ConfigError(f"--of {of}: use one of {', '.join(SWEPT)}")
 
     def each(row: SweepRow) -> None:
         verdict = "same" if row.ok else "NOT THE SAME: " + "; ".join(row.problems)
         drill.progress(f"event {row.event} {row.kind} ({row.place or 'not hit'}): {verdict}")
 
     result = interrupts.run(
-        run_sweep(first=first, last=last, every=every, workers=workers, say=drill.progress, each=each)
+        run_sweep(first=first, last=last, every=every, workers=workers, of=of, say=drill.progress, each=each)
     )
     if as_json:
         print(result.model_dump_json(indent=2))

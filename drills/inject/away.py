@@ -13,6 +13,7 @@ from controlplane.local.network import Network
 from drills.clusters.network import LEDGER, NetworkCluster
 from drills.inject.context import DrillContext
 from drills.observe.observed import Absorbed
+from drills.spec.catalogue import AWAY
 from drills.spec.settings import STEPS_AGAIN
 from everstep.errors import AgentError, ClusterError
 
@@ -35,13 +36,13 @@ async def take_away(context: DrillContext) -> None:
         case "cut-off":
             await _cut_off(context)
         case "kill-postgres":
-            async with _down(context, [LEDGER]):
+            async with down(context, [LEDGER]):
                 await context.second_fault(exact=False)
                 await asyncio.gather(
                     asyncio.sleep(context.request.seconds), _steps_again(context, context.request.at_step)
                 )
         case "kill-workers":
-            async with _down(context, [name for name in context.cluster.processes() if name.startswith("worker-")]):
+            async with down(context, [name for name in context.cluster.processes() if name.startswith("worker-")]):
                 await context.second_fault(exact=False)
                 await asyncio.sleep(context.request.seconds)
 
@@ -66,15 +67,20 @@ async def _cut_off(context: DrillContext) -> None:
 
 
 @asynccontextmanager
-async def _down(context: DrillContext, names: list[str]) -> AsyncIterator[None]:
-    """Processes of the cluster are killed, and started again after the block, which ends once they run."""
+async def down(context: DrillContext, names: list[str]) -> AsyncIterator[None]:
+    """Processes of the cluster are killed, and started again after the block, which ends once they run.
+
+    Raises:
+        ClusterError: one of them did not run.
+    """
     home, pids = context.cluster.file.home, context.cluster.processes()
     if absent := [name for name in names if name not in pids]:
         raise ClusterError(f"{', '.join(absent)} did not run")
     for name in names:
         plan.hold(home, name)
     began_ns = time.time_ns()
-    context.mark(context.request.base, victims=[pids[name] for name in names])
+    if context.request.base in AWAY:
+        context.mark(context.request.base, victims=[pids[name] for name in names])
     try:
         for name in names:
             if process := procfs.identify(pids[name]):

@@ -9,11 +9,13 @@ from typing import Any
 
 from drills.clusters.local import DrillCluster
 from drills.inject.memory_group import folder_of_group
-from drills.spec.catalogue import CONTROL_FAULTS, DEVICES, LOSSES, MACHINE_FAULTS
+from drills.spec.catalogue import CONTROL_FAULTS, DEVICES, LOSSES, MACHINE_FAULTS, UPDATES
 from drills.spec.request import DrillRequest
+from drills.spec.updates import AGAIN, PARKED
 from everstep import faults
 from everstep.errors import CannotInject
 from everstep.model.job import JobSpec
+from everstep.model.recovery_policy import RecoveryPolicy
 
 Fault = dict[str, Any]
 
@@ -64,6 +66,8 @@ def planned(request: DrillRequest, spec: JobSpec, plan: Path, cluster: DrillClus
     """
     ranks = [] if request.outside else rank_faults(request, request.struck_ranks(spec))
     workers: list[Fault] = []
+    if request.base in UPDATES:
+        ranks, workers = _around_an_update(request, spec, plan)
     if request.fault in CONTROL_FAULTS:
         fault: Fault = {"id": f"{request.fault}-{spec.name}", "fault": request.fault, "job": spec.name}
         if request.at_event is not None:
@@ -88,6 +92,18 @@ def planned(request: DrillRequest, spec: JobSpec, plan: Path, cluster: DrillClus
     return Planned(plan, ranks, outside_faults(request), cluster.worker_plan, workers, holds)
 
 
+def _around_an_update(request: DrillRequest, spec: JobSpec, plan: Path) -> tuple[list[Fault], list[Fault]]:
+    """What ranks and workers meet before an update is asked for, or while it is tried."""
+    if request.asked_during == PARKED:
+        times = RecoveryPolicy().max_failures_at_step
+        kills = request.model_copy(update={"fault": "kill-rank", "during": "", "times": times})
+        return rank_faults(kills, request.struck_ranks(spec)), []
+    if request.asked_during in ("kill-rank", AGAIN):
+        hold = {"id": f"stop-{spec.name}", "fault": "hold", "job": spec.name, "in_stage": "stop", "moment": "middle"}
+        return [], [{**hold, "until": f"{plan}.tried"}]
+    return [], []
+
+
 def _hold(plan: Path, rank: int, step: int, point: str) -> Fault:
     until = f"{plan}.go"
     return {"id": f"hold-{rank}", "fault": "hold", "rank": rank, "at_step": step, "point": point, "until": until}
@@ -100,6 +116,9 @@ def outside_faults(request: DrillRequest) -> list[Fault]:
         names = [request.fault, *([STRIKE] if request.then else [])]
     elif request.base in DEVICES:
         names = [request.base]
+    elif request.base in UPDATES:
+        strikes = request.then or request.asked_during == "kill-rank"
+        names = [request.base, *([STRIKE] if strikes else [])]
     elif request.outside:
         names = [] if request.base in LOSSES else [request.base]
         names += [] if request.absorbed or request.parks or request.base == "link-down" else [STRIKE]

@@ -23,6 +23,7 @@ from everstep.model.incident import CopyToRestore, IncidentReport, Restored, Tie
 from everstep.model.job import JobSpec
 from everstep.model.job_state import incident_workflow_id
 from everstep.model.machine import Machine
+from everstep.model.version import JobVersion
 
 WRITTEN_S = 20.0
 """What is written to a ledger that was away is there within this long after the job's end (ours)."""
@@ -82,6 +83,8 @@ class DrillFacts:
     ettr: float | None = None
     ledger_lacks: list[str] = field(default_factory=list)
     """What the ledger does not know in the end; looked at where it was away."""
+    versions: list[JobVersion] = field(default_factory=list)
+    """Of the job's code, as the job knows them in the end."""
     launches_ns: list[tuple[int, int]] = field(default_factory=list)
     """Begin and end of the launches of the incidents."""
 

@@ -14,9 +14,11 @@ from drills.judge.facts import OBSERVED, DrillFacts, is_observed
 from drills.judge.findings import findings_told
 from drills.judge.not_finite import not_finite_told
 from drills.judge.result import DrillResult
+from drills.judge.updates import update_right
 from drills.spec.catalogue import CONTROL_FAULTS
 from drills.spec.findings import goes_on
 from drills.spec.request import DrillRequest, example
+from drills.spec.updates import expected_update
 from everstep.model.incident import IncidentReport
 from everstep.model.job import JobSpec
 
@@ -80,6 +82,7 @@ def judge(request: DrillRequest, spec: JobSpec, facts: DrillFacts) -> DrillResul
         *findings_told(request, spec, facts),
         *evictions_right(request, spec, result.evicted, standby=facts.seen.standby, texts=facts.texts),
         *not_finite_told(request, spec, facts, reports),
+        *update_right(request, facts.versions, facts.records, reports),
         *_differences(spec, facts),
         *_not_clean(facts),
     ]
@@ -198,20 +201,22 @@ def _not_recovered(
             *([] if facts.parked else ["the job was not parked although its checkpoints have no room"]),
             *([] if told else ["nobody was told that there is no room"]),
         ]
-    if request.times >= spec.policy.max_failures_at_step:
+    update = expected_update(request)
+    if update is None and request.times >= spec.policy.max_failures_at_step:
         # Again and again at one step deserves an operator, not a loop.
         return [] if facts.parked else [f"{request.times} faults at one step and the job was not parked"]
     found = []
     if facts.outcome != "finished":
         found.append(f"the job did not finish: {facts.headline or 'not in time'}")
     opened = [incident for incident in facts.incidents if not is_observed(incident)]
-    if len(opened) != request.times:
-        found.append(f"{request.times} faults opened {len(opened)} incidents")
+    due = update.incidents if update else request.times
+    if len(opened) != due:
+        found.append(f"{len(opened)} incidents were opened, and {due} are due")
     found += [f"{incident.id} is still open" for incident in facts.incidents if incident.report is None]
     found += [f"not recovered: {report.headline}" for report in reports if not report.recovered]
     found += _steps(request, facts, result, reports)
     # The first launch, one for each fault, and one more where a launch itself is what the fault breaks.
-    most = 1 + request.times + (request.during == "launch")
+    most = update.generations if update else 1 + request.times + (request.during == "launch")
     if facts.generations > most:
         found.append(f"the job was launched {facts.generations} times, {most} would have done")
     if request.base == "kill-postgres":
@@ -244,8 +249,9 @@ def _steps(request: DrillRequest, facts: DrillFacts, result: DrillResult, report
         for report in reports
         if report.lost_steps and report.lost_steps > most and request.base != "nan"  # judged by where it went back to
     ]
-    # The step under way may have been reported and not completed: one more per incident.
-    if facts.records.of and not lost <= redone <= lost + len(reports):
+    # The step under way may have been reported and not completed: one more per failure.
+    failures = sum(max(len(report.failures), 1) for report in reports)
+    if facts.records.of and not lost <= redone <= lost + failures:
         found.append(f"the incidents say {lost} steps lost, the step records show {redone} done again")
     return found
 

@@ -33,6 +33,8 @@ class DrillObservations:
     """Machines that lost memory and disk."""
     records: Records = field(default_factory=Records)
     """Step records of machines that were emptied."""
+    asked: list[str] = field(default_factory=list)
+    """Folders of the code that the job was asked to take."""
     said: set[str] = field(default_factory=set)
     """Problems with backups and disks that the agents told of."""
     lag: int | None = None

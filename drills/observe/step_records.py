@@ -15,6 +15,8 @@ from pathlib import Path
 from agent.client import AgentPool
 from agent.launcher.rank_process import BESIDE
 from agent.reporting.step_archive import StepArchive
+from agent.state.job_record import FILE as JOB_FILE
+from agent.state.job_record import JobRecord
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import AgentError, EverstepError
 from everstep.model.machine import Machine
@@ -33,6 +35,8 @@ class ReportedStep:
     time_ns: int
     bits: bytes
     """The loss, all 64 bits."""
+    version: int = 0
+    """Of the job's code; 0: not known."""
 
 
 @dataclass(slots=True)
@@ -54,7 +58,8 @@ class Records:
         """Take what an agent tells, after what is known already."""
         for reply in replies:
             self.of.setdefault(reply.rank, []).extend(
-                ReportedStep(r.step, r.generation, r.time_ns, struct.pack("<d", r.loss)) for r in reply.records
+                ReportedStep(r.step, r.generation, r.time_ns, struct.pack("<d", r.loss), r.version)
+                for r in reply.records
             )
 
     def join(self, others: Records) -> None:
@@ -150,8 +155,9 @@ def rescue(job: str, state: Path, shm: Path) -> Records:
             report = ReportFile.open(path)
             archive.drain(report)
             report.close()
+    record = JobRecord.model_validate_json((folder / JOB_FILE).read_bytes()) if (folder / JOB_FILE).exists() else None
     for rank in archive.ranks():
-        found.add(archive.read(rank, 0))
+        found.add(archive.read(rank, 0, record.version_of) if record else archive.read(rank, 0))
     return found
 
 

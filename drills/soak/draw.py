@@ -31,6 +31,14 @@ from everstep.model.topology import AXES, Topology
 
 PLACES = 100
 """Two faults that strike at one place so often are taken to have no other (ours)."""
+RIDES: tuple[dict[str, Any], ...] = (
+    {"lazy": True, "then": "kill-rank"},
+    {"lazy": True, "then": "kill-machine"},
+    {"lazy": True, "then": "kill-forkserver"},
+    {"lazy": True, "window": 2.0},
+)
+FAILS_AFTER = (0, 1, 2)
+"""Steps after which a bad version fails: before the next gate (ours)."""
 EXCEPTIONS = ("ValueError", "RuntimeError", "IndexError")
 CODES = (0, 1, 3)
 XIDS = (79, 48, 94, 13, 31, 45)
@@ -55,6 +63,8 @@ EACH_STAGE = 3
 stages to die in (ours)."""
 STAGES = ("stop", "decide", "reattempt", "confirm")
 """Stages of every incident."""
+OF_AN_UPDATE = ("hold", *STAGES)
+"""Stages of an update."""
 WITH_RESTORE = (*STAGES[:2], "restore", *STAGES[2:])
 """Stages of an incident where memory was lost."""
 
@@ -73,6 +83,15 @@ def _ranks(rng: Random, topology: Topology) -> Options:
 def _group(rng: Random, topology: Topology) -> Options:
     kind = rng.choice(AXES)
     return {"kind": kind, "index": rng.randrange(len(topology.groups(kind)))}
+
+
+def _update(rng: Random, topology: Topology) -> Options:
+    """As often urgent as lazy; a lazy one rides on something, or is forced."""
+    return rng.choice(({}, {"during": "kill-workers"}, {"during": "kill-agent"}, *RIDES))
+
+
+def _bad_version(rng: Random, topology: Topology) -> Options:
+    return rng.choice(({"at_start": True}, {"changes_state": True}, *({"fails_after": steps} for steps in FAILS_AFTER)))
 
 
 def _launch_or_then(rng: Random, topology: Topology) -> Options:
@@ -97,6 +116,8 @@ DRAWS: dict[str, Draw] = {
     "xid": lambda rng, topology: {"code": rng.choice(XIDS)},
     "reason": lambda rng, topology: {"reason": rng.choice(SURE)},
     "fits": lambda rng, topology: {"fits": rng.choice(FITS)},
+    "update": _update,
+    "bad version": _bad_version,
     "stage": lambda rng, topology: {},  # that of its episode
 }
 """What a kind of fault can name in ``draws`` → how it is drawn."""
@@ -123,7 +144,7 @@ def meetings() -> list[tuple[How, tuple[str, ...]]]:
         ("within", (first, second))
         for first in names
         for second in names
-        if first in OPENS and second in (*BESIDE, *CONTROL_FAULTS)
+        if (first in OPENS and second in (*BESIDE, *CONTROL_FAULTS)) or (first == "update" and second in CONTROL_FAULTS)
     ]
     together += [("together", (first, second)) for first in MEET_AWAY for second in names if second in AWAY]
     return alone + together + within
@@ -194,6 +215,8 @@ def _stages(first: str, second: str) -> Sequence[str]:
     """Stages of the incident of the first fault in which the second can strike: ranks live in the last two only."""
     if second in RANK_FAULTS:
         return ("confirm",)
+    if first == "update":
+        return OF_AN_UPDATE
     stages = WITH_RESTORE if first in LOSSES else STAGES
     return (REPORT, *stages) if second in CONTROL_FAULTS else stages
 
@@ -203,7 +226,7 @@ def _fault(rng: Random, topology: Topology, name: str, *, alone: bool) -> DrillR
     options: Options = {"fault": name}
     for option in kind.draws:
         drawn = DRAWS[option](rng, topology)
-        options |= drawn if alone or option != "launch or then" else {}
+        options |= drawn if alone or option not in ("launch or then", "update") else {}
     return DrillRequest.model_validate(options)
 
 

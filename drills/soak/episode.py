@@ -18,6 +18,7 @@ from drills.judge.compare import compare
 from drills.judge.facts import DrillFacts, IncidentFacts
 from drills.judge.judge import copies_told
 from drills.judge.result import DrillResult
+from drills.judge.updates import steps_under_their_versions
 from drills.observe import step_records
 from drills.observe.processes import CopyWatch
 from drills.observe.step_records import Records
@@ -279,6 +280,8 @@ class Episodes:
         seen.generation = self._generation = max(newest, self._generation)
         world_size = self.job.spec.topology().world_size
         since = found.between(gate, step)
+        seen.versions = (await self.cluster.control.state(name)).versions
+        seen.other_versions = steps_under_their_versions(seen.versions, since)
         seen.comparison = compare(self._reference.between(gate, step), since, world_size)
         seen.redone = since.redone()
         return seen

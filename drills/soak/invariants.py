@@ -11,11 +11,14 @@ from dataclasses import dataclass, field
 from drills.judge.judge import MAX_BLIND_S, MAX_LOST
 from drills.soak.look import ClusterProcess, GateLook, census
 from drills.soak.plan import GAP
-from drills.spec.catalogue import AWAY, CONTROL_FAULTS, LOSSES, MACHINE_FAULTS
+from drills.spec.catalogue import AWAY, CONTROL_FAULTS, LOSSES, MACHINE_FAULTS, UPDATES
 from drills.spec.loss import Promise, loss_of
 from drills.spec.request import DrillRequest
+from drills.spec.updates import expected_update
+from everstep.decisions.versions.book import WAITS
 from everstep.model.incident import Symptom
 from everstep.model.job import JobSpec
+from everstep.model.version import VersionStatus
 
 WARM_UP = 3
 """Gates after which a process has what it needs: its memory and descriptors are measured from there on (ours)."""
@@ -185,6 +188,17 @@ def nobody_is_left(struck: Struck, spec: JobSpec, *, at_once: bool) -> bool:
     return any(len(machines) == spec.machines for machines in together)
 
 
+def versions_are_what_ran(seen: GateLook, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
+    """Each step ran under the version that the job says, nothing waits any more, and no bad version is left."""
+    found = list(seen.other_versions)
+    found += [f"{one.name} is {one.status} at the gate" for one in seen.versions if one.status in WAITS]
+    if struck.requests and struck.requests[0].fault in UPDATES and seen.versions:
+        last, good = seen.versions[-1], struck.requests[0].fault == "update"
+        if (last.status is VersionStatus.RUNNING) is not good:
+            found.append(f"after {struck.requests[0].fault} {last.name} is {last.status}: {last.why[:200]}")
+    return found
+
+
 def workflows_do_not_fail(seen: GateLook, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
     """No workflow task failed: tasks that time out are the deaths of workers, failures are faults of the code."""
     return list(seen.failed_tasks)
@@ -247,6 +261,7 @@ INVARIANTS: tuple[Invariant, ...] = (
     incidents_are_few_and_closed,
     crashes_are_noticed_as_crashes,
     steps_lost_are_few,
+    versions_are_what_ran,
     workflows_do_not_fail,
     histories_are_short,
     memory_is_flat,
@@ -281,6 +296,8 @@ def _lasting(seen: GateLook) -> list[ClusterProcess]:
 
 def opens(request: DrillRequest) -> int:
     """How many incidents a fault may open: the control plane's own faults and what is absorbed open none."""
+    if request.fault in UPDATES and (update := expected_update(request)):
+        return update.incidents
     if request.fault in CONTROL_FAULTS or (request.absorbed and not request.then):
         return 0
     return 2 if request.during == "launch" else 1

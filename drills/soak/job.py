@@ -10,7 +10,7 @@ from typing import Any
 from drills.clusters.local import DrillCluster
 from drills.inject.plan import Fault, Planned, planned
 from drills.soak.plan import SoakPlan
-from drills.spec.catalogue import CONTROL_FAULTS
+from drills.spec.catalogue import CONTROL_FAULTS, UPDATES
 from drills.spec.request import DrillRequest
 from everstep import environment, faults, private
 from everstep.model.job import JobSpec
@@ -21,9 +21,11 @@ POLICY: dict[str, Any] = {
     "exit_grace_s": 3.0,
     "steady_steps": 3,
     "backoff_initial_s": 0.2,
+    "rollback_steps": 4,
+    "rollback_s": 0.0,
 }
 """A job that stands at a gate is no hang; hundreds of faults in an hour, each at another step, are no reason to park
-it (ours)."""
+it, and what strikes after the next gate is not held against a version that came before it (ours)."""
 
 
 GATE_S = 600.0
@@ -114,7 +116,8 @@ class SoakJob:
             workers = [{**fault, "marks": str(marks)} for fault in made.workers]
             return replace(made, ranks=[], outside=[], holds=[], workers=workers)
         # A part beside the ranks may take its time to come back: the next gate waits for it.
-        holds = [] if request.waits_at_hold else made.holds
+        beside = request.waits_at_hold and request.base not in UPDATES
+        holds = [] if beside else made.holds
         return replace(made, ranks=self._after_the_first(index, position, made.ranks), holds=holds)
 
     def _after_the_first(self, index: int, position: int, ranks: list[Fault]) -> list[Fault]:

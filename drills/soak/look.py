@@ -25,6 +25,7 @@ from drills.spec.loss import best_step
 from everstep.errors import ClusterError, EverstepError
 from everstep.model.job import JobSpec
 from everstep.model.job_state import job_workflow_id
+from everstep.model.version import JobVersion
 from everstep.processes import is_alive
 from everstep.processes import pids as all_pids
 
@@ -89,6 +90,10 @@ class GateLook:
     """Most steps that any rank reported more than once since the gate before; None: nobody reported any."""
     untold: list[str] = field(default_factory=list)
     """Parts that did not come back, and what happened to copies and was not told."""
+    versions: list[JobVersion] = field(default_factory=list)
+    """Of the job's code, as the job knows them."""
+    other_versions: list[str] = field(default_factory=list)
+    """Steps since the gate before whose record names another version than the job says ran."""
     comparison: Comparison | None = None
     """Of the losses since the gate before; None: nobody could tell."""
     copies: int = 0

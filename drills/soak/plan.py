@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from drills.checks import check_sense
-from drills.spec.catalogue import CONTROL_FAULTS, OWN_JOBS
+from drills.spec.catalogue import CONTROL_FAULTS, OWN_JOBS, UPDATES
 from drills.spec.request import DrillRequest
 from everstep import private
 from everstep.errors import ConfigError, TopologyError
@@ -130,6 +130,8 @@ class SoakPlan(BaseModel):
             "step_seconds": self.step_seconds,
         }
         fault = episode.faults[position]
+        if episode.faults[0].fault in UPDATES:
+            fields["neutral"] = True  # the losses of the whole run are held against one without updates
         if fault.fault in CONTROL_FAULTS:
             fields["during"] = episode.faults[0].fault
             fields |= {name: getattr(episode.faults[0], name) for name in ("ranks", "machine", "kind", "index")}

@@ -170,9 +170,15 @@ CATALOGUE: tuple[FaultKind, ...] = (
     FaultKind("slow-link", "--between M1 M2", "packets between two machines are late", _NETWORK),
     FaultKind(
         "bad-version",
-        "--at-step S | --at-start",
-        "a hot update whose code fails",
-        "needs hot updates, which are not part of this release",
+        "--at-start | --fails-after N | --changes-state",
+        "a hot update whose code fails: at its import, after some steps, or in its restore",
+        draws=("bad version",),
+    ),
+    FaultKind(
+        "update",
+        "[--lazy [--then FAULT | --window S]] [--during WHAT]",
+        "a hot update of the code, asked for three times by the same signal",
+        draws=("update",),
     ),
     FaultKind(
         "flip-bit",
@@ -224,6 +230,8 @@ DAMAGE = ("flip-bit", "truncate-file")
 """A copy is damaged, then it is needed."""
 ROOM = ("shm-full", "disk-full")
 """A file system of a machine is too small."""
+UPDATES = ("update", "bad-version")
+"""Other code for the job, asked for by a signal."""
 AWAY = ("link-down", "cut-off", "kill-postgres", "kill-workers")
 """Something is away for some seconds, on machines that have a network of their own."""
 DEVICES = ("xid", "gpu-lost", "machine-fault", "gpu-hot", "nic-down", "nic-flap", "fs-readonly")

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from drills.spec.catalogue import CONTROL_FAULTS, MACHINE_FAULTS
+from drills.spec.catalogue import CONTROL_FAULTS, MACHINE_FAULTS, UPDATES
 from drills.spec.loss import Loss, hung_machines, loss_of
 from drills.spec.request import DrillRequest
 from drills.spec.settings import placement_of
+from drills.spec.updates import AGAIN, PARKED
 from everstep.model.job import JobSpec
 
+WHILE = {
+    "kill-rank": "the job recovers from the loss of a rank",
+    PARKED: "the job is parked",
+    AGAIN: "another update is applied",
+    "kill-workers": "no worker lives",
+    "kill-temporal": "Temporal is down",
+    "kill-agent": "an agent is down",
+}
 LOSS = "{loss}"
 """Stands in a line for what is lost."""
 
@@ -61,8 +70,23 @@ def _fault(request: DrillRequest, spec: JobSpec) -> str:
         "nic-flap": f"a network card of {machine} goes down and up",
         "fs-readonly": f"the file system of the disk checkpoints of {machine} turns read-only",
         "oom": f"{ranks} is killed for memory",
+        **dict.fromkeys(UPDATES, _update(request)),
         "kill-peer": f"SIGKILL to the agent of {machine} in the middle of a backup",
     }.get(request.base, request.base)
+
+
+def _update(request: DrillRequest) -> str:
+    when = f"forced after {request.window:g} s" if request.window else "lazy" if request.lazy else "urgent"
+    if request.base == "update":
+        what = "other learning rates" if request.asked_during == AGAIN else "another learning rate"
+    elif request.at_start:
+        what = "code that cannot be imported"
+    elif request.changes_state:
+        what = "code with one parameter more"
+    else:
+        what = f"code that fails after {request.fails_after} steps"
+    while_ = f", asked for while {WHILE[request.asked_during]}" if request.asked_during else ""
+    return f"an update ({when}) to {what}{while_}"
 
 
 def _lost_text(loss: Loss) -> str:

@@ -69,11 +69,11 @@ def loss_of(request: DrillRequest, spec: JobSpec) -> Loss:
             ranks = (owners(peers, topology, machine)[0],)
         case "kill-peer":
             machines = {topology.machine(owners(peers, topology, machine)[0])}
-        case "kill-postgres" | "kill-workers" | "hang-agents":
+        case "kill-postgres" | "kill-workers" | "hang-agents" | "update" | "bad-version" if request.kills_ranks:
             ranks = tuple(request.struck_ranks(spec))
         case "kill-agent" | "xid" | "gpu-lost" if request.then == "kill-rank":
             ranks = (topology.ranks(machine)[0],)
-        case "kill-agent" if request.then:
+        case "kill-agent" | "update" | "bad-version" if request.then == "kill-machine":
             machines = {machine}
     return Loss(tuple(sorted(machines)), disks=request.base != "disk-full", ranks=ranks)
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from controlplane.files import file_of_ours
 from controlplane.job_file.job_file import load_job
 from drills.spec import settings
-from drills.spec.catalogue import AWAY, CARDS, CONTROL_FAULTS, DAMAGE, DEVICES, MACHINE_FAULTS, RANK_FAULTS
+from drills.spec.catalogue import AWAY, CARDS, CONTROL_FAULTS, DAMAGE, DEVICES, MACHINE_FAULTS, RANK_FAULTS, UPDATES
 from drills.spec.settings import machine_names
 from everstep.errors import ConfigError
 from everstep.model.job import JobSpec
@@ -65,6 +65,16 @@ class DrillRequest(BaseModel):
     then: str = ""
     seconds: float = Field(6.0, gt=0, le=300)
     cut_from: str = "control"
+    lazy: bool = False
+    """The update waits for ``then``, or for the end of its window; else it is urgent."""
+    window: float = Field(0.0, ge=0, description="After which a lazy update is forced, seconds; 0: it rides on then.")
+    at_start: bool = False
+    """The bad version fails at its import, else …"""
+    fails_after: int = Field(1, ge=0, description="… after so many steps of its own, or …")
+    changes_state: bool = False
+    """… as it restores a state that lacks a parameter."""
+    neutral: bool = False
+    """The update changes no loss: for a job that is held against one without updates."""
     machines: int | None = None
     ranks_per_machine: int | None = None
     tp: int | None = None
@@ -101,6 +111,18 @@ class DrillRequest(BaseModel):
         return self.fault
 
     @property
+    def asked_during(self) -> str:
+        """In the middle of what an update is asked for, see ``drills/spec/updates.py``."""
+        return self.during if self.fault in UPDATES else ""
+
+    @property
+    def kills_ranks(self) -> bool:
+        """Whether ranks are killed beside what the fault itself is."""
+        if self.base in UPDATES:
+            return self.asked_during == "kill-rank" or self.then in ("kill-rank", "kill-forkserver")
+        return self.base in ("kill-postgres", "kill-workers", "hang-agents")
+
+    @property
     def xid_code(self) -> int:
         """The number of an Xid; by default that of a GPU that fell off the bus."""
         return 79 if self.code is None else self.code
@@ -126,12 +148,14 @@ class DrillRequest(BaseModel):
     def absorbed(self) -> bool:
         """Whether the job deserves to go on without an incident."""
         beside = (*MACHINE_FAULTS, *DEVICES)
+        if self.base == "bad-version":
+            return self.at_start
         return (self.base in beside and not self.then and not self.replaces) or self.base in ("hang-peer", "cut-off")
 
     @property
     def waits_at_hold(self) -> bool:
         """Whether the job waits at a later step until the injector is done: it must not end before."""
-        return (self.absorbed and not self.is_silent) or self.replaces
+        return (self.absorbed and not self.is_silent) or self.replaces or self.base in UPDATES
 
     @property
     def is_silent(self) -> bool:
@@ -192,7 +216,8 @@ class DrillRequest(BaseModel):
         chosen = set(spec.policy.model_fields_set)
         policy = {**{key: value for key, value in self._patience().items() if key not in chosen}, **self.policy}
         kept = set(spec.checkpoint.model_fields_set)
-        needed = settings.checkpoint_settings(self.base, where=self.where, fits=self.fits, disk=disk)
+        opens = self.then if self.base in UPDATES else self.base
+        needed = settings.checkpoint_settings(opens, where=self.where, fits=self.fits, disk=disk)
         checkpoint = {key: value for key, value in needed.items() if key not in kept}
         changed = {
             "name": name,
@@ -205,6 +230,8 @@ class DrillRequest(BaseModel):
     def _patience(self) -> dict[str, Any]:
         if self.absorbed or self.replaces:
             return {}  # a job that is held up is no hang
+        if self.base in UPDATES:
+            return settings.GONE_PATIENT if self.gone else settings.PATIENT_POLICY
         if self.gone or self.base == "hang-agents":
             return settings.GONE_POLICY if self.strike_hold is None else settings.GONE_PATIENT
         patience = settings.DRILL_POLICY if self.strike_hold is None else settings.PATIENT_POLICY
@@ -232,6 +259,8 @@ class DrillRequest(BaseModel):
     @property
     def hold_step(self) -> int:
         """Step at which a job waits until a part beside the ranks is back, see ``waits_at_hold``."""
+        if self.base in UPDATES:
+            return self.at_step + THEN_AFTER
         return self.at_step + min(20, max(self.total_steps - self.at_step - 5, 1))
 
     @property

@@ -9,9 +9,12 @@ import pytest
 from drills.checks import check
 from drills.clusters.local import DrillCluster
 from drills.inject.plan import outside_faults, rank_faults
+from drills.inject.updates import switched, update_of
 from drills.spec.catalogue import AWAY, CATALOGUE, kind_of
 from drills.spec.request import DrillRequest
+from drills.spec.updates import expected_update
 from everstep.errors import CannotInject, ConfigError
+from everstep.model.version import JobVersion, UpdateRequest
 
 CONTRACT = [
     *("kill-rank", "stop-rank", "exit-rank", "raise", "spin", "deadlock", "skip-collective", "hang-dataloader"),
@@ -28,7 +31,7 @@ CONTRACT = [
         "kill-postgres",
         "kill-workers",
     ),
-    *("cut-link", "slow-link", "bad-version"),
+    *("cut-link", "slow-link", "bad-version", "update"),
     *("flip-bit", "truncate-file", "shm-full", "hang-peer", "hang-agents", "kill-peer"),
 ]
 
@@ -37,6 +40,7 @@ BUILT = {
     *("kill-worker", "kill-temporal", "kill-during-save", "kill-machine", "kill-group", "disk-full"),
     *("flip-bit", "truncate-file", "shm-full", "hang-peer", "kill-peer"),
     *("link-down", "cut-off", "kill-postgres", "kill-workers"),
+    *("bad-version", "update"),
     *("nan", "xid", "gpu-lost", "gpu-hot", "nic-down", "nic-flap", "fs-readonly", "oom"),
     *("machine-fault", "hang-agents"),
 }
@@ -101,6 +105,13 @@ def test_a_near_name_is_suggested() -> None:
         ({"fault": "hang-agents", "count": 3, "ranks": [2]}, "--rank 2 is on a machine whose agent hangs"),
         ({"fault": "kill-worker", "in_stage": "await", "during": "kill-machine", "gone": True}, "--standby late"),
         ({"fault": "kill-worker", "in_stage": "report", "during": "gpu-lost"}, "gpu-lost hurts no rank"),
+        ({"fault": "update", "lazy": True}, "--lazy takes one of them"),
+        ({"fault": "update", "then": "kill-rank"}, "--lazy takes one of them"),
+        ({"fault": "update", "lazy": True, "window": 3.0, "then": "kill-rank"}, "--lazy takes one of them"),
+        ({"fault": "update", "lazy": True, "then": "nan"}, "kill-rank, kill-machine, kill-forkserver"),
+        ({"fault": "update", "during": "raise"}, "parked, update, kill-workers"),
+        ({"fault": "update", "lazy": True, "window": 3.0, "during": "parked"}, "goes with an urgent update"),
+        ({"fault": "bad-version", "during": "parked"}, "goes with update"),
     ],
 )
 def test_nonsense_is_refused_before_anything_starts(options: dict[str, Any], said: str) -> None:
@@ -221,3 +232,39 @@ def test_a_nan_of_a_machine_comes_again_and_one_of_a_rank_does_not() -> None:
     spec = bound.spec("job", {})
     planned = rank_faults(bound, bound.struck_ranks(spec))
     assert [(fault["machine"], fault["point"], fault["at_step"]) for fault in planned] == [("m1", "begin", 20)] * 3
+
+
+@pytest.mark.parametrize(
+    ("options", "incidents", "generations"),
+    [
+        ({"fault": "update"}, 1, 2),
+        ({"fault": "update", "during": "parked"}, 1, 4),
+        ({"fault": "update", "during": "update"}, 1, 2),
+        ({"fault": "bad-version", "at_start": True}, 0, 1),
+        ({"fault": "bad-version", "fails_after": 0}, 1, 3),
+        ({"fault": "bad-version", "fails_after": 2}, 2, 3),
+        ({"fault": "kill-worker", "during": "update", "in_stage": "hold"}, 1, 2),
+    ],
+)
+def test_what_an_update_deserves(options: dict[str, Any], incidents: int, generations: int) -> None:
+    request = DrillRequest(**options)
+    check(request)
+    expected = expected_update(request)
+    assert expected is not None
+    assert (expected.incidents, expected.generations) == (incidents, generations)
+    assert request.waits_at_hold, "the job must not end before it was updated"
+
+
+def test_a_reference_changes_the_rate_where_the_record_says(tmp_path: Path) -> None:
+    request = DrillRequest(fault="update", during="update")
+    spec = request.spec("job", {})
+    asked = [update_of(request, spec, tmp_path, number) for number in (0, 1)]
+    versions = [
+        JobVersion(number=1, ranges=[(1, 0, 11)]),
+        *(
+            JobVersion(number=number + 2, request=UpdateRequest.model_validate(asked[number]), ranges=ranges)
+            for number, ranges in ((0, []), (1, [(2, 11, -1)]))
+        ),
+    ]
+    assert switched(request, spec, versions).args == [*spec.args, "--lr-from", "11", "0.004"]
+    assert switched(DrillRequest(fault="bad-version"), spec, versions) == spec

@@ -84,7 +84,7 @@ def test_a_recovery_as_it_should_be() -> None:
         ({"marks": {}}, "no fault was planned"),
         ({"outcome": "failed"}, "did not finish"),
         ({"outcome": ""}, "did not finish"),
-        ({"incidents": []}, "1 faults opened 0 incidents"),
+        ({"incidents": []}, "0 incidents were opened, and 1 are due"),
         ({"incidents": [IncidentFacts("incident/job/0001", 0, None)]}, "still open"),
         ({"incidents": [IncidentFacts("i", 0, report(recovered=False))]}, "not recovered"),
         ({"incidents": [IncidentFacts("i", 0, report(lost_steps=2))]}, "2 steps lost, 1 would have done"),

@@ -25,6 +25,7 @@ from everstep.model.checkpoint_policy import CheckpointPolicy
 from everstep.model.incident import Failure, IncidentReport, Symptom
 from everstep.model.job import JobSpec
 from everstep.model.job_state import IncidentSummary
+from everstep.model.version import JobVersion, VersionStatus
 
 SPEC = JobSpec(
     name="soak-01",
@@ -115,6 +116,8 @@ WRONG: list[tuple[str, Callable[[GateLook], None]]] = [
     ("losses are equal", put(comparison=Comparison(losses=["rank 1 has another loss at step 33"]))),
     ("losses are equal", put(comparison=None)),
     ("losses are equal", put(comparison=Comparison())),
+    ("versions are what ran", put(other_versions=["v1 is recorded, and v2 ran in generation 2: step 21"])),
+    ("versions are what ran", put(versions=[JobVersion(number=2, status=VersionStatus.PENDING)])),
     ("one copy of a rank", put(copies=1)),
     ("one copy of a rank", put(blind_s=11.0)),
     ("processes are those of the job", more("rank")),
@@ -174,6 +177,18 @@ def test_every_invariant_was_seen_to_fail() -> None:
 
 def request(fault: str, **options: Any) -> DrillRequest:
     return KILL.model_copy(update={"ranks": [], "fault": fault, **options})
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "right"),
+    [("update", "running", True), ("update", "suspect", False), ("bad-version", "running", False)]
+    + [("bad-version", status, True) for status in ("suspect", "refused")],
+)
+def test_a_good_version_runs_at_the_gate_and_a_bad_one_does_not(fault: str, status: str, right: bool) -> None:
+    seen = good()
+    seen.versions = [JobVersion(number=2, status=VersionStatus(status))]
+    struck = Struck((request(fault),), (), GATE)
+    assert (violations(seen, struck, SPEC, known()) == []) is right
 
 
 ONE, NOTHING = Promise(1, "placed"), Promise(None, "owner and peer")

@@ -1,0 +1,95 @@
+"""The code that a drill's update brings: the folder of the job's script, with some lines put into the script.
+
+The lines work on any script that reports its steps to everstep, and come where a person might have put them: after
+the docstring and the imports from ``__future__``.
+"""
+
+from __future__ import annotations
+
+import ast
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from activities.versions.listing import files_of
+from drills.spec.request import DrillRequest
+from everstep.errors import CannotInject
+
+AT_START = "import a_module_that_nobody_has"
+AFTER_STEPS = """
+import everstep as _everstep
+
+_begun, _report = [], _everstep.Run.report
+
+
+def _fails(self, step, *args, **kwargs):
+    _begun.append(step)
+    if step >= _begun[0] + {steps}:
+        raise RuntimeError("this version fails after {steps} steps")
+    return _report(self, step, *args, **kwargs)
+
+
+_everstep.Run.report = _fails
+"""
+CHANGES_STATE = """
+import torch as _torch
+
+import everstep as _everstep
+
+_checkpoint = _everstep.Run.checkpoint
+
+
+def _wider(self, *args, **kwargs):
+    model = next(one for one in kwargs.values() if isinstance(one, _torch.nn.Module))
+    model.register_parameter("a_new_one", _torch.nn.Parameter(_torch.zeros(8)))
+    return _checkpoint(self, *args, **kwargs)
+
+
+_everstep.Run.checkpoint = _wider
+"""
+
+
+def lines_of(request: DrillRequest) -> str:
+    """What a drill puts into the script."""
+    if request.base != "bad-version":
+        return ""
+    if request.at_start:
+        return AT_START
+    return CHANGES_STATE if request.changes_state else AFTER_STEPS.format(steps=request.fails_after)
+
+
+def write(script: Path, folder: Path, lines: str, note: str) -> None:
+    """Write a script's folder anew, with lines put into the script.
+
+    Args:
+        script: As the job runs it.
+        folder: Which must not be there.
+        lines: Of Python.
+        note: A comment: two versions of the same lines differ by it.
+
+    Raises:
+        CannotInject: the script has no place for them.
+    """
+    for name in files_of(script.parent):
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(script.parent / name, target, follow_symlinks=False)
+    before = script.read_text().splitlines()
+    try:
+        at = _after_the_head(ast.parse("\n".join(before)).body)
+    except SyntaxError as error:
+        raise CannotInject(f"{script} is no Python that could be changed: {error}") from error
+    changed = [*before[:at], f"# {note}", *lines.splitlines(), *before[at:]]
+    (folder / script.name).write_text("\n".join(changed) + "\n")
+
+
+def _after_the_head(body: Sequence[ast.stmt]) -> int:
+    """Number of lines of a module's docstring and of what it imports from the future."""
+    at = 0
+    for place, statement in enumerate(body):
+        is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+        is_future = isinstance(statement, ast.ImportFrom) and statement.module == "__future__"
+        if not ((place == 0 and is_text) or is_future):
+            break
+        at = statement.end_lineno or at
+    return at

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drills.inject.new_code import AT_START, lines_of, write
+from drills.spec.request import DrillRequest
+from everstep.errors import CannotInject
+
+SCRIPT = '"""Trains.\n\nWell.\n"""\n\nfrom __future__ import annotations\n\nimport json\n\nprint(json.dumps(1))\n'
+
+
+def test_the_lines_come_after_the_docstring_and_the_future(tmp_path: Path) -> None:
+    source = tmp_path / "code"
+    source.mkdir()
+    (source / "train.py").write_text(SCRIPT)
+    (source / "model.py").write_text("WIDTH = 3\n")
+    write(source / "train.py", tmp_path / "new", "print(2)", "the second")
+    assert (tmp_path / "new" / "model.py").read_text() == "WIDTH = 3\n"
+    assert (tmp_path / "new" / "train.py").read_text() == SCRIPT.replace(
+        "annotations\n", "annotations\n# the second\nprint(2)\n"
+    )
+    ran = subprocess.run([sys.executable, tmp_path / "new" / "train.py"], capture_output=True, text=True, check=True)
+    assert ran.stdout == "2\n1\n"
+    assert (source / "train.py").read_text() == SCRIPT
+
+
+def test_what_is_no_python_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("def (")
+    with pytest.raises(CannotInject, match=r"train\.py is no Python that could be changed"):
+        write(tmp_path / "train.py", tmp_path / "new", AT_START, "")
+
+
+def test_each_bad_version_has_its_own_lines() -> None:
+    kinds: list[dict[str, Any]] = [{"at_start": True}, {"fails_after": 0}, {"fails_after": 5}, {"changes_state": True}]
+    found = [lines_of(DrillRequest.model_validate({"fault": "bad-version", **kind})) for kind in kinds]
+    assert len(set(found)) == len(kinds)
+    assert lines_of(DrillRequest(fault="update")) == ""
+    for lines in found:
+        compile(lines, "lines", "exec")
