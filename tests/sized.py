@@ -141,7 +141,6 @@ def growth(prepare: Callable[[int], Callable[[], object]], *, rounds: int = 10) 
             and finds the processor's caches as full of other things as that does: what fits into them is no measure.
     """
     small, large = prepare(SMALL), prepare(LARGE)
-    gc.collect()
     gc.disable()
     try:
         at_small = at_large = float("inf")

@@ -28,7 +28,7 @@ async def recorded(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncItera
     unpacked = tmp_path / "unpacked"
     with tarfile.open(request.param) as packed:
         packed.extractall(unpacked, filter="data")
-    agent = RunningAgent(tmp_path, alone=True)
+    agent = RunningAgent(tmp_path)
     (unpacked / "state").rename(agent.state)
     agent.shm.parent.mkdir(exist_ok=True)
     _copy(unpacked / "shm", agent.shm)
@@ -76,7 +76,7 @@ async def test_ranks_go_on_bit_for_bit_from_slots_that_an_earlier_release_wrote(
     assert sorted(before) == [(rank, step) for rank in range(2) for step in range(STEPS)]
     await launch(job_on(recorded, STEPS + MORE), 2, resume_step=STEPS)
     after = await losses(recorded)
-    async with running_agent(tmp_path / "undisturbed", alone=True) as other:
+    async with running_agent(tmp_path / "undisturbed") as other:
         job = job_on(other, STEPS + MORE)
         await job.prepare()
         await launch(job, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import zipfile
@@ -47,6 +48,7 @@ def test_a_peer_is_installed_from_nothing_and_anew_when_its_packages_change(tmp_
     assert second == first and version_of(second) == "2.0"
 
 
+@pytest.mark.wide
 def test_a_peer_that_cannot_be_installed_is_told_with_the_command(tmp_path: Path) -> None:
     with pytest.raises(PeerFailed, match=r"pip install.*no-such-peer==1"):
         environments.python("none", ("no-such-peer==1",), "none")
@@ -56,7 +58,7 @@ def test_the_checkpoint_benchmark_names_dlrover_when_it_cannot_be_installed(monk
     monkeypatch.setattr(checkpoint_saves, "calibrate", lambda: 1)
     found = checkpoint_saves.measure([1], rounds=0, steps=1, sides=["none", checkpoint_saves.DLROVER])
     assert len(found[0].failures) == 1
-    assert found[0].failures[0].startswith("DLRover memory: ") and "dlrover==0.6.1" in found[0].failures[0]
+    assert re.match(r"DLRover memory: .* pip install .*dlrover==0\.6\.1", found[0].failures[0])
 
 
 def test_why_a_process_ended_is_not_what_its_destructors_say(tmp_path: Path) -> None:
