@@ -132,13 +132,13 @@ class JobRanks:
         if ending := self._endings.pop(_key(rank), None):
             ending.close()
         self.killed.pop(rank.pid, None)
-        is_told = rank.ending is not None
+        is_news = rank.ending is None
         rank.end = rank.ending or end
-        if not is_told:
+        if is_news:
             rank.sequence = 0 if rank.stopped else UNTOLD
         self.save()
         self.drain()
-        if rank.sequence == UNTOLD and not is_told:
+        if is_news and rank.sequence == UNTOLD:
             self.host.spawn(self._explain(rank))
 
     async def _explain(self, rank: RankRecord) -> None:
