@@ -1,0 +1,52 @@
+"""What each way of judging a hang looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from everstep.decisions.hang.evidence import HangEvidence
+from everstep.decisions.hang.outliers import Outliers
+from everstep.decisions.hang.shared_group import MOST_OF_JOB
+from everstep.decisions.hang.verdict import HangMethod
+from everstep.decisions.hang.wait_for import WaitGraph
+from everstep.model.topology import Topology
+
+MOST_NAMED = 0.25
+"""Largest share of a job's machines that may be named one by one; one may always (ours)."""
+METHODS = (HangMethod.STATE, HangMethod.WAIT_FOR, HangMethod.STACKS)
+
+
+@dataclass(frozen=True, slots=True)
+class HangLimits:
+    """How far an analysis may go."""
+
+    methods: tuple[HangMethod, ...] = METHODS
+    """Asked in this order; the first that finds somebody decides."""
+    most_named: float = MOST_NAMED
+    """Largest share of a job's machines that may be named one by one; one machine may always."""
+    most_over_evicted: float = MOST_OF_JOB
+    """Largest share of a job's machines that may be over-evicted."""
+
+
+@dataclass(frozen=True, slots=True)
+class HangCase:
+    """A job that does not step."""
+
+    evidence: HangEvidence
+    topology: Topology
+    limits: HangLimits
+    names: Sequence[str]
+    """Of the machines, in their order; may be empty."""
+    graph: WaitGraph
+    differing: Outliers
+
+    @property
+    def known(self) -> int:
+        """Number of ranks of which something is known."""
+        return sum(1 for one in self.evidence.ranks.values() if one.is_known)
+
+    def few(self, ranks: Sequence[int]) -> bool:
+        """Whether so few machines hold some ranks that these may be named one by one."""
+        machines = {self.topology.machine(rank) for rank in ranks}
+        return len(machines) <= max(1, int(self.limits.most_named * self.topology.machines))

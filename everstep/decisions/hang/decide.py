@@ -1,0 +1,107 @@
+"""Which machines should leave a job that hangs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from everstep.decisions.hang.by_waiting import by_waiting
+from everstep.decisions.hang.case import HangCase, HangLimits
+from everstep.decisions.hang.conclusions import named, open_collectives_told, over_evicted, unknown
+from everstep.decisions.hang.evidence import HangEvidence
+from everstep.decisions.hang.mismatch import judge_mismatch
+from everstep.decisions.hang.outliers import find_outliers
+from everstep.decisions.hang.picture import picture
+from everstep.decisions.hang.shared_group import shared_group
+from everstep.decisions.hang.verdict import HangConclusion, HangMethod, HangVerdict
+from everstep.decisions.hang.wait_for import wait_graph
+from everstep.model.topology import Topology
+from everstep.text import listed
+
+
+def judge_hang(
+    evidence: HangEvidence, topology: Topology, limits: HangLimits | None = None, names: Sequence[str] = ()
+) -> HangVerdict:
+    """Judge a job that does not step, or say that nothing is known.
+
+    Args:
+        evidence: Of all ranks of which there is some.
+        topology: Of the job; the evidence's ranks are its ranks.
+        limits: How far to go.
+        names: Of the machines, in their order; for people.
+    """
+    doing = {rank: known.doing for rank, known in evidence.ranks.items() if known.trainer}
+    differing = find_outliers(doing, topology)
+    case = HangCase(evidence, topology, limits or HangLimits(), names, wait_graph(evidence, topology), differing)
+    verdict = _conclude(case)
+    drawn = picture(
+        topology,
+        differing.groups,
+        named=verdict.ranks if verdict.conclusion is HangConclusion.NAMES else (),
+        evicted=verdict.machines,
+    )
+    silent = tuple(rank for rank in range(topology.world_size) if not evidence.of(rank).is_known)
+    return replace(verdict, unknown=silent, stacks=differing.groups, picture=drawn)
+
+
+def _conclude(case: HangCase) -> HangVerdict:
+    if not case.known:
+        return unknown("nothing is known of any rank")
+    if came_on := _came_on(case):
+        some = len(came_on) > 1
+        return HangVerdict(
+            HangConclusion.NOT_HUNG,
+            HangMethod.NONE,
+            f"{len(came_on)} rank{'s' * some} that wait{'s' * (not some)} for others came on between two looks: "
+            f"rank {listed(came_on)}",
+        )
+    reasons = []
+    for method in case.limits.methods:
+        found = _WAYS[method](case)
+        if isinstance(found, HangVerdict):
+            return found
+        reasons.append(found)
+    return unknown("; ".join(filter(None, reasons)) or "no method was asked", open_collectives_told(case.graph))
+
+
+def _came_on(case: HangCase) -> list[int]:
+    """Ranks that waited and are elsewhere now. One that waits for nobody may spin at one place for ever."""
+    entered = {rank for one in case.graph.collectives for rank in one.entered}
+    waits = entered | case.graph.blind | case.graph.edges.keys()
+    return sorted((case.evidence.moved or frozenset()) & waits)
+
+
+def _by_state(case: HangCase) -> HangVerdict | str:
+    stopped = tuple(sorted(rank for rank, known in case.evidence.ranks.items() if known.is_stopped))
+    if not stopped:
+        return ""
+    if not case.few(stopped):
+        return f"{len(stopped)} ranks are stopped, on too many machines to be named"
+    what = "their processes are" if len(stopped) > 1 else "its process is"
+    return named(case, stopped, HangMethod.STATE, f"{what} stopped (state T)")
+
+
+def _by_waiting(case: HangCase) -> HangVerdict | str:
+    return judge_mismatch(case.graph, case.topology, case.names) or by_waiting(case)
+
+
+def _by_stacks(case: HangCase) -> HangVerdict | str:
+    outliers, undecided = case.differing.ranks, case.differing.undecided
+    if not outliers:
+        if not case.differing.groups:
+            return "there are no stacks"
+        if undecided:
+            return f"no stack has a majority in the stages of {len(undecided)} ranks"
+        return "no rank's stack differs from most of its peers'"
+    shared = shared_group(outliers, case.topology, most_of_job=case.limits.most_over_evicted)
+    if shared is None:
+        return f"{len(outliers)} outliers share no group that is small enough: rank {listed(outliers)}"
+    what = "what they do is not what most of their peers do"
+    return over_evicted(case, outliers, shared, HangMethod.STACKS, what)
+
+
+_WAYS: Mapping[HangMethod, Callable[[HangCase], HangVerdict | str]] = {
+    HangMethod.STATE: _by_state,
+    HangMethod.WAIT_FOR: _by_waiting,
+    HangMethod.STACKS: _by_stacks,
+}

@@ -1,0 +1,83 @@
+"""NCCL's RAS report (``ncclras -v -f json``): collectives that each rank launched, by communicator, and who is silent.
+
+By the source of NCCL 2.29; no GPU was at hand to see one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from everstep.decisions.hang.evidence import CommunicationRecord, PendingOperation, RankEvidence
+from everstep.errors import EvidenceError
+
+Process = tuple[str, int, int]
+"""Host, process and device: the same GPU of the same process is the same rank, in each communicator."""
+Groups = dict[str, tuple[int, ...]]
+"""Communicator → its ranks."""
+
+
+def parse_ras(name: str, data: bytes) -> dict[str, Any]:
+    """The report's own dictionary.
+
+    Raises:
+        EvidenceError: it is none.
+    """
+    try:
+        found = json.loads(data)
+        if not isinstance(found["communicators"], list):
+            raise ValueError("it has no communicators")
+    except (ValueError, KeyError, TypeError) as error:
+        raise EvidenceError(f"{name} is no report of NCCL's RAS ({error}): ask `ncclras -v -f json`") from error
+    return dict(found)
+
+
+def ras_evidence(found: Mapping[str, Any], name: str = "the report") -> tuple[dict[int, RankEvidence], Groups]:
+    """What the report says of each rank, and the ranks of each communicator.
+
+    Ranks of a communicator are numbered within it; the largest one has all ranks of the job and gives their numbers.
+    The collectives that a rank launched are summed: one that launched fewer than another is behind it.
+
+    Raises:
+        EvidenceError: it has no communicator, or lacks something.
+    """
+    try:
+        comms = sorted(found["communicators"], key=lambda one: -int(one["size"]))
+        if not comms:
+            raise EvidenceError(f"{name} has no communicators: ask again while the job hangs")
+        ranks = {_process(one): int(one["rank"]) for one in _members(comms[0])}
+        last: dict[int, dict[str, int]] = {rank: {} for rank in ranks.values()}
+        pending: dict[int, list[PendingOperation]] = {rank: [] for rank in ranks.values()}
+        groups, silent = {}, set()
+        for comm in comms:
+            group = f"{comm['hash']} {comm['secondary_hash']}"
+            members = {ranks[_process(one)] for one in _members(comm) if _process(one) in ranks}
+            counts = {
+                ranks[_process(one)]: sum(map(int, one["collective_counts"].values()))
+                for one in comm["ranks"]
+                if _process(one) in ranks
+            }
+            groups[group] = tuple(sorted(members))
+            silent |= {ranks[_process(one)] for one in comm.get("missing_ranks") or [] if _process(one) in ranks}
+            ahead = max(counts.values(), default=0)
+            for rank, count in counts.items():
+                last[rank][group] = count
+                if count == ahead and (min(counts.values()) < ahead or members - counts.keys()):
+                    pending[rank].append(PendingOperation(group, ahead, "collective"))
+    except (KeyError, TypeError, ValueError) as error:
+        raise EvidenceError(f"{name}: a communicator cannot be read ({error!r})") from error
+    evidence = {
+        rank: RankEvidence(record=CommunicationRecord(last[rank], tuple(pending[rank])))
+        for rank in ranks.values()
+        if rank not in silent
+    }
+    return evidence | {rank: RankEvidence(is_unresponsive=True) for rank in silent}, groups
+
+
+def _members(comm: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    return [*comm["ranks"], *(comm.get("missing_ranks") or [])]
+
+
+def _process(one: Mapping[str, Any]) -> Process:
+    return str(one["host"]), int(one["pid"]), int(one["cuda_dev"])

@@ -1,0 +1,180 @@
+"""What ``py-spy dump`` says: its text, and its JSON.
+
+Ten thousand ranks print the same few hundred stacks. So a stack is looked up by its own bytes, as they stand in the
+dump, and only one that is new is taken apart: reading costs a search for where it ends and a hash.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from everstep.decisions.hang.stacks import LeafKind, ProcessRole, Signature, StackFrame, joined, normalise, role_of
+from everstep.errors import EvidenceError
+
+MAIN, AUTOGRAD = "MainThread", "pt_autograd_"
+_FRAME = re.compile(r"\s+(?P<function>\S.*) \((?P<file>.+?)(?::(?P<line>\d+))?\)$")
+_THREAD = re.compile(rb'Thread \S+ \([^)]*\)(?:: "(?P<name>[^"]*)")?[ \t\r]*\n')
+_PROCESS = re.compile(rb"^Process (\d+):", re.MULTILINE)
+_KEY = b'"frames":'
+
+
+@dataclass(slots=True)
+class Stack:
+    """One stack, shared by all threads that have it line by line."""
+
+    frames: tuple[StackFrame, ...]
+    """The innermost first."""
+    signatures: dict[ProcessRole | None, Signature] = field(default_factory=dict)
+
+    def signature(self, role: ProcessRole | None = None) -> Signature:
+        """What the thread does; the role of its process is told, or told by the frames."""
+        if role not in self.signatures:
+            self.signatures[role] = normalise(self.frames, role)
+        return self.signatures[role]
+
+
+@dataclass(slots=True)
+class ProcessDump:
+    """The threads of one process."""
+
+    pid: int | None
+    threads: list[tuple[str, Stack]]
+    """Name and stack."""
+
+    def main(self) -> Stack | None:
+        """The stack of the main thread; of the last one where none is called so."""
+        named = [stack for name, stack in self.threads if name == MAIN]
+        if named:
+            return named[0]
+        return self.threads[-1][1] if self.threads else None
+
+    def signature(self, role: ProcessRole | None = None) -> Signature | None:
+        """What the process does; None: it has no threads.
+
+        A main thread that is in the backward pass does what autograd's own thread does (CUDA).
+        """
+        main = self.main()
+        if main is None:
+            return None
+        found = main.signature(role)
+        if found.leaf.kind is LeafKind.BELOW:
+            for name, stack in self.threads:
+                if name.startswith(AUTOGRAD) and stack.frames:
+                    return joined(found, stack.signature(found.role))
+        return found
+
+
+class StackReader:
+    """Reads dumps of many processes; what they have in common is kept once."""
+
+    def __init__(self) -> None:
+        self._texts: dict[bytes, Stack] = {}
+        self._stacks: dict[tuple[StackFrame, ...], Stack] = {}
+
+    def read(self, name: str, data: bytes) -> list[ProcessDump]:
+        """The processes of one dump.
+
+        Args:
+            name: Of the file, for messages.
+            data: What py-spy printed, as text or with ``--json``.
+
+        Raises:
+            EvidenceError: it is neither.
+        """
+        if data.lstrip()[:1] == b"[":
+            return self._read_json(name, data)
+        return self._read_text(name, data)
+
+    def _read_json(self, name: str, data: bytes) -> list[ProcessDump]:
+        """Frames are cut out by their bytes; what is left is small, and read as JSON."""
+        pieces: list[bytes] = []
+        stacks: list[Stack] = []
+        at = 0
+        while (key := data.find(_KEY, at)) >= 0:
+            begin = key + len(_KEY)
+            end = data.find(b"}]", begin) + 2
+            if data[begin : begin + 3] == b"[],":
+                end = begin + 2
+            text = data[begin:end]
+            stack = self._texts.get(text)
+            if stack is None:
+                try:
+                    stack = self._texts[text] = self._shared(_frames(json.loads(text)))
+                except (ValueError, KeyError, TypeError, AttributeError):
+                    return self._read_plain_json(name, data)
+            pieces += [data[at:begin], b"%d" % len(stacks)]
+            stacks.append(stack)
+            at = end
+        pieces.append(data[at:])
+        try:
+            threads = json.loads(b"".join(pieces))
+            return _processes([(one, stacks[one["frames"]]) for one in threads])
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+            return self._read_plain_json(name, data)
+
+    def _read_plain_json(self, name: str, data: bytes) -> list[ProcessDump]:
+        """The same without cutting: other white space, or keys in another order."""
+        try:
+            threads = json.loads(data)
+            return _processes([(one, self._shared(_frames(one["frames"]))) for one in threads])
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise EvidenceError(
+                f"{name} is not what `py-spy dump --json` prints ({error}): dump that process again"
+            ) from error
+
+    def _read_text(self, name: str, data: bytes) -> list[ProcessDump]:
+        heads = list(_PROCESS.finditer(data))
+        if not heads and not _THREAD.search(data):
+            raise EvidenceError(f"{name} is not what `py-spy dump` prints: it has no line `Thread …`")
+        starts = [head.start() for head in heads] or [0]
+        pids: list[int | None] = [int(head[1]) for head in heads] or [None]
+        ends = [*starts[1:], len(data)]
+        return [
+            ProcessDump(pid, self._text_threads(data[begin:end]))
+            for pid, begin, end in zip(pids, starts, ends, strict=True)
+        ]
+
+    def _text_threads(self, data: bytes) -> list[tuple[str, Stack]]:
+        heads = list(_THREAD.finditer(data))
+        ends = [*(head.start() for head in heads[1:]), len(data)]
+        return [
+            ((head["name"] or b"").decode(errors="replace"), self._text_stack(data[head.end() : end]))
+            for head, end in zip(heads, ends, strict=True)
+        ]
+
+    def _text_stack(self, text: bytes) -> Stack:
+        stack = self._texts.get(text)
+        if stack is None:
+            found = map(_FRAME.fullmatch, text.decode(errors="replace").splitlines())
+            frames = tuple(StackFrame(one["function"], one["file"], int(one["line"] or 0)) for one in found if one)
+            stack = self._texts[text] = self._shared(frames)
+        return stack
+
+    def _shared(self, frames: tuple[StackFrame, ...]) -> Stack:
+        return self._stacks.setdefault(frames, Stack(frames))
+
+
+def role_of_process(dump: ProcessDump) -> ProcessRole:
+    """What a process is there for, by the frames of its main thread."""
+    main = dump.main()
+    return role_of(main.frames) if main else ProcessRole.TRAINER
+
+
+def _frames(found: Sequence[dict[str, Any]]) -> tuple[StackFrame, ...]:
+    return tuple(
+        StackFrame(str(one["name"]), str(one.get("short_filename") or one["filename"]), int(one.get("line") or 0))
+        for one in found
+    )
+
+
+def _processes(threads: list[tuple[dict[str, Any], Stack]]) -> list[ProcessDump]:
+    found: dict[Any, ProcessDump] = {}
+    for thread, stack in threads:
+        pid = thread.get("pid")
+        process = found.setdefault(pid, ProcessDump(pid if isinstance(pid, int) else None, []))
+        process.threads.append((str(thread.get("thread_name") or ""), stack))
+    return list(found.values())
