@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperGroup
 
+from console.commands.default_command import DefaultCommand
 from console.commands.ledgers import ClusterOption, JsonOption, LedgerOption, known_cluster, open_ledger
 
 if TYPE_CHECKING:
@@ -16,13 +16,10 @@ if TYPE_CHECKING:
     from everstep.decisions.evict.describe import DescribedPolicy
 
 
-class ShowsUnlessNamed(TyperGroup):
+class ShowsUnlessNamed(DefaultCommand):
     """``everstep policy gpt`` is short for ``everstep policy show gpt``."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Add the name of the command that is meant where none is given."""
-        named = bool(args) and (args[0] in self.commands or args[0] in ctx.help_option_names)
-        return super().parse_args(ctx, args if named else ["show", *args])
+    default = "show"
 
 
 app = typer.Typer(

@@ -11,6 +11,7 @@ import io
 import json
 import pickle
 import re
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,8 @@ PICKLE = b"\x80"
 """First byte of a pickle."""
 SAME_SIZES = ("all_reduce", "allreduce", "reduce_scatter", "_reduce_scatter_base", "broadcast")
 """Operations to which all ranks give tensors of one size."""
+ORDER = 64
+"""Newest collectives of which it is kept in which order a rank entered them (ours)."""
 _BUILDERS = {"build_intlist", "build_doublelist", "build_boollist", "build_tensorlist"}
 _P2P = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)")
 
@@ -88,6 +91,7 @@ def flight_record(found: Mapping[str, Any], name: str = "the record") -> FlightR
     labels: dict[str, str] = {}
     pending: dict[tuple[str, bool, int | None], PendingOperation] = {}
     position = -1
+    order: deque[tuple[str, int]] = deque(maxlen=ORDER)
     try:
         for entry in found.get("entries") or []:
             group, label = (*entry["process_group"], "")[:2]
@@ -99,12 +103,13 @@ def flight_record(found: Mapping[str, Any], name: str = "the record") -> FlightR
                 operation, peer = _to_peer(operation, entry, groups.get(group))
             else:
                 last[group] = max(last.get(group, -1), number)
+                order.append((group, number))
             if not _is_done(entry) and (group, is_p2p, peer) not in pending:
                 sizes = str(entry.get("input_sizes", "")) if operation.startswith(SAME_SIZES) else ""
                 pending[group, is_p2p, peer] = PendingOperation(group, number, operation, sizes, peer, is_p2p)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise EvidenceError(f"{name}: an entry of the flight record cannot be read ({error!r})") from error
-    record = CommunicationRecord(last, tuple(pending.values()))
+    record = CommunicationRecord(last, tuple(pending.values()), tuple(order))
     return FlightRecord(record, groups, {one: text for one, text in labels.items() if text != "undefined"}, position)
 
 

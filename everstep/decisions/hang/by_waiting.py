@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 from everstep.decisions.hang.case import HangCase
 from everstep.decisions.hang.conclusions import by_the_script, held_up, named, open_collectives_told, over_evicted
+from everstep.decisions.hang.order import out_of_order
 from everstep.decisions.hang.shared_group import shared_group
 from everstep.decisions.hang.verdict import HangMethod, HangVerdict
-from everstep.decisions.hang.wait_for import Sink, WaitGraph, sinks
+from everstep.decisions.hang.wait_for import Sink, sinks
 from everstep.text import listed
 
 LEAST_WAITING = 0.5
 """More than this share of the known ranks waits for those that are named; else the job may be computing (ours)."""
-CLEARLY_BLAMED = 2
-"""Of ranks that wait for each other one is named if so many times more ranks lack it than any other (ours)."""
 
 
 def by_waiting(case: HangCase) -> HangVerdict | str:
     """Judge by who waits for whom; a text: why nobody is named."""
-    ends = [sink for sink in sinks(case.graph, case.evidence) if sink.waiting or len(sink.ranks) > 1]
+    ends = [sink for sink in sinks(case.graph, case.evidence) if sink.behind or len(sink.ranks) > 1]
     circles = [sink for sink in ends if len(sink.ranks) > 1 and not sink.stuck]
     if not ends:
-        return "no rank is seen to wait for another one"
+        return _crossed(case) or "no rank is seen to wait for another one"
     if len(circles) > 1 and len(circles) > len(ends) / 2:
         return by_the_script(case, circles, f"{len(circles)} times, ranks wait for each other in a circle")
     if too_few := _too_few_wait(case, ends):
-        return too_few
+        return _of_several(case, ends) or too_few
     if len(ends) == 1 and ends[0].stuck:
         return _inside_one(case, ends[0])
     if len(ends) == 1 and circles:
@@ -36,10 +34,36 @@ def by_waiting(case: HangCase) -> HangVerdict | str:
 
 
 def _too_few_wait(case: HangCase, ends: Sequence[Sink]) -> str:
-    waiting = max(sink.waiting + (len(sink.ranks) if len(sink.ranks) > 1 else 0) for sink in ends)
+    waiting = max(len(sink.behind) + (len(sink.ranks) if len(sink.ranks) > 1 else 0) for sink in ends)
     if waiting > LEAST_WAITING * max(case.known - 1, 1):
         return ""
     return f"at most {waiting} of {case.known} known ranks wait for the same ones: the job may be computing"
+
+
+def _crossed(case: HangCase) -> HangVerdict | None:
+    """Ranks of many machines lack a collective because they are in another one, of a group that was never used."""
+    elsewhere = {rank for one in case.graph.collectives if not one.is_certain for rank in one.entered}
+    for one in case.graph.collectives:
+        if one.missing and elsewhere >= set(one.missing) and not case.few(one.missing) and not case.few(one.entered):
+            sink = Sink(tuple(sorted((*one.entered, *one.missing))))
+            what = (
+                f"{len(one.entered)} ranks are in {one.operation} of group {one.group}, and the others in another one"
+            )
+            return by_the_script(case, [sink], what)
+    return None
+
+
+def _of_several(case: HangCase, ends: Sequence[Sink]) -> HangVerdict | None:
+    """The group of ranks none of which most wait for, but for all of which together all others do.
+
+    So a pipeline looks whose point-to-point waiting is not recorded: gloo's is not, and there may be no stacks.
+    """
+    ranks = tuple(sorted(rank for sink in ends for rank in sink.ranks))
+    waiting = len({rank for sink in ends for rank in sink.behind} - set(ranks))
+    if waiting < case.known - len(ranks) or waiting <= LEAST_WAITING * case.known:
+        return None
+    found = _shared(case, ranks, "all others wait for them, and they are not seen to wait")
+    return found if isinstance(found, HangVerdict) else None
 
 
 def _waited_for(case: HangCase, ends: Sequence[Sink]) -> HangVerdict | str:
@@ -50,7 +74,7 @@ def _waited_for(case: HangCase, ends: Sequence[Sink]) -> HangVerdict | str:
         return f"ranks wait for {listed(silent)}, of which nothing is known: get their stacks and records"
     if not case.few(ranks):
         return _shared(case, ranks, "others wait for them, and they are not seen to wait")
-    waiting = max(sink.waiting for sink in ends)
+    waiting = max(len(sink.behind) for sink in ends)
     why = "; ".join(dict.fromkeys(held_up(rank, case.evidence) for rank in ranks))
     reason = f"{waiting} rank{'s wait' if waiting > 1 else ' waits'} for {'them' if len(ranks) > 1 else 'it'}; {why}"
     return named(case, ranks, HangMethod.WAIT_FOR, reason)
@@ -70,11 +94,12 @@ def _inside_one(case: HangCase, sink: Sink) -> HangVerdict | str:
 
 def _in_a_circle(case: HangCase, sink: Sink) -> HangVerdict | str:
     """Ranks wait for each other."""
-    lacks = _lacks(case.graph)
-    first, second, *_ = sorted(sink.ranks, key=lambda rank: -lacks[rank])
-    if lacks[first] >= CLEARLY_BLAMED * max(lacks[second], 1):
-        reason = f"{lacks[first]} ranks are inside a collective that it has not entered; it waits for one of them"
-        return named(case, (first,), HangMethod.WAIT_FOR, reason)
+    if (odd := out_of_order(sink.ranks, case.evidence, case.topology)) is not None:
+        reason = (
+            "it waits for ranks that wait for it, and its collectives are not in the order of its peers': it skipped "
+            "one, or did one too many"
+        )
+        return named(case, (odd,), HangMethod.WAIT_FOR, reason)
     if len(sink.ranks) > max(2, LEAST_WAITING * case.known):
         return by_the_script(case, [sink], f"{len(sink.ranks)} ranks wait for each other in a circle")
     if len(sink.ranks) == 2 and not case.graph.uncertain & set(sink.ranks):
@@ -88,12 +113,3 @@ def _shared(case: HangCase, ranks: Sequence[int], what: str) -> HangVerdict | st
     if shared is None or shared.unexplained:
         return f"rank {listed(ranks)}: {what}; they share no group that is small enough to be evicted"
     return over_evicted(case, ranks, shared, HangMethod.WAIT_FOR, what, evidence=open_collectives_told(case.graph))
-
-
-def _lacks(graph: WaitGraph) -> Counter[int]:
-    """Rank → how many ranks are inside collectives which it has not entered."""
-    found: Counter[int] = Counter()
-    for one in graph.collectives:
-        for rank in one.missing:
-            found[rank] += len(one.entered)
-    return found

@@ -102,6 +102,7 @@ def open_collectives_told(graph: WaitGraph) -> tuple[str, ...]:
     told = []
     for one in graph.collectives[:TOLD]:
         lacking = f"missing: rank {listed(one.missing)}" if one.missing else "nobody is missing"
+        lacking += f", rank {listed(one.passed)} done with it" if one.passed else ""
         told.append(
             f"{one.operation} {one.number} of group {one.group}: {len(one.entered)} inside "
             f"(rank {listed(one.entered)}), {lacking}"

@@ -18,6 +18,8 @@ from everstep.decisions.hang.wait_for import wait_graph
 from everstep.model.topology import Topology
 from everstep.text import listed
 
+ONE_LOOK = "there was one look only: that the job does not move is taken for granted; two, seconds apart, would show it"
+
 
 def judge_hang(
     evidence: HangEvidence, topology: Topology, limits: HangLimits | None = None, names: Sequence[str] = ()
@@ -41,6 +43,8 @@ def judge_hang(
         evicted=verdict.machines,
     )
     silent = tuple(rank for rank in range(topology.world_size) if not evidence.of(rank).is_known)
+    if evidence.moved is None and verdict.conclusion is not HangConclusion.UNKNOWN:
+        verdict = replace(verdict, evidence=(*verdict.evidence, ONE_LOOK))
     return replace(verdict, unknown=silent, stacks=differing.groups, picture=drawn)
 
 

@@ -36,6 +36,8 @@ class CommunicationRecord:
     """Group → number of the newest collective that the rank entered."""
     pending: tuple[PendingOperation, ...] = ()
     """What it entered and did not finish, the oldest of each group."""
+    order: tuple[tuple[str, int], ...] = ()
+    """The newest collectives that it entered, the newest last: group and number."""
 
 
 @dataclass(frozen=True, slots=True)

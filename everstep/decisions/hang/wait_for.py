@@ -15,6 +15,9 @@ from everstep.decisions.hang.evidence import WORLD, HangEvidence, PendingOperati
 from everstep.decisions.hang.stacks import LeafKind
 from everstep.model.topology import Topology
 
+FIRST = 1
+"""Number of a group's first collective."""
+
 
 @dataclass(frozen=True, slots=True)
 class OpenCollective:
@@ -26,9 +29,18 @@ class OpenCollective:
     """What most of those inside call."""
     entered: tuple[int, ...]
     missing: tuple[int, ...]
-    """Members that have not entered it; empty: all have, and it does not get done."""
+    """Members that have not entered it."""
+    passed: tuple[int, ...]
+    """Members that are done with it: then it will get done, or records are of different moments."""
+    is_certain: bool
+    """Whether its members are known: a group that was never used before might have more than those inside of it."""
     operations: Mapping[str, tuple[int, ...]]
     """What is called, with sizes where all must have the same → by whom. More than one: they do not match."""
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether all members are inside of it, and it does not get done."""
+        return self.is_certain and len(self.entered) > 1 and not self.missing and not self.passed
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +69,8 @@ class Sink:
 
     ranks: tuple[int, ...]
     """One; or several that wait for each other, or that all entered a collective which does not get done."""
-    waiting: int
-    """So many other ranks wait for them, directly or through others."""
+    behind: frozenset[int] = frozenset()
+    """Other ranks that wait for them, directly or through others."""
     stuck: OpenCollective | None = None
     """All members of its group are inside of it."""
 
@@ -87,7 +99,7 @@ def wait_graph(evidence: HangEvidence, topology: Topology) -> WaitGraph:
                 uncertain.add(rank)
         if targets:
             edges[rank] = frozenset(targets)
-        elif leaf and leaf.waits and not inside[rank]:
+        elif ((leaf and leaf.waits) or inside[rank]) and not any(collectives[one].is_stuck for one in inside[rank]):
             blind.add(rank)
     return WaitGraph(edges, frozenset(uncertain), frozenset(blind), collectives)
 
@@ -113,6 +125,10 @@ def open_collectives(evidence: HangEvidence, topology: Topology) -> tuple[OpenCo
                 entered[common[0]].operation,
                 tuple(sorted(entered)),
                 tuple(rank for rank in members[group] if _entered(rank, group, evidence) < number),
+                tuple(
+                    rank for rank in members[group] if rank not in entered and _entered(rank, group, evidence) >= number
+                ),
+                bool(evidence.groups.get(group)) or number > FIRST or len(members[group]) > len(entered),
                 {call: tuple(sorted(ranks)) for call, ranks in calls.items()},
             )
         )
@@ -144,7 +160,7 @@ def sinks(graph: WaitGraph, evidence: HangEvidence) -> tuple[Sink, ...]:
     components = _components(order, graph.edges)
     of = {node: number for number, nodes in enumerate(components) for node in nodes}
     leads_on = {of[node] for node, targets in graph.edges.items() for other in targets if of[other] != of[node]}
-    stuck = {rank: one for one in graph.collectives if not one.missing for rank in one.entered}
+    stuck = {rank: one for one in graph.collectives if one.is_stuck for rank in one.entered}
     ends = [[node for node in nodes if node >= 0] for number, nodes in enumerate(components) if number not in leads_on]
     ends += [[rank] for rank in _alone(graph, evidence) if rank not in of]
     found: dict[tuple[int, ...], Sink] = {}
@@ -153,14 +169,14 @@ def sinks(graph: WaitGraph, evidence: HangEvidence) -> tuple[Sink, ...]:
         one = stuck.get(first) if len(ranks) == 1 and not evidence.of(first).is_stopped else None
         key = one.entered if one else tuple(sorted(ranks))
         if key not in found and not (len(ranks) == 1 and first in graph.blind):
-            found[key] = Sink(key, len(_behind(key, graph)), one)
-    return tuple(sorted(found.values(), key=lambda sink: (-sink.waiting, sink.ranks)))
+            found[key] = Sink(key, frozenset(_behind(key, graph)), one)
+    return tuple(sorted(found.values(), key=lambda sink: (-len(sink.behind), sink.ranks)))
 
 
 def _alone(graph: WaitGraph, evidence: HangEvidence) -> list[int]:
     """Ranks for which nobody is known to wait: those inside a collective which all entered; and where others wait, for
     whom is not known, those which do something of their own."""
-    found = [rank for one in graph.collectives if not one.missing for rank in one.entered]
+    found = [rank for one in graph.collectives if one.is_stuck for rank in one.entered]
     if graph.blind:
         found += [rank for rank in evidence.ranks if _is_own(rank, evidence)]
     return [rank for rank in found if rank not in graph.edges]
