@@ -18,19 +18,33 @@ LEAST_WAITING = 0.5
 
 def by_waiting(case: HangCase) -> HangVerdict | str:
     """Judge by who waits for whom; a text: why nobody is named."""
-    ends = [sink for sink in sinks(case.graph, case.evidence) if sink.behind or len(sink.ranks) > 1]
+    all_ends = [sink for sink in sinks(case.graph, case.evidence) if sink.behind or len(sink.ranks) > 1]
+    ends = [sink for sink in all_ends if not (case.graph.blind and _is_by_frames(case, sink))]
     circles = [sink for sink in ends if len(sink.ranks) > 1 and not sink.stuck]
     if not ends:
-        return _crossed(case) or "no rank is seen to wait for another one"
-    if len(circles) > 1 and len(circles) > len(ends) / 2:
+        return _crossed(case) or _nobody(case, all_ends)
+    if len(circles) > 1 and len(circles) > len(ends) / 2 and not any(_is_by_frames(case, sink) for sink in circles):
         return by_the_script(case, circles, f"{len(circles)} times, ranks wait for each other in a circle")
     if too_few := _too_few_wait(case, ends):
         return _of_several(case, ends) or too_few
-    if len(ends) == 1 and ends[0].stuck:
-        return _inside_one(case, ends[0])
-    if len(ends) == 1 and circles:
-        return _in_a_circle(case, circles[0])
-    return _waited_for(case, ends)
+    if len(ends) > 1 or (not ends[0].stuck and not circles):
+        return _waited_for(case, ends)
+    return _inside_one(case, ends[0]) if ends[0].stuck else _in_a_circle(case, circles[0])
+
+
+def _is_by_frames(case: HangCase, sink: Sink) -> bool:
+    """Whether ranks wait for each other by what their functions are called: one of them may be done with it."""
+    return len(sink.ranks) > 1 and sink.stuck is None and bool(case.graph.by_frames & set(sink.ranks))
+
+
+def _nobody(case: HangCase, ends: Sequence[Sink]) -> str:
+    if not ends:
+        return "no rank is seen to wait for another one"
+    faced = sorted(rank for sink in ends for rank in sink.ranks)
+    return (
+        f"rank {listed(faced)} wait for each other by their frames, and {len(case.graph.blind)} ranks for whom is not "
+        "known: flight records would say"
+    )
 
 
 def _too_few_wait(case: HangCase, ends: Sequence[Sink]) -> str:
@@ -73,6 +87,8 @@ def _waited_for(case: HangCase, ends: Sequence[Sink]) -> HangVerdict | str:
     if len({case.topology.machine(rank) for rank in silent}) > 1:
         return f"ranks wait for {listed(silent)}, of which nothing is known: get their stacks and records"
     if not case.few(ranks):
+        if _may_move(case, ranks):
+            return f"rank {listed(ranks)} are waited for and may be computing: a second look would show it"
         return _shared(case, ranks, "others wait for them, and they are not seen to wait")
     waiting = max(len(sink.behind) for sink in ends)
     why = "; ".join(dict.fromkeys(held_up(rank, case.evidence) for rank in ranks))
@@ -80,10 +96,17 @@ def _waited_for(case: HangCase, ends: Sequence[Sink]) -> HangVerdict | str:
     return named(case, ranks, HangMethod.WAIT_FOR, reason)
 
 
+def _may_move(case: HangCase, ranks: Sequence[int]) -> bool:
+    """Whether there was one look only, at stacks. Records alone are written by who waited long enough."""
+    return case.evidence.moved is None and any(case.evidence.of(rank).trainer for rank in ranks)
+
+
 def _inside_one(case: HangCase, sink: Sink) -> HangVerdict | str:
     """All members of a group are inside one collective."""
     one = sink.stuck
     assert one is not None
+    if _may_move(case, sink.ranks):
+        return f"group {one.group} is inside {one.operation}, maybe for a moment: a second look would show it"
     return _shared(
         case,
         sink.ranks,
@@ -100,7 +123,7 @@ def _in_a_circle(case: HangCase, sink: Sink) -> HangVerdict | str:
             "one, or did one too many"
         )
         return named(case, (odd,), HangMethod.WAIT_FOR, reason)
-    if len(sink.ranks) > max(2, LEAST_WAITING * case.known):
+    if len(sink.ranks) > max(2, LEAST_WAITING * case.known) and not _is_by_frames(case, sink):
         return by_the_script(case, [sink], f"{len(sink.ranks)} ranks wait for each other in a circle")
     if len(sink.ranks) == 2 and not case.graph.uncertain & set(sink.ranks):
         return named(case, sink.ranks, HangMethod.WAIT_FOR, "they wait for each other, and the others for them")

@@ -108,7 +108,7 @@ _LIBRARIES = sys.stdlib_module_names | {"torch", "numpy", "triton"}
 """Code whose inner functions say nothing about the phase; only its entry is kept."""
 _WRAPPERS = {"_call_impl", "_wrapped_call_impl", "decorate_context", "inner", "_fn", "apply", "wrapper"}
 """Frames of torch that stand around others."""
-_SERVERS = ("agent/launcher/", "runpy.py", "<frozen runpy>", "<string>", "threading.py", "<frozen importlib")
+_SERVERS = ("agent/launcher/", "runpy.py", "<frozen", "<string>", "threading.py")
 """What starts a script or a thread."""
 COLLECTIVES = frozenset(
     (
@@ -167,7 +167,9 @@ def normalise(frames: Sequence[StackFrame], role: ProcessRole | None = None) -> 
     inside = False
     for frame in reversed(python):
         library = _is_library(frame.file)
-        if not _is_noise(frame) and not (library and inside) and (not path or path[-1] != frame[:2]):
+        if not _is_noise(frame) and not (library and inside):
+            if frame[:2] in path:  # one layer inside another, or the same once more
+                del path[path.index(frame[:2]) :]
             path.append(frame[:2])
         inside = library and (inside or not _is_noise(frame))
     return Signature(role, tuple(path), leaf_of(python, role))
@@ -234,16 +236,19 @@ def _of_loader(frames: Sequence[StackFrame]) -> Leaf:
 
 def _toward(frames: Sequence[StackFrame], at: int) -> str:
     """Which neighbour in the pipeline a rank waits for, by the names of its functions (Megatron's are such)."""
-    leaf = _last(frames[at].function)
     for frame in frames[at:]:
         name = _last(frame.function)
-        receives = "recv" in name or ("send" not in name and "recv" in leaf)
-        if not (receives or "send" in name or "send" in leaf):
+        sends, receives = "send" in name, "recv" in name
+        back, forth = "backward" in name, "forward" in name
+        if back == forth:  # forward_backward_pipelining, irecv
             continue
-        if "backward" in name:
-            return "next" if receives else "previous"
-        if "forward" in name and "forward_backward" not in name:
-            return "previous" if receives else "next"
+        if sends and receives:  # send_forward_recv_backward
+            return ""
+        if not sends and not receives:
+            leaf = _last(frames[at].function)
+            sends, receives = "send" in leaf, "recv" in leaf
+        if sends != receives:
+            return "next" if receives == back else "previous"
     return ""
 
 

@@ -50,6 +50,8 @@ class WaitGraph:
     edges: Mapping[int, frozenset[int]]
     """Rank → ranks that it waits for, and collectives: -1 is the first of them, -2 the second. A collective leads to
     those which have not entered it; so a thousand ranks that wait for a thousand others are two thousand edges."""
+    by_frames: frozenset[int]
+    """Ranks that wait for a neighbour by what their functions are called, and not by a record."""
     uncertain: frozenset[int]
     """Ranks that wait for a neighbour without their frames saying for which one."""
     blind: frozenset[int]
@@ -85,7 +87,7 @@ def wait_graph(evidence: HangEvidence, topology: Topology) -> WaitGraph:
             inside[rank].append(number)
         if one.missing:
             edges[-1 - number] = frozenset(one.missing)
-    uncertain, blind = set(), set()
+    by_frames, uncertain, blind = set(), set(), set()
     for rank, known in evidence.ranks.items():
         if known.is_stopped or not known.is_known:
             continue
@@ -95,13 +97,14 @@ def wait_graph(evidence: HangEvidence, topology: Topology) -> WaitGraph:
         if leaf and leaf.kind is LeafKind.P2P and not by_records:
             neighbours = _neighbours(rank, leaf.toward, topology)
             targets |= neighbours
+            by_frames.add(rank)
             if len(neighbours) > 1:
                 uncertain.add(rank)
         if targets:
             edges[rank] = frozenset(targets)
         elif ((leaf and leaf.waits) or inside[rank]) and not any(collectives[one].is_stuck for one in inside[rank]):
             blind.add(rank)
-    return WaitGraph(edges, frozenset(uncertain), frozenset(blind), collectives)
+    return WaitGraph(edges, frozenset(by_frames), frozenset(uncertain), frozenset(blind), collectives)
 
 
 def open_collectives(evidence: HangEvidence, topology: Topology) -> tuple[OpenCollective, ...]:

@@ -12,7 +12,6 @@ import json
 import mmap
 import os
 import signal
-import site
 import socket
 import subprocess
 import sys
@@ -89,8 +88,8 @@ def record(name: str, one: Recording) -> None:
                 dump(pids, Path(folder), where)
             time.sleep(1.0)
         for path in target.rglob("*"):
-            if path.is_file() and not one.files:
-                path.write_text(without_own_paths(path.read_text()))
+            if path.is_file():
+                path.write_bytes(without_own_paths(path.read_bytes()))
         about = {"torch": torch.__version__, "topology": str(one.topology), "fault": vars(one.fault)}
         pack(INTO / f"{name}.tar.xz", target, about)
     print(name, (INTO / f"{name}.tar.xz").stat().st_size, "bytes", flush=True)
@@ -246,10 +245,11 @@ def flight_record(path: Path) -> bytes:
     return body if b" 200 " in head.split(b"\r\n")[0] else b""
 
 
-def without_own_paths(text: str) -> str:
-    for path in (*site.getsitepackages(), str(Path(os.__file__).parent), str(ROOT), sys.base_prefix):
-        text = text.replace(path, "/python/lib/python3.11/site-packages" if "site-packages" in path else "/job")
-    return text
+def without_own_paths(data: bytes) -> bytes:
+    """The same without the folders of this computer; as long, for pickles hold the lengths of texts."""
+    for path in (str(ROOT), sys.base_prefix, str(Path(sys.argv[0]).parent)):
+        data = data.replace(path.encode(), b"/job".ljust(len(path), b"_"))
+    return data
 
 
 def pack(path: Path, folder: Path, about: dict[str, Any]) -> None:
