@@ -16,7 +16,7 @@ from everstep.decisions.hang.stacks import LeafKind, ProcessRole, Signature, Sta
 from everstep.errors import EvidenceError
 
 MAIN, AUTOGRAD = "MainThread", "pt_autograd_"
-_FRAME = re.compile(r"\s+(?P<function>\S.*) \((?P<file>.+?)(?::(?P<line>\d+))?\)$")
+_FRAME = re.compile(r"\s+(?P<function>\S.*?) \((?P<file>.+?)(?::(?P<line>\d+))?\)$")
 _THREAD = re.compile(rb'Thread \S+ \([^)]*\)(?:: "(?P<name>[^"]*)")?[ \t\r]*\n')
 _PROCESS = re.compile(rb"^Process (\d+):", re.MULTILINE)
 _KEY = b'"frames":'

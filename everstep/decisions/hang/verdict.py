@@ -46,7 +46,7 @@ class ParallelGroup:
         """For people."""
         if self.kind == "machine":
             return f"machine {self.machines[0]}"
-        return f"{self.kind} group of machines {listed(self.machines)}"
+        return f"{self.kind} group of machine{'s' * (len(self.machines) > 1)} {listed(self.machines)}"
 
 
 @dataclass(frozen=True, slots=True)

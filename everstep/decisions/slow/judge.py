@@ -32,6 +32,11 @@ class _SlowCase:
     rounds: tuple[Round, ...]
     limits: SlowLimits
 
+    @property
+    def voted(self) -> list[Mapping[int, StepTime]]:
+        """The steps of the rounds."""
+        return [self.steps[step] for one in self.rounds for step in one.steps]
+
 
 def judge_slow(times: Sequence[PhaseTime], topology: Topology, limits: SlowLimits | None = None) -> SlowVerdict:
     """Judge a job by what its ranks took for the parts of their steps."""
@@ -54,7 +59,7 @@ def _degrader(case: _SlowCase, group: ParallelGroup, count: int, topology: Topol
     often = Counter(rank for one in case.rounds for rank in one.outliers if topology.machine(rank) in group.machines)
     ranks = tuple(sorted(rank for rank, found in often.items() if found >= LEAST_FLAGGED * len(case.rounds)))
     ranks = ranks or tuple(sorted(often))
-    slowdown = median(one[rank].ratio for one in case.steps.values() for rank in ranks if rank in one)
+    slowdown = median(one[rank].ratio for one in case.voted for rank in ranks if rank in one)
     where = str(group) if group.kind == "machine" else f"the {group}"
     return SlowVerdict(
         SlowConclusion.MACHINE,
@@ -102,7 +107,7 @@ def _heavy(stages: Sequence[tuple[int, float]]) -> str:
 
 def _of_the_job(case: _SlowCase) -> SlowVerdict:
     """No machine: what the job itself does unevenly."""
-    uneven = [max(one.raw_ratio for one in ranks.values()) for ranks in case.steps.values() if ranks]
+    uneven = [max(one.raw_ratio for one in ranks.values()) for ranks in case.voted if ranks]
     typical = median(uneven) if uneven else 1.0
     heavy = _heavy(case.stages)
     if typical >= case.limits.slow:

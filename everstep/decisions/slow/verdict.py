@@ -27,6 +27,8 @@ class SlowConclusion(StrEnum):
 class Round:
     """One round of the vote."""
 
+    steps: tuple[int, ...]
+
     outliers: tuple[int, ...]
     """Ranks that were slower than their peers."""
     flagged: ParallelGroup | None

@@ -41,31 +41,30 @@ class SlowLimits:
 
 def vote(steps: Mapping[int, Mapping[int, StepTime]], topology: Topology, limits: SlowLimits) -> tuple[Round, ...]:
     """The last rounds, each with its flag; none where there are too few steps."""
-    return tuple(_round(part, topology, limits) for part in _in_rounds(steps, limits))
+    return tuple(_round(part, steps, topology, limits) for part in _in_rounds(steps, limits))
 
 
-def _in_rounds(steps: Mapping[int, Mapping[int, StepTime]], limits: SlowLimits) -> list[list[Mapping[int, StepTime]]]:
-    """The last rounds, by when steps began; a record that is too short for them is cut into as many equal parts."""
+def _in_rounds(steps: Mapping[int, Mapping[int, StepTime]], limits: SlowLimits) -> list[list[int]]:
+    """The steps of the last rounds, by when they began; a record that is too short is cut into as many equal parts."""
     begins = {step: min(one.begins for one in ranks.values()) for step, ranks in steps.items() if ranks}
     order = sorted(begins, key=lambda step: begins[step])
     if len(order) < limits.rounds:
         return []
-    parts: dict[int, list[Mapping[int, StepTime]]] = defaultdict(list)
+    parts: dict[int, list[int]] = defaultdict(list)
     for step in order:
-        parts[int((begins[step] - begins[order[0]]) // limits.round_s)].append(steps[step])
+        parts[int((begins[step] - begins[order[0]]) // limits.round_s)].append(step)
     if len(parts) >= limits.rounds:
         return [parts[number] for number in sorted(parts)[-limits.rounds :]]
     size = len(order) / limits.rounds
-    return [
-        [steps[step] for step in order[int(number * size) : int((number + 1) * size)]]
-        for number in range(limits.rounds)
-    ]
+    return [order[int(number * size) : int((number + 1) * size)] for number in range(limits.rounds)]
 
 
-def _round(part: Sequence[Mapping[int, StepTime]], topology: Topology, limits: SlowLimits) -> Round:
+def _round(
+    part: Sequence[int], steps: Mapping[int, Mapping[int, StepTime]], topology: Topology, limits: SlowLimits
+) -> Round:
     ratios: dict[int, list[float]] = defaultdict(list)
-    for ranks in part:
-        for rank, one in ranks.items():
+    for step in part:
+        for rank, one in steps[step].items():
             ratios[rank].append(one.ratio)
     outliers = tuple(
         sorted(
@@ -74,7 +73,7 @@ def _round(part: Sequence[Mapping[int, StepTime]], topology: Topology, limits: S
             if median(found) >= limits.slow and sum(one >= limits.slow for one in found) >= MOST_STEPS * len(found)
         )
     )
-    return Round(outliers, _most_outliers(outliers, topology, limits))
+    return Round(tuple(part), outliers, _most_outliers(outliers, topology, limits))
 
 
 def _most_outliers(outliers: Sequence[int], topology: Topology, limits: SlowLimits) -> ParallelGroup | None:
@@ -84,7 +83,7 @@ def _most_outliers(outliers: Sequence[int], topology: Topology, limits: SlowLimi
         machine = topology.machine(rank)
         own = topology.ranks(machine)
         candidates.setdefault(own, ParallelGroup("machine", own, (machine,)))
-        for kind in topology.kinds:
+        for kind in filter(lambda kind: topology.size(kind) > 1, topology.kinds):
             ranks = topology.group(rank, kind)
             machines = tuple(sorted({topology.machine(one) for one in ranks}))
             if len(machines) <= max(1, limits.most_of_job * topology.machines):
@@ -92,6 +91,11 @@ def _most_outliers(outliers: Sequence[int], topology: Topology, limits: SlowLimi
     slow = Counter(map(topology.machine, outliers))
     return max(
         candidates.values(),
-        key=lambda group: (sum(slow[one] for one in group.machines), -len(group.machines), -len(group.ranks)),
+        key=lambda group: (
+            sum(slow[one] for one in group.machines),
+            -len(group.machines),
+            group.kind == "machine",
+            -len(group.ranks),
+        ),
         default=None,
     )

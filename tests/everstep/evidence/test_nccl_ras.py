@@ -1,0 +1,78 @@
+"""NCCL's RAS report: who launched fewer collectives, who is silent."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from everstep.decisions.hang.decide import judge_hang
+from everstep.decisions.hang.evidence import HangEvidence
+from everstep.decisions.hang.verdict import HangConclusion
+from everstep.errors import EvidenceError
+from everstep.evidence.nccl_ras import parse_ras, ras_evidence
+from everstep.model.topology import Topology
+
+
+def process(rank: int, of: int, count: int | None = None) -> dict[str, Any]:
+    """A rank of a communicator; without a count it is missing."""
+    found: dict[str, Any] = {
+        "rank": rank,
+        "host": f"10.0.0.{of // 4}",
+        "pid": 1000 + of,
+        "cuda_dev": of % 4,
+        "nvml_dev": of % 4,
+    }
+    if count is None:
+        return found | {"status": {"unresponsive": True, "considered_dead": False}}
+    return found | {"status": {"abort_flag": False}, "collective_counts": {"Broadcast": 3, "AllReduce": count}}
+
+
+def communicator(name: str, ranks: list[dict[str, Any]], missing: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+    missing = missing or []
+    head = {"hash": name, "secondary_hash": "0x1:0x2", "size": len(ranks) + len(missing)}
+    return head | {"ranks_count": len(ranks), "ranks": ranks, "missing_ranks": missing}
+
+
+def report(*communicators: dict[str, Any]) -> bytes:
+    return json.dumps({"nccl_version": "2.29", "communicators": list(communicators)}).encode()
+
+
+def judge(data: bytes) -> Any:
+    ranks, groups = ras_evidence(parse_ras("ras.json", data))
+    return judge_hang(HangEvidence(ranks, groups), Topology.of(8, 1, tp=2))
+
+
+def test_whoever_launched_fewer_is_named() -> None:
+    """Rank 5 is behind in the job's communicator, its tp peer waits for it in theirs."""
+    world = [process(rank, rank, 9 if rank not in (4, 5) else 8) for rank in range(8)]
+    pair = [process(0, 4, 31), process(1, 5, 30)]
+
+    verdict = judge(report(communicator("0xb", pair), communicator("0xa", world)))
+
+    assert (verdict.conclusion, verdict.ranks) == (HangConclusion.NAMES, (5,))
+
+
+def test_a_silent_process_is_named() -> None:
+    world = [process(rank, rank, 9) for rank in range(8) if rank != 2]
+    verdict = judge(report(communicator("0xa", world, [process(2, 2)])))
+    assert verdict.ranks == (2,)
+    assert "does not answer NCCL's RAS" in verdict.reason
+
+
+def test_equal_counts_name_nobody() -> None:
+    verdict = judge(report(communicator("0xa", [process(rank, rank, 9) for rank in range(8)])))
+    assert verdict.conclusion is HangConclusion.UNKNOWN
+
+
+@pytest.mark.parametrize("data", [b"{}", b"[]", b'{"communicators": 1}', b"{"])
+def test_what_is_no_report_is_told(data: bytes) -> None:
+    with pytest.raises(EvidenceError, match="no report of NCCL's RAS"):
+        parse_ras("ras.json", data)
+
+
+@pytest.mark.parametrize("communicators", [[], [{"size": 3}], [{"size": 1, "ranks": [{"rank": 0}], "hash": "0x1"}]])
+def test_a_report_that_lacks_something_is_told(communicators: list[Any]) -> None:
+    with pytest.raises(EvidenceError, match=r"^ras\.json"):
+        ras_evidence({"communicators": communicators}, "ras.json")
