@@ -14,6 +14,7 @@ import re
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from everstep.decisions.hang.evidence import WORLD, CommunicationRecord, PendingOperation
@@ -130,7 +131,13 @@ def _groups(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     found = {}
     for key, one in config.items():
         ranks = one.get("ranks", "") if isinstance(one, Mapping) else ""
-        numbers = tuple(sorted(map(int, re.findall(r"\d+", ranks if isinstance(ranks, str) else str(ranks)))))
+        numbers = _ranks(ranks if isinstance(ranks, str) else str(ranks))
         if numbers and key:
             found[str(one.get("name") or key)] = numbers
     return found
+
+
+@lru_cache(maxsize=1 << 12)
+def _ranks(text: str) -> tuple[int, ...]:
+    """``[0, 1, 2]``. All ranks of a group have the same text, which may name ten thousand."""
+    return tuple(sorted(map(int, re.findall(r"\d+", text))))

@@ -97,15 +97,14 @@ class FolderReader:
         return HangEvidence(ranks, self._groups, self._labels)
 
     def _read(self, name: str, data: bytes) -> None:
-        if Path(name).name == PROCESSES:
+        if name.endswith(PROCESSES):
             self._known = _known_processes(name, data)
             for one in self._known.values():
                 self._ranks.add(one.rank)
                 if one.state[:1] in STOPPED and one.role in (None, ProcessRole.TRAINER):
                     self._stopped.add(one.rank)
             return
-        first = data.lstrip()[:1]
-        if data[:1] == PICKLE or first == b"{":
+        if data[:1] == PICKLE or data[:64].lstrip()[:1] == b"{":
             self._read_object(name, data)
         else:
             for dump in self._stacks.read(name, data):
@@ -197,7 +196,7 @@ def _files(folder: Path) -> Iterator[tuple[str, bytes]]:
 
 def _rank_in(name: str, pattern: re.Pattern[str] = _RANK) -> int | None:
     """The rank that a file's name says, or a folder's around it."""
-    for part in reversed(Path(name).parts):
+    for part in reversed(name.split("/")):
         if found := pattern.search(part):
             return int(found[1])
     return None

@@ -29,6 +29,14 @@ class Stack:
     frames: tuple[StackFrame, ...]
     """The innermost first."""
     signatures: dict[ProcessRole | None, Signature] = field(default_factory=dict)
+    _role: ProcessRole | None = None
+
+    @property
+    def role(self) -> ProcessRole:
+        """What the process is there for whose main thread has it."""
+        if self._role is None:
+            self._role = role_of(self.frames)
+        return self._role
 
     def signature(self, role: ProcessRole | None = None) -> Signature:
         """What the thread does; the role of its process is told, or told by the frames."""
@@ -47,9 +55,9 @@ class ProcessDump:
 
     def main(self) -> Stack | None:
         """The stack of the main thread; of the last one where none is called so."""
-        named = [stack for name, stack in self.threads if name == MAIN]
-        if named:
-            return named[0]
+        for name, stack in self.threads:
+            if name == MAIN:
+                return stack
         return self.threads[-1][1] if self.threads else None
 
     def signature(self, role: ProcessRole | None = None) -> Signature | None:
@@ -85,7 +93,7 @@ class StackReader:
         Raises:
             EvidenceError: it is neither.
         """
-        if data.lstrip()[:1] == b"[":
+        if data[:64].lstrip()[:1] == b"[":
             return self._read_json(name, data)
         return self._read_text(name, data)
 
@@ -161,7 +169,7 @@ class StackReader:
 def role_of_process(dump: ProcessDump) -> ProcessRole:
     """What a process is there for, by the frames of its main thread."""
     main = dump.main()
-    return role_of(main.frames) if main else ProcessRole.TRAINER
+    return main.role if main else ProcessRole.TRAINER
 
 
 def _frames(found: Sequence[dict[str, Any]]) -> tuple[StackFrame, ...]:

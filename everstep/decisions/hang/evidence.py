@@ -65,9 +65,9 @@ class RankEvidence:
         """What it does and which of its helpers are busy: what is compared between ranks."""
         if self.trainer is None:
             return ()
-        busy = {one for one in self.helpers if one.leaf.kind is not LeafKind.IDLE}
-        busy = {one for one in busy if one.role is not ProcessRole.LAUNCHER}
-        return (self.trainer, *sorted(busy, key=str)) if busy else (self.trainer,)
+        calm = (LeafKind.IDLE, ProcessRole.LAUNCHER)
+        busy = {one for one in self.helpers if one.leaf.kind not in calm and one.role not in calm}
+        return (self.trainer, *sorted(busy, key=lambda one: (one.role, one.path))) if busy else (self.trainer,)
 
 
 @dataclass(frozen=True, slots=True)

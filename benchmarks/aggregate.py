@@ -1,0 +1,196 @@
+"""From the stacks of thousands of ranks to the machines that should leave: ingest, comparison, verdict.
+
+Each rank has four stacks of about 30 frames (its own, two data loaders' and a checkpoint's) as py-spy prints them in
+JSON; one pipeline of the job hangs. Lines differ between ranks, as in real dumps. The clock runs from the bytes to the
+verdict; making them is not in it. Beside it: the same stacks in a plain trie of frames, which names nobody; and as many
+ranks' flight records, by everstep and by torch's own analyzer, which says of each collective who is missing.
+
+    python -P -m benchmarks.aggregate
+    python -P -m benchmarks.aggregate --quick --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks.aggregate_records import by_everstep, by_torch
+from benchmarks.common import Row, finish, say, show, show_json
+from everstep.decisions.hang.decide import judge_hang
+from everstep.decisions.hang.verdict import HangConclusion
+from everstep.evidence.folder import FolderReader
+from everstep.evidence.py_spy import StackReader
+from everstep.model.topology import Topology
+
+TIME_AIM_S, MEMORY_AIM_MB = 1.0, 200.0
+LARGEST = 10_240
+SIZES = (1_024, 2_048, 5_120, LARGEST, 20_480)
+TP, PP, PER_MACHINE = 8, 8, 8
+VARIANTS = 40
+"""Line by line different stacks of each kind: micro-batches and layers in which ranks are."""
+FRAMES = 30
+
+
+def topology_of(ranks: int) -> Topology:
+    """Machines of 8 ranks with tp 8 in each, pipelines of 8."""
+    return Topology.of(ranks // PER_MACHINE, PER_MACHINE, tp=TP, pp=PP)
+
+
+class Dumps:
+    """Dumps of py-spy of a job of which one pipeline hangs; the bytes of each rank's four processes."""
+
+    def __init__(self, topology: Topology) -> None:
+        self.topology, self._draw = topology, random.Random(11)
+        self.hung = set(topology.along(topology.world_size // 3, ["pp", "tp"]))
+        dist = "torch/distributed/distributed_c10d.py"
+        saver = "torch/distributed/checkpoint/_async_process_executor.py"
+        self._kinds = {
+            "sync": self._variants("all_reduce", dist, "allreduce_gradients"),
+            "recv": self._variants("irecv", dist, "recv_backward"),
+            "gather": self._variants("all_gather_into_tensor", dist, "backward_step"),
+            "loader": self._variants("select", "selectors.py", "_worker_loop", "torch/utils/data/_utils/worker.py"),
+            "saver": self._variants("select", "selectors.py", "run", saver),
+        }
+
+    def _variants(self, leaf: str, file: str, own: str, own_file: str = "megatron/schedules.py") -> list[bytes]:
+        found = []
+        for _ in range(VARIANTS):
+            lines = [(leaf, file), ("wrapper", "torch/distributed/c10d_logger.py"), (own, own_file)]
+            lines += [(f"layer_{n}", f"megatron/core/module_{n % 7}.py") for n in range(FRAMES - len(lines))]
+            frames = [
+                {
+                    "name": name,
+                    "filename": f"/opt/venv/lib/python3.11/site-packages/{path}",
+                    "module": None,
+                    "short_filename": path,
+                    "line": self._draw.randint(1, 4000),
+                    "locals": None,
+                    "is_entry": False,
+                    "is_shim_entry": False,
+                }
+                for name, path in lines
+            ]
+            found.append(json.dumps(frames, separators=(",", ":")).encode())
+        return found
+
+    def files(self) -> Iterator[tuple[str, bytes]]:
+        """Name and bytes, of one process after the other."""
+        last = PP - 1
+        for rank in range(self.topology.world_size):
+            place = self.topology.coordinate(rank)
+            own = "sync" if rank not in self.hung else "gather" if place.pp == last else "recv"
+            for number, kind in enumerate((own, "loader", "loader", "saver")):
+                pid = rank * 8 + number
+                yield (
+                    f"rank-{rank}-{number}.json",
+                    (
+                        b'[{"pid":%d,"thread_id":%d,"thread_name":"MainThread","os_thread_id":%d,"active":false,'
+                        b'"owns_gil":false,"frames":%b,"process_info":null}]'
+                        % (pid, pid * 4096, pid, self._draw.choice(self._kinds[kind]))
+                    ),
+                )
+
+
+def analyze(topology: Topology) -> tuple[float, int]:
+    """CPU seconds from the bytes to the verdict, and the number of bytes.
+
+    Raises:
+        AssertionError: the wrong machines are named.
+    """
+    dumps = Dumps(topology)
+    reader, size, seconds = FolderReader(StackReader()), 0, 0.0
+    for name, data in dumps.files():
+        size += len(data)
+        began = time.process_time()
+        reader.read([(name, data)])
+        seconds += time.process_time() - began
+    began = time.process_time()
+    verdict = judge_hang(reader.evidence(), topology)
+    seconds += time.process_time() - began
+    machines = tuple(sorted({topology.machine(rank) for rank in dumps.hung}))
+    if (verdict.conclusion, verdict.machines) != (HangConclusion.OVER_EVICTS, machines):
+        raise AssertionError(f"{verdict.conclusion}: {verdict.reason}")
+    return seconds, size
+
+
+def trie(topology: Topology) -> tuple[float, int]:
+    """CPU seconds until the same stacks are in a trie of frames with the ranks at its nodes; it names nobody."""
+    root: dict[Any, Any] = {}
+    seconds, size = 0.0, 0
+    for name, data in Dumps(topology).files():
+        size += len(data)
+        began = time.process_time()
+        rank = int(name.split("-")[1])
+        for thread in json.loads(data):
+            node = root
+            for frame in reversed(thread["frames"]):
+                node = node.setdefault((frame["name"], frame["short_filename"]), {})
+            node.setdefault("ranks", set()).add(rank)
+        seconds += time.process_time() - began
+    return seconds, size
+
+
+def measured(what: str, ranks: int) -> tuple[float, float, float]:
+    """CPU seconds, MB of memory that they took, and MB of dumps; in a process of its own."""
+    say(f"{what}, {ranks} ranks")
+    command = [sys.executable, "-P", "-m", "benchmarks.aggregate", "--one", what, str(ranks)]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    seconds, memory, size = map(float, found.stdout.split())
+    return seconds, memory, size
+
+
+def one(what: str, ranks: int) -> None:
+    """Measure one side and print what ``measured`` reads."""
+    side = SIDES[what]
+    side(topology_of(1_024))  # what is imported and made once is not in the figures
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    seconds, size = side(topology_of(ranks))
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(seconds, (after - before) / 1e3, size / 1e6)
+
+
+SIDES = {"stacks": analyze, "trie": trie, "records": by_everstep, "torch": by_torch}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="without 20,480 ranks, and 1,024 flight records only")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        one(options.one[0], int(options.one[1]))
+        return
+    rows: list[Row] = []
+    failures: list[str] = []
+    for ranks in SIZES[:-1] if options.quick else SIZES:
+        seconds, memory, size = measured("stacks", ranks)
+        plain, _, _ = measured("trie", ranks)
+        aims = (TIME_AIM_S, MEMORY_AIM_MB) if ranks == LARGEST else (None, None)
+        rows.append(Row(f"{ranks} ranks, {size:.0f} MB of dumps; peer: a trie", "s", seconds, plain, aims[0], "ours"))
+        rows.append(Row(f"{ranks} ranks, memory for it", "MB", memory, None, aims[1], "ours"))
+    for ranks in SIZES[:1] if options.quick else (SIZES[0], LARGEST):
+        seconds, _, size = measured("records", ranks)
+        try:
+            peer: float | None = measured("torch", ranks)[0]
+        except subprocess.CalledProcessError as error:
+            peer = None
+            failures.append(f"torch's analyzer with {ranks} ranks: {error.stderr.strip()[-300:]}")
+        rows.append(Row(f"{ranks} flight records, {size:.0f} MB; peer: torch's analyzer", "s", seconds, peer))
+    if options.json:
+        show_json("aggregate", rows)
+    else:
+        show("aggregate", rows)
+    finish(failures)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""Flight records of thousands of ranks, by everstep and by torch's own analyzer (``torchfrtrace``): each is a process
+of ``benchmarks/aggregate.py``.
+
+The records are as NCCL's recorder writes them: members of all groups, and of each rank its last operations in its
+tensor-, data-parallel and world group. One rank has not entered its last tensor-parallel collective; the others wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import time
+from typing import Any
+
+from everstep.decisions.hang.decide import judge_hang
+from everstep.decisions.hang.verdict import HangConclusion
+from everstep.evidence.folder import FolderReader
+from everstep.evidence.py_spy import StackReader
+from everstep.model.topology import Topology
+
+STEPS = 4
+"""Rounds of collectives in a record."""
+
+
+def records(topology: Topology) -> tuple[list[bytes], int]:
+    """The record of each rank as JSON, and the rank that all wait for."""
+    culprit = topology.world_size // 3
+    groups: dict[tuple[int, ...], str] = {tuple(range(topology.world_size)): "0"}
+    for kind in ("tp", "dp"):
+        for ranks in topology.groups(kind):
+            groups[ranks] = str(len(groups))
+    waiting = set(topology.group(culprit, "tp")) - {culprit}
+    found = []
+    for rank in range(topology.world_size):
+        own = [topology.group(rank, "tp"), topology.group(rank, "dp"), tuple(range(topology.world_size))]
+        calls = [(one, step) for step in range(1, STEPS + 1) for one in own]
+        if rank == culprit:
+            calls = calls[:-3]  # not in the tp group's last one
+        elif rank in waiting:
+            calls = calls[:-2]
+        elif culprit in own[1] or set(own[1]) & waiting:
+            calls = calls[:-1]
+        last = len(calls) - 1
+        entries = [_entry(number, groups[one], step, number < last) for number, (one, step) in enumerate(calls)]
+        if rank == culprit:
+            entries[-1] |= {"retired": True, "state": "completed"}
+        config = {groups[one]: {"name": groups[one], "desc": "group", "ranks": str(list(one))} for one in own}
+        found.append(json.dumps({"version": "2.10", "pg_config": config, "pg_status": {}, "entries": entries}).encode())
+    return found, culprit
+
+
+def _entry(number: int, group: str, step: int, done: bool) -> dict[str, Any]:
+    return {
+        "record_id": number,
+        "pg_id": 0,
+        "process_group": [group, "group"],
+        "collective_seq_id": step,
+        "p2p_seq_id": 0,
+        "op_id": step,
+        "is_p2p": False,
+        "profiling_name": "nccl:all_reduce",
+        "input_sizes": [[8]],
+        "input_dtypes": ["Float"],
+        "output_sizes": [[8]],
+        "output_dtypes": ["Float"],
+        "state": "completed" if done else "started",
+        "retired": done,
+        "time_created_ns": number,
+        "frames": [{"name": "all_reduce", "filename": "distributed_c10d.py", "line": 1}],
+    }
+
+
+def by_everstep(topology: Topology) -> tuple[float, int]:
+    """CPU seconds from the bytes to the verdict, and the number of bytes.
+
+    Raises:
+        AssertionError: another rank is named.
+    """
+    found, culprit = records(topology)
+    began = time.process_time()
+    reader = FolderReader(StackReader())
+    reader.read((f"rank-{rank}", data) for rank, data in enumerate(found))
+    verdict = judge_hang(reader.evidence(), topology)
+    seconds = time.process_time() - began
+    if (verdict.conclusion, verdict.ranks) != (HangConclusion.NAMES, (culprit,)):
+        raise AssertionError(f"{verdict.conclusion}: {verdict.reason}")
+    return seconds, sum(map(len, found))
+
+
+def by_torch(topology: Topology) -> tuple[float, int]:
+    """CPU seconds of torch's analyzer from the bytes to its tables, with what it logs about who is missing.
+
+    Raises:
+        AssertionError: it does not say that the rank is missing.
+    """
+    from torch.distributed.flight_recorder.components.builder import build_db
+    from torch.distributed.flight_recorder.components.config_manager import JobConfig
+
+    options = JobConfig().parse_args([])
+    options.allow_incomplete_ranks = True
+    found, culprit = records(topology)
+    said = io.StringIO()
+    began = time.process_time()
+    details = {
+        f"rank{rank}": {"rank": rank, "host_name": f"host{rank}", **json.loads(data)} for rank, data in enumerate(found)
+    }
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), _logged_into(said):
+        build_db(details, options, "2.10")
+    seconds = time.process_time() - began
+    if f"{{{culprit}}}" not in said.getvalue():
+        raise AssertionError(f"torch's analyzer does not say that rank {culprit} is missing: {said.getvalue()[-500:]}")
+    return seconds, sum(map(len, found))
+
+
+@contextlib.contextmanager
+def _logged_into(said: io.StringIO) -> Any:
+    """What the analyzer logs goes into a text instead of the terminal."""
+    import logging
+
+    handler = logging.StreamHandler(said)
+    root = logging.getLogger()
+    others = [one for name in logging.root.manager.loggerDict if (one := logging.getLogger(name)).handlers]
+    kept = [(one, list(one.handlers)) for one in (root, *others)]
+    for one, handlers in kept:
+        one.handlers = [handler if isinstance(own, logging.StreamHandler) else own for own in handlers]
+    try:
+        yield
+    finally:
+        for one, handlers in kept:
+            one.handlers = handlers
