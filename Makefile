@@ -71,13 +71,13 @@ s3: setup ## remote storage against a server that speaks S3 (moto), in an enviro
 	@test -x .tools/s3/bin/moto_server || .tools/s3/bin/pip install --quiet s3fs 'moto[server]'
 	@.tools/s3/bin/python -P -m pytest tests/agent/checkpoints/tiers/test_s3.py
 
-integrations: setup ## Hugging Face, Lightning, wandb and TensorBoard under everstep, in an environment beside .venv (their imports are slow)
+integrations: setup ## Hugging Face, Lightning, wandb, TensorBoard and Parquet, in an environment beside .venv (their imports are slow)
 	@test -x .tools/integrations/bin/pip || $(BIN)/python -m venv .tools/integrations
 	@echo "import site; site.addsitedir('$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')')" \
 	  > "$$(.tools/integrations/bin/python -c 'import site; print(site.getsitepackages()[0])')/everstep-venv.pth"
-	@.tools/integrations/bin/python -c 'import accelerate, lightning, tensorboard, transformers, wandb' 2>/dev/null || \
-	  .tools/integrations/bin/pip install --quiet 'transformers>=5' 'accelerate>=1.1' 'lightning>=2.4' 'wandb>=0.19' 'tensorboard>=2.18'
-	@.tools/integrations/bin/python -P -m pytest tests/everstep/integrations
+	@.tools/integrations/bin/python -c 'import accelerate, lightning, pyarrow, tensorboard, transformers, wandb' 2>/dev/null || \
+	  .tools/integrations/bin/pip install --quiet 'transformers>=5' 'accelerate>=1.1' 'lightning>=2.4' 'wandb>=0.19' 'tensorboard>=2.18' 'pyarrow>=17'
+	@.tools/integrations/bin/python -P -m pytest tests/everstep/integrations tests/everstep/evidence/test_parquet.py
 
 COMPILE = $(UV) pip compile --quiet --universal --upgrade --no-header --no-emit-index-url --generate-hashes
 lock: setup ## resolve all dependencies anew: requirements.lock, and what installs and builds, in deploy/

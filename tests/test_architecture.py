@@ -214,6 +214,7 @@ NOT_IMPORTED = {
     "safetensors": "torch's reader of such files imports it when it reads",
     "s3fs": "fsspec loads it by the scheme of a URL",
     "accelerate": "transformers imports it when it trains",
+    "pyarrow": "loaded by name where a table of times is Parquet",
     "tensorboard": "torch's SummaryWriter imports it",
 }
 

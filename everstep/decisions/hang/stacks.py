@@ -163,6 +163,8 @@ def normalise(frames: Sequence[StackFrame], role: ProcessRole | None = None) -> 
     """
     python = [frame._replace(file=short_file(frame.file)) for frame in frames if _is_python(frame)]
     role = role or role_of(python)
+    if role is ProcessRole.DATA_LOADER:
+        python = _forked(python)
     path: list[tuple[str, str]] = []
     inside = False
     for frame in reversed(python):
@@ -191,6 +193,12 @@ def role_of(frames: Sequence[StackFrame]) -> ProcessRole:
         if frame.file.endswith(("checkpoint/_async_process_executor.py", "strategies/async_utils.py")):
             return ProcessRole.CHECKPOINT
     return ProcessRole.TRAINER
+
+
+def _forked(frames: list[StackFrame]) -> list[StackFrame]:
+    """Without the frames in which the rank was as it forked a data loader's process."""
+    loop = next((at for at, frame in enumerate(frames) if _last(frame.function) == "_worker_loop"), len(frames))
+    return frames[: loop + 1]
 
 
 def leaf_of(frames: Sequence[StackFrame], role: ProcessRole = ProcessRole.TRAINER) -> Leaf:

@@ -91,6 +91,7 @@ def test_a_data_loader_is_idle_or_busy() -> None:
     idle = stack(loop, "get@multiprocessing/queues.py", "select@selectors.py")
     busy = stack(loop, "fetch@torch/utils/data/_utils/fetch.py", "__getitem__", "read_remote_shard")
 
+    assert busy == stack("train", "__iter__@torch/utils/data/dataloader.py", loop, "__getitem__", "read_remote_shard")
     assert (idle.role, idle.leaf.kind) == (ProcessRole.DATA_LOADER, LeafKind.IDLE)
     assert (busy.leaf.kind, busy.leaf.operation) == (LeafKind.OTHER, "read_remote_shard")
 
