@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everstep.decisions.hang.case import HangLimits
@@ -217,6 +217,7 @@ def test_a_neighbour_that_frames_do_not_name_is_not_guessed() -> None:
 
 
 @pytest.mark.parametrize("culprit", [0, 7, 21, 31])
+@settings(max_examples=20)
 @given(order=st.randoms(use_true_random=False))
 def test_the_verdict_does_not_depend_on_who_is_read_first(culprit: int, order: object) -> None:
     topology = Topology.parse(FIGURE_7)

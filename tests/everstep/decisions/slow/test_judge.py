@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everstep.decisions.slow.judge import judge_slow
@@ -154,8 +154,17 @@ def test_operations(operation: str, compute: bool, communicate: bool) -> None:
     assert (computes(operation), communicates(operation)) == (compute, communicate)
 
 
+@settings(max_examples=20)
 @given(st.integers(0, 7), st.floats(1.2, 4), st.randoms(use_true_random=False))
 def test_any_slow_machine_is_found_in_any_order_of_rows(machine: int, factor: float, order: random.Random) -> None:
     rows = times(dict.fromkeys(TOPOLOGY.ranks(machine), factor), steps=5)
     order.shuffle(rows)
     assert judge_slow(rows, TOPOLOGY).machines == (machine,)
+
+
+def test_a_rank_that_is_slow_in_most_steps_only_has_uneven_work() -> None:
+    """In three of five steps: more than half of them, and not as a machine is."""
+    slow = times({6: 1.5, 7: 1.5})
+    rows = [one if one.step % 5 < 2 else other for one, other in zip(times(), slow, strict=True)]
+    verdict = judge_slow(rows, TOPOLOGY)
+    assert (verdict.conclusion, verdict.machines) == (SlowConclusion.UNEVEN_WORK, ())
