@@ -79,6 +79,10 @@ def hang(  # noqa: PLR0917 - options of a command
     stacks_only: Annotated[
         bool, typer.Option("--stacks-only", help="As in the paper: over-evict the group that outliers share.")
     ] = False,
+    hung: Annotated[
+        bool,
+        typer.Option("--hung", help="The job is known not to step: one look at its stacks is enough."),
+    ] = False,
     pickles: Annotated[
         bool,
         typer.Option(
@@ -95,7 +99,8 @@ def hang(  # noqa: PLR0917 - options of a command
     (JSON; pickles with --pickles), and reports of NCCL's RAS; any of them, packed
     by gzip or not. Whose a file is stands in its name or its folder's, as in
     rank-5.json or nccl_trace_rank_5, or in processes.json. Several looks at a job
-    lie in folders snapshot-1, snapshot-2 …: docs/hangs.md.
+    lie in folders snapshot-1, snapshot-2 …: docs/hangs.md. One look at stacks
+    evicts nobody, but with --hung.
 
     Examples:
 
@@ -106,6 +111,8 @@ def hang(  # noqa: PLR0917 - options of a command
     Exit codes: 0 a machine or the script is named, or the job is not hung; 1 a file cannot be read;
     2 wrong usage; 4 nothing is known.
     """
+    from dataclasses import replace
+
     from console.views.hang import as_object, text_of
     from everstep.decisions.hang.case import HangLimits
     from everstep.decisions.hang.decide import judge_hang
@@ -113,7 +120,7 @@ def hang(  # noqa: PLR0917 - options of a command
     from everstep.errors import EvidenceError
     from everstep.evidence.folder import read_folder
 
-    evidence = read_folder(folder, pickles=pickles)
+    evidence = replace(read_folder(folder, pickles=pickles), stands_still=hung)
     known = [*evidence.ranks, *(rank for ranks in evidence.groups.values() for rank in ranks)]
     topology = _topology(max(known) + 1, machines, ranks_per_machine, tp, pp, mesh, group)
     if max(known) >= topology.world_size:

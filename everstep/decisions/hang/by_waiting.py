@@ -98,7 +98,11 @@ def _waited_for(case: HangCase, ends: Sequence[Sink]) -> HangVerdict | str:
 
 def _may_move(case: HangCase, ranks: Sequence[int]) -> bool:
     """Whether there was one look only, at stacks. Records alone are written by who waited long enough."""
-    return case.evidence.moved is None and any(case.evidence.of(rank).trainer for rank in ranks)
+    return (
+        not case.evidence.stands_still
+        and case.evidence.moved is None
+        and any(case.evidence.of(rank).trainer for rank in ranks)
+    )
 
 
 def _inside_one(case: HangCase, sink: Sink) -> HangVerdict | str:

@@ -35,7 +35,7 @@ def judge_hang(
     doing = {rank: known.doing for rank, known in evidence.ranks.items() if known.trainer}
     differing = find_outliers(doing, topology)
     case = HangCase(evidence, topology, limits or HangLimits(), names, wait_graph(evidence, topology), differing)
-    verdict = _conclude(case)
+    verdict = _with_one_look(case, _conclude(case))
     drawn = picture(
         topology,
         differing.groups,
@@ -43,9 +43,19 @@ def judge_hang(
         evicted=verdict.machines,
     )
     silent = tuple(rank for rank in range(topology.world_size) if not evidence.of(rank).is_known)
-    if evidence.moved is None and verdict.conclusion is not HangConclusion.UNKNOWN:
-        verdict = replace(verdict, evidence=(*verdict.evidence, ONE_LOOK))
     return replace(verdict, unknown=silent, stacks=differing.groups, picture=drawn)
+
+
+def _with_one_look(case: HangCase, verdict: HangVerdict) -> HangVerdict:
+    """What one look allows: in a healthy job too some wait for one that computes, and stacks differ."""
+    evidence = case.evidence
+    if evidence.moved is not None or evidence.stands_still or verdict.conclusion is HangConclusion.UNKNOWN:
+        return verdict
+    has_stacks = any(known.trainer for known in evidence.ranks.values())
+    if verdict.evicts and has_stacks and verdict.method is not HangMethod.STATE:
+        why = f"one look at stacks does not tell a job that hangs from one that computes. If it hangs: {verdict.reason}"
+        return unknown(why, verdict.evidence)
+    return replace(verdict, evidence=(*verdict.evidence, ONE_LOOK))
 
 
 def _conclude(case: HangCase) -> HangVerdict:

@@ -82,6 +82,8 @@ class HangEvidence:
     """Process group → what its script calls it, e.g. ``mesh_tp``."""
     moved: frozenset[int] | None = None
     """Ranks whose stacks or records changed between two looks; None: there was one look only."""
+    stands_still: bool = False
+    """It is known from elsewhere that the job does not step. One look at stacks does not show it."""
 
     def of(self, rank: int) -> RankEvidence:
         """What is known of one rank."""

@@ -24,8 +24,8 @@ STUCK = stack("train", "forward", "load")
 
 
 def of_stacks(stacks: Mapping[int, Signature]) -> HangEvidence:
-    """Of ranks with a stack each."""
-    return HangEvidence({rank: RankEvidence(one) for rank, one in stacks.items()})
+    """Of ranks with a stack each, in a job that is known not to step."""
+    return HangEvidence({rank: RankEvidence(one) for rank, one in stacks.items()}, stands_still=True)
 
 
 def figure_7() -> dict[int, Signature]:

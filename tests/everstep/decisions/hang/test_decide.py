@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from everstep.decisions.hang.case import HangLimits
 from everstep.decisions.hang.decide import ONE_LOOK, judge_hang
 from everstep.decisions.hang.evidence import CommunicationRecord, HangEvidence, PendingOperation, RankEvidence
+from everstep.decisions.hang.stacks import Signature
 from everstep.decisions.hang.verdict import HangConclusion, HangMethod
 from everstep.model.topology import Topology
 from tests.everstep.decisions.hang.made import (
@@ -49,7 +52,19 @@ def test_a_rank_that_computes_while_the_others_wait_is_named() -> None:
     assert (verdict.conclusion, verdict.method) == (HangConclusion.NAMES, HangMethod.WAIT_FOR)
     assert (verdict.ranks, verdict.machines, verdict.innocent) == ((5,), (5,), 0)
     assert "rank 5 on m5: 7 ranks wait for it" in verdict.reason
-    assert ONE_LOOK in verdict.evidence
+
+
+@pytest.mark.parametrize("stacks", [figure_7(), dict.fromkeys(range(32), SYNC) | {5: STUCK}])
+def test_one_look_at_stacks_evicts_nobody_unless_the_job_is_known_to_stand_still(stacks: dict[int, Signature]) -> None:
+    """In a healthy job too, at any moment, some wait for one that computes."""
+    topology = Topology.parse(FIGURE_7)
+    known = of_stacks(stacks)
+    assert judge_hang(known, topology).evicts
+
+    verdict = judge_hang(replace(known, stands_still=False), topology)
+
+    assert (verdict.conclusion, verdict.machines) == (HangConclusion.UNKNOWN, ())
+    assert "If it hangs: " in verdict.reason
 
 
 def test_whoever_lacks_a_collective_is_named_by_records_alone() -> None:
@@ -59,6 +74,7 @@ def test_whoever_lacks_a_collective_is_named_by_records_alone() -> None:
 
     assert (verdict.conclusion, verdict.ranks) == (HangConclusion.NAMES, (5,))
     assert any("missing: rank 5" in line for line in verdict.evidence)
+    assert ONE_LOOK in verdict.evidence
 
 
 def test_the_one_of_which_nothing_is_known_is_named_where_all_waiting_ends_there() -> None:
