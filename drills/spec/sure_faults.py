@@ -6,9 +6,9 @@ sure only in their gravest form. ``fs-readonly`` is a drill of its own.
 
 from __future__ import annotations
 
-from everstep.model.reason import Reason
 from agent.monitor.kernel import rules, xid
 from agent.monitor.kernel.xid import XidKind
+from everstep.model.reason import Reason
 
 GPU = "{gpu}"
 """In a line: the place of a GPU on PCI."""
