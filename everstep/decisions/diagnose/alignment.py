@@ -16,7 +16,7 @@ NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Aligned:
+class BitsCompared:
     """What a comparison says of one machine."""
 
     agrees: bool | None
@@ -37,7 +37,7 @@ class Computed:
     """Name of each result → digest."""
 
 
-def compare(computed: Mapping[str, Computed]) -> dict[str, Aligned]:
+def compare(computed: Mapping[str, Computed]) -> dict[str, BitsCompared]:
     """What the results of all machines say of each."""
     kinds: dict[str, dict[str, Computed]] = defaultdict(dict)
     for machine, one in computed.items():
@@ -45,20 +45,20 @@ def compare(computed: Mapping[str, Computed]) -> dict[str, Aligned]:
     return {machine: said for group in kinds.values() for machine, said in _of_kind(group).items()}
 
 
-def _of_kind(group: Mapping[str, Computed]) -> dict[str, Aligned]:
+def _of_kind(group: Mapping[str, Computed]) -> dict[str, BitsCompared]:
     if len(group) == 1:
-        return dict.fromkeys(group, Aligned(None, "there is no other machine of its kind to compare it with"))
+        return dict.fromkeys(group, BitsCompared(None, "there is no other machine of its kind to compare it with"))
     counts = Counter(_bits(one) for one in group.values())
     bits, count = counts.most_common(1)[0]
     if count * 2 <= len(group):
         text = "the two machines of this kind differ" if len(group) == 2 else "no majority of the machines agrees"
-        return dict.fromkeys(group, Aligned(None, f"{text}: nobody can be named"))
+        return dict.fromkeys(group, BitsCompared(None, f"{text}: nobody can be named"))
     usual, found = dict(bits), {}
     for machine, one in group.items():
         odd = tuple(sorted(name for name in usual.keys() | one.digests if usual.get(name) != one.digests.get(name)))
         more = f" and {len(odd) - NAMED} more" if len(odd) > NAMED else ""
         text = f"other bits than {count} of {len(group)} machines of its kind: {', '.join(odd[:NAMED])}{more}"
-        found[machine] = Aligned(False, text, odd) if odd else Aligned(True)
+        found[machine] = BitsCompared(False, text, odd) if odd else BitsCompared(True)
     return found
 
 
