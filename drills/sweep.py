@@ -110,7 +110,7 @@ async def run_sweep(
             row = await _row(cluster, await Drill(cluster, request, references).run(), event)
             if row.ok and (row.decision, row.outcome) != (decision, outcome):
                 row.ok = False
-                row.problems.append(f"expected {decision}; {outcome}")
+                row.problems.append(f"{row.decision}; {row.outcome}, and expected {decision}; {outcome}")
             result.rows.append(row)
             each(row)
     result.leaked = cluster.leaked
