@@ -179,8 +179,8 @@ def _check_steps(request: DrillRequest) -> None:
     total, last = request.total_steps, max(request.at_step, request.strike_hold or 0)
     if request.base in UPDATES and request.hold_step >= total:
         raise ConfigError(
-            f"--at-step {request.at_step}: a job of --steps {total} ends before its update was tried: it waits for that "
-            f"at step {request.hold_step}"
+            f"--at-step {request.at_step}: a job of --steps {total} ends before its update was tried: it waits "
+            f"for that at step {request.hold_step}"
         )
     if last >= total:
         second = f" (its second fault comes at step {last})" if last > request.at_step else ""
