@@ -177,6 +177,11 @@ def _one_of(option: str, value: str, choices: Sequence[str]) -> None:
 
 def _check_steps(request: DrillRequest) -> None:
     total, last = request.total_steps, max(request.at_step, request.strike_hold or 0)
+    if request.base in UPDATES and request.hold_step >= total:
+        raise ConfigError(
+            f"--at-step {request.at_step}: a job of --steps {total} ends before its update was tried: it waits "
+            f"for that at step {request.hold_step}"
+        )
     if last >= total:
         second = f" (its second fault comes at step {last})" if last > request.at_step else ""
         raise ConfigError(

@@ -34,10 +34,11 @@ JOB = {"machines": 2, "ranks_per_machine": 2, "tp": 2, "pp": 1, "standbys": 0, "
 """Small and short: the incident's history does not depend on the size of the job."""
 SWEPT: dict[str, dict[str, Any]] = {
     "crash": {"fault": "kill-rank"},
-    "update": {"fault": "update"},
-    "rollback": {"fault": "bad-version", "fails_after": 0},
+    "update": {"fault": "update", "steps": 60},
+    "rollback": {"fault": "bad-version", "fails_after": 0, "steps": 60},
 }
-"""Whose incident is swept → the fault that opens it; a rollback comes with the incident that brought the version."""
+"""Whose incident is swept → the fault that opens it; a rollback comes with the incident that brought the version.
+A job that is updated has to live until another worker has come."""
 
 
 class SweepRow(BaseModel):
@@ -97,7 +98,7 @@ async def run_sweep(
     cluster = DrillCluster(machines=JOB["machines"], standbys=0, workers=workers, say=say)
     async with cluster:
         references = References()
-        options = SWEPT[of] | JOB
+        options = JOB | SWEPT[of]
         clean = await Drill(cluster, DrillRequest.model_validate(options), references).run()
         if not clean.ok:
             raise ClusterError(f"the job does not recover even when no worker dies: {'; '.join(clean.problems)}")
@@ -110,7 +111,7 @@ async def run_sweep(
             row = await _row(cluster, await Drill(cluster, request, references).run(), event)
             if row.ok and (row.decision, row.outcome) != (decision, outcome):
                 row.ok = False
-                row.problems.append(f"expected {decision}; {outcome}")
+                row.problems.append(f"{row.decision}; {row.outcome}, and expected {decision}; {outcome}")
             result.rows.append(row)
             each(row)
     result.leaked = cluster.leaked

@@ -60,11 +60,16 @@ class StepLog:
 
 def first(folder: Path, rank: int, attempt: int, event: str) -> int:
     """When a rank had an event for the first time in an attempt, ns; 0: not yet."""
+    return next(iter(times(folder, rank, attempt, event)), 0)
+
+
+def times(folder: Path, rank: int, attempt: int, event: str) -> list[int]:
+    """When a rank had an event in an attempt, ns."""
     try:
         lines = (folder / f"{rank}-{attempt}").read_text().splitlines()
     except FileNotFoundError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith(f"{event} ")), 0)
+        return []
+    return [int(line.split()[1]) for line in lines if line.startswith(f"{event} ")]
 
 
 if __name__ == "__main__":

@@ -106,6 +106,7 @@ def test_a_near_name_is_suggested() -> None:
         ({"fault": "kill-worker", "in_stage": "await", "during": "kill-machine", "gone": True}, "--standby late"),
         ({"fault": "kill-worker", "in_stage": "report", "during": "gpu-lost"}, "gpu-lost hurts no rank"),
         ({"fault": "update", "lazy": True}, "--lazy takes one of them"),
+        ({"fault": "update", "at_step": 20, "steps": 30}, "ends before its update was tried"),
         ({"fault": "update", "then": "kill-rank"}, "--lazy takes one of them"),
         ({"fault": "update", "lazy": True, "window": 3.0, "then": "kill-rank"}, "--lazy takes one of them"),
         ({"fault": "update", "lazy": True, "then": "nan"}, "kill-rank, kill-machine, kill-forkserver"),

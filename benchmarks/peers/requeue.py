@@ -1,0 +1,59 @@
+"""A full requeue under torchrun: the job is ended, and submitted again with the new code. No queue, no container."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.peers import step_log
+from benchmarks.peers.torchrun import all_of, end_tree, start_peer, wait_for
+
+STEPS = 5
+"""Steps before it is ended (ours)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Requeue:
+    """One of them."""
+
+    seconds: float
+    """From the last step of any rank to the first step of all ranks after it."""
+
+
+def requeue(folder: Path, script: Path, args: Sequence[str], *, ranks: int) -> Requeue:
+    """End a job that steps and start it anew.
+
+    Raises:
+        PeerFailed: one of the two did not come to its steps.
+    """
+    first, second = folder / "first", folder / "second"
+    for place in (first, second):
+        place.mkdir(parents=True)
+    process = start_peer(_command(first, script, args, ranks), first, {})
+    try:
+        wait_for(lambda: _steps(first, ranks), lambda: process.poll() is None, "the first steps", first)
+    finally:
+        end_tree(process)
+    stopped_ns = max(max(step_log.times(first, rank, 0, "step"), default=0) for rank in range(ranks))
+    process = start_peer(_command(second, script, args, ranks), second, {})
+    try:
+        stepped_ns = wait_for(
+            lambda: all_of(second, range(ranks), "step", 0), lambda: process.poll() is None, "a step", second
+        )
+    finally:
+        end_tree(process)
+    return Requeue((stepped_ns - stopped_ns) / 1e9)
+
+
+def _steps(folder: Path, ranks: int) -> int:
+    """The number of steps of the slowest rank, once there are enough; 0: not yet."""
+    done = min(len(step_log.times(folder, rank, 0, "step")) for rank in range(ranks))
+    return done if done >= STEPS else 0
+
+
+def _command(folder: Path, script: Path, args: Sequence[str], ranks: int) -> list[str]:
+    torchrun = str(Path(sys.executable).with_name("torchrun"))
+    log = str(Path(step_log.__file__).resolve())
+    return [torchrun, "--nproc-per-node", str(ranks), "--standalone", log, str(folder), str(script), *args]

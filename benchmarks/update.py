@@ -1,0 +1,182 @@
+"""How long a job stands still for other code: everstep's hot update, against a full requeue under torchrun.
+
+The example GPT on 8 ranks (tp 2, pp 2, dp 2; 4 machines of 2 ranks under everstep). One job is updated again and again,
+each time to a folder with another comment, and its requests go the way of `everstep update --urgent`. Two clocks: from
+the request to the first step of all ranks with the new code, which has the trial of the code in it, while the job
+steps on; and the downtime, from the last step of the old code to the first step of all ranks with the new one. A
+requeue under torchrun is the same downtime of a job that is ended and started from nothing, in turn with the updates:
+there is no queue, no container and no checkpoint, all in its favour. Then: an update that also changes a variable
+which is read at import, so that its fork servers are made anew; recoveries from the death of a rank with a lazy
+update, in turn with those without; and code on its way to machines.
+
+    python -P benchmarks/update.py
+    python -P benchmarks/update.py --quick --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import signal
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from benchmarks.common import Row, Spread, finish, rows_of, say, show, show_json
+from benchmarks.peers.requeue import requeue
+from benchmarks.peers.torchrun import INTERRUPTED, PeerFailed
+from benchmarks.update_ship import MB, Shipped, ship_to_simulated
+from benchmarks.update_side import Switch, UpdatedJob, UpdateSide
+from everstep.errors import EverstepError
+
+RANKS, MACHINES = 8, 4
+SCRIPT = Path(__file__).resolve().parents[1] / "examples" / "gpt.py"
+ARGS = ("--steps", "1000000")
+SIZES = ("--tp", "2", "--pp", "2")
+AGAINST_REQUEUE, AIM_S, LAZY_AIM_S = 1 / 11, 0.6, 0.1
+"""ByteRobust, table 7; and of ours."""
+AT_IMPORT = "TORCH_LOGS_FORMAT"
+"""A variable that torch reads at its import; another value changes nothing else."""
+SHIPPED_MB, SIMULATED, SIMULATED_MB, THOUSAND = 100, 1000, 1, 1000
+
+
+@dataclass(slots=True)
+class Results:
+    """All restarts of a session."""
+
+    updates: list[Switch] = field(default_factory=list)
+    requeues: list[float] = field(default_factory=list)
+    at_import: list[Switch] = field(default_factory=list)
+    plain: list[Switch] = field(default_factory=list)
+    lazy: list[Switch] = field(default_factory=list)
+    shipped: list[Shipped] = field(default_factory=list)
+    simulated: list[Shipped] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    """Sides that did not run, and why: ours is no exception."""
+
+    @contextmanager
+    def noting(self, side: str) -> Iterator[None]:
+        """A failure leaves its place empty; it does not end the benchmark."""
+        try:
+            yield
+        except (PeerFailed, EverstepError, TimeoutError) as error:
+            self.failures.append(f"{side}: {error}")
+            say(self.failures[-1])
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=10, help="updates, and requeues (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="3 runs")
+    parser.add_argument("--seed", type=int, default=1, help="of the ranks that die (default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args()
+    # The cluster and the peers are ended on the way out, whoever asks for it.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    results = asyncio.run(measure(3 if options.quick else options.runs, options.seed))
+    rows = summarise(results)
+    if options.json:
+        show_json("update", rows, runs=asdict(results))
+    else:
+        notes = [where_it_went("an urgent update", results.updates)]
+        notes += [where_it_went("an update that changes what is imported", results.at_import)]
+        show("update", rows, [note for note in notes if note])
+    finish(results.failures)
+
+
+async def measure(runs: int, seed: int) -> Results:
+    """All of it, on one cluster."""
+    results = Results()
+    try:
+        with tempfile.TemporaryDirectory(prefix="everstep-bench-") as name:
+            async with UpdateSide(machines=MACHINES) as cluster:
+                async with cluster.job(SCRIPT, ARGS) as job:
+                    await _updates(results, job, runs, Path(name))
+                    await _rides(results, job, runs, random.Random(seed))
+                for _ in range(min(runs, 3)):
+                    with results.noting("shipping"):
+                        results.shipped.append(await cluster.ship(SHIPPED_MB))
+            with results.noting("shipping to simulated agents"):
+                results.simulated.append(await ship_to_simulated(SIMULATED, megabytes=SIMULATED_MB))
+    except asyncio.CancelledError:
+        INTERRUPTED.set()
+        raise
+    # The SDK's threads may still be ending; a return at this moment can crash the interpreter.
+    await asyncio.sleep(0.1)
+    return results
+
+
+async def _updates(results: Results, job: UpdatedJob, runs: int, folder: Path) -> None:
+    """Updates and requeues in turn: the job stands still while its peer runs, and the other way round."""
+    for run in range(runs):
+        with results.noting("everstep"):
+            results.updates.append(await job.update())
+        with results.noting("torchrun"), job.paused():
+            found = await asyncio.to_thread(requeue, folder / str(run), SCRIPT, [*ARGS, *SIZES], ranks=RANKS)
+            results.requeues.append(found.seconds)
+        say(f"run {run + 1} of {runs}: update {_last(results.updates)}, requeue {results.requeues[-1:]}")
+    for run in range(min(runs, 3)):
+        with results.noting("everstep, imports anew"):
+            results.at_import.append(await job.update({AT_IMPORT: f"run {run}"}))
+        say(f"imports anew: {_last(results.at_import)}")
+
+
+async def _rides(results: Results, job: UpdatedJob, runs: int, chosen: random.Random) -> None:
+    for run in range(2 * runs):
+        lazy, rank = run % 2 == 1, chosen.randrange(RANKS)
+        with results.noting("everstep, a lazy update" if lazy else "everstep, a recovery"):
+            (results.lazy if lazy else results.plain).append(await job.kill(rank, lazy=lazy))
+    say(f"recoveries: {_last(results.plain)}, with a lazy update {_last(results.lazy)}")
+
+
+def _last(found: Sequence[Switch]) -> str:
+    return f"{found[-1].request_s:.2f} s, down {found[-1].downtime_s:.2f} s" if found else "-"
+
+
+def summarise(results: Results) -> list[Row]:
+    """The rows: against a requeue, against the clock, and what a lazy one adds."""
+    downtimes, requests = ([getattr(one, name) for one in results.updates] for name in ("downtime_s", "request_s"))
+    rows = rows_of("last step to next step of all ranks, torchrun", "s", downtimes, results.requeues, aim=None)
+    median = rows[0].ours
+    rows[0] = Row(rows[0].name, "s", median, rows[0].peer, AGAINST_REQUEUE)
+    rows.append(Row("downtime, median", "s", median, None, AIM_S, aim_of="ours"))
+    rows += rows_of("request to next step of all ranks", "s", requests, [], aim=None)
+    for name, found in (("downtime", "downtime_s"), ("request to next step of all ranks", "request_s")):
+        values = [getattr(one, found) for one in results.at_import]
+        rows += rows_of(f"imports anew: {name}", "s", values, [], aim=None)[:1]
+    plain, lazy = ([one.request_s for one in found] for found in (results.plain, results.lazy))
+    rows += rows_of("recovery with a lazy update, without", "s", lazy, plain, aim=None)
+    if plain and lazy:
+        added = Spread.of(lazy).median - Spread.of(plain).median
+        rows.append(Row("a lazy update adds, median", "s", added, None, LAZY_AIM_S, aim_of="ours"))
+    rows += [row for one in (results.shipped[-1:], results.simulated[-1:]) for each in one for row in _ways(each)]
+    return rows
+
+
+def _ways(shipped: Shipped) -> list[Row]:
+    name = f"{shipped.bytes / MB:.0f} MB to {shipped.machines} machines"
+    rate = shipped.bytes * shipped.machines / shipped.seconds / MB
+    rows = [Row(name, "s", shipped.seconds), Row(f"{name}, together", "MB/s", rate, larger=True)]
+    if shipped.machines < THOUSAND:
+        rows.append(Row(f"the same to {THOUSAND}, at that rate", "s", shipped.bytes / MB * THOUSAND / rate))
+        rows.append(Row(f"{shipped.bytes / MB:.0f} MB packed and stored", "s", shipped.packed_s))
+    return rows
+
+
+def where_it_went(name: str, found: Sequence[Switch]) -> str:
+    """A table of the stages: median and maximum."""
+    if not found:
+        return ""
+    lines = [f"Stages of {name} (s)            median     max"]
+    for part in found[0].parts:
+        spread = Spread.of([one.parts.get(part, 0.0) for one in found])
+        lines.append(f"  {part:32} {spread.median:7.3f} {spread.maximum:7.3f}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
