@@ -11,6 +11,7 @@ import hashlib
 import json
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -85,6 +86,7 @@ class Diagnosing:
         self._say = say
         self._over = 0
         self._running: dict[str, str] = {}
+        self._counts = Counter[str]()
         self._slots = {machine.name: machine for machine in given.machines}
 
     async def run(self) -> Diagnosis:
@@ -202,13 +204,12 @@ class Diagnosing:
         )
 
     def _tell(self, machine: str, test: str) -> None:
-        self._running.pop(machine, None)
+        if before := self._running.pop(machine, ""):
+            self._counts[before] -= 1
         if test:
             self._running[machine] = test
-        counts: dict[str, int] = {}
-        for running in self._running.values():
-            counts[running] = counts.get(running, 0) + 1
-        now = ", ".join(f"{name} on {count}" for name, count in counts.items())
+            self._counts[test] += 1
+        now = ", ".join(f"{name} on {count}" for name, count in self._counts.items() if count)
         self._say(f"{self._over} of {len(self._slots)} machines are through{f'; {now}' if now else ''}")
 
 

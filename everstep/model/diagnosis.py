@@ -31,6 +31,9 @@ class Diagnostic(Words):
 
 BETWEEN_MACHINES = frozenset({Diagnostic.ALL_GATHER, Diagnostic.NIC})
 """Tests that two machines run together; the others are of one machine."""
+STEADY = frozenset({Diagnostic.MEMORY, Diagnostic.GPU_COPY, Diagnostic.LOOPBACK, Diagnostic.ALL_TO_ALL})
+"""Tests that take the fastest of several rounds: other work hardly changes what they measure. Only their bandwidths can
+show a fault."""
 SPEED = "bytes_per_second"
 """How the name of a measure ends that is a bandwidth: it is compared with that of other machines."""
 

@@ -14,6 +14,7 @@ from everstep.decisions.diagnose.pair import Pair, pair_of
 from everstep.decisions.diagnose.rounds import judge_pairs
 from everstep.model.diagnosis import (
     SPEED,
+    STEADY,
     BadLink,
     Diagnosis,
     DiagnosticResult,
@@ -116,7 +117,7 @@ def _compare_bandwidths(
     for (test, _, name), values in figures.items():
         usual = median(values.values())
         for machine, share in below(values, shares.low).items():
-            reason = reasons.SLOW if share < shares.slow else reasons.LOW
+            reason = reasons.SLOW if share < shares.slow and test in STEADY else reasons.LOW
             text = f"{name} is {size_text(values[machine])}/s, {share:.0%} of what is usual here"
             found[machine].append(reason.found(test, name, f"median of {len(values)}: {size_text(usual)}/s", text=text))
 

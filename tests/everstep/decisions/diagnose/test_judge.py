@@ -96,6 +96,15 @@ def test_a_bandwidth_far_below_the_others_is_a_fault_and_a_low_one_is_unknown() 
     assert (measured.name, measured.lowest, measured.median) == ("loopback bytes_per_second", "m3", 9e8)
 
 
+def test_a_disk_that_others_use_as_well_is_never_faulty_for_its_bandwidth() -> None:
+    said = speeds(m0=1e9, m1=1e9, m2=1e9, m3=1e6)
+    found = judge(
+        {name: [one.model_copy(update={"test": "disk"}) for one in results] for name, results in said.items()}
+    )
+
+    assert (found.faulty, codes(found)) == ([], {"m3": [reasons.LOW.code]})
+
+
 def test_machines_of_other_kinds_have_other_bandwidths() -> None:
     slow = DiagnosticResult(test="loopback", kind="old", measures={"bytes_per_second": 1e8})
     assert judge(speeds(m0=1e9, m1=1e9, m2=1e9) | {"m3": [slow]}).faulty == []
