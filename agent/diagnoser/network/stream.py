@@ -74,7 +74,7 @@ def receive(connection: socket.socket) -> Received:
         if _read(connection, buffer) is None:
             raise ConnectionError(f"the connection ended after {number} blocks")
         [said] = _NUMBER.unpack_from(buffer)
-        fine = buffer[_NUMBER.size :] == rest
+        fine = bytes(buffer[_NUMBER.size :]) == rest  # a view is compared byte by byte, ten times as slowly
         if said == 0 and fine:
             return Received(number * BLOCK, seconds, wrong)
         number += 1
