@@ -46,6 +46,7 @@ NETWORK = (Diagnostic.ALL_TO_ALL, Diagnostic.LOOPBACK, Diagnostic.ALL_GATHER, Di
 GPUS = (Diagnostic.DCGM, Diagnostic.EUD, Diagnostic.GPU_COPY)
 PAPER = "ByteRobust, section 4.2"
 ROWS = (
+    ChoiceRow(Choice((), "nothing failed: its code is updated"), symptoms=frozenset({Symptom.UPDATE})),
     ChoiceRow(
         Choice(
             (Diagnostic.EUD, Diagnostic.DCGM, Diagnostic.ALL_TO_ALL, Diagnostic.BITWISE, Diagnostic.ALL_GATHER),

@@ -29,6 +29,7 @@ def test_a_loss_that_is_not_finite_has_bits_compared() -> None:
     ("symptom", "fault", "owner"),
     [
         (Symptom.USER_ERROR, "", ""),
+        (Symptom.UPDATE, "", ""),
         (Symptom.CRASH, FaultClass.DATA_ERROR, Owner.DATA),
         (Symptom.CRASH, FaultClass.REMOTE_STORAGE, Owner.STORAGE),
     ],
