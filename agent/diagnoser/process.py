@@ -114,6 +114,7 @@ class DiagnosisProcess:
     def _discard(self) -> None:
         """Give back what an ended process had."""
         if self._process is not None:
+            self._process.poll()  # one that took long to die is collected
             for pipe in (self._process.stdin, self._process.stdout):
                 if pipe:
                     pipe.close()
