@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import shutil
 import socket
 import sqlite3
@@ -113,7 +115,7 @@ async def _check_server(binary: Path, port: int, ui_port: int, database: Path) -
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:  # noqa: ASYNC220 - the loop has nothing else to do
         try:
             assert readiness.holds(lambda: not ports.is_free("127.0.0.1", port), 60)
-            client = await Client.connect(f"127.0.0.1:{port}", namespace="everstep")
+            client = await _healthy(f"127.0.0.1:{port}")
             listed = await client.operator_service.list_search_attributes(
                 ListSearchAttributesRequest(namespace="everstep")
             )
@@ -126,6 +128,15 @@ async def _check_server(binary: Path, port: int, ui_port: int, database: Path) -
             identity = procfs.identify(server.pid)
             server.wait(30)
     assert identity is None or not procfs.alive(identity)
+
+
+async def _healthy(address: str) -> Client:
+    """A client, once the server takes one: it listens before it is healthy."""
+    async with asyncio.timeout(60):
+        while True:
+            with contextlib.suppress(RuntimeError):
+                return await Client.connect(address, namespace="everstep")
+            await asyncio.sleep(0.05)
 
 
 def test_every_setting_is_one_that_the_server_takes() -> None:
