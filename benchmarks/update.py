@@ -130,7 +130,7 @@ async def _rides(results: Results, job: UpdatedJob, runs: int, chosen: random.Ra
         lazy, rank = run % 2 == 1, chosen.randrange(RANKS)
         with results.noting("everstep, a lazy update" if lazy else "everstep, a recovery"):
             (results.lazy if lazy else results.plain).append(await job.kill(rank, lazy=lazy))
-    say(f"recoveries: {_last(results.plain)}, with a lazy update {_last(results.lazy)}")
+        say(f"recovery: {_last(results.plain)}, with a lazy update: {_last(results.lazy)}")
 
 
 def _last(found: Sequence[Switch]) -> str:

@@ -145,10 +145,12 @@ class UpdatedJob:
         raise AssertionError
 
     async def _switched(self, began_ns: int, *, update: bool) -> Switch:
-        self._generation += 1
-        state = await self._until(lambda state: state.generation >= self._generation and state.status == "running")
-        if self._newest(state).status is not VersionStatus.RUNNING or state.generation != self._generation:
-            raise ClusterError(f"{self._newest(state).name} is {self._newest(state).status}: {self._newest(state).why}")
+        before_it = self._generation
+        state = await self._until(lambda state: state.generation > before_it and state.status == "running")
+        self._generation = state.generation
+        if self._newest(state).status is not VersionStatus.RUNNING or state.generation != before_it + 1:
+            newest = self._newest(state)
+            raise ClusterError(f"{newest.name} is {newest.status}, generation {state.generation}: {newest.why}")
         records = await step_records.collect(self._control.agents, self._spec.name, self._control.machines)
         if records.unknown:
             raise ClusterError(records.unknown[0])
@@ -162,15 +164,23 @@ class UpdatedJob:
         return Switch((after - began_ns) / 1e9, (after - before) / 1e9, parts)
 
     async def _steps_on(self) -> None:
-        """Until the generation at hand has done some steps."""
-        async with self._control.feed(self._spec.name, self._control.machines) as feed:
-            first = -1
-            async for picture in feed.pictures():
-                if picture.step is None or picture.generation < self._generation:
-                    continue
-                first = picture.step if first < 0 else first
-                if picture.step >= first + BETWEEN_STEPS:
-                    return
+        """Until the job runs, and has done some steps since the last restart."""
+        self._generation = (await self._until(lambda state: state.status == "running")).generation
+        first = -1
+        try:
+            async with (
+                asyncio.timeout(LIMIT_S),
+                self._control.feed(self._spec.name, self._control.machines) as feed,
+            ):
+                async for picture in feed.pictures():
+                    if picture.step is None or picture.generation < self._generation:
+                        continue
+                    first = picture.step if first < 0 else first
+                    if picture.step >= first + BETWEEN_STEPS:
+                        return
+        except TimeoutError:
+            text = f"{self._spec.name} does not step in generation {self._generation} (first seen: {first})"
+            raise ClusterError(text) from None
 
     async def _until(self, holds: Callable[[JobState], bool]) -> JobState:
         deadline = time.monotonic() + LIMIT_S
