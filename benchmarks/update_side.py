@@ -32,8 +32,8 @@ LIMIT_S = 180.0
 LOOK_S = 0.05
 BETWEEN_STEPS = 5
 """Steps that a job does between two restarts: every start-up cost is over (ours)."""
-POLICY = RecoveryPolicy(rollback_steps=0, rollback_s=0.0, max_failures_at_step=20)
-"""Nothing that is killed here is held against a version."""
+POLICY = RecoveryPolicy(rollback_steps=0, rollback_s=0.0, max_failures_at_step=20, steady_steps=3)
+"""Nothing that is killed here is held against a version, and it is no reason to park the job."""
 
 
 @dataclass(frozen=True, slots=True)
