@@ -115,8 +115,9 @@ async def _updates(results: Results, job: UpdatedJob, runs: int, folder: Path) -
     for run in range(runs):
         with results.noting("everstep"):
             results.updates.append(await job.update())
-        with results.noting("torchrun"), job.paused():
-            found = await asyncio.to_thread(requeue, folder / str(run), SCRIPT, [*ARGS, *SIZES], ranks=RANKS)
+        with results.noting("torchrun"):
+            async with job.paused():
+                found = await asyncio.to_thread(requeue, folder / str(run), SCRIPT, [*ARGS, *SIZES], ranks=RANKS)
             results.requeues.append(found.seconds)
         say(f"run {run + 1} of {runs}: update {_last(results.updates)}, requeue {results.requeues[-1:]}")
     for run in range(min(runs, 3)):

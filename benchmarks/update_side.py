@@ -7,12 +7,10 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import psutil
 
 from benchmarks.everstep_side import EverstepSide
 from benchmarks.update_ship import Shipped, ship
@@ -20,7 +18,6 @@ from controlplane.start_checks.code import start_recorded
 from controlplane.versions import ask_update
 from drills.observe import step_records
 from drills.observe.step_records import ReportedStep
-from everstep import environment
 from everstep.errors import ClusterError
 from everstep.model.incident import IncidentReport
 from everstep.model.job import JobSpec
@@ -103,30 +100,25 @@ class UpdatedJob:
         began_ns = await self._kill(rank)
         return await self._switched(began_ns, update=False)
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """While this lasts its ranks stand still, and leave the computer to others.
-
-        Shorter than a stall, and no step is under way for long: they are stopped by a signal.
-        """
-        pids = self._pids()
+    @asynccontextmanager
+    async def paused(self) -> AsyncIterator[None]:
+        """While this lasts its ranks stand still, stopped by a signal, and leave the computer to others."""
+        pids = await self._pids()
         try:
-            for pid in pids:
+            for pid in pids.values():
                 os.kill(pid, signal.SIGSTOP)
             yield
         finally:
-            for pid in pids:
+            for pid in pids.values():
                 os.kill(pid, signal.SIGCONT)
 
-    def _pids(self) -> list[int]:
-        """Of its ranks that live."""
-        mark = f"{environment.JOB}={self._spec.name}".encode()
-        found = []
-        for one in psutil.process_iter():
-            with suppress(psutil.Error, OSError):
-                if one.name().startswith("everstep r") and mark in Path(f"/proc/{one.pid}/environ").read_bytes():
-                    found.append(one.pid)
-        return found
+    async def _pids(self) -> dict[int, int]:
+        """Rank → process, of all ranks that live."""
+        async with self._control.feed(self._spec.name, self._control.machines) as feed:
+            async for picture in feed.pictures():
+                if len(picture.ranks) == self._spec.topology().world_size:
+                    return {rank: view.pid for rank, view in picture.ranks.items()}
+        raise AssertionError
 
     async def _ask(self, urgency: Urgency, env: Mapping[str, str] | None = None) -> None:
         self._versions += 1
@@ -136,13 +128,10 @@ class UpdatedJob:
         await ask_update(self._control, self._spec.name, request)
 
     async def _kill(self, rank: int) -> int:
-        async with self._control.feed(self._spec.name, self._control.machines) as feed:
-            async for picture in feed.pictures():
-                if rank in picture.ranks:
-                    killed_ns = time.time_ns()
-                    os.kill(picture.ranks[rank].pid, signal.SIGKILL)
-                    return killed_ns
-        raise AssertionError
+        pid = (await self._pids())[rank]
+        killed_ns = time.time_ns()
+        os.kill(pid, signal.SIGKILL)
+        return killed_ns
 
     async def _switched(self, began_ns: int, *, update: bool) -> Switch:
         before_it = self._generation
