@@ -115,8 +115,9 @@ async def _updates(results: Results, job: UpdatedJob, runs: int, folder: Path) -
     for run in range(runs):
         with results.noting("everstep"):
             results.updates.append(await job.update())
-        with results.noting("torchrun"), job.paused():
-            found = await asyncio.to_thread(requeue, folder / str(run), SCRIPT, [*ARGS, *SIZES], ranks=RANKS)
+        with results.noting("torchrun"):
+            async with job.paused():
+                found = await asyncio.to_thread(requeue, folder / str(run), SCRIPT, [*ARGS, *SIZES], ranks=RANKS)
             results.requeues.append(found.seconds)
         say(f"run {run + 1} of {runs}: update {_last(results.updates)}, requeue {results.requeues[-1:]}")
     for run in range(min(runs, 3)):
@@ -130,7 +131,7 @@ async def _rides(results: Results, job: UpdatedJob, runs: int, chosen: random.Ra
         lazy, rank = run % 2 == 1, chosen.randrange(RANKS)
         with results.noting("everstep, a lazy update" if lazy else "everstep, a recovery"):
             (results.lazy if lazy else results.plain).append(await job.kill(rank, lazy=lazy))
-    say(f"recoveries: {_last(results.plain)}, with a lazy update {_last(results.lazy)}")
+        say(f"recovery: {_last(results.plain)}, with a lazy update: {_last(results.lazy)}")
 
 
 def _last(found: Sequence[Switch]) -> str:

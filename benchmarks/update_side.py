@@ -7,12 +7,10 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import psutil
 
 from benchmarks.everstep_side import EverstepSide
 from benchmarks.update_ship import Shipped, ship
@@ -20,7 +18,6 @@ from controlplane.start_checks.code import start_recorded
 from controlplane.versions import ask_update
 from drills.observe import step_records
 from drills.observe.step_records import ReportedStep
-from everstep import environment
 from everstep.errors import ClusterError
 from everstep.model.incident import IncidentReport
 from everstep.model.job import JobSpec
@@ -32,8 +29,8 @@ LIMIT_S = 180.0
 LOOK_S = 0.05
 BETWEEN_STEPS = 5
 """Steps that a job does between two restarts: every start-up cost is over (ours)."""
-POLICY = RecoveryPolicy(rollback_steps=0, rollback_s=0.0, max_failures_at_step=20)
-"""Nothing that is killed here is held against a version."""
+POLICY = RecoveryPolicy(rollback_steps=0, rollback_s=0.0, max_failures_at_step=20, steady_steps=3)
+"""Nothing that is killed here is held against a version, and it is no reason to park the job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,30 +100,25 @@ class UpdatedJob:
         began_ns = await self._kill(rank)
         return await self._switched(began_ns, update=False)
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """While this lasts its ranks stand still, and leave the computer to others.
-
-        Shorter than a stall, and no step is under way for long: they are stopped by a signal.
-        """
-        pids = self._pids()
+    @asynccontextmanager
+    async def paused(self) -> AsyncIterator[None]:
+        """While this lasts its ranks stand still, stopped by a signal, and leave the computer to others."""
+        pids = await self._pids()
         try:
-            for pid in pids:
+            for pid in pids.values():
                 os.kill(pid, signal.SIGSTOP)
             yield
         finally:
-            for pid in pids:
+            for pid in pids.values():
                 os.kill(pid, signal.SIGCONT)
 
-    def _pids(self) -> list[int]:
-        """Of its ranks that live."""
-        mark = f"{environment.JOB}={self._spec.name}".encode()
-        found = []
-        for one in psutil.process_iter():
-            with suppress(psutil.Error, OSError):
-                if one.name().startswith("everstep r") and mark in Path(f"/proc/{one.pid}/environ").read_bytes():
-                    found.append(one.pid)
-        return found
+    async def _pids(self) -> dict[int, int]:
+        """Rank → process, of all ranks that live."""
+        async with self._control.feed(self._spec.name, self._control.machines) as feed:
+            async for picture in feed.pictures():
+                if len(picture.ranks) == self._spec.topology().world_size:
+                    return {rank: view.pid for rank, view in picture.ranks.items()}
+        raise AssertionError
 
     async def _ask(self, urgency: Urgency, env: Mapping[str, str] | None = None) -> None:
         self._versions += 1
@@ -136,19 +128,18 @@ class UpdatedJob:
         await ask_update(self._control, self._spec.name, request)
 
     async def _kill(self, rank: int) -> int:
-        async with self._control.feed(self._spec.name, self._control.machines) as feed:
-            async for picture in feed.pictures():
-                if rank in picture.ranks:
-                    killed_ns = time.time_ns()
-                    os.kill(picture.ranks[rank].pid, signal.SIGKILL)
-                    return killed_ns
-        raise AssertionError
+        pid = (await self._pids())[rank]
+        killed_ns = time.time_ns()
+        os.kill(pid, signal.SIGKILL)
+        return killed_ns
 
     async def _switched(self, began_ns: int, *, update: bool) -> Switch:
-        self._generation += 1
-        state = await self._until(lambda state: state.generation >= self._generation and state.status == "running")
-        if self._newest(state).status is not VersionStatus.RUNNING or state.generation != self._generation:
-            raise ClusterError(f"{self._newest(state).name} is {self._newest(state).status}: {self._newest(state).why}")
+        before_it = self._generation
+        state = await self._until(lambda state: state.generation > before_it and state.status == "running")
+        self._generation = state.generation
+        if self._newest(state).status is not VersionStatus.RUNNING or state.generation != before_it + 1:
+            newest = self._newest(state)
+            raise ClusterError(f"{newest.name} is {newest.status}, generation {state.generation}: {newest.why}")
         records = await step_records.collect(self._control.agents, self._spec.name, self._control.machines)
         if records.unknown:
             raise ClusterError(records.unknown[0])
@@ -162,15 +153,23 @@ class UpdatedJob:
         return Switch((after - began_ns) / 1e9, (after - before) / 1e9, parts)
 
     async def _steps_on(self) -> None:
-        """Until the generation at hand has done some steps."""
-        async with self._control.feed(self._spec.name, self._control.machines) as feed:
-            first = -1
-            async for picture in feed.pictures():
-                if picture.step is None or picture.generation < self._generation:
-                    continue
-                first = picture.step if first < 0 else first
-                if picture.step >= first + BETWEEN_STEPS:
-                    return
+        """Until the job runs, and has done some steps since the last restart."""
+        self._generation = (await self._until(lambda state: state.status == "running")).generation
+        first = -1
+        try:
+            async with (
+                asyncio.timeout(LIMIT_S),
+                self._control.feed(self._spec.name, self._control.machines) as feed,
+            ):
+                async for picture in feed.pictures():
+                    if picture.step is None or picture.generation < self._generation:
+                        continue
+                    first = picture.step if first < 0 else first
+                    if picture.step >= first + BETWEEN_STEPS:
+                        return
+        except TimeoutError:
+            text = f"{self._spec.name} does not step in generation {self._generation} (first seen: {first})"
+            raise ClusterError(text) from None
 
     async def _until(self, holds: Callable[[JobState], bool]) -> JobState:
         deadline = time.monotonic() + LIMIT_S
