@@ -8,23 +8,20 @@ without take turns in the same processes.
 from __future__ import annotations
 
 import json
-import random
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.agents_side import Agents
+from benchmarks.blocks import fastest, interval, mean
 from benchmarks.checkpoint_saves import calibrate
 from benchmarks.checkpoint_training import CALM
-from benchmarks.common import Row, quantile, say
+from benchmarks.common import Row, say
 from everstep.errors import EverstepError
 from everstep.model.checkpoint_policy import CheckpointPolicy
 from everstep.model.job import JobSpec
 
 AIM = 0.99
 SCRIPT = Path(__file__).with_name("checkpoint_training.py")
-RESAMPLES = 2000
-"""Of the bootstrap behind the interval (ours)."""
 
 
 @dataclass(slots=True)
@@ -58,7 +55,7 @@ class Case:
             return []
         aim = AIM if self.ranks == 1 else None
         found = []
-        for label, of in ((": fastest tenth", fastest), (": all", _mean)):
+        for label, of in ((": fastest tenth", fastest), (": all", mean)):
             ours, peer = 1 / of(self.with_s), 1 / of(self.without_s)
             found.append(Row(self.name + label, "steps/s", ours, peer, aim, larger=True))
         return found
@@ -70,7 +67,7 @@ class Case:
         agents = " and ".join(f"{one:.3f}" for one in self.agents_cpu)
         behind = f"; backups behind by {self.backup_lag} steps at the end" if self.backup else ""
         found = []
-        for label, of in (("of the fastest tenth of steps", fastest), ("of all", _mean)):
+        for label, of in (("of the fastest tenth of steps", fastest), ("of all", mean)):
             low, high = interval(self.with_s, self.without_s, of)
             lost = 1 - of(self.without_s) / of(self.with_s)
             found.append(f"{label} {lost:.2%} (95% interval {low:.2%} to {high:.2%})")
@@ -78,34 +75,6 @@ class Case:
             f"{self.name}: lost {', '.join(found)}, {len(self.with_s)} pairs of blocks; "
             f"more CPU a step: rank {self.rank_cpu:.3f} s, agents {agents} s{behind}"
         )
-
-
-Blocks = Sequence[Sequence[float]]
-
-
-def fastest(blocks: Blocks) -> float:
-    """Seconds that the fastest tenth of the steps stay below.
-
-    Where others use the same processor its speed changes by a third from one second to the next. A save costs *every*
-    step its share, the fastest as well: these show it. What a save costs now and then shows in the mean of all alone,
-    beside what the others did.
-    """
-    return quantile([step for block in blocks for step in block], 0.1)
-
-
-def _mean(blocks: Blocks) -> float:
-    return sum(map(sum, blocks)) / sum(map(len, blocks))
-
-
-def interval(with_s: Blocks, without_s: Blocks, of: Callable[[Blocks], float]) -> tuple[float, float]:
-    """In what range the loss lies with a probability of 95 %, by a bootstrap over the pairs of blocks."""
-    draw = random.Random(1)
-    pairs = list(zip(with_s, without_s, strict=True))
-    found = []
-    for _ in range(RESAMPLES):
-        ours, peer = zip(*draw.choices(pairs, k=len(pairs)), strict=True)
-        found.append(1 - of(peer) / of(ours))
-    return quantile(found, 0.025), quantile(found, 0.975)
 
 
 async def measure(cases: list[Case], *, blocks: int, steps: int) -> list[Case]:

@@ -26,6 +26,7 @@ from controlplane.local.cluster_file import ClusterFile
 from controlplane.local.power import powered_off, state_folder
 from controlplane.queries.status import job_report
 from controlplane.start_checks.code import start_recorded
+from drills.judge.facts import seen_ns
 from everstep import environment
 from everstep.errors import ClusterError
 from everstep.model.incident import IncidentReport
@@ -119,7 +120,8 @@ class EverstepSide:
         finally:
             await self._control.stop(name, "measured")
             await self._control.result(name)
-        return recovery_of(rank, at_step, fault_time(plan), report, times)
+        seen = await seen_ns(self._control.client, incident_workflow_id(name, 1))
+        return recovery_of(rank, at_step, report, times, fault_ns=fault_time(plan), seen_ns=seen)
 
     async def lose(self, script: Path, args: Sequence[str], *, machines: Sequence[str], at_step: int) -> float:
         """Cut machines off their power for good while a job steps on the first machines, of one rank each.
@@ -211,10 +213,11 @@ def _cpu_s(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-def recovery_of(rank: int, at_step: int, fault_ns: int, report: IncidentReport, times: Times) -> Recovery:
+def recovery_of(
+    rank: int, at_step: int, report: IncidentReport, times: Times, *, fault_ns: int, seen_ns: int
+) -> Recovery:
     """The parts of one recovery, from the fault's own mark, the incident and its history."""
     assert report.confirmation is not None
-    seen_ns = next((one.time_ns for one in report.failures), 0)
     total_s = (report.confirmation.stepped_ns - fault_ns) / 1e9
     within = report.confirmation.parts
     forked_ns = report.confirmation.stepped_ns - int(sum(within.values()) * 1e9)

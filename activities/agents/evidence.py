@@ -16,6 +16,7 @@ from activities.payloads import packed_bytes
 from agent.monitor.messages import finding_of
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.detect.root_cause import classification_of, is_victim
+from everstep.model.classification import Classification
 from everstep.model.health import MachineFinding, worst_first
 from everstep.model.incident import Evidence, RankExit, StateCopy, Tier, Unlisted
 
@@ -128,6 +129,18 @@ def exit_of(machine: str, rank: pb.RankEvidence) -> RankExit:
         exception=rank.exception,
         log_tail=rank.log_tail,
         shown_steps=rank.shown_steps if rank.HasField("shown_steps") else -1,
+        classification=_told(rank.classification) if rank.HasField("classification") else None,
+    )
+
+
+def _told(found: pb.Classification) -> Classification:
+    return Classification(
+        fault=found.fault,
+        owner=found.owner,
+        reason=found.reason,
+        consequence=found.consequence,
+        place=found.place,
+        evidence=list(found.evidence),
     )
 
 

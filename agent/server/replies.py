@@ -6,10 +6,12 @@ import math
 
 from agent.jobs.job_ranks import to_exit
 from agent.jobs.job_runner import JobRunner
+from agent.launcher.processes import End
 from agent.reporting import rank_logs
 from agent.reporting.metrics import metrics_message
 from agent.state.job_record import RankRecord
 from agent.v1 import agent_pb2 as pb
+from everstep.decisions.classify.rank_end import classification
 from everstep.step_reports import Snapshot
 
 
@@ -55,6 +57,8 @@ async def evidence_of(runner: JobRunner, rank: RankRecord) -> pb.RankEvidence:
     """How a rank ended, and what it said last; nothing, where the disk does not say it in time."""
     said = await runner.ranks.said(rank)
     now = runner.ranks.snapshot(rank)
+    exception = rank.exception or rank_logs.exception_in(said)
+    log_tail = said[-rank_logs.TAIL_BYTES :].decode(errors="replace")
     return pb.RankEvidence(
         rank=rank.rank,
         generation=rank.generation,
@@ -63,6 +67,13 @@ async def evidence_of(runner: JobRunner, rank: RankRecord) -> pb.RankEvidence:
         stopped_by_us=rank.stopped,
         completed_steps=now.completed_steps if now else -1,
         shown_steps=shown_steps(now) if now else None,
-        exception=rank.exception or rank_logs.exception_in(said),
-        log_tail=said[-rank_logs.TAIL_BYTES :].decode(errors="replace"),
+        exception=exception,
+        log_tail=log_tail,
+        classification=None if rank.stopped else _classified(exception, log_tail, rank.end),
     )
+
+
+def _classified(exception: str, log_tail: str, end: End | None) -> pb.Classification:
+    """What ended a rank: told here, for ten thousand ranks at once are too many for who asks for all of them."""
+    code = None if end is None or end.kind == "unknown" else -end.value if end.kind == "signal" else end.value
+    return pb.Classification(**classification(exception, log_tail, code).model_dump())

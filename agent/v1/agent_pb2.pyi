@@ -1110,6 +1110,7 @@ class RankEvidence(_message.Message):
     EXCEPTION_FIELD_NUMBER: _builtins.int
     LOG_TAIL_FIELD_NUMBER: _builtins.int
     SHOWN_STEPS_FIELD_NUMBER: _builtins.int
+    CLASSIFICATION_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     generation: _builtins.int
     pid: _builtins.int
@@ -1125,6 +1126,10 @@ class RankEvidence(_message.Message):
     """of this process: the most of reports, optimizer steps, loop bodies (0 or 1); unset: unknown"""
     @_builtins.property
     def exit(self) -> Global___Exit: ...
+    @_builtins.property
+    def classification(self) -> Global___Classification:
+        """what ended it; unset: it lived until this Stop killed it, or an older agent"""
+
     def __init__(
         self,
         *,
@@ -1137,16 +1142,54 @@ class RankEvidence(_message.Message):
         exception: _builtins.str = ...,
         log_tail: _builtins.str = ...,
         shown_steps: _builtins.int | None = ...,
+        classification: Global___Classification | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_shown_steps", b"_shown_steps", "exit", b"exit", "shown_steps", b"shown_steps"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_shown_steps", b"_shown_steps", "classification", b"classification", "exit", b"exit", "shown_steps", b"shown_steps"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_shown_steps", b"_shown_steps", "completed_steps", b"completed_steps", "exception", b"exception", "exit", b"exit", "generation", b"generation", "log_tail", b"log_tail", "pid", b"pid", "rank", b"rank", "shown_steps", b"shown_steps", "stopped_by_us", b"stopped_by_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_shown_steps", b"_shown_steps", "classification", b"classification", "completed_steps", b"completed_steps", "exception", b"exception", "exit", b"exit", "generation", b"generation", "log_tail", b"log_tail", "pid", b"pid", "rank", b"rank", "shown_steps", b"shown_steps", "stopped_by_us", b"stopped_by_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__shown_steps: _TypeAlias = _typing.Literal["shown_steps"]  # noqa: Y015
     _WhichOneofArgType__shown_steps: _TypeAlias = _typing.Literal["_shown_steps", b"_shown_steps"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__shown_steps) -> _WhichOneofReturnType__shown_steps | None: ...
 
 Global___RankEvidence: _TypeAlias = RankEvidence  # noqa: Y015
+
+@_typing.final
+class Classification(_message.Message):
+    """everstep/model/classification.py says what the fields mean; words as there"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FAULT_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    CONSEQUENCE_FIELD_NUMBER: _builtins.int
+    PLACE_FIELD_NUMBER: _builtins.int
+    EVIDENCE_FIELD_NUMBER: _builtins.int
+    fault: _builtins.str
+    owner: _builtins.str
+    reason: _builtins.str
+    consequence: _builtins.bool
+    place: _builtins.str
+    @_builtins.property
+    def evidence(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        fault: _builtins.str = ...,
+        owner: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        consequence: _builtins.bool = ...,
+        place: _builtins.str = ...,
+        evidence: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consequence", b"consequence", "evidence", b"evidence", "fault", b"fault", "owner", b"owner", "place", b"place", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Classification: _TypeAlias = Classification  # noqa: Y015
 
 @_typing.final
 class Exit(_message.Message):

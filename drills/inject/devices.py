@@ -46,7 +46,8 @@ def prepared(context: DrillContext) -> Iterator[None]:
         try:
             yield
         finally:
-            _network(context).second_card(context.target.name, up=True)
+            for machine in _struck(context):
+                _network(context).second_card(machine.name, up=True)
     elif _gpu_fault(context.request) is not None:
         for machine in _struck(context):
             fake_gpus(context, machine.name, {})
@@ -94,8 +95,9 @@ def _break(context: DrillContext) -> None:
             _write_kernel_lines(context, xid_line(context.request.xid_code))
         case "machine-fault":
             _write_kernel_lines(context, LINES[context.request.reason])
-        case "nic-down":
-            _network(context).second_card(context.target.name, up=False)
+        case "nic-down" | "switch-down":
+            for machine in _struck(context):
+                _network(context).second_card(machine.name, up=False)
         case "nic-flap":
             _network(context).second_card(context.target.name, up=False)
             time.sleep(FLAP_S)
@@ -131,7 +133,7 @@ def _gpu_fault(request: DrillRequest) -> dict[str, object] | None:
 
 def _struck(context: DrillContext) -> list[Machine]:
     """The machines on which it breaks."""
-    return context.machines if context.request.everywhere else [context.target]
+    return context.machines if context.request.strikes_all else [context.target]
 
 
 def fake_gpus(context: DrillContext, machine: str, first: dict[str, object]) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 
 from drills.inject.context import LOOK_S, DrillContext
+from drills.spec.catalogue import CARDS
 from drills.spec.findings import expected_of
 from everstep.errors import AgentError, ClusterError, EverstepError
 from everstep.model.machine import Machine
@@ -16,6 +17,8 @@ TOLD_LIMIT_S = 20.0
 """An incident tells it, or the ledger has it, within this long after that (ours)."""
 FOUND_LIMIT_S = 60.0
 """An inspection has found what is broken within this long; the longest default period is 30 s (ours)."""
+OUTAGES = ("nic-down", "nic-flap", "nic-flap-repeated")
+"""Reason codes of a link that was down."""
 
 
 async def await_finding(context: DrillContext) -> None:
@@ -54,7 +57,7 @@ async def _finds(context: DrillContext, machine: Machine, reason: str) -> bool:
 
 
 def _struck(context: DrillContext) -> list[Machine]:
-    return context.machines if context.request.everywhere else [context.target]
+    return context.machines if context.request.strikes_all else [context.target]
 
 
 async def await_told(context: DrillContext) -> None:
@@ -87,23 +90,26 @@ async def _generation(context: DrillContext) -> int:
 
 
 async def await_healed(context: DrillContext) -> None:
-    """Wait until the machine's inspections find it no more: it would be told to the next job on this cluster."""
+    """Wait until the machines' inspections find it no more: it would be told to the next job on this cluster."""
     expected = expected_of(context.request)
     if expected is None:
         return
+    # Two outages of a link within five minutes are an alert too many, and they are of two drills here.
+    reasons = OUTAGES if context.request.base in CARDS else (expected.reason,)
     for machine in _struck(context):
-        if not await _healed(context, machine, expected.reason):
-            context.cluster.say(f"{expected.reason} is still found on {machine.name}")
+        if not await _healed(context, machine, reasons):
+            context.cluster.say(f"{', '.join(reasons)} are still found on {machine.name}")
 
 
-async def _healed(context: DrillContext, machine: Machine, reason: str) -> bool:
+async def _healed(context: DrillContext, machine: Machine, reasons: Sequence[str]) -> bool:
     agent = context.cluster.control.agents.get(machine.address)
     deadline = time.monotonic() + FOUND_LIMIT_S
     while time.monotonic() < deadline:
         with contextlib.suppress(AgentError):
-            await agent.clear(reason)  # what an event told counts for some time
+            for reason in reasons:
+                await agent.clear(reason)  # what an event told counts for some time
             reply = await agent.inspect(timeout_s=1.0)
-            if not any(found.reason == reason for state in reply.inspections for found in state.findings):
+            if not any(found.reason in reasons for state in reply.inspections for found in state.findings):
                 return True
         await asyncio.sleep(LOOK_S)
     return False

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from temporalio.client import WorkflowExecutionStatus
+from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities import messages
@@ -24,6 +24,7 @@ from everstep.model.job import JobSpec
 from everstep.model.job_state import incident_workflow_id
 from everstep.model.machine import Machine
 from everstep.model.version import JobVersion
+from workflows.messages import IncidentInput
 
 WRITTEN_S = 20.0
 """What is written to a ledger that was away is there within this long after the job's end (ours)."""
@@ -39,6 +40,8 @@ class IncidentFacts:
     opened_ns: int
     report: IncidentReport | None
     """None while it is open."""
+    seen_ns: int = 0
+    """When its fault was seen, by the machine or a watcher; 0: not known."""
     history: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -102,8 +105,18 @@ async def incidents(cluster: DrillCluster, job: str, number: int = 1) -> list[In
                 return found
             raise
         report = await handle.result() if described.status is WorkflowExecutionStatus.COMPLETED else None
-        found.append(IncidentFacts(name, int(described.start_time.timestamp() * 1e9), report))
+        opened_ns = int(described.start_time.timestamp() * 1e9)
+        found.append(IncidentFacts(name, opened_ns, report, await seen_ns(cluster.control.client, name)))
         number += 1
+
+
+async def seen_ns(client: Client, incident: str) -> int:
+    """When the fault of an incident was seen, by what it was opened with, ns; 0: that does not say."""
+    async for event in client.get_workflow_handle(incident).fetch_history_events(page_size=1):
+        payloads = event.workflow_execution_started_event_attributes.input.payloads
+        [opened_with] = await client.data_converter.decode(payloads, [IncidentInput])
+        return int(opened_with.anomaly.seen_ns)
+    return 0
 
 
 async def launches(cluster: DrillCluster, incident: str) -> list[tuple[int, int]]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from drills.judge.facts import DrillFacts, is_observed
 from drills.spec.findings import Expected, expected_of, goes_on
 from drills.spec.request import DrillRequest
+from drills.spec.settings import machine_names
 from everstep.model.health import MachineFinding
 from everstep.model.job import JobSpec
 
@@ -19,7 +20,12 @@ def findings_told(request: DrillRequest, spec: JobSpec, facts: DrillFacts) -> li
     machine = request.struck_machine(spec)
     found = [] if _noted(facts.machine_events, expected) else [f"the ledger has no {expected.reason} of {machine}"]
     observed = [incident.report for incident in facts.incidents if is_observed(incident) and incident.report]
-    wrong = [report.headline for report in observed if not _told(report.findings, expected, machine)]
+    struck = machine_names(spec.machines) if request.base == "switch-down" else [machine]
+    wrong = [
+        report.headline
+        for report in observed
+        if not all(_told(report.findings, expected, machine) for machine in struck)
+    ]
     found += [f"an incident tells something else: {headline}" for headline in wrong]
     if goes_on(request) and expected.opens_incident and len(observed) != 1:
         found.append(f"{len(observed)} incidents tell {expected.reason}")

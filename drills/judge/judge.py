@@ -126,6 +126,8 @@ def _time(request: DrillRequest, facts: DrillFacts, result: DrillResult, reports
             result.recovered_s = _seconds(facts.seen.absorbed.killed_ns, facts.seen.absorbed.back_ns)
     if opened and fault_ns is not None:
         result.detected_s = _seconds(fault_ns, opened[0].opened_ns)
+        if result.found_s is None and opened[0].seen_ns:
+            result.found_s = _seconds(fault_ns, opened[0].seen_ns)
     if not reports:
         return
     last = reports[-1]

@@ -15,7 +15,8 @@ class DrillResult(BaseModel):
     detected_s: float | None = None
     """From the fault to the incident opened."""
     found_s: float | None = None
-    """From the fault of a device to the inspection of its machine that found it."""
+    """From the fault to when it was seen: a device's by the inspection of its machine, the end of a rank by its agent,
+    else by a watcher."""
     recovered_s: float | None = None
     """From the fault to the first step that all ranks completed at full width; for a part beside the ranks, until
     it was back."""

@@ -125,6 +125,11 @@ CATALOGUE: tuple[FaultKind, ...] = (
         draws=("machine",),
     ),
     FaultKind(
+        "switch-down",
+        "",
+        "the second network cards of all machines have no link at once, as when their switch fails",
+    ),
+    FaultKind(
         "disk-full",
         "--machine M",
         "no space for checkpoints on a machine's disk; then memory is lost",
@@ -234,13 +239,13 @@ UPDATES = ("update", "bad-version")
 """Other code for the job, asked for by a signal."""
 AWAY = ("link-down", "cut-off", "kill-postgres", "kill-workers")
 """Something is away for some seconds, on machines that have a network of their own."""
-DEVICES = ("xid", "gpu-lost", "machine-fault", "gpu-hot", "nic-down", "nic-flap", "fs-readonly")
+DEVICES = ("xid", "gpu-lost", "machine-fault", "gpu-hot", "nic-down", "nic-flap", "switch-down", "fs-readonly")
 """A device of a machine breaks, and inspections find it; the job goes on, unless the drill kills a rank with it."""
 OWN_JOBS = (*ROOM, *DEVICES, "nan", "oom")
 """A soak runs these in jobs of their own: file systems and groups of processes have to be small from the job's
 beginning, devices are whole again before the next job, and the reports of a NaN differ until it is seen."""
-CARDS = ("nic-down", "nic-flap")
-"""Of them those of a network card."""
+CARDS = ("nic-down", "nic-flap", "switch-down")
+"""Of them those of network cards."""
 THEN = ("kill-rank", "kill-machine")
 """What may follow, once a killed agent is back."""
 WHERE = ("buffer", "backup", "file")

@@ -68,6 +68,7 @@ def _fault(request: DrillRequest, spec: JobSpec) -> str:
         "gpu-hot": f"a GPU of {machine} is too hot",
         "nic-down": f"a network card of {machine} is down",
         "nic-flap": f"a network card of {machine} goes down and up",
+        "switch-down": "a network card of every machine is down",
         "fs-readonly": f"the file system of the disk checkpoints of {machine} turns read-only",
         "oom": f"{ranks} is killed for memory",
         **dict.fromkeys(UPDATES, _update(request)),

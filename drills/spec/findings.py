@@ -34,6 +34,7 @@ EXPECTED = {
     "gpu-hot": Expected("gpu-hot", Owner.MACHINE),
     "nic-down": Expected("nic-down", Owner.NETWORK),
     "nic-flap": Expected("nic-flap", Owner.NETWORK, Health.UNKNOWN),
+    "switch-down": Expected("nic-down", Owner.NETWORK),
     "disk-full": Expected("disk-full", Owner.MACHINE),
     "fs-readonly": Expected("fs-readonly", Owner.MACHINE, sure=True),
     "oom": Expected("oom-kill-limit", Owner.CODE, Health.UNKNOWN),

@@ -173,6 +173,11 @@ class DrillRequest(BaseModel):
         return self.base in (*AWAY, *CARDS)
 
     @property
+    def strikes_all(self) -> bool:
+        """Whether a device of every machine breaks."""
+        return self.everywhere or self.base == "switch-down"
+
+    @property
     def parks(self) -> bool:
         """Whether the job deserves to be parked: nothing but a person can help."""
         return self.base == "shm-full" and self.fits == "nothing"

@@ -10,7 +10,7 @@ import pytest
 from benchmarks import checkpoint_exchange, forks
 from benchmarks.checkpoint_rank import Sample
 from benchmarks.checkpoint_saves import Saves
-from benchmarks.checkpoint_throughput import Case, fastest, interval
+from benchmarks.checkpoint_throughput import Case
 
 
 def samples(*blocking: float, waited: float = 0.0) -> list[Sample]:
@@ -63,13 +63,6 @@ def test_throughput_is_compared_between_neighbouring_blocks() -> None:
     assert every.met is False, "the mean is held to the aim as well"
     missed, _ = Case(1, 64, True, with_s=[[1.02]] * 4, without_s=[[1.0]] * 4).rows()
     assert missed.met is False
-
-
-def test_the_interval_holds_the_loss_and_widens_with_the_noise() -> None:
-    without = [[1.0] * 4] * 12
-    assert interval([[1.01] * 4] * 12, without, fastest) == pytest.approx((1 - 1 / 1.01,) * 2)
-    low, high = interval([[0.96] * 4, [1.06] * 4] * 6, without, lambda blocks: sum(map(sum, blocks)))
-    assert low < 1 - 1 / 1.01 < high
 
 
 def test_the_aim_needs_a_core_to_spare_and_a_failed_case_has_no_figures() -> None:

@@ -26,7 +26,7 @@ def test_the_time_of_a_part_whose_end_is_unknown_goes_to_the_next() -> None:
 
 def test_a_recovery_is_cut_at_the_fault_the_incident_and_the_milestones() -> None:
     within = {"start": 0.1, "import": 0.2, "rendezvous": 0.25, "restore": 0.05, "next step": 0.4}
-    failure = Failure(generation=1, step=20, symptom=Symptom.CRASH, cause="SIGKILL", time_ns=101 * S)
+    failure = Failure(generation=1, step=20, symptom=Symptom.CRASH, cause="SIGKILL", time_ns=105 * S)
     report = IncidentReport(
         headline="",
         resolution="reattempt",
@@ -45,7 +45,7 @@ def test_a_recovery_is_cut_at_the_fault_the_incident_and_the_milestones() -> Non
         scheduled={messages.STOP: 102 * S, messages.LAUNCH: 106 * S},
         completed={messages.STOP: 105 * S, messages.LAUNCH: 111 * S},
     )
-    found = recovery_of(5, 20, 100 * S, report, times)
+    found = recovery_of(5, 20, report, times, fault_ns=100 * S, seen_ns=101 * S)
     assert found.seconds == 10.0
     expected = dict(zip(PARTS, (1.0, 1.0, 3.0, 1.0, 3.0, 0.1, 0.2, 0.25, 0.05, 0.4), strict=True))
     assert found.parts == pytest.approx({**expected, UNACCOUNTED: 0.0}, abs=1e-6)

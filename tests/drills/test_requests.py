@@ -23,6 +23,7 @@ CONTRACT = [
     *(
         "nic-down",
         "nic-flap",
+        "switch-down",
         "disk-full",
         "fs-readonly",
         "oom",
@@ -41,7 +42,7 @@ BUILT = {
     *("flip-bit", "truncate-file", "shm-full", "hang-peer", "kill-peer"),
     *("link-down", "cut-off", "kill-postgres", "kill-workers"),
     *("bad-version", "update"),
-    *("nan", "xid", "gpu-lost", "gpu-hot", "nic-down", "nic-flap", "fs-readonly", "oom"),
+    *("nan", "xid", "gpu-lost", "gpu-hot", "nic-down", "nic-flap", "switch-down", "fs-readonly", "oom"),
     *("machine-fault", "hang-agents"),
 }
 

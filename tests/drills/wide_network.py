@@ -69,8 +69,12 @@ def test_the_control_plane_is_hurt_and_a_rank_dies(fault: str) -> None:
     assert len(found["incidents"]) == 1
 
 
-@pytest.mark.parametrize(("fault", "incidents"), [("nic-down", 1), ("nic-flap", 0)])
-def test_a_second_network_card_fails(fault: str, incidents: int) -> None:
-    """The job does not need it; a link that is down is told, and one that flapped is noted: nobody leaves for that."""
-    found = drill(fault, "--machine", "m1", standbys=1)
+@pytest.mark.parametrize(
+    ("fault", "options", "incidents"),
+    [("nic-down", ["--machine", "m1"], 1), ("nic-flap", ["--machine", "m1"], 0), ("switch-down", [], 1)],
+)
+def test_a_second_network_card_fails(fault: str, options: list[str], incidents: int) -> None:
+    """The job does not need it: a link that is down is told, those of all machines by one incident, and one that
+    flapped is noted. Nobody leaves for that."""
+    found = drill(fault, *options, standbys=1)
     assert (found["resolution"], len(found["incidents"]), found["steps_lost"]) == ("observed", incidents, 0)

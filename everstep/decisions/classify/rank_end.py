@@ -8,11 +8,27 @@ from everstep.decisions.classify.first_cause import first_cause
 from everstep.decisions.classify.match import LineMatcher
 from everstep.decisions.classify.scan import LogScanner
 from everstep.decisions.classify.verdict import LogVerdict
+from everstep.model.classification import Classification
 
 TAIL = 4096
 """Characters at the end of a rank's output that are looked at: libraries wrap an exception in another one, and the
 cause stands above it (2,400 characters above the end for one of torch's pipelining, measured)."""
+EVIDENCE_LINES = 3
+"""Lines that are kept of one rank's output as evidence of its class (ours)."""
 _MATCHER = LineMatcher()
+
+
+def classification(exception: str, log_tail: str, exit_code: int | None) -> Classification:
+    """What ended a rank, as it is kept; the arguments are those of ``classify_end``."""
+    verdict = classify_end(exception, log_tail, exit_code)
+    return Classification(
+        fault=verdict.fault.value,
+        owner=verdict.owner.value,
+        reason=verdict.reason,
+        consequence=verdict.consequence,
+        place=verdict.place,
+        evidence=[line.text for line in verdict.evidence[:EVIDENCE_LINES]],
+    )
 
 
 @lru_cache(maxsize=4096)

@@ -107,6 +107,6 @@ MACHINE_FAULT = Rule(
     name="machine-fault",
     finds="an inspection found a machine faulty, and its ranks go on",
     threshold="1 s after it was found, 10 s where several machines have it; the job goes on, and an incident tells it",
-    source="ByteRobust, section 4.1: inspections; what follows from them is not built yet",
+    source="ByteRobust, section 4.1: inspections",
     judge=judge,
 )

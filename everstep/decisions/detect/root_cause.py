@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from everstep.decisions.classify.rank_end import classify_end
+from everstep.decisions.classify.rank_end import classification
 from everstep.model.classification import Classification
 from everstep.model.incident import Failure, RankExit, Symptom
 from everstep.signals import signal_name
@@ -18,24 +18,13 @@ from everstep.text import listed
 MACHINE_LOST = "machine lost"
 """Cause of a failure in which a machine lost all that it knew and ran."""
 
-EVIDENCE_LINES = 3
-"""Lines that are kept of one rank's output as evidence of its class (ours)."""
-
 
 def classification_of(end: RankExit) -> Classification:
     """What ended a rank; made once, where all of its output was at hand, and kept."""
     if end.classification is not None:
         return end.classification
     code = -end.signal if end.signal else end.code
-    verdict = classify_end(end.exception, end.log_tail, code)
-    return Classification(
-        fault=verdict.fault.value,
-        owner=verdict.owner.value,
-        reason=verdict.reason,
-        consequence=verdict.consequence,
-        place=verdict.place,
-        evidence=[line.text for line in verdict.evidence[:EVIDENCE_LINES]],
-    )
+    return classification(end.exception, end.log_tail, code)
 
 
 def is_victim(end: RankExit) -> bool:

@@ -41,6 +41,19 @@ def test_evidence_keeps_unknown_ends_unknown() -> None:
     assert found.unreachable == ["m1"]
 
 
+def test_an_agent_says_what_ended_its_ranks_and_is_believed() -> None:
+    """It has all of their output; an agent of an earlier release says nothing, and it is told from what it sends."""
+    told = pb.Classification(fault="hang", owner="unknown", reason="gloo-timeout", consequence=True, evidence=["late"])
+    end: dict[str, Any] = {"exit": pb.Exit(kind=pb.Exit.CODE, value=1, time_ns=5), "exception": "KeyError: 3"}
+    ranks = [pb.RankEvidence(rank=0, classification=told, **end), pb.RankEvidence(rank=1, **end)]
+
+    first, second = (end.classification for end in evidence_of(1, {"m0": pb.StopReply(ranks=ranks)}, []).exits)
+
+    assert first and second
+    assert (first.reason, first.consequence, first.evidence, first.place) == ("gloo-timeout", True, ["late"], "")
+    assert second.reason == "user-exception"
+
+
 def checkpoint(rank: int, step: int, **more: Any) -> pb.HeldCheckpoint:
     return pb.HeldCheckpoint(rank=rank, completed_steps=step, valid=True, **more)
 

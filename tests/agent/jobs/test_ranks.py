@@ -248,17 +248,19 @@ for step in range(5):
 
 
 @pytest.mark.parametrize(
-    ("script", "exception"),
+    ("script", "exception", "reason"),
     [
-        ("import nonsuch_module", "ModuleNotFoundError: No module named 'nonsuch_module'"),
-        ("this is not", "SyntaxError: invalid syntax"),
+        ("import nonsuch_module", "ModuleNotFoundError: No module named 'nonsuch_module'", "dependency-missing"),
+        ("this is not", "SyntaxError: invalid syntax", "user-exception"),
     ],
 )
-async def test_a_script_that_cannot_run_says_why(agent: RunningAgent, script: str, exception: str) -> None:
+async def test_a_script_that_cannot_run_says_why(agent: RunningAgent, script: str, exception: str, reason: str) -> None:
     job = await prepared(agent, script, ranks=1)
     await job.launch()
     assert (await job.exits(1))[0].rank_exited.exception == exception
     assert exception in (await job.log(0, pb.ReadLogRequest.STDERR, tail=200)).decode()
+    [ended] = (await job.stop()).ranks
+    assert (ended.classification.owner, ended.classification.reason) == ("code", reason)
     await job.release()
 
 

@@ -1,0 +1,56 @@
+"""docs/monitor.md: every row of ByteRobust's table 3 and every symptom of its table 1 has a drill, or says why not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.monitor.all import INSPECTIONS
+from drills.spec.catalogue import CATALOGUE
+
+ROOT = Path(__file__).parents[3]
+TEXT = (ROOT / "docs" / "monitor.md").read_text()
+ITEMS = ("NIC crash", "port flap", "switch down", "driver hang", "GPU lost", "high temperature", "kernel fault")
+SYMPTOMS = (
+    *("CUDA error", "CPU overload", "CPU OOM", "insufficient disk space", "InfiniBand error", "file-system mount"),
+    *("HDFS error", "container error", "OS kernel panic", "GPU memory error", "external service error"),
+    *("GPU unavailable", "disk fault", "job hang", "MFU decline", "NaN value", "code or data adjustment"),
+)
+"""As the paper has them, in its order."""
+
+
+def rows(head: str) -> Iterator[list[str]]:
+    """Of the table with this head."""
+    for line in TEXT.partition(head)[2].splitlines()[2:]:
+        if not line.startswith("|"):
+            return
+        yield [cell.strip() for cell in line.strip("|").split("|")]
+
+
+TABLE_3, TABLE_1 = list(rows("| item | inspection |")), list(rows("| symptom | seen by |"))
+
+
+def test_each_row_of_the_paper_is_there() -> None:
+    assert tuple(row[0] for row in TABLE_3) == ITEMS
+    assert tuple(row[0] for row in TABLE_1) == SYMPTOMS
+
+
+@pytest.mark.parametrize("row", [*TABLE_3, *TABLE_1], ids=lambda row: row[0])
+def test_it_has_a_drill_or_says_why_not(row: list[str]) -> None:
+    said = row[-1]
+    drills = {kind.name for kind in CATALOGUE if not kind.not_built}
+    named = [name for name in re.findall(r"`([a-z-]+)`", said) if not name.startswith("--") and name in drills]
+    why_not = re.search(r"\bnone\b[^:]*: .+", said)
+    assert named or why_not
+    for path in re.findall(r"`(tests/[\w/]+)`", said):
+        assert (ROOT / path).exists()
+
+
+@pytest.mark.parametrize("row", [*TABLE_3, *TABLE_1], ids=lambda row: row[0])
+def test_the_inspections_that_it_names_are_there(row: list[str]) -> None:
+    known = {kind.name for kind in INSPECTIONS} | {"remote-storage", "container-start", "stop", "evict"}
+    named = set(re.findall(r"`([a-z-]+)`", row[1]))
+    assert named <= known, "or reason codes of logs, and commands"
