@@ -8,6 +8,7 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 from controlplane.local import power
+from controlplane.start_checks.code import start_recorded
 from drills.clusters.local import DrillCluster
 from drills.judge import facts as gather
 from drills.judge.compare import compare
@@ -58,7 +59,7 @@ class OtherJob:
 
     async def start(self) -> None:
         """Submit it, and wait until it steps."""
-        await self.cluster.control.start_job(self.spec, self.machines)
+        await start_recorded(self.cluster.control, self.spec, self.machines)
         if said := await self.goes_on():
             raise ClusterError(f"the second job does not run even without a fault: {said[0]}")
 
@@ -111,7 +112,7 @@ class OtherJob:
         last = [max(one.step for one in records) for records in found.of.values() if records]
         steps = min(last, default=-1) + 1
         clean = self._undisturbed(steps)
-        await control.start_job(clean, self.machines)
+        await start_recorded(control, clean, self.machines)
         await control.result(clean.name)
         reference, _ = await gather.records(self.cluster, clean, self.machines)
         compared = compare(reference.between(0, steps), found.between(0, steps), world_size)
