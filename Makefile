@@ -51,8 +51,9 @@ bench: temporal ## the benchmarks, quick; fails at the end if a peer did not run
 	@failed=; for b in benchmarks/step_path.py benchmarks/recovery.py benchmarks/checkpoint.py; do echo "$$b --quick"; \
 	  $(BIN)/python -P $$b --quick || failed="$$failed $$b"; done; test -z "$$failed" || { echo "not whole:$$failed" >&2; exit 1; }
 
-sweep: temporal ## kill the worker at every event of an incident's history in turn (long)
+sweep: temporal ## kill the worker at every event of an incident's history in turn, with and without an eviction (long)
 	@$(BIN)/everstep sweep
+	@$(BIN)/everstep sweep --evict
 
 drills: temporal ## lose every machine, group and copy in turn (long; small file systems need root)
 	@$(BIN)/python -P -m pytest -m "" tests/drills/wide.py tests/drills/wide_evictions.py tests/drills/wide_deployed.py tests/drills/wide_network.py tests/drills/wide_clusters.py

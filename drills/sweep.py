@@ -1,10 +1,11 @@
 """The sweep: the worker killed at every event of an incident's history in turn.
 
 One cluster with a single worker, so that each kill is the death of the whole
-control plane but Temporal; one short job per event n; in each a rank is killed,
-and while the incident is under way the worker dies as soon as it can know that
-event n is durable (``drills/inject/control_plane.py`` says exactly when). Its supervisor starts
-it again. What must be the same each time: the decision, the outcome, one
+control plane but Temporal; one short job per event n. In each a rank is killed,
+or a machine is lost for good and another one takes its place; and while the
+incident is under way the worker dies as soon as it can know that event n is
+durable (``drills/inject/control_plane.py`` says exactly when). Its supervisor
+starts it again. What must be the same each time: the decision, the outcome, one
 incident, nothing lost but the step under way, losses equal bit for bit, no rank
 twice, nothing left behind.
 
@@ -16,6 +17,7 @@ durable one at that moment, as the worker itself saw it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from pydantic import BaseModel, Field
 from temporalio.api.enums.v1 import EventType
@@ -31,6 +33,8 @@ from everstep.model.incident import IncidentReport
 
 JOB = {"machines": 2, "ranks_per_machine": 2, "tp": 2, "pp": 1, "standbys": 0, "steps": 14, "at_step": 5}
 """Small and short: the incident's history does not depend on the size of the job."""
+GONE = {"machine": "m1", "gone": True}
+"""What is lost in a sweep over an incident in which a machine leaves the job."""
 
 
 class SweepRow(BaseModel):
@@ -78,25 +82,37 @@ async def run_sweep(
     last: int | None = None,
     every: int = 1,
     workers: int = 1,
+    evict: bool = False,
     say: Say = silent,
     each: Callable[[SweepRow], None] = lambda _: None,
 ) -> SweepResult:
     """Sweep events ``first`` to ``last`` (None: to the end of the history).
 
+    Args:
+        first: Number of the first event.
+        last: Of the last one; None: of the history's last.
+        every: Only every so many.
+        workers: Of the cluster.
+        evict: A machine is lost for good, and not a rank killed.
+        say: Takes a line for each step.
+        each: Takes each row.
+
     Raises:
         ClusterError: the cluster does not come up, or the job does not recover when no worker dies.
     """
-    cluster = DrillCluster(machines=JOB["machines"], standbys=0, workers=workers, say=say)
+    opens = "kill-machine" if evict else "kill-rank"
+    job: dict[str, Any] = {**JOB, "standbys": int(evict), **(GONE if evict else {})}
+    cluster = DrillCluster(machines=JOB["machines"], standbys=int(evict), workers=workers, say=say)
     async with cluster:
         references = References()
-        clean = await Drill(cluster, DrillRequest(fault="kill-rank", **JOB), references).run()
+        clean = await Drill(cluster, DrillRequest(fault=opens, **job), references).run()
         if not clean.ok:
             raise ClusterError(f"the job does not recover even when no worker dies: {'; '.join(clean.problems)}")
         kinds = await history(cluster, clean.incidents[0])
         decision, outcome = await signature(cluster, clean)
         result = SweepResult(events=len(kinds), decision=decision, outcome=outcome, rows=[])
         for event in range(first, min(last or len(kinds), len(kinds)) + 1, every):
-            request = DrillRequest(fault="kill-worker", at_event=event, **JOB)
+            request = DrillRequest(fault="kill-worker", at_event=event, during=opens, **job)
             row = await _row(cluster, await Drill(cluster, request, references).run(), event)
             if row.ok and (row.decision, row.outcome) != (decision, outcome):
                 row.ok = False
@@ -148,7 +164,8 @@ async def signature(cluster: DrillCluster, run: DrillResult) -> tuple[str, str]:
 
 def _decision(report: IncidentReport) -> str:
     failed = ", ".join(f"{failure.symptom} {failure.cause}" for failure in report.failures)
-    return f"{report.resolution} after {failed}, {len(report.failures)} attempt"
+    left = f", {' and '.join(report.evicted)} left" if report.evicted else ""
+    return f"{report.resolution} after {failed}, {len(report.failures)} attempt{left}"
 
 
 def kind_name(kind: EventType.ValueType) -> str:
