@@ -75,6 +75,8 @@ async def break_device(context: DrillContext) -> None:
     await asyncio.to_thread(_break, context)
     context.mark(context.request.base, time_ns=broken_ns)
     await await_finding(context)
+    if context.request.replaces:
+        context.planned.let_go()  # its ranks step while another machine is made ready
     if not context.request.then:
         await await_told(context)
     context.seen.absorbed = Absorbed(broken_ns, time.time_ns())

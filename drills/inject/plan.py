@@ -80,9 +80,7 @@ def planned(request: DrillRequest, spec: JobSpec, plan: Path, cluster: DrillClus
         hold: Fault = {"id": STANDBY_HOLD, "fault": "hold", "job": spec.name, "in_stage": "prepare", "moment": "begin"}
         workers.append(hold | until)
     holds: list[Fault] = []
-    if request.replaces:  # what all ranks have saved by then is in the backups too: no step is lost
-        holds = [_hold(plan, rank, request.hold_step, "begin") for rank in range(spec.topology().world_size)]
-    elif request.waits_at_hold:
+    if request.waits_at_hold:
         holds = [_hold(plan, 0, request.hold_step, "step")]
     elif (at_step := request.strike_hold) is not None:
         # All of them at once, and before they do anything together that would let others complete the step.

@@ -21,6 +21,8 @@ EIGHT: dict[str, Any] = {"machines": 8, "ranks_per_machine": 1, "tp": 2, "pp": 2
 TEN: dict[str, Any] = {"machines": 10, "ranks_per_machine": 1, "tp": 2, "pp": 1, "at_step": 8, "steps": 40}
 FOUR: dict[str, Any] = {"machines": 4, "ranks_per_machine": 1, "tp": 2, "pp": 1, "at_step": 8}
 SMALL: dict[str, Any] = {"machines": 2, "ranks_per_machine": 2, "tp": 2, "pp": 1, "at_step": 8, "steps": 24}
+STEPPING = SMALL | {"steps": 52}
+"""Of a job that has steps left once its machine was found faulty."""
 CONTROL = ("kill-worker", "kill-temporal")
 KERNEL_LOG = pytest.mark.skipif(not os.access("/dev/kmsg", os.W_OK), reason="/dev/kmsg needs root")
 WentOn = Callable[..., None]
@@ -44,7 +46,7 @@ def on_others(result: DrillResult, *evicted: str) -> None:
 
 @pytest.mark.parametrize("reason", [pytest.param(one, marks=[KERNEL_LOG] if one in LINES else []) for one in SURE])
 async def test_each_fault_that_names_its_machine_evicts_it(drill: DrillOf, reason: str) -> None:
-    on_others(await drill("machine-fault", machine="m1", reason=reason, **SMALL), "m1")
+    on_others(await drill("machine-fault", machine="m1", reason=reason, **STEPPING), "m1")
 
 
 @pytest.mark.parametrize("machine", ["m0", "m1", "m2", "m3"])
@@ -103,7 +105,7 @@ async def test_the_control_plane_dies_while_a_machine_is_replaced(
     """Of a job that failed, and of one whose ranks step meanwhile."""
     strike: dict[str, Any] = {"in_stage": stage, "moment": moment, "machine": "m1", **SMALL}
     on_others(await drill(part, during="kill-machine", gone=True, **strike), "m1")
-    on_others(await drill(part, during="gpu-lost", **strike), "m1")
+    on_others(await drill(part, during="gpu-lost", **(strike | STEPPING)), "m1")
 
 
 @pytest.mark.parametrize("part", CONTROL)
