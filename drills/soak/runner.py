@@ -169,14 +169,14 @@ class Soak:
             if not self._goes_on(result):
                 if result.ok:
                     await cluster.control.stop(job.spec.name, result.stopped)
+                    await cluster.control.result(job.spec.name)
                     result.violations += await self._other_ended(other)
                 return
             self.ran.append(episode.number)
             self._note(await episodes.run(index), result)
         if result.ok:
             job.gate(len(plan.episodes)).open()
-            result.violations += await self._ended(cluster, job, self.reference)
-            result.violations += await self._other_ended(other)
+            result.violations += await self._ended(cluster, job, self.reference, other)
 
     @staticmethod
     async def _other_ended(other: OtherJob | None) -> list[str]:
@@ -242,8 +242,10 @@ class Soak:
         self.journal.add(episode)
         self.each(episode, result)
 
-    async def _ended(self, cluster: DrillCluster, job: SoakJob, reference: Reference) -> list[str]:
-        """What does not hold once the job has come to its end."""
+    async def _ended(
+        self, cluster: DrillCluster, job: SoakJob, reference: Reference, other: OtherJob | None
+    ) -> list[str]:
+        """What does not hold once the job has come to its end, and the second one was stopped."""
         try:
             async with asyncio.timeout(END_LIMIT_S):
                 ended = await cluster.control.result(job.spec.name)
@@ -254,6 +256,7 @@ class Soak:
         except WorkflowFailureError as error:
             return [f"the job ends: its workflow failed: {error.cause or error}"]
         found = [] if ended.outcome == "finished" else [f"the job ends: {ended.outcome}: {ended.headline}"]
+        found += await self._other_ended(other)
         failed = await failed_tasks(cluster, job_workflow_id(job.spec.name))
         found += [f"workflows do not fail: {text}" for text in failed]
         left = await gather.left_behind(cluster, job.spec, job.machines)
