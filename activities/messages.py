@@ -119,6 +119,8 @@ class HoldInput(Model):
     generation: int
     patience_s: float
     """How long they may take, seconds."""
+    backed_up: list[int] = Field(default_factory=list)
+    """Ranks whose backup has to have the step as well: they go on from it, on other machines."""
 
 
 class Held(Model):

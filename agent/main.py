@@ -28,6 +28,7 @@ from agent.launcher.processes import Reaper
 from agent.monitor import all as all_inspections
 from agent.monitor.inspection import Site
 from agent.monitor.kept import KeptStates
+from agent.monitor.kernel import shared
 from agent.monitor.messages import to_message
 from agent.monitor.monitor import Monitor
 from agent.monitor.settings import MonitorSettings
@@ -47,6 +48,7 @@ from agent.v1 import agent_pb2_grpc
 from everstep import environment, private
 from everstep.errors import AgentError, ConfigError
 from everstep.model.health import Finding
+from everstep.processes import boot_id
 
 SPARED = ("checkpoints", CODE)
 """In the state folder: may be a link to a larger disk, and is as private as its owner wants it; code may have
@@ -208,13 +210,14 @@ def _monitor(options: AgentOptions, jobs: JobRegistry, live: Path) -> Monitor:
         state_dir=options.state_dir,
         shm_dir=options.shm_dir,
         # In a local cluster one computer stands for all machines: each agent takes what is its own.
-        kernel_log_tag=f"everstep {cluster}/{options.machine}" if cluster else "",
+        kernel_log_tag=shared.tag_of(cluster, options.machine, options.state_dir) if cluster else "",
         fake_gpus=options.state_dir / FAKE_GPUS if cluster else None,
         beside=(options.state_dir.parent, options.shm_dir.parent) if cluster else (),
         disk_problem=lambda: host.disk.problem,
         ranks=jobs.ranks_seen,
     )
-    kept = KeptStates(live, options.state_dir, host.disk)
+    boot = shared.boot_of(options.state_dir) if cluster else ""
+    kept = KeptStates(live, options.state_dir, host.disk, boot=f"{boot_id()} {boot}" if boot else None)
 
     def tell(finding: Finding, over: bool) -> None:
         host.log.append(machine_finding=pb.MachineFinding(finding=to_message(finding), over=over))

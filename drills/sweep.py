@@ -1,10 +1,12 @@
 """The sweep: the worker killed at every event of an incident's history in turn.
 
 One cluster with a single worker, so that each kill is the death of the whole
-control plane but Temporal; one short job per event n; in each a rank is killed, or its code is updated,
-and while the incident is under way the worker dies as soon as it can know that
-event n is durable (``drills/inject/control_plane.py`` says exactly when). Its supervisor starts
-it again. What must be the same each time: the decision, the outcome, one
+control plane but Temporal; one short job per event n. In each a rank is killed,
+a machine is lost for good and another one takes its place, or its code is
+updated; and while the incident is under way the worker dies as soon as it can
+know that event n is durable (``drills/inject/control_plane.py`` says exactly
+when). Its supervisor starts it again. What must be the same each time: the
+decision, the outcome, one
 incident, nothing lost but the step under way, losses equal bit for bit, no rank
 twice, nothing left behind.
 
@@ -34,6 +36,7 @@ JOB = {"machines": 2, "ranks_per_machine": 2, "tp": 2, "pp": 1, "standbys": 0, "
 """Small and short: the incident's history does not depend on the size of the job."""
 SWEPT: dict[str, dict[str, Any]] = {
     "crash": {"fault": "kill-rank"},
+    "eviction": {"fault": "kill-machine", "machine": "m1", "gone": True, "standbys": 1},
     "update": {"fault": "update", "steps": 60},
     "rollback": {"fault": "bad-version", "fails_after": 0, "steps": 60},
 }
@@ -92,13 +95,22 @@ async def run_sweep(
 ) -> SweepResult:
     """Sweep events ``first`` to ``last`` (None: to the end of the history) of an incident of ``SWEPT``.
 
+    Args:
+        first: Number of the first event.
+        last: Of the last one; None: of the history's last.
+        every: Only every so many.
+        workers: Of the cluster.
+        of: What is swept, one of ``SWEPT``.
+        say: Takes a line for each step.
+        each: Takes each row.
+
     Raises:
         ClusterError: the cluster does not come up, or the job does not recover when no worker dies.
     """
-    cluster = DrillCluster(machines=JOB["machines"], standbys=0, workers=workers, say=say)
+    options = JOB | SWEPT[of]
+    cluster = DrillCluster(machines=options["machines"], standbys=options["standbys"], workers=workers, say=say)
     async with cluster:
         references = References()
-        options = JOB | SWEPT[of]
         clean = await Drill(cluster, DrillRequest.model_validate(options), references).run()
         if not clean.ok:
             raise ClusterError(f"the job does not recover even when no worker dies: {'; '.join(clean.problems)}")
@@ -159,7 +171,8 @@ async def signature(cluster: DrillCluster, run: DrillResult) -> tuple[str, str]:
 
 def _decision(report: IncidentReport) -> str:
     failed = ", ".join(f"{failure.symptom} {failure.cause}" for failure in report.failures)
-    return f"{report.resolution} after {failed}, {len(report.failures)} attempt"
+    left = f", {' and '.join(report.evicted)} left" if report.evicted else ""
+    return f"{report.resolution} after {failed}, {len(report.failures)} attempt{left}"
 
 
 def kind_name(kind: EventType.ValueType) -> str:

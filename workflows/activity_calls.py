@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -252,12 +253,14 @@ def check_version(spec: JobSpec, machines: list[Machine], run: str) -> ActivityH
     )
 
 
-def hold(spec: JobSpec, machines: list[Machine], generation: int) -> ActivityHandle[Held]:
-    """Have all ranks come to the end of the same step, and wait there."""
+def hold(
+    spec: JobSpec, machines: list[Machine], generation: int, *, backed_up: Sequence[int] = ()
+) -> ActivityHandle[Held]:
+    """Have all ranks come to the end of the same step, and wait there; of some the backup has to have it as well."""
     bound_s = spec.policy.hold_s
     return workflow.start_activity(
         messages.HOLD,
-        HoldInput(spec=spec, machines=machines, generation=generation, patience_s=bound_s),
+        HoldInput(spec=spec, machines=machines, generation=generation, patience_s=bound_s, backed_up=list(backed_up)),
         result_type=Held,
         summary=web_ui.summary(f"generation {generation}: every rank ends the same step"),
         **on_ranks(timedelta(seconds=bound_s + 15)),

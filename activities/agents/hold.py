@@ -1,4 +1,7 @@
-"""Before an update: all ranks end the same step, save it, and wait there until they are stopped."""
+"""Before a stop that nobody is in a hurry for: all ranks end the same step, save it, and wait there.
+
+Before an update of the code, and before a machine whose ranks step leaves the job for another one.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +41,7 @@ async def hold_ranks(agents: AgentPool, wait: HoldInput, say: Say) -> Held:
         return Held(why="the script does not number its steps: the ranks are stopped as they are")
     step = max(reply.farthest for reply in asked.values()) + AHEAD
     done: dict[int, bool] = {}
+    backed_up = frozenset(wait.backed_up)
     changed = asyncio.Event()
 
     async def follow(machine: Machine) -> None:
@@ -50,8 +54,7 @@ async def hold_ranks(agents: AgentPool, wait: HoldInput, say: Say) -> Held:
                 async for reply in client.progress(progress):
                     for rank in reply.ranks:
                         if rank.generation == wait.generation:
-                            saved = rank.saved.own_step < 0 or rank.saved.own_step >= rank.completed_steps
-                            done[rank.rank] = not rank.alive or (rank.completed_steps >= step and saved)
+                            done[rank.rank] = not rank.alive or _is_safe(rank, step, backed_up)
                     changed.set()
             await asyncio.sleep(backoff.next_s())
 
@@ -66,7 +69,7 @@ async def hold_ranks(agents: AgentPool, wait: HoldInput, say: Say) -> Held:
     except TimeoutError:
         late = [f"rank {rank}" for rank in range(world) if not done.get(rank)]
         return Held(
-            why=f"{listed(late, NAMED)} did not end step {step} within {wait.patience_s:g} s: "
+            why=f"{listed(late, NAMED)} did not end step {step} and save it within {wait.patience_s:g} s: "
             "the ranks are stopped as they are"
         )
     finally:
@@ -74,3 +77,12 @@ async def hold_ranks(agents: AgentPool, wait: HoldInput, say: Say) -> Held:
             follower.cancel()
         await asyncio.gather(*followers, return_exceptions=True)
     return Held(step=step)
+
+
+def _is_safe(rank: pb.RankProgress, step: int, backed_up: frozenset[int]) -> bool:
+    """Whether a rank has completed the step, and saved it where it is needed."""
+    saved = rank.saved
+    if saved.own_step < 0:  # it keeps no checkpoints
+        return rank.completed_steps >= step
+    backup = rank.rank not in backed_up or saved.backup_none or saved.backup_step >= step
+    return rank.completed_steps >= step and saved.own_step >= rank.completed_steps and backup

@@ -12,14 +12,17 @@ def sweep(  # noqa: PLR0917 - options of a command
     last: Annotated[int | None, typer.Option("--to", min=1, help="Last event. Default: the history's last.")] = None,
     every: Annotated[int, typer.Option(min=1, help="Only every so many events.")] = 1,
     workers: Annotated[int, typer.Option(min=1, help="Worker processes; with 1 each kill stops all control.")] = 1,
-    of: Annotated[str, typer.Option(help="Of whose incident: crash, update, or rollback of a bad version.")] = "crash",
+    of: Annotated[
+        str, typer.Option(help="Of whose incident: crash, eviction, update, or rollback of a bad version.")
+    ] = "crash",
     as_json: Annotated[bool, typer.Option("--json", help="Print rows and verdict as one JSON object.")] = False,
 ) -> None:
     """Kill the worker at every event of an incident's history in turn.
 
     For each event n a short job runs on one local cluster, a rank of it is
-    killed, or it is updated, and the worker dies as soon as event n is durable. The decision and
-    the outcome must be the same each time. About 10 s for each event.
+    killed, a machine of it is lost for good, or it is updated, and the worker
+    dies as soon as event n is durable. The decision and the outcome must be
+    the same each time. About 10 s for each event, and 20 s for an eviction's.
 
     Examples:
 
@@ -30,6 +33,8 @@ def sweep(  # noqa: PLR0917 - options of a command
         everstep sweep --every 5 --json
 
         everstep sweep --of update
+
+        everstep sweep --of eviction
 
     Exit codes: 0 the same at each event; 1 not; 2 wrong usage.
     """

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from agent.monitor.kernel.shared import begin_anew
 from controlplane.local import procfs
 from controlplane.local.cluster_file import ClusterFile
 from controlplane.local.plan import State, hold, let_go
@@ -54,6 +55,7 @@ def powered_off(
         for machine in machines:
             hold(cluster.home, f"agent-{machine}")
             held.callback(let_go, cluster.home, f"agent-{machine}")
+            held.callback(begin_anew, state_folder(cluster, machine))
         yield _kill(cluster, machines, when)
 
 

@@ -52,7 +52,7 @@ class DrillContext:
     """Machines without power; what is left of the drill begins once they have it again."""
 
     def __post_init__(self) -> None:
-        self.stored = StoredCopies(self.cluster.file, self.spec)
+        self.stored = StoredCopies(self.cluster.file, self.spec, self.machines)
         self.target = self.machines[self.request.target_machine_index(self.spec)]
 
     # Waiting.

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from agent.main import FAKE_GPUS as FAKE_GPUS_FILE
+from agent.monitor.kernel.shared import tag_of
 from controlplane.local import mounts, power
 from controlplane.local.network import Network
 from drills.clusters.network import NetworkCluster
@@ -75,6 +76,8 @@ async def break_device(context: DrillContext) -> None:
     await asyncio.to_thread(_break, context)
     context.mark(context.request.base, time_ns=broken_ns)
     await await_finding(context)
+    if context.request.replaces:
+        context.planned.let_go()  # its ranks step while another machine is made ready
     if not context.request.then:
         await await_told(context)
     context.seen.absorbed = Absorbed(broken_ns, time.time_ns())
@@ -153,6 +156,7 @@ def _write_kernel_lines(context: DrillContext, line: str) -> None:
     text = line.replace(GPU, _gpu_of(context))
     try:
         for machine in _struck(context):
-            KERNEL_LOG.write_text(f"<3>everstep {context.cluster.file.id}/{machine.name}: {text}\n")
+            tag = tag_of(context.cluster.file.id, machine.name, power.state_folder(context.cluster.file, machine.name))
+            KERNEL_LOG.write_text(f"<3>{tag} {text}\n")
     except OSError as error:
         raise CannotInject(f"{KERNEL_LOG} cannot be written ({error.strerror}): it needs root") from error

@@ -37,7 +37,7 @@ async def cleaned(context: DrillContext) -> None:
     The pool looks every 30 s, and at once after an operator said something.
     """
     deadline = time.monotonic() + LIMIT_S
-    while left := [one for one in await _out_of_use(context.cluster) if one.uncleaned]:
+    while left := [one for one in await out_of_use(context.cluster) if one.uncleaned]:
         if time.monotonic() > deadline:
             return  # what is left there is found
         with suppress(EverstepError):
@@ -48,7 +48,7 @@ async def cleaned(context: DrillContext) -> None:
 async def put_back(context: DrillContext) -> None:
     """Release all machines that are out of use, and wait until jobs may have them."""
     deadline = time.monotonic() + LIMIT_S
-    while (out := await _out_of_use(context.cluster)) and time.monotonic() < deadline:
+    while (out := await out_of_use(context.cluster)) and time.monotonic() < deadline:
         for one in out:
             try:
                 await move_machine(context.cluster.control, "release", one.machine.name, "the drill is over")
@@ -57,6 +57,7 @@ async def put_back(context: DrillContext) -> None:
         await asyncio.sleep(10 * LOOK_S)
 
 
-async def _out_of_use(cluster: DrillCluster) -> list[PoolMachine]:
+async def out_of_use(cluster: DrillCluster) -> list[PoolMachine]:
+    """Machines that no job may have."""
     state = await pool_state(cluster.control)
     return [one for one in state.machines.values() if one.place in OUT_OF_USE] if state else []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from controlplane.local.power import state_folder
 from drills.spec.loss import Loss
 from drills.spec.settings import placement_of
 from everstep.model.job import JobSpec
+from everstep.model.machine import Machine
 from everstep.shards.folders import step_name
 from everstep.slots.format import PAGE, SAVING, SLOT, file_header
 from everstep.slots.names import backup_slots, own_slots
@@ -37,17 +38,24 @@ def steps_in(path: Path) -> set[int]:
 
 
 class StoredCopies:
-    """The copies of one job."""
+    """The copies of one job.
 
-    def __init__(self, cluster: ClusterFile, spec: JobSpec) -> None:
+    Args:
+        cluster: Where it runs.
+        spec: The job's.
+        machines: Where its ranks are, in their order; by default the first ones of the cluster.
+    """
+
+    def __init__(self, cluster: ClusterFile, spec: JobSpec, machines: Sequence[Machine] | None = None) -> None:
         self._cluster = cluster
+        self._machines = cluster.machines if machines is None else machines
         self._spec = spec
         self._topology = spec.topology()
         self._peers = placement_of(spec).peers
 
     def machine(self, index: int) -> str:
         """Name of a machine of the job."""
-        return self._cluster.machines[index].name
+        return self._machines[index].name
 
     def own(self, rank: int) -> Path:
         """Where a rank saves."""

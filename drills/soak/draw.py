@@ -61,12 +61,18 @@ OFTEN = 8
 EACH_STAGE = 3
 """What dies in a stage of the other's recovery comes so much more often than two faults of ranks: it has several
 stages to die in (ours)."""
+STANDBYS = 2
+"""Machines that the pool has beside those of jobs: no more are lost for good at once (ours; ``SoakPlan.standbys``)."""
+OTHER = 2
+"""Machines of the second job (ours; ``SoakPlan.other``)."""
 STAGES = ("stop", "decide", "reattempt", "confirm")
 """Stages of every incident."""
 OF_AN_UPDATE = ("hold", *STAGES)
 """Stages of an update."""
 WITH_RESTORE = (*STAGES[:2], "restore", *STAGES[2:])
 """Stages of an incident where memory was lost."""
+WITH_EVICTION = (STAGES[0], "evict", "prepare", *WITH_RESTORE[1:])
+"""Stages of an incident where a machine is lost for good."""
 
 Options = dict[str, Any]
 Draw = Callable[[Random, Topology], Options]
@@ -107,6 +113,7 @@ DRAWS: dict[str, Draw] = {
     "signal": lambda rng, topology: {"signal": rng.choice(SIGNALS)},
     "code": lambda rng, topology: {"code": rng.choice(CODES)},
     "exception": lambda rng, topology: {"exception": rng.choice(EXCEPTIONS)},
+    "gone": lambda rng, topology: {"gone": True} if rng.random() < 0.5 else {},
     "where": lambda rng, topology: {"where": rng.choice(WHERE)},
     "then": lambda rng, topology: {"then": rng.choice(("", *THEN))},
     "launch or then": _launch_or_then,
@@ -171,7 +178,7 @@ def draw(seed: int, faults: int, sizes: Sizes | None = None, only: Sequence[str]
         if episode is not None:
             episodes.append(episode)
             count += len(kinds)
-    return SoakPlan(seed=seed, sizes=chosen, episodes=episodes)
+    return SoakPlan(seed=seed, sizes=chosen, standbys=STANDBYS, other=OTHER, episodes=episodes)
 
 
 def _deck(rng: Random, only: Sequence[str]) -> Iterator[tuple[How, tuple[str, ...]]]:
@@ -199,25 +206,33 @@ def _episode(rng: Random, topology: Topology, number: int, how: How, kinds: tupl
     """An episode of these kinds; None: a job of that size has no room for two such faults at different places."""
     for _ in range(PLACES):
         faults = [_fault(rng, topology, name, alone=how == "alone") for name in kinds]
-        if how == "alone" or _apart(faults[0], faults[1], topology):
+        gone = _gone(faults, topology)
+        if len(gone) <= STANDBYS and (how == "alone" or _apart(faults[0], faults[1], topology)):
             break
     else:
         return None
-    stage, moment = "", rng.choice(MOMENTS)
+    stage, moment, other = "", rng.choice(MOMENTS), ""
+    if how == "alone" and 0 < len(gone) < STANDBYS and rng.random() < 0.5:
+        other = rng.choice(machine_names(OTHER))
     if how == "within":
-        stage = rng.choice(_stages(*kinds))
+        stage = rng.choice(_stages(faults[0], kinds[1]))
         if kinds[1] in CONTROL_FAULTS:
             faults[1] = DrillRequest.model_validate({"fault": kinds[1], "in_stage": stage, "moment": moment})
-    return Episode(number=number, how=how, faults=faults, stage=stage, moment=moment)
+    return Episode(number=number, how=how, faults=faults, other=other, stage=stage, moment=moment)
 
 
-def _stages(first: str, second: str) -> Sequence[str]:
+def _gone(faults: Sequence[DrillRequest], topology: Topology) -> set[int]:
+    """The machines that are lost for good, by number."""
+    return {machine for fault in faults if fault.gone for machine in _machines(fault, topology)}
+
+
+def _stages(first: DrillRequest, second: str) -> Sequence[str]:
     """Stages of the incident of the first fault in which the second can strike: ranks live in the last two only."""
     if second in RANK_FAULTS:
         return ("confirm",)
-    if first == "update":
+    if first.fault == "update":
         return OF_AN_UPDATE
-    stages = WITH_RESTORE if first in LOSSES else STAGES
+    stages = WITH_EVICTION if first.gone else WITH_RESTORE if first.fault in LOSSES else STAGES
     return (REPORT, *stages) if second in CONTROL_FAULTS else stages
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from temporalio.service import RPCError
 
-from drills.inject.context import DrillContext
+from drills.inject.context import DrillContext, copies_seen
 from drills.inject.from_outside import inject
 from drills.inject.plan import Fault
 from drills.judge import facts as gather
@@ -23,12 +23,15 @@ from drills.observe import step_records
 from drills.observe.processes import CopyWatch
 from drills.observe.step_records import Records
 from drills.observe.stored_copies import Damaged
+from drills.soak.both_jobs import BothJobs
 from drills.soak.invariants import Baseline, Struck, learn, violations
 from drills.soak.job import SoakJob
 from drills.soak.look import GateLook, failed_tasks, look
+from drills.soak.other_job import OtherJob
 from drills.soak.plan import GAP, Episode
 from drills.soak.result import EpisodeResult, undisturbed
 from drills.spec.catalogue import CONTROL_FAULTS
+from drills.spec.loss import loss_of
 from everstep import faults
 from everstep.errors import ClusterError, EverstepError, SoakStuck
 
@@ -38,6 +41,8 @@ STAGE_LIMIT_S = 60.0
 """The incident of the first fault has come to the stage of the second within this long (ours)."""
 CLOSED_LIMIT_S = 15.0
 """An incident whose job steps again is closed within this long, e.g. once a killed worker is back (ours)."""
+MAY_LEAVE_S = 8.0
+"""A link that is down for longer may cost the job its machine (ours): as ``silent_evict_s``, with some room."""
 LOOK_S = 0.05
 STATE_S = 1.0
 """Between two looks whether the job is parked or over (ours)."""
@@ -49,10 +54,12 @@ class Episodes:
     Args:
         job: started, with its plan written.
         reference: what the ranks report when nobody disturbs them.
+        other: a second job that runs beside; None: there is none.
     """
 
-    def __init__(self, job: SoakJob, reference: Records) -> None:
+    def __init__(self, job: SoakJob, reference: Records, other: OtherJob | None = None) -> None:
         self.job, self.cluster = job, job.cluster
+        self.both = BothJobs(job, other)
         self._reference = reference
         self._known = Baseline()
         self._incidents = 0
@@ -71,13 +78,16 @@ class Episodes:
             return [f"steps go on: {error}"]
         finally:
             await asyncio.to_thread(watch.stop)
-        seen = await self._seen(self._scene(0, 0), self.job.plan.gate(0), Records())
-        seen.copies, seen.blind_s = len(watch.copies), watch.blind_s
+        scene = self._scene(0, 0)
+        seen = await self._seen(scene, self.job.plan.gate(0), Records())
+        await self.both.see(seen, Struck())
+        _watched(seen, watch, [scene])
         return self._judged(seen, Struck())
 
     async def run(self, index: int) -> EpisodeResult:
         """Run the episode at that place, from its gate to the next one."""
         episode, began = self._episode(index), time.monotonic()
+        self._at_hand = episode
         result = undisturbed(episode)
         result.steps = (self.job.plan.gate(index), self.job.plan.gate(index + 1))
         scenes = [self._scene(index, position) for position in range(len(episode.faults))]
@@ -97,6 +107,8 @@ class Episodes:
             await asyncio.to_thread(watch.stop)
         if not result.violations:
             await self._fill(result, scenes, watch)
+        if not result.violations:
+            result.violations = await self.both.put_back(scenes)
         result.seconds = round(time.monotonic() - began, 3)
         return result
 
@@ -104,14 +116,16 @@ class Episodes:
         """Look at the job at the gate, and judge."""
         gate, step = result.steps
         hung = self._behind or any(context.request.fault == "hang-peer" for context in scenes)
+        struck = self._struck(scenes, gate)
         try:
-            seen = await self._seen(scenes[0], step, self._rescued(scenes), gate, hung=hung)
+            seen = await self._seen(scenes[0], step, self._rescued(scenes), gate, hung=hung, lost=struck.gone)
+            await self.both.see(seen, struck)
             seen.untold = await self._untold(scenes, seen.incidents)
         except (EverstepError, RPCError, OSError) as error:
             result.violations.append(f"somebody can look: {error}")
             return
-        seen.copies, seen.blind_s = len(watch.copies), watch.blind_s
-        result.violations = self._judged(seen, self._struck(scenes, gate))
+        _watched(seen, watch, scenes)
+        result.violations = self._judged(seen, struck)
         self._behind = seen.backed_up < step
         result.incidents = [incident.id for incident in seen.incidents]
         result.steps_lost = sum(incident.report.lost_steps or 0 for incident in seen.incidents if incident.report)
@@ -129,7 +143,8 @@ class Episodes:
             seen, request = scenes[0].seen, scenes[0].request
             new = [copy for copy in seen.damaged if copy not in self._damaged_before]
             facts = DrillFacts(seen=replace(seen, damaged=new), incidents=incidents, texts=texts)
-            found += copies_told(request, facts, DrillResult(fault=request.fault))
+            evicted = [name for incident in incidents if incident.report for name in incident.report.evicted]
+            found += copies_told(request, facts, DrillResult(fault=request.fault, evicted=evicted))
         return found
 
     async def _texts(self, incident: IncidentFacts) -> list[str]:
@@ -149,7 +164,16 @@ class Episodes:
 
     def _struck(self, scenes: list[DrillContext], gate: int) -> Struck:
         promises = [context.seen.promise for context in scenes if context.seen.promise]
-        return Struck(tuple(context.request for context in scenes), tuple(promises), gate, self._behind)
+        links = [one for one in scenes if one.request.base == "link-down" and one.request.seconds > MAY_LEAVE_S]
+        return Struck(
+            tuple(context.request for context in scenes),
+            tuple(promises),
+            gate,
+            gone=[name for context in scenes for name in _gone(context)],
+            away=[context.target.name for context in links],
+            others_gone=self.both.others_gone,
+            behind=self._behind,
+        )
 
     def _episode(self, index: int) -> Episode:
         return self.job.plan.episodes[index]
@@ -178,13 +202,12 @@ class Episodes:
 
     async def _strike(self, scenes: list[DrillContext], hold: Fault | None) -> list[str]:
         """Strike, and wait until what strikes from outside is done; returns what went wrong."""
-        trouble = await asyncio.gather(
-            *(
-                self._inject(context, hold if position else None)
-                for position, context in enumerate(scenes)
-                if context.planned.outside
-            )
-        )
+        injected = [
+            self._inject(context, hold if position else None)
+            for position, context in enumerate(scenes)
+            if context.planned.outside
+        ]
+        trouble = await asyncio.gather(*injected, self.both.strike_other(scenes[0], self._at_hand.other))
         return [text for text in trouble if text]
 
     def _stage_hold(self, index: int) -> Fault:
@@ -261,21 +284,32 @@ class Episodes:
     # Judging.
 
     async def _seen(
-        self, context: DrillContext, step: int, rescued: Records, gate: int = 0, *, hung: bool = False
+        self,
+        context: DrillContext,
+        step: int,
+        rescued: Records,
+        gate: int = 0,
+        *,
+        hung: bool = False,
+        lost: Sequence[str] = (),
     ) -> GateLook:
         """What is seen at a gate, of all since the gate before.
 
         The time in which an agent ``hung`` is to it that of a slow disk, and it writes fewer steps for a while; its
-        backups may be behind, and then all machines back up named steps only.
+        backups may be behind, and then all machines back up named steps only. Machines that were ``lost`` tell nothing.
         """
         incidents = await self._closed()
+        before = {machine.name: machine for machine in self.job.machines if machine.name not in lost}
+        await self.job.refresh()
+        context = replace(context, machines=self.job.machines)
+        machines = list((before | {machine.name: machine for machine in self.job.machines}).values())
         seen = await look(context, step, late=GAP if hung else 0, unheld_before=self._known.unheld or ())
         seen.incidents = [incident for incident in incidents if not gather.is_observed(incident)]
         self._incidents += len(incidents)
         for incident in seen.incidents:
             seen.failed_tasks += await failed_tasks(self.cluster, incident.id)
         agents, name = self.cluster.control.agents, self.job.spec.name
-        found = await step_records.collect(agents, name, self.job.machines, rescued, from_step=gate)
+        found = await step_records.collect(agents, name, machines, rescued, from_step=gate)
         newest = max((record.generation for records in found.of.values() for record in records), default=0)
         seen.generation = self._generation = max(newest, self._generation)
         world_size = self.job.spec.topology().world_size
@@ -299,6 +333,17 @@ class Episodes:
         found = violations(seen, struck, self.job.spec, self._known)
         learn(seen, self._known)
         return found
+
+
+def _gone(context: DrillContext) -> list[str]:
+    """Machines of the job that a fault takes away for good."""
+    if not context.request.gone or context.request.fault in CONTROL_FAULTS:
+        return []
+    return [context.machines[index].name for index in loss_of(context.request, context.spec).machines]
+
+
+def _watched(seen: GateLook, watch: CopyWatch, scenes: Sequence[DrillContext]) -> None:
+    seen.copies, seen.shared, seen.blind_s = copies_seen(watch.copies, scenes), sorted(watch.shared), watch.blind_s
 
 
 def _unfired(scenes: Sequence[DrillContext]) -> list[str]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from drills.judge.judge import MAX_BLIND_S, MAX_LOST
 from drills.soak.look import ClusterProcess, GateLook, census
+from drills.soak.machines import leased_twice, lost
 from drills.soak.plan import GAP
 from drills.spec.catalogue import AWAY, CONTROL_FAULTS, LOSSES, MACHINE_FAULTS, UPDATES
 from drills.spec.loss import Promise, loss_of
@@ -61,6 +62,12 @@ class Struck:
     """What the blows may cost, by the placement or by what was left."""
     gate: int = 0
     """Step of the gate before: no fault may cost more than the way back there."""
+    gone: Sequence[str] = ()
+    """Machines that were lost for good: each of them has to leave its job."""
+    away: Sequence[str] = ()
+    """Machines that were away for so long that they may have to."""
+    others_gone: Sequence[str] = ()
+    """Machines of the second job that were lost for good at the same time."""
     behind: bool = False
     """At the gate before, machines backed up named steps only: those since the last one may be lost."""
 
@@ -91,11 +98,11 @@ def one_copy_of_a_rank(seen: GateLook, struck: Struck, spec: JobSpec, known: Bas
 def processes_are_those_of_the_job(seen: GateLook, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
     """One process for each rank, one store, no fork server too many, and nothing that nobody knows."""
     by_name = census(seen.processes)
-    world = spec.topology().world_size
+    world = spec.topology().world_size + seen.beside
     found = [f"a process of nobody: {name}" for name in by_name if name.startswith("unknown")]
     if len(by_name.get("rank", [])) != world:
         found.append(f"{len(by_name.get('rank', []))} processes of {world} ranks")
-    if len(by_name.get("store", [])) > 1:
+    if len(by_name.get("store", [])) > 1 + bool(seen.beside):
         found.append(f"{len(by_name['store'])} rendezvous stores")
     agents = sum(name.startswith("agent-") for name in by_name)
     if len(by_name.get("fork server", [])) > FORK_SERVERS * agents:
@@ -248,6 +255,31 @@ def status_is_true(seen: GateLook, struck: Struck, spec: JobSpec, known: Baselin
     return found
 
 
+def no_machine_is_leased_twice(seen: GateLook, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
+    """No machine ever has ranks of two jobs, no two jobs have the same one, and whose ranks are there has it."""
+    shared = [f"{machine} had ranks of {' and '.join(jobs)} at the same time" for machine, jobs in seen.shared]
+    return [*shared, *([seen.machines.unknown] if seen.machines.unknown else leased_twice(seen.machines))]
+
+
+def no_machine_is_lost(seen: GateLook, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
+    """Each is a job's, or to spare, or has just left a job."""
+    return [] if seen.machines.unknown else lost(seen.machines, [*struck.gone, *struck.away, *struck.others_gone])
+
+
+def the_right_machines_left(seen: GateLook, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
+    """Who was lost for good left the job, and nobody else did."""
+    left = {name for incident in seen.incidents if incident.report for name in incident.report.evicted}
+    has = seen.machines.jobs.get(spec.name, [])
+    found = [f"{name} is gone, and the job has it still" for name in struck.gone if name in has]
+    healthy = sorted(left - {*struck.gone, *struck.away})
+    return [*found, *(f"{name} left the job, and nothing is wrong with it" for name in healthy)]
+
+
+def the_other_job_goes_on(seen: GateLook, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
+    """The second job runs, undisturbed by what strikes this one."""
+    return list(seen.other)
+
+
 INVARIANTS: tuple[Invariant, ...] = (
     stands_at_the_gate,
     losses_are_equal,
@@ -267,6 +299,10 @@ INVARIANTS: tuple[Invariant, ...] = (
     memory_is_flat,
     descriptors_are_flat,
     status_is_true,
+    no_machine_is_leased_twice,
+    no_machine_is_lost,
+    the_right_machines_left,
+    the_other_job_goes_on,
 )
 
 

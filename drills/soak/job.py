@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,21 +15,28 @@ from drills.soak.plan import SoakPlan
 from drills.spec.catalogue import CONTROL_FAULTS, UPDATES
 from drills.spec.request import DrillRequest
 from everstep import environment, faults, private
+from everstep.errors import EverstepError
 from everstep.model.job import JobSpec
 
 POLICY: dict[str, Any] = {
-    "stall_floor_s": 20.0,
+    "stall_floor_s": 45.0,
     "confirm_timeout_s": 20.0,
     "exit_grace_s": 3.0,
     "steady_steps": 3,
     "backoff_initial_s": 0.2,
     "rollback_steps": 4,
     "rollback_s": 0.0,
+    "silent_evict_s": 20.0,
+    "evict_at_least": 1000,
 }
 """A job that stands at a gate is no hang; hundreds of faults in an hour, each at another step, are no reason to park
-it, and what strikes after the next gate is not held against a version that came before it (ours)."""
+it, and dozens of machines that leave it none to ask an operator. What strikes after the next gate is not held against
+a version that came before it. A machine that comes back does so before it is given up, on a busy computer too
+(ours)."""
 
 
+ANSWER_S = 15.0
+"""A worker that was killed answers again within this long (ours)."""
 GATE_S = 600.0
 """Ranks wait at a gate for this long at most: a look takes seconds, on a busy computer a minute (ours)."""
 
@@ -98,6 +107,23 @@ class SoakJob:
         spec = base.spec(name, env, disk=disk)
         self.spec: JobSpec = spec.model_copy(update={"policy": spec.policy.model_copy(update=POLICY)})
         self.machines = cluster.machines[: self.spec.machines]
+        """Where it runs, in the order of its ranks: a plan that names m1 means the second of them."""
+
+    async def refresh(self) -> None:
+        """Learn where it runs now.
+
+        Raises:
+            EverstepError: nobody says it.
+        """
+        deadline = time.monotonic() + ANSWER_S
+        while True:
+            try:
+                self.machines = (await self.cluster.control.state(self.spec.name)).machines
+                return
+            except EverstepError:  # the control plane may be what was struck
+                if time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(0.2)
 
     def place(self, index: int) -> Path:
         """Folder of the marks of the episode at that place; of the number of episodes: of the last gate."""

@@ -21,6 +21,7 @@ from drills.clusters.network import LEDGER
 from drills.inject.context import SETTLE_LIMIT_S, DrillContext
 from drills.judge.compare import Comparison
 from drills.judge.facts import IncidentFacts
+from drills.soak.machines import MachinesSeen
 from drills.spec.loss import best_step
 from everstep.errors import ClusterError, EverstepError
 from everstep.model.job import JobSpec
@@ -100,6 +101,14 @@ class GateLook:
     """Ranks of which two copies were seen since the gate before."""
     blind_s: float = 0.0
     """Longest time since then in which nobody looked for copies."""
+    shared: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
+    """Machines that had ranks of several jobs at the same time since then, and these jobs."""
+    machines: MachinesSeen = field(default_factory=MachinesSeen)
+    """Whose the machines are."""
+    beside: int = 0
+    """Ranks of the second job."""
+    other: list[str] = field(default_factory=list)
+    """What is wrong with the second job."""
 
 
 async def look(context: DrillContext, step: int, *, late: int = 0, unheld_before: Collection[str] = ()) -> GateLook:

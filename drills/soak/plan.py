@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from drills.checks import check_sense
 from drills.spec.catalogue import CONTROL_FAULTS, OWN_JOBS, UPDATES
 from drills.spec.request import DrillRequest
+from drills.spec.settings import machine_names
 from everstep import private
 from everstep.errors import ConfigError, TopologyError
 from everstep.model.topology import Topology
@@ -61,11 +62,16 @@ class Episode(BaseModel):
     number: int = Field(ge=1, description="Its name: it stays when episodes around it are left out.")
     how: How = "alone"
     faults: list[DrillRequest] = Field(min_length=1, max_length=2)
+    other: str = Field(
+        "", description="A machine of the second job, by its place there: lost for good at once with it."
+    )
     stage: str = Field("", description="within: the second strikes in this stage of the incident that the first opens,")
     moment: str = Field("middle", description="… at this moment of it.")
 
     @model_validator(mode="after")
     def _counts(self) -> Episode:
+        if self.other and not any(fault.gone for fault in self.faults):
+            raise ValueError(f"episode {self.number}: a machine of the other job is lost only where one of this one is")
         if (len(self.faults) == 1) != (self.how == "alone"):
             raise ValueError(f"episode {self.number}: {self.how} does not go with {len(self.faults)} faults")
         return self
@@ -102,6 +108,8 @@ class SoakPlan(BaseModel):
 
     seed: int
     sizes: Sizes = Sizes()
+    standbys: int = Field(2, ge=0, description="Machines in the pool beside those of both jobs.")
+    other: int = Field(2, ge=0, description="Machines of a second job that runs beside; 0: there is none.")
     workers: int = Field(1, ge=1, description="Worker processes; with 1 each kill of one stops all control.")
     step_seconds: float = Field(0.2, ge=0, description="Shortest step: long enough for the backup of the one before.")
     episodes: list[Episode] = Field(min_length=1)
@@ -134,7 +142,7 @@ class SoakPlan(BaseModel):
             fields["neutral"] = True  # the losses of the whole run are held against one without updates
         if fault.fault in CONTROL_FAULTS:
             fields["during"] = episode.faults[0].fault
-            fields |= {name: getattr(episode.faults[0], name) for name in ("ranks", "machine", "kind", "index")}
+            fields |= {name: getattr(episode.faults[0], name) for name in ("ranks", "machine", "kind", "index", "gone")}
         return DrillRequest.model_validate(fault.model_dump(exclude_unset=True) | fields)
 
     def parts(self) -> list[tuple[Setting, SoakPlan]]:
@@ -162,6 +170,8 @@ class SoakPlan(BaseModel):
         for index, episode in enumerate(self.episodes):
             if episode.how == "within" and not (episode.stage or episode.faults[1].in_stage):
                 raise ConfigError(f"episode {episode.number}: 'within' needs a stage")
+            if episode.other and episode.other not in machine_names(self.other):
+                raise ConfigError(f"episode {episode.number}: the other job has no machine {episode.other}")
             for position in range(len(episode.faults)):
                 try:
                     check_sense(self.request(index, position))  # what this machine cannot do is left out, and listed

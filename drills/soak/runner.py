@@ -24,9 +24,10 @@ from drills.observe.step_records import Records
 from drills.runner import References
 from drills.soak.draw import left_out
 from drills.soak.episode import Episodes
-from drills.soak.job import SoakJob
+from drills.soak.job import POLICY, SoakJob
 from drills.soak.left import LeftCluster, alone_in
 from drills.soak.look import failed_tasks
+from drills.soak.other_job import OtherJob
 from drills.soak.own_job import run_own_job
 from drills.soak.plan import Setting, SoakPlan
 from drills.soak.reduce import reduced
@@ -127,7 +128,8 @@ class Soak:
 
     async def _part(self, setting: Setting, plan: SoakPlan, result: SoakResult) -> None:
         """The episodes of one setting, on a cluster of their own."""
-        options: dict[str, Any] = {"machines": self.plan.sizes.machines, "standbys": 0, "say": self.say}
+        machines = self.plan.sizes.machines + self.plan.other
+        options: dict[str, Any] = {"machines": machines, "standbys": self.plan.standbys, "say": self.say}
         options["workers"] = self.plan.workers
         cluster = NetworkCluster(with_postgres=True, **options) if setting == "network" else DrillCluster(**options)
         cluster.placed = self.left.note
@@ -157,19 +159,34 @@ class Soak:
             self.reference = Reference(await References().of(cluster, job.spec), plan.steps)
         job.write()
         self.say(f"{plan.faults} faults in {len(plan.episodes)} episodes, {plan.steps} steps")
+        other = OtherJob(cluster, plan, cluster.next_name("other"), POLICY) if plan.other else None
+        if other is not None:
+            await other.start()
         await start_recorded(cluster.control, job.spec, job.machines)
-        episodes = Episodes(job, self.reference.records)
+        episodes = Episodes(job, self.reference.records, other)
         result.violations += await episodes.begin()
         for index, episode in enumerate(plan.episodes):
             if not self._goes_on(result):
                 if result.ok:
                     await cluster.control.stop(job.spec.name, result.stopped)
+                    await cluster.control.result(job.spec.name)
+                    result.violations += await self._other_ended(other)
                 return
             self.ran.append(episode.number)
             self._note(await episodes.run(index), result)
         if result.ok:
             job.gate(len(plan.episodes)).open()
-            result.violations += await self._ended(cluster, job, self.reference)
+            result.violations += await self._ended(cluster, job, self.reference, other)
+
+    @staticmethod
+    async def _other_ended(other: OtherJob | None) -> list[str]:
+        """What does not hold of the second job, once it was stopped."""
+        if other is None:
+            return []
+        try:
+            return [f"the other job goes on: {text}" for text in await other.end()]
+        except (EverstepError, WorkflowFailureError) as error:
+            return [f"the other job goes on: it cannot be stopped: {error}"]
 
     async def _own_jobs(self, cluster: DrillCluster, plan: SoakPlan, result: SoakResult) -> None:
         """Episodes that are jobs of their own."""
@@ -225,8 +242,10 @@ class Soak:
         self.journal.add(episode)
         self.each(episode, result)
 
-    async def _ended(self, cluster: DrillCluster, job: SoakJob, reference: Reference) -> list[str]:
-        """What does not hold once the job has come to its end."""
+    async def _ended(
+        self, cluster: DrillCluster, job: SoakJob, reference: Reference, other: OtherJob | None
+    ) -> list[str]:
+        """What does not hold once the job has come to its end, and the second one was stopped."""
         try:
             async with asyncio.timeout(END_LIMIT_S):
                 ended = await cluster.control.result(job.spec.name)
@@ -237,6 +256,7 @@ class Soak:
         except WorkflowFailureError as error:
             return [f"the job ends: its workflow failed: {error.cause or error}"]
         found = [] if ended.outcome == "finished" else [f"the job ends: {ended.outcome}: {ended.headline}"]
+        found += await self._other_ended(other)
         failed = await failed_tasks(cluster, job_workflow_id(job.spec.name))
         found += [f"workflows do not fail: {text}" for text in failed]
         left = await gather.left_behind(cluster, job.spec, job.machines)

@@ -56,13 +56,13 @@ CATALOGUE: tuple[FaultKind, ...] = (
         "kill-machine",
         "--machine M [--gone [--standby sick|dies|late]]",
         "SIGKILL of everything of a machine, which comes back empty, or not at all",
-        draws=("machine",),
+        draws=("machine", "gone"),
     ),
     FaultKind(
         "kill-group",
         "--kind AXIS --index I [--gone]",
         "the same to all machines of a parallel group at once",
-        draws=("group",),
+        draws=("group", "gone"),
     ),
     FaultKind(
         "kill-agent",

@@ -259,6 +259,7 @@ class DrillRequest(BaseModel):
     def total_steps(self) -> int:
         """Steps of the default job."""
         more = settings.SILENT_STEPS if self.is_silent and self.base == "kill-agent" else 30
+        more += settings.REPLACED_STEPS if self.replaces else 0
         return self.steps if self.steps is not None else max(50, self.at_step + more)
 
     @property
@@ -266,7 +267,8 @@ class DrillRequest(BaseModel):
         """Step at which a job waits until a part beside the ranks is back, see ``waits_at_hold``."""
         if self.base in UPDATES:
             return self.at_step + THEN_AFTER
-        return self.at_step + min(20, max(self.total_steps - self.at_step - 5, 1))
+        after = settings.REPLACED_STEPS if self.replaces else 5
+        return self.at_step + min(20, max(self.total_steps - self.at_step - after, 1))
 
     @property
     def strike_hold(self) -> int | None:

@@ -25,6 +25,8 @@ SILENT_S = 15.0
 """An agent that stays away does so for longer than ``silent_s``, and for some looks more (ours)."""
 SILENT_STEPS = 170
 """Steps of ``STEP_S`` in which an agent stays away and comes back (ours)."""
+REPLACED_STEPS = 40
+"""Steps of ``STEP_S`` in which a machine that was found faulty is replaced while its ranks step (ours)."""
 STEP_S = 0.2
 """A step must be long enough for the backup of the step before (ours)."""
 STEPS_AGAIN = 5

@@ -94,7 +94,10 @@ class RecoveryPolicy(BaseModel):
         300.0, ge=0, description="So is one that fails before it has run for so long, seconds (ours)."
     )
     hold_s: float = Field(
-        30.0, ge=0, description="Before an urgent update ranks have so long to end the same step, seconds (ours)."
+        30.0,
+        ge=0,
+        description="Before an urgent update, or a machine is exchanged while they step, ranks have so long to end the "
+        "same step, seconds (ours).",
     )
     check_s: float = Field(
         600.0, gt=0, description="A version has so long to come to where it joins the job when it is tried, s (ours)."

@@ -98,6 +98,7 @@ class ScriptedCluster:
     notes: list[DecideInput] = field(default_factory=list)
     confirms: list[ConfirmInput] = field(default_factory=list)
     prepares: list[PrepareInput] = field(default_factory=list)
+    holds: list[HoldInput] = field(default_factory=list)
     launches: list[LaunchInput] = field(default_factory=list)
     refused_launches: list[str] = field(default_factory=list)
     """Why launches of incidents fail for good, the next one first."""
@@ -257,6 +258,7 @@ class ScriptedCluster:
     @activity.defn(name=messages.HOLD)
     async def hold(self, given: HoldInput) -> Held:
         self.calls.append(f"hold {given.generation}")
+        self.holds.append(given)
         await self._pass("hold")
         return self.held
 

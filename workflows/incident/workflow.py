@@ -26,7 +26,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.incident.report import abandoned_report, observed_report, recovered_report
     from workflows.incident.stages.decide import decide
     from workflows.incident.stages.evict import evict, note_answers, secure
-    from workflows.incident.stages.hold import hold
+    from workflows.incident.stages.hold import hold, hold_before_leaving
     from workflows.incident.stages.park import park
     from workflows.incident.stages.reattempt import reattempt
     from workflows.incident.stages.restore import restore
@@ -123,6 +123,7 @@ class IncidentWorkflow:
         try:
             if incident.input.anomaly.symptom is Symptom.UPDATE and not incident.looks_again:
                 await hold(incident)
+            await hold_before_leaving(incident)
             incident.timeline.enter(Stage.STOP)
             evidence = await (refresh_evidence if incident.looks_again else stop)(incident)
             while True:

@@ -18,6 +18,7 @@ from drills.judge.facts import IncidentFacts
 from drills.soak import look
 from drills.soak.invariants import INVARIANTS, WARM_UP, Baseline, Struck, learn, may_cost, violations
 from drills.soak.look import ClusterProcess, GateLook, files, task_failed, unheld
+from drills.soak.machines import MachinesSeen
 from drills.soak.plan import GAP, Sizes
 from drills.spec.loss import Promise
 from drills.spec.request import DrillRequest
@@ -41,8 +42,18 @@ KILL = DrillRequest(
 )
 
 
+def gone(*evicted: str) -> IncidentFacts:
+    return closed(evicted=list(evicted))
+
+
 def closed(**changes: Any) -> IncidentFacts:
-    given: dict[str, Any] = {"headline": "Recovered in 1 s", "recovered": True, "lost_steps": 1, "resume_step": 35}
+    given: dict[str, Any] = {
+        "headline": "Recovered in 1 s",
+        "recovered": True,
+        "lost_steps": 1,
+        "resume_step": 35,
+        "evicted": ["m1"],
+    }
     given["failures"] = [Failure(generation=1, step=35, symptom=Symptom.CRASH, cause="SIGKILL")]
     report = IncidentReport.model_construct(**(given | changes))
     return IncidentFacts("incident/soak-01/0001", 1, report)
@@ -61,7 +72,7 @@ def job_report(**changes: Any) -> JobReport:
 
 def good() -> GateLook:
     named = ["supervisor", "temporal", "template", "worker-0", "worker-1", *(f"agent-m{n}" for n in range(4))]
-    names = [*named, "store", *["rank"] * 4, *["fork server"] * 4]
+    names = [*named, *["store"] * 2, *["rank"] * 6, *["fork server"] * 4]
     return GateLook(
         STEP,
         processes=[ClusterProcess(100 + number, name, 80.0, 20) for number, name in enumerate(names)],
@@ -74,11 +85,36 @@ def good() -> GateLook:
         generation=2,
         comparison=Comparison(losses=[]),
         redone=1,
+        machines=seen_machines(),
+        beside=2,
     )
 
 
+JOBS = {"soak-01": ["m0", "m5", "m2", "m3"], "other-01": ["m4", "m6"]}
+"""m1 was lost for good, and m5 has its place."""
+POOL = {machine: job for job, machines in JOBS.items() for machine in machines}
+
+
+def seen_machines(
+    *, jobs: dict[str, list[str]] | None = None, unknown: str = "", without: str = "", **pool: str
+) -> MachinesSeen:
+    """Of eight machines; the last one is a standby that does not answer."""
+    seen = MachinesSeen([f"m{number}" for number in range(8)], unknown=unknown)
+    seen.jobs = JOBS | (jobs or {})
+    seen.pool = POOL | {"m1": "quarantined", "m7": "standby"} | pool
+    seen.pool.pop(without, None)
+    seen.ranks = {"m1": [], **{machine: [job] for job, machines in JOBS.items() for machine in machines}}
+    return seen
+
+
+def ranks_of(machine: str, *jobs: str) -> MachinesSeen:
+    seen = seen_machines()
+    seen.ranks[machine] = list(jobs)
+    return seen
+
+
 STALL = Failure(generation=1, step=35, symptom=Symptom.STALL, cause="stall")
-STRUCK = Struck((KILL,), (), GATE)
+STRUCK = Struck((KILL,), (), GATE, gone=["m1"])
 
 
 def known() -> Baseline:
@@ -125,6 +161,10 @@ WRONG: list[tuple[str, Callable[[GateLook], None]]] = [
     ("processes are those of the job", more("unknown: sleep 600")),
     (
         "processes are those of the job",
+        put(processes=[*[one for one in good().processes if one.name != "rank"], ClusterProcess(9, "rank", 1.0, 1)]),
+    ),
+    (
+        "processes are those of the job",
         put(processes=[*good().processes, *[ClusterProcess(999, "fork server", 1.0, 1)] * 5]),
     ),
     ("shared memory does not fill up", put(files={"m0/soak-01/report-0": 7})),
@@ -147,6 +187,18 @@ WRONG: list[tuple[str, Callable[[GateLook], None]]] = [
     ("memory is flat", with_process("agent-m1", memory_mb=141.0)),
     ("memory is flat", with_process("temporal", memory_mb=481.0)),
     ("descriptors are flat", with_process("worker-0", descriptors=45)),
+    ("no machine is leased twice", put(shared=[("m2", ("other-01", "soak-01"))])),
+    ("no machine is leased twice", put(machines=ranks_of("m2", "soak-01", "other-01"))),
+    ("no machine is leased twice", put(machines=ranks_of("m7", "other-01"))),
+    ("no machine is leased twice", put(machines=ranks_of("m1", "soak-01"))),
+    ("no machine is leased twice", put(machines=seen_machines(unknown="the pool does not answer"))),
+    ("no machine is lost", put(machines=seen_machines(without="m7"))),
+    ("no machine is lost", put(machines=seen_machines(m7="quarantined"))),
+    ("no machine is lost", put(machines=seen_machines(m7="provisioning"))),
+    ("no machine is lost", put(machines=seen_machines(m7="soak-01"))),
+    ("no machine is lost", put(machines=seen_machines(m7="another-01"))),
+    ("the right machines left", put(incidents=[gone("m1", "m3")])),
+    ("the other job goes on", put(other=["it is parked for 60 s"])),
     ("status is true", put(report=None, silent="no worker answers")),
     ("status is true", put(report=job_report(status="recovering"))),
     ("status is true", put(report=job_report(step=STEP - 1))),
@@ -169,6 +221,32 @@ def test_what_is_wrong_is_named(name: str, change: Callable[[GateLook], None]) -
     change(seen)
     found = violations(seen, STRUCK, SPEC, known())
     assert found and all(text.startswith(f"{name}: ") for text in found)
+
+
+def test_who_is_gone_has_to_leave_the_job() -> None:
+    seen = good()
+    stays = Struck((KILL,), (), GATE, gone=["m1", "m2"])
+    said = "the right machines left: m2 is gone, and the job has it still"
+    assert violations(seen, stays, SPEC, known()) == [said]
+
+
+def test_one_machine_of_two_jobs_is_told_by_everybody() -> None:
+    seen = good()
+    seen.machines = seen_machines(jobs={"other-01": ["m4", "m3"]})
+    found = violations(seen, STRUCK, SPEC, known())
+    assert "no machine is leased twice: soak-01 and other-01 both have m3" in found
+    assert any("the pool keeps m4, m6 for it" in text for text in found)
+
+
+def test_what_was_away_for_long_may_have_left() -> None:
+    seen = good()
+    seen.incidents, seen.machines = (
+        [gone("m1", "m2")],
+        seen_machines(m2="quarantined", jobs={"soak-01": ["m0", "m5", "m7", "m3"]}, m7="soak-01"),
+    )
+    seen.machines.ranks |= {"m7": ["soak-01"], "m2": []}
+    assert violations(seen, Struck((KILL,), (), GATE, gone=["m1"], away=["m2"]), SPEC, known()) == []
+    assert len(violations(seen, STRUCK, SPEC, known())) == 2
 
 
 def test_every_invariant_was_seen_to_fail() -> None:
@@ -288,11 +366,11 @@ def test_where_all_machines_are_lost_nobody_knows_how_many_steps_that_cost() -> 
     spec = SPEC.model_copy(update={"pp": 2})
     seen = good()
     seen.incidents, seen.redone = [closed(lost_steps=None)], 15
-    both = Struck((group(0), group(1)), (), GATE)
+    both = Struck((group(0), group(1)), (), GATE, gone=["m1"])
     assert [text for text in violations(seen, both, spec, known()) if text.startswith("steps")] == []
     seen.incidents = [closed(lost_steps=None), closed(lost_steps=None)]
     assert "nobody knows" in "".join(violations(seen, both, spec, known())), "one after the other: some were left"
-    seen.incidents, one = [closed(lost_steps=None)], Struck((group(0),), (), GATE)
+    seen.incidents, one = [closed(lost_steps=None)], Struck((group(0),), (), GATE, gone=["m1"])
     assert "nobody knows how many steps were lost" in "".join(violations(seen, one, spec, known()))
 
 

@@ -1,6 +1,13 @@
-"""Hold: before an update all ranks come to the end of the same step, and save it: nothing is computed twice."""
+"""Hold: before a stop that nobody is in a hurry for all ranks come to the end of the same step, and save it: nothing is
+computed twice.
+
+So it is before an update of the code, and before a machine leaves whose ranks step. Their states come from the backups
+then, which may be some steps behind.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from temporalio import workflow
 from temporalio.exceptions import ActivityError
@@ -11,14 +18,35 @@ with workflow.unsafe.imports_passed_through():
     from workflows.incident.incident import Incident
 
 
-async def hold(incident: Incident) -> None:
-    """Let the ranks end their step; whatever comes of it, the stop follows."""
+PATCH = "hold before a machine leaves"
+"""Incidents of before this release stop the ranks as they are."""
+
+
+async def hold_before_leaving(incident: Incident) -> None:
+    """Let the ranks end their step before machines leave that are secured already, and have the backups take it."""
+    secured, spec = incident.secured, incident.input.spec
+    if secured is None or not workflow.patched(PATCH):
+        return
+    names = {one.machine for one in secured.leaving}
+    each = spec.assignment(incident.input.machines).each()
+    ranks = [rank for machine, of_machine in each if machine.name in names for rank in of_machine]
+    await hold(incident, backed_up=ranks if spec.checkpoint.backup else [])
+
+
+async def hold(incident: Incident, *, backed_up: Sequence[int] = ()) -> None:
+    """Let the ranks end their step; whatever comes of it, the stop follows.
+
+    Args:
+        incident: At hand.
+        backed_up: Ranks whose backup has to have the step as well.
+    """
     input, timeline = incident.input, incident.timeline
     if not input.spec.policy.hold_s:
         return
     began = timeline.enter(Stage.HOLD)
+    asked = activity_calls.hold(input.spec, input.machines, input.generation, backed_up=backed_up)
     try:
-        held = await incident.unless_abandoned(activity_calls.hold(input.spec, input.machines, input.generation))
+        held = await incident.unless_abandoned(asked)
     except ActivityError as error:
         timeline.leave(began, Stage.HOLD, f"failed: {error.cause or error}")
         return

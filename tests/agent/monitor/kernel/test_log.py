@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from agent.monitor.inspection import Inspection, RankSeen
+from agent.monitor.kernel import shared
 from agent.monitor.kernel.log import KernelLogInspection, KernelLogLimits
 from agent.monitor.kernel.reader import KernelLog
 from everstep.errors import CannotLook
@@ -204,3 +205,21 @@ def test_the_real_device(place: Place) -> None:
     deadline = time.monotonic() + 20
     while ("xid-79", "GPU 0000:05:00") not in reasons(inspection.look()):  # others may be in the log
         assert time.monotonic() < deadline
+
+
+def test_a_machine_of_a_local_cluster_hears_its_own_lines_since_it_is_on(
+    place: Place, device: Device, tmp_path: Path
+) -> None:
+    own, other = tmp_path / "m1", tmp_path / "m10"
+    before, others = shared.tag_of("c", "m1", own), shared.tag_of("c", "m10", other)
+    shared.begin_anew(own)
+    after = shared.tag_of("c", "m1", own)
+    assert len({before, after, others}) == 3
+    lines = [f"{before} {EXCEPTION}", f"{others} {REMOVED}", f"{after} {FELL_OFF}"]
+    for tag, reason in ((after, "xid-79"), (before, "xid-13"), (others, "xid-45")):
+        inspection = place.begin(KernelLogInspection, NO_WAIT, kernel_log=device.path, kernel_log_tag=tag)
+        inspection.kept["events"] = []
+        for line in lines:
+            device.write(line, priority=11)
+            seen = place.look(inspection)
+        assert [code for code, _ in reasons(seen)] == [reason]

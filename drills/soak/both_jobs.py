@@ -1,0 +1,69 @@
+"""What concerns both jobs of a soak: whose the machines are, and those that are lost and come back."""
+
+from __future__ import annotations
+
+from drills.inject.context import DrillContext
+from drills.inject.plan import STRIKE
+from drills.inject.put_back import out_of_use, put_back
+from drills.soak.invariants import Struck
+from drills.soak.job import SoakJob
+from drills.soak.look import GateLook
+from drills.soak.machines import machines_seen
+from drills.soak.other_job import OtherJob
+from everstep.errors import ClusterError
+
+STRIKE_LIMIT_S = 240.0
+"""The soak's job has lost its machine within this long (ours)."""
+
+
+class BothJobs:
+    """The soak's job and the one beside it.
+
+    Args:
+        job: Of the soak.
+        other: Runs beside; None: there is none.
+    """
+
+    def __init__(self, job: SoakJob, other: OtherJob | None) -> None:
+        self.job, self.other = job, other
+        self.others_gone: list[str] = []
+        """Machines of the other job that were lost since the last gate."""
+
+    async def strike_other(self, context: DrillContext, place: str) -> str:
+        """Lose a machine of the other job as soon as one of this one is lost; returns what went wrong.
+
+        Args:
+            context: Of the fault that loses one of this one.
+            place: ``m0`` is the first machine that the other job has; empty: none is lost.
+        """
+        self.others_gone = []
+        if not place or self.other is None:
+            return ""
+        try:
+            await context.until(lambda: context.fired(STRIKE) is not None, STRIKE_LIMIT_S, "no machine was lost")
+            self.others_gone = [await self.other.lose(int(place.removeprefix("m")))]
+        except ClusterError as error:
+            return f"a machine of the other job: {error}"
+        return ""
+
+    async def see(self, seen: GateLook, struck: Struck) -> None:
+        """Look whose the machines are, and how the other job is."""
+        jobs = [self.job.spec.name]
+        if self.other is not None:
+            seen.other = await self.other.goes_on()
+            seen.beside = self.other.spec.topology().world_size
+            jobs.append(self.other.spec.name)
+        out = [*struck.gone, *struck.away, *struck.others_gone]
+        seen.machines = await machines_seen(self.job.cluster, jobs, out)
+
+    async def put_back(self, scenes: list[DrillContext]) -> list[str]:
+        """Let machines come back that left a job; returns which do not."""
+        for off in [*(context.off for context in scenes), *([self.other.off] if self.other else [])]:
+            off.close()
+        for context in scenes:
+            await context.power_on()
+        if not await out_of_use(self.job.cluster):
+            return []
+        await put_back(scenes[0])
+        left = await out_of_use(self.job.cluster)
+        return [f"no machine is lost: {one.machine.name} does not come back: {one.place}, {one.fault}" for one in left]

@@ -1,0 +1,120 @@
+"""Whose the machines are at a gate: as the pool has it, as jobs say it, and as every agent shows it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from controlplane.pool import pool_state
+from drills.clusters.local import DrillCluster
+from drills.inject.put_back import OUT_OF_USE
+from everstep.errors import AgentError, EverstepError
+from everstep.model.machine import Machine
+from everstep.model.pool import PoolPlace, PoolState
+
+SETTLE_S = 15.0
+"""The pool knows whose a machine is within this long, e.g. once a killed worker is back (ours)."""
+LOOK_S = 0.2
+
+
+@dataclass(slots=True)
+class MachinesSeen:
+    """What everybody says of the machines."""
+
+    listed: list[str] = field(default_factory=list)
+    """All of the cluster."""
+    pool: dict[str, str] = field(default_factory=dict)
+    """Machine → the job that it is kept for, or where the pool has it: ``standby``, ``free``, …"""
+    jobs: dict[str, list[str]] = field(default_factory=dict)
+    """Job → its machines, as its workflow says."""
+    ranks: dict[str, list[str]] = field(default_factory=dict)
+    """Machine → the jobs of which ranks live there, as its agent says; without those that do not answer."""
+    unknown: str = ""
+    """Why it is not known whose the machines are."""
+
+
+def leased_twice(seen: MachinesSeen) -> list[str]:
+    """Machines that two jobs have, whoever says so. Pure."""
+    found = [f"{machine} has ranks of {' and '.join(jobs)}" for machine, jobs in seen.ranks.items() if len(jobs) > 1]
+    holders: dict[str, list[str]] = {}
+    for job, machines in seen.jobs.items():
+        for machine in machines:
+            holders.setdefault(machine, []).append(job)
+    found += [f"{' and '.join(jobs)} both have {machine}" for machine, jobs in holders.items() if len(jobs) > 1]
+    for machine, jobs in seen.ranks.items():
+        owner = seen.pool.get(machine, "nobody's")
+        found += [f"{machine} has ranks of {job}, and is {owner}" for job in jobs if job != owner]
+    return found
+
+
+def lost(seen: MachinesSeen, out: Sequence[str]) -> list[str]:
+    """Machines that nobody has although nothing is wrong with them. Pure.
+
+    Args:
+        seen: What everybody says.
+        out: Those that left a job and did not come back yet.
+    """
+    found = [f"the pool does not know {machine}" for machine in seen.listed if machine not in seen.pool]
+    idle = {PoolPlace.STANDBY, PoolPlace.FREE}
+    for machine, owner in seen.pool.items():
+        if owner in OUT_OF_USE and machine not in out:
+            found.append(f"{machine} is {owner}, and nothing is wrong with it")
+        elif owner not in {*idle, *OUT_OF_USE, *seen.jobs}:
+            found.append(f"{machine} is {owner}")
+    for job, machines in seen.jobs.items():
+        kept = sorted(machine for machine, owner in seen.pool.items() if owner == job)
+        if kept != sorted(machines):
+            found.append(f"{job} runs on {', '.join(sorted(machines))}, and the pool keeps {', '.join(kept)} for it")
+    return found
+
+
+async def machines_seen(cluster: DrillCluster, jobs: Sequence[str], out: Sequence[str]) -> MachinesSeen:
+    """Ask everybody; what does not agree is asked again for a while, for a worker may just have been killed.
+
+    Args:
+        cluster: Of the machines.
+        jobs: That run.
+        out: As of :func:`lost`.
+    """
+    deadline = time.monotonic() + SETTLE_S
+    while True:
+        seen = await _look(cluster, jobs)
+        wrong = seen.unknown or leased_twice(seen) or lost(seen, out)
+        if not wrong or time.monotonic() > deadline:
+            return seen
+        await asyncio.sleep(LOOK_S)
+
+
+async def _look(cluster: DrillCluster, jobs: Sequence[str]) -> MachinesSeen:
+    machines = list(cluster.file.machines)
+    seen = MachinesSeen(listed=[machine.name for machine in machines])
+    pool = await pool_state(cluster.control)
+    if pool is None:
+        seen.unknown = "the pool does not answer"
+        return seen
+    seen.pool = _owners(pool)
+    try:
+        for job in jobs:
+            seen.jobs[job] = [machine.name for machine in (await cluster.control.state(job)).machines]
+    except EverstepError as error:
+        seen.unknown = str(error)
+        return seen
+    shown = await asyncio.gather(*(_ranks_on(cluster, machine) for machine in machines))
+    seen.ranks = {machine.name: found for machine, found in zip(machines, shown, strict=True) if found is not None}
+    return seen
+
+
+def _owners(pool: PoolState) -> dict[str, str]:
+    return {
+        name: one.job if one.place is PoolPlace.ACTIVE else str(one.place.value) for name, one in pool.machines.items()
+    }
+
+
+async def _ranks_on(cluster: DrillCluster, machine: Machine) -> list[str] | None:
+    try:
+        described = await cluster.control.agents.get(machine.address).describe(timeout_s=2.0)
+    except AgentError:
+        return None
+    return [here.job for here in described.jobs if any(rank.alive for rank in here.ranks)]

@@ -1,0 +1,61 @@
+"""All ranks end the same step and save it, where it is needed: in their own memory, or in their backups too."""
+
+from __future__ import annotations
+
+import pytest
+
+from activities.agents.hold import hold_ranks
+from activities.messages import Held, HoldInput
+from agent.fake import NEVER, FakeAgent
+from agent.v1 import agent_pb2 as pb
+from everstep.model.job import JobSpec
+from tests.activities.spoken import reached
+
+STEP = 10
+
+
+def shown(
+    rank: int, completed: int, *, own: int, backup: int, alive: bool = True, none: bool = False
+) -> pb.ProgressReply:
+    saved = pb.SavedState(own_step=own, backup_step=backup, backup_none=none)
+    return pb.ProgressReply(
+        generation=1,
+        ranks=[pb.RankProgress(rank=rank, generation=1, alive=alive, completed_steps=completed, saved=saved)],
+    )
+
+
+def machine(*replies: pb.ProgressReply) -> FakeAgent:
+    """It shows these, one after the other, and stays at the last one."""
+
+    return FakeAgent(hold=pb.HoldReply(known=True, farthest=STEP - 1), progress=[*replies, NEVER])
+
+
+async def held(*agents: FakeAgent, backed_up: list[int], patience_s: float = 10.0) -> Held:
+    spec = JobSpec(name="gpt", script="/train.py", machines=len(agents))
+    async with reached(agents) as (pool, machines):
+        wait = HoldInput(spec=spec, machines=machines, generation=1, patience_s=patience_s, backed_up=backed_up)
+        return await hold_ranks(pool, wait, lambda _text: None)
+
+
+STAYS = [shown(0, 9, own=9, backup=9), shown(0, 10, own=10, backup=8)]
+
+
+@pytest.mark.parametrize(
+    "leaves",
+    [
+        [shown(1, 10, own=10, backup=9), shown(1, 10, own=10, backup=10)],
+        [shown(1, 10, own=10, backup=8, none=True)],
+        [shown(1, 9, own=9, backup=9, alive=False)],
+        [shown(1, 10, own=-1, backup=-1)],
+    ],
+    ids=["backed up late", "has no peer", "ended", "keeps nothing"],
+)
+async def test_of_ranks_that_leave_their_machine_the_backup_has_the_step(leaves: list[pb.ProgressReply]) -> None:
+    assert await held(machine(*STAYS), machine(*leaves), backed_up=[1]) == Held(step=STEP)
+
+
+async def test_a_backup_that_does_not_come_is_waited_for_no_longer_than_asked() -> None:
+    behind = [shown(1, 10, own=10, backup=9)]
+    found = await held(machine(*STAYS), machine(*behind), backed_up=[1], patience_s=0.3)
+    assert (found.step, found.why.startswith("rank 1 did not end step 10 and save it within 0.3 s")) == (-1, True)
+    assert await held(machine(*STAYS), machine(*behind), backed_up=[]) == Held(step=STEP)
