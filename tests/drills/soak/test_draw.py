@@ -43,7 +43,7 @@ def test_every_kind_of_the_catalogue_is_drawn_or_left_out_with_a_reason() -> Non
 
 
 def test_four_seeds_bring_every_meeting_and_every_kind_often() -> None:
-    plans = [draw(seed, 300) for seed in (1, 2, 44, 59)]
+    plans = [draw(seed, 300) for seed in (1, 2, 4, 123)]
     counts = Counter(kind for plan in plans for episode in plan.episodes for kind in episode.kinds)
     assert min(counts[kind.name] for kind in soaked()) >= 12
     met = {(episode.how, episode.kinds) for plan in plans for episode in plan.episodes}

@@ -265,7 +265,7 @@ def request(fault: str, **options: Any) -> DrillRequest:
 def test_a_good_version_runs_at_the_gate_and_a_bad_one_does_not(fault: str, status: str, right: bool) -> None:
     seen = good()
     seen.versions = [JobVersion(number=2, status=VersionStatus(status))]
-    struck = Struck((request(fault),), (), GATE)
+    struck = Struck((request(fault),), (), GATE, gone=["m1"])
     assert (violations(seen, struck, SPEC, known()) == []) is right
 
 
