@@ -78,10 +78,16 @@ async def recorded_version(control: Control, spec: JobSpec, named: str, step: in
 
 
 async def _of_last_run(control: Control, job: str) -> list[JobVersion]:
+    """As the run knows them, or, where Temporal has forgotten it, the ledger."""
     try:
         return (await control.state(job)).versions
     except NoSuchJob:
+        ledger = await control.ledger()
+    if ledger is None:
         return []
+    from activities.ledger import Ledger
+
+    return [version for one in await ledger.call(Ledger.versions, job) if (version := one.parsed())]
 
 
 async def _found(

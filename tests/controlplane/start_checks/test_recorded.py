@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from activities.ledger import Ledger
 from activities.versions.packages import packages_of
 from activities.versions.snapshot import folder_snapshot
 from activities.versions.store import VersionStore
@@ -26,6 +27,7 @@ class Recorded:
     def __init__(self, folder: Path) -> None:
         self.store = VersionStore(str(folder / "versions"))
         self.known: list[JobVersion] | None = []
+        self.kept: Ledger | None = None
         (folder / "code").mkdir()
         for number, ranges in enumerate([[(1, 0, 20), (3, 40, -1)], [(2, 20, 40)]], start=1):
             (folder / "code/train.py").write_text(f"print({number})\n")
@@ -44,13 +46,16 @@ class Recorded:
             self.known.append(JobVersion(number=number, runs=bare, status=VersionStatus.REPLACED, ranges=ranges))
 
     def started(self, named: str, step: int | None = None) -> RecordedStart:
-        control: Any = SimpleNamespace(versions_url=self.store.url, state=self.state)
+        control: Any = SimpleNamespace(versions_url=self.store.url, state=self.state, ledger=self.ledger)
         return asyncio.run(recorded_version(control, SPEC, named, step))
 
     async def state(self, job: str) -> object:
         if self.known is None:
             raise NoSuchJob(job)
         return SimpleNamespace(versions=self.known)
+
+    async def ledger(self) -> Ledger | None:
+        return self.kept
 
     def id(self, number: int) -> str:
         assert self.known is not None
@@ -99,6 +104,17 @@ def test_an_older_run_is_reached_by_the_id_alone(recorded: Recorded) -> None:
     assert "it ran no step: what begins at step 30" in "".join(recorded.started(older, 30).notes)
     with pytest.raises(ConfigError, match="the last run of gpt has no v2; it is not known which there are"):
         recorded.started("2")
+
+
+def test_the_ledger_knows_what_temporal_has_forgotten(recorded: Recorded, tmp_path: Path) -> None:
+    known, recorded.known = recorded.known, None
+    assert known is not None
+    with Ledger.open(f"sqlite:///{tmp_path}/ledger.db") as recorded.kept:
+        recorded.kept.job_started(SPEC, started_ns=1)
+        recorded.kept.versions_seen("gpt", known, seen_ns=2)
+        start = recorded.started("2", 30)
+    assert start.spec.args == ["2"]
+    assert start.notes[0].startswith("code: v2 (")
 
 
 def test_what_is_not_there_is_told_with_what_is(recorded: Recorded) -> None:
