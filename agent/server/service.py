@@ -23,6 +23,7 @@ from agent.server.code_service import CodeService
 from agent.server.diagnose_service import DiagnoseService
 from agent.server.job_registry import Context, JobRegistry
 from agent.server.replies import evidence_of, progress_of
+from agent.server.trace_service import TraceService
 from agent.state.job_record import JobRecord
 from agent.state.live import FOLDER as LIVE
 from agent.v1 import agent_pb2 as pb
@@ -42,7 +43,7 @@ STEPS_PATIENCE_S = 5.0
 logger = structlog.get_logger()
 
 
-class AgentService(DiagnoseService, CodeService):
+class AgentService(DiagnoseService, CodeService, TraceService):
     """Serves one machine."""
 
     def __init__(self, jobs: JobRegistry, monitor: Monitor) -> None:
