@@ -13,7 +13,7 @@ from pathlib import Path
 
 from agent.tracer import stack_dump
 from agent.tracer.control_plane import flight_record
-from agent.tracer.processes import TRACING, FamilyMember, Used, families, state_of, used
+from agent.tracer.processes import STOPPED, TRACING, FamilyMember, Used, families, state_of, used
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import CannotLook
 
@@ -77,9 +77,10 @@ class Tracer:
         left_out = len(members) - MOST_PROCESSES
         members = members[:MOST_PROCESSES]
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="trace") as threads:
-            records = list(threads.map(_record, living.values()))
+            asked = threads.map(_record, living.values())
             before = [(_settled(one), used(one.process.pid)) for one in members]
             dumps = list(threads.map(partial(self._dump, deadline=began + limit_s), members))
+            records = list(asked)
         size = 0
         for one, (state, so_far), (output, problem) in zip(members, before, dumps, strict=True):
             packed = gzip.compress(output, 1, mtime=0) if output else b""
@@ -113,6 +114,8 @@ def _settled(one: FamilyMember) -> str:
 
 
 def _record(one: RankTraced) -> pb.FlightRecord:
+    if state_of(one.pid, one.ticks) == STOPPED:
+        return pb.FlightRecord(rank=one.rank, problem="it does not answer: its process is stopped")
     try:
         return pb.FlightRecord(rank=one.rank, record=gzip.compress(flight_record(one.server, RECORD_S), 1, mtime=0))
     except CannotLook as error:

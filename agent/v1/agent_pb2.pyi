@@ -2336,6 +2336,7 @@ class RankProgress(_message.Message):
     REPORTS_FIELD_NUMBER: _builtins.int
     STEPPED_NS_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
+    STOPPED_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     generation: _builtins.int
     pid: _builtins.int
@@ -2355,6 +2356,8 @@ class RankProgress(_message.Message):
     """run.report() calls of this process"""
     stepped_ns: _builtins.int
     """when it stepped last, by this machine's clock; 0: unknown"""
+    stopped: _builtins.bool
+    """its process is stopped (state T): somebody has to continue it"""
     @_builtins.property
     def milestones(self) -> Global___Milestones: ...
     @_builtins.property
@@ -2387,10 +2390,11 @@ class RankProgress(_message.Message):
         reports: _builtins.int = ...,
         stepped_ns: _builtins.int = ...,
         metrics: Global___Metrics | None = ...,
+        stopped: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["exit", b"exit", "metrics", b"metrics", "milestones", b"milestones", "saved", b"saved"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "attached", b"attached", "completed_steps", b"completed_steps", "exit", b"exit", "finished", b"finished", "generation", b"generation", "grad_norm", b"grad_norm", "loss", b"loss", "metrics", b"metrics", "milestones", b"milestones", "optimizer_steps", b"optimizer_steps", "pid", b"pid", "rank", b"rank", "reports", b"reports", "saved", b"saved", "stepped_ns", b"stepped_ns", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "attached", b"attached", "completed_steps", b"completed_steps", "exit", b"exit", "finished", b"finished", "generation", b"generation", "grad_norm", b"grad_norm", "loss", b"loss", "metrics", b"metrics", "milestones", b"milestones", "optimizer_steps", b"optimizer_steps", "pid", b"pid", "rank", b"rank", "reports", b"reports", "saved", b"saved", "stepped_ns", b"stepped_ns", "stopped", b"stopped", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
