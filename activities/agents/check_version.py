@@ -133,6 +133,7 @@ def judged(
         refused = "\n".join(list(untried.values())[:OTHERS_NAMED])
     slow = [name for name, reply in tried.items() if reply.outcome == Outcome.SLOW]
     ended = [name for name, reply in tried.items() if reply.outcome == Outcome.ENDED]
+    partly = {reply.text for reply in tried.values() if reply.outcome == Outcome.JOINED and reply.text}
     unsure = [
         f"{name}: {last_line(reply.text)}" for name, reply in tried.items() if reply.outcome == Outcome.UNSPECIFIED
     ]
@@ -140,6 +141,7 @@ def judged(
         f"not tried on {listed(silent)}, which did not answer" if silent else "",
         f"{listed(slow)}: it had not come to where it joins the job after {timeout_s:g} s" if slow else "",
         f"{listed(ended)}: it ended with exit code 0 before it joined the job" if ended else "",
+        *sorted(partly),
         listed([*untried.values(), *unsure], OTHERS_NAMED, separator="; "),
     ]
     return VersionChecked(refused=refused, told="; ".join(filter(None, texts)))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from controlplane.client import Control
+from controlplane.start_checks.outside import outside_code
 from everstep import environment
 from everstep.errors import ConfigError
 from everstep.model.job import IN_PLACE, JobSpec
@@ -50,7 +51,7 @@ async def first_version(
     runs = runs.model_copy(update={"packages": {}})
     request = UpdateRequest(operator=getpass.getuser())
     first = JobVersion(number=1, runs=runs, request=request, status=VersionStatus.RUNNING, asked_ns=time.time_ns())
-    return runs.applied(spec, 1), [first], ""
+    return runs.applied(spec, 1), [first], outside_code(spec, folder)
 
 
 async def start_recorded(control: Control, spec: JobSpec, machines: Sequence[Machine]) -> None:
