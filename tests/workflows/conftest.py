@@ -96,6 +96,7 @@ class ScriptedCluster:
 
     calls: list[str] = field(default_factory=list)
     notes: list[DecideInput] = field(default_factory=list)
+    records: list[RecordInput] = field(default_factory=list)
     confirms: list[ConfirmInput] = field(default_factory=list)
     prepares: list[PrepareInput] = field(default_factory=list)
     holds: list[HoldInput] = field(default_factory=list)
@@ -300,6 +301,9 @@ class ScriptedCluster:
 
     @activity.defn(name=messages.RECORD)
     async def record(self, given: RecordInput) -> NumbersUsed:
+        if "records" in self.blocked:
+            raise LedgerError("the ledger is away")
+        self.records.append(given)
         return self.used
 
 
