@@ -186,14 +186,16 @@ class CodeCache:
         finally:
             self._pinned[digest] -= 1
 
-    async def _received(self, first: pb.CodeChunk, chunks: AsyncIterator[pb.CodeChunk], coming: Path) -> bytes | None:
+    async def _received(
+        self, first: pb.CodeChunk, chunks: AsyncIterator[pb.CodeChunk], coming: Path
+    ) -> bytearray | None:
         """Take an archive as it comes: returned where it is small, else in a file of its own."""
         if first.bytes <= IN_MEMORY:
             archive = bytearray(first.data)
             while len(archive) <= first.bytes and (chunk := await _next(chunks)) is not None:
                 archive += chunk.data
             self._check_size(len(archive), first.bytes)
-            return bytes(archive)
+            return archive
         await self._written(first, chunks, coming)
         return None
 
@@ -219,7 +221,7 @@ class CodeCache:
 
     # In threads.
 
-    def _take(self, small: bytes | None, coming: Path, digest: str) -> int | None:
+    def _take(self, small: bytearray | None, coming: Path, digest: str) -> int | None:
         """Unpack an archive beside, and give it its name; returns its bytes, None: it was here already.
 
         Args:
@@ -232,7 +234,7 @@ class CodeCache:
         finally:
             shutil.rmtree(coming, ignore_errors=True)
 
-    def _unpacked(self, small: bytes | None, coming: Path, digest: str) -> int:
+    def _unpacked(self, small: bytearray | None, coming: Path, digest: str) -> int:
         private.make_folder(private.make_folder(self.folder) / coming.name)
         with io.BytesIO(small) if small is not None else (coming / "archive").open("rb") as archive:
             files = unpack(archive, coming / "tree", digest)
