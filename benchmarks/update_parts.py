@@ -22,10 +22,9 @@ PARTS = (*BEFORE, *RECOVERY_PARTS[5:])
 
 @dataclass(slots=True)
 class Seen:
-    """Activities of a history by kind: when the newest one was scheduled, started and over, ns."""
+    """Activities of a history by kind: when the newest one was scheduled, and over, ns."""
 
     scheduled: dict[str, int] = field(default_factory=dict)
-    started: dict[str, int] = field(default_factory=dict)
     completed: dict[str, int] = field(default_factory=dict)
 
     @classmethod
@@ -39,9 +38,6 @@ class Seen:
             if event.HasField("activity_task_scheduled_event_attributes"):
                 kinds[event.event_id] = event.activity_task_scheduled_event_attributes.activity_type.name
                 seen.scheduled[kinds[event.event_id]] = at
-            elif event.HasField("activity_task_started_event_attributes"):
-                begun = kinds.get(event.activity_task_started_event_attributes.scheduled_event_id, "")
-                seen.started[begun] = at
             elif event.HasField("activity_task_completed_event_attributes"):
                 over = kinds.get(event.activity_task_completed_event_attributes.scheduled_event_id, "")
                 seen.completed[over] = at
