@@ -10,7 +10,7 @@ from temporalio.client import WorkflowHandle
 from activities import messages
 from benchmarks.timeline import PARTS as RECOVERY_PARTS
 from benchmarks.timeline import parts_between
-from everstep.model.incident import IncidentReport
+from everstep.model.incident import Confirmation
 
 BEFORE = ("ask", "make", "try", "open", "hold", "stop", "decide", "launch")
 """ask: request to the job's activity that makes the version; make: until it is in the store; try: until all machines
@@ -44,7 +44,7 @@ class Seen:
         return seen
 
 
-def parts_of(began_ns: int, seconds: float, job: Seen, incident: Seen, report: IncidentReport) -> Mapping[str, float]:
+def parts_of(began_ns: int, seconds: float, job: Seen, incident: Seen, found: Confirmation) -> Mapping[str, float]:
     """Seconds by part.
 
     Args:
@@ -52,11 +52,10 @@ def parts_of(began_ns: int, seconds: float, job: Seen, incident: Seen, report: I
         seconds: Until all ranks had done a step with the new code.
         job: Activities of the job since then.
         incident: Of the incident that applied it.
-        report: Of the incident.
+        found: What the incident found when it watched the ranks.
     """
-    assert report.confirmation is not None
-    within = report.confirmation.parts
-    forked_ns = report.confirmation.stepped_ns - int(sum(within.values()) * 1e9)
+    within = found.parts
+    forked_ns = found.stepped_ns - int(sum(within.values()) * 1e9)
     ends = {
         "ask": job.scheduled.get(messages.MAKE_VERSION, 0),
         "make": job.completed.get(messages.MAKE_VERSION, 0),

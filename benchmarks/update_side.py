@@ -153,7 +153,8 @@ class UpdatedJob:
         if update:
             job = await Seen.of(client.get_workflow_handle(job_workflow_id(self._spec.name)), since_ns=began_ns)
             incident = await Seen.of(client.get_workflow_handle(last.id), since_ns=began_ns)
-            parts = parts_of(began_ns, seconds, job, incident, report)
+            assert report.confirmation is not None  # it stepped
+            parts = parts_of(began_ns, seconds, job, incident, report.confirmation)
         else:
             parts = {stage.name: stage.seconds for stage in report.timings}
         return Switch(seconds, (after - before) / 1e9, parts)

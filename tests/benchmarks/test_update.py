@@ -6,7 +6,7 @@ from benchmarks.common import Row
 from benchmarks.update import Results, summarise, where_it_went
 from benchmarks.update_parts import PARTS, Seen, parts_of
 from benchmarks.update_side import Switch
-from everstep.model.incident import Confirmation, IncidentReport
+from everstep.model.incident import Confirmation
 
 BEGAN_NS = 1_700_000_000_000_000_000
 WITHIN = {"start": 0.01, "import": 0.02, "rendezvous": 0.03, "restore": 0.04, "next step": 0.1}
@@ -25,9 +25,8 @@ def test_the_parts_of_an_update_follow_each_other_and_sum_up_to_it() -> None:
         scheduled={"Hold ranks": at(0.7), "Launch ranks": at(1.1)},
         completed={"Hold ranks": at(0.8), "Stop ranks": at(1.0)},
     )
-    confirmation = Confirmation.model_construct(parts=WITHIN, stepped_ns=at(1.5))
-    report = IncidentReport.model_construct(confirmation=confirmation)
-    parts = parts_of(BEGAN_NS, 1.5, job, incident, report)
+    confirmation = Confirmation(ok=True, reason="", generation=2, parts=WITHIN, stepped_ns=at(1.5))
+    parts = parts_of(BEGAN_NS, 1.5, job, incident, confirmation)
 
     expected = dict(zip(PARTS, [0.05, 0.1, 0.45, 0.1, 0.1, 0.2, 0.1, 0.2, *WITHIN.values()], strict=True))
     assert {name: round(value, 6) for name, value in parts.items()} == expected | {"unaccounted": 0.0}
