@@ -6,6 +6,7 @@ from pydantic import Field
 from temporalio.exceptions import ApplicationError
 
 from everstep.model.eviction import EvictionState
+from everstep.model.hang import HangFound
 from everstep.model.health import MachineFinding
 from everstep.model.incident import (
     Anomaly,
@@ -60,6 +61,8 @@ class Carried(Model):
     versions_changed: list[int] = Field(default_factory=list)
     """Numbers of the versions of which it has something to say."""
     evictions: EvictionState = Field(default_factory=EvictionState)
+    hang: HangFound | None = None
+    """What looks at the ranks showed; None: nobody looked."""
 
 
 class IncidentInput(Model):

@@ -11,15 +11,17 @@ from everstep.model.job import JobSpec
 
 GONE_POLICY = {"stall_floor_s": 3.0, "exit_grace_s": 3.0}
 """Hangs are found after 10 min, and early leavers after 60 s, by default; a drill's steps take 0.1 s (ours)."""
-GONE_PATIENT = {"stall_floor_s": 60.0, "exit_grace_s": 3.0}
+GONE_PATIENT = {"stall_floor_s": 60.0, "hang_floor_s": 60.0, "exit_grace_s": 3.0}
 """The same for a job that waits at a step until the drill has done what it wants to do (ours)."""
+HELD = {"hang_floor_s": 600.0}
+"""For a job in which one rank waits for the drill, and the others for that one (ours)."""
 BACK = {"silent_evict_s": 30.0}
 """Machines that are lost and come back are back within this time, on a busy computer too: no other takes their place
 (ours; the default is 2 s)."""
 NOBODY_LEAVES: dict[str, Any] = {"evict_mode": EvictMode.SHADOW}
 """For a job whose machine is at fault and that is struck once more there (ours)."""
 DRILL_POLICY = GONE_POLICY | BACK
-PATIENT_POLICY = {"stall_floor_s": 60.0, "exit_grace_s": 3.0} | BACK
+PATIENT_POLICY = {"stall_floor_s": 60.0, "hang_floor_s": 60.0, "exit_grace_s": 3.0} | BACK
 """For a job that waits at a step until the drill has done what it wants to do (ours)."""
 SILENT_S = 15.0
 """An agent that stays away does so for longer than ``silent_s``, and for some looks more (ours)."""

@@ -9,6 +9,7 @@ BEFORE_AN_UPDATE = {"make": messages.MAKE_VERSION, "try": messages.CHECK_VERSION
 STAGES = {
     **BEFORE_AN_UPDATE,
     "hold": messages.HOLD,
+    "trace": messages.TRACE,
     "stop": messages.STOP,
     "evict": messages.POOL_REPLACE,
     "prepare": messages.PREPARE,

@@ -334,9 +334,10 @@ class Run:
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
         from everstep.training.poison import poison_forward
+        from everstep.training.stuck import HANGS
 
         assert self._faults is not None
-        self._faults.poison = poison_forward
+        self._faults.poison, self._faults.hangs = poison_forward, HANGS
 
         def meet(*_: Any) -> None:
             if self.step is not None and self._faults is not None:

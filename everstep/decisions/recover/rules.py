@@ -230,6 +230,8 @@ def judge(facts: RestartFacts, policy: RecoveryPolicy, *, by_operator: bool = Fa
     if facts.failure.symptom is Symptom.UPDATE:
         return Verdict(Action.REATTEMPT, "the update was withdrawn: the job goes on as it is")
     wait_s = backoff_s(max(facts.attempts, len(facts.history)), policy)
+    if facts.failure.symptom is Symptom.MACHINE_FAULT:
+        return Verdict(Action.REATTEMPT, "what was at fault has left the job", delay_s=wait_s)
     return Verdict(Action.REATTEMPT, f"{facts.failure.cause}: assume a transient fault", delay_s=wait_s)
 
 
