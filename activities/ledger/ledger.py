@@ -318,14 +318,6 @@ class Ledger:
             )
             return incident_record(row, [IncidentEventRecord.model_validate(event) for event in events])
 
-    def versions(self, job: str, *, all_runs: bool = False) -> list[CodeVersionRecord]:
-        """Versions of a job's code in order, of its newest run or of all, the oldest first."""
-        query = version_query().where(Jobs.name == job).order_by(Jobs.started_ns, Jobs.run, CodeVersions.number)
-        if not all_runs:
-            query = query.where(Jobs.run == newest_run(job))
-        with self._reading() as connection:
-            return [CodeVersionRecord.model_validate(dict(row)) for row in connection.execute(query).mappings()]
-
     def looks(self, id: str) -> list[tuple[int, str, int, bytes]]:
         """What machines said of their ranks in an incident, look by look; where a number was used twice, the newest."""
         newest = select(func.max(Incidents.run)).where(Incidents.id == id).scalar_subquery()
@@ -336,6 +328,14 @@ class Ledger:
         )
         with self._reading() as connection:
             return [(look, machine, time_ns, data) for look, machine, time_ns, data in connection.execute(query)]
+
+    def versions(self, job: str, *, all_runs: bool = False) -> list[CodeVersionRecord]:
+        """Versions of a job's code in order, of its newest run or of all, the oldest first."""
+        query = version_query().where(Jobs.name == job).order_by(Jobs.started_ns, Jobs.run, CodeVersions.number)
+        if not all_runs:
+            query = query.where(Jobs.run == newest_run(job))
+        with self._reading() as connection:
+            return [CodeVersionRecord.model_validate(dict(row)) for row in connection.execute(query).mappings()]
 
     def machine_events(self, job: str | None = None, *, limit: int | None = None) -> list[MachineEventRecord]:
         """Observations of the agents, oldest first; with a limit the newest of them."""

@@ -146,6 +146,21 @@ class Intervals(LedgerTable):
     cause: Mapped[str | None]
 
 
+class IncidentLooks(LedgerTable):
+    """What one machine said of its ranks when an incident looked at them, in full."""
+
+    __tablename__ = "incident_looks"
+    __table_args__ = (ForeignKeyConstraint(["run", "number"], ["incidents.run", "incidents.number"]),)
+
+    run: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    number: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    look: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    machine: Mapped[str] = mapped_column(String, primary_key=True)
+    time_ns: Mapped[int]
+    data: Mapped[bytes]
+    """A StacksReply of the agent (``proto/agent/v1/agent.proto``), whose stacks are compressed."""
+
+
 class CodeVersions(LedgerTable):
     """Versions of a job's code: who asked for which, when and why, what changed, which steps ran, how it ended."""
 
@@ -165,18 +180,3 @@ class CodeVersions(LedgerTable):
     """All of it."""
     seen_ns: Mapped[int]
     """When it was as it is here."""
-
-
-class IncidentLooks(LedgerTable):
-    """What one machine said of its ranks when an incident looked at them, in full."""
-
-    __tablename__ = "incident_looks"
-    __table_args__ = (ForeignKeyConstraint(["run", "number"], ["incidents.run", "incidents.number"]),)
-
-    run: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
-    number: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
-    look: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
-    machine: Mapped[str] = mapped_column(String, primary_key=True)
-    time_ns: Mapped[int]
-    data: Mapped[bytes]
-    """A StacksReply of the agent (``proto/agent/v1/agent.proto``), whose stacks are compressed."""
