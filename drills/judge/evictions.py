@@ -15,7 +15,8 @@ NEAR_S = 10.0
 def due(request: DrillRequest, spec: JobSpec) -> list[str]:
     """Machines that have to leave the job: all of them, or, where there are not enough others, none."""
     names = []
-    if request.replaces or (request.base == "link-down" and request.seconds > spec.policy.silent_evict_s + NEAR_S):
+    away = request.base == "link-down" and request.seconds > spec.policy.silent_evict_s + NEAR_S
+    if request.replaces or request.base == "bitflip" or away:
         names = [request.struck_machine(spec)]
     elif request.gone:
         names = [f"m{index}" for index in loss_of(request, spec).machines]

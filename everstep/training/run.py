@@ -333,10 +333,10 @@ class Run:
         """Let the faults of a drill happen between backward and the optimizer's step."""
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-        from everstep.training.poison import poison_forward
+        from everstep.training.poison import flip_gradient_bit, poison_forward
 
         assert self._faults is not None
-        self._faults.poison = poison_forward
+        self._faults.poison, self._faults.flip = poison_forward, flip_gradient_bit
 
         def meet(*_: Any) -> None:
             if self.step is not None and self._faults is not None:

@@ -12,8 +12,9 @@ from console import main
 from console.views.policy import NO_ANSWER
 from controlplane.client import Control
 from everstep.errors import NoSuchJob
+from everstep.model.closed_incident import CLOSED_OUTSIDE
 from everstep.model.eviction import EvictAnswer, EvictionState, EvictMode
-from everstep.model.incident import CLOSED_OUTSIDE, Anomaly, IncidentReport, StageRecord, Symptom
+from everstep.model.incident import Anomaly, IncidentReport, StageRecord, Symptom
 from everstep.model.job import JobSpec
 from everstep.model.job_state import IncidentSummary, JobState
 from everstep.model.recovery_policy import RecoveryPolicy
