@@ -44,6 +44,7 @@ MAKE_VERSION = "Make version"
 CHECK_VERSION = "Check version"
 HOLD = "Hold ranks"
 DIAGNOSE = "Diagnose machines"
+TRACE = "Trace ranks"
 
 
 class AwaitStandbysInput(Model):
@@ -130,6 +131,20 @@ class Held(Model):
     """Completed steps at which all ranks wait; -1: they do not."""
     why: str = ""
     """Where they do not: why."""
+
+
+class TraceInput(Model):
+    """Look at what the ranks of a job do that does not step; they go on."""
+
+    spec: JobSpec
+    machines: list[Machine]
+    generation: int
+    incident: str
+    """Its workflow's id: what is seen is kept with it."""
+    apart_s: float = 0.3
+    """Between two looks, seconds (ours)."""
+    look_s: float = 5.0
+    """One look takes no longer, seconds (ours)."""
 
 
 class StopInput(Model):

@@ -195,6 +195,10 @@ class AgentClient:
         """Run diagnostic tests; what they say, as they end."""
         return self._stream(self._stub.Diagnose, request)
 
+    async def stacks(self, request: pb.StacksRequest, *, timeout_s: float | None = None) -> pb.StacksReply:
+        """What the processes of a job's ranks do now."""
+        return await self._call(self._stub.Stacks, request, timeout_s)
+
     async def close(self) -> None:
         """Close the connection; streams end."""
         await self.channel.close(None)

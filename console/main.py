@@ -42,6 +42,8 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "incidents": ("incidents", "Jobs", "What went wrong, and what was done."),
     "classify": ("classify", "Jobs", "What ended a job, from its logs alone; no cluster is needed."),
     "incident": ("incidents", "Jobs", "One incident: seen, decided, done, with times."),
+    "trace": ("trace", "Jobs", "What the ranks of a job do now, and on which machine it hangs."),
+    "stacks": ("trace", "Jobs", "What ranks were seen to do before an incident stopped them."),
     "analyze": ("analyze", "Jobs", "Which machine a job hangs on, or is slowed by, from dumps; no cluster is needed."),
     "policy": ("policy", "Jobs", "Which machines leave a job, by which rules; explain and simulate."),
     "report": ("report", "Jobs", "The last days: incidents, lost time, evictions, ETTR; for a meeting."),

@@ -24,6 +24,7 @@ from activities.agents.check_version import CheckActivities
 from activities.agents.checkpoints import CheckpointActivities
 from activities.agents.diagnose import DiagnoseActivities
 from activities.agents.ranks import RankActivities
+from activities.agents.trace import TraceActivities
 from activities.closed_incidents import IncidentActivities
 from activities.clusters.cluster import Cluster
 from activities.ledger import Ledger
@@ -133,6 +134,7 @@ def build(
             pool.give_back,
             pool.await_standbys,
             DiagnoseActivities(agents).diagnose,
+            TraceActivities(agents, ledger).trace,
             looks.look,
             ProvisionActivities(cluster).provision,
             records.decide,

@@ -16,9 +16,12 @@ import json
 import os
 import random
 import signal
+import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +87,8 @@ class RankFaults:
         """What ``nan`` does; who knows torch says what that is."""
         self.flip: Callable[[], None] = _cannot_poison
         """What ``bitflip`` does, likewise."""
+        self.hangs: Mapping[str, Callable[[], None]] = {}
+        """The same of faults after which a rank waits for ever, or others wait for it."""
 
     @classmethod
     def from_environment(cls, rank: int) -> RankFaults | None:
@@ -109,7 +114,7 @@ class RankFaults:
                         self._mine = [planned for planned in self._mine if planned["fault"] != "nan"]
                         self.poison()
                         return
-                    act(fault)
+                    self.hangs.get(fault["fault"], partial(act, fault))()
 
     def _begun_after(self, fault: Fault) -> bool:
         return "after" not in fault or Path(fault["after"]).exists()
@@ -181,6 +186,14 @@ def act(fault: Fault) -> None:
             os.kill(os.getpid(), signal.Signals["SIG" + fault.get("signal", "KILL")])
         case "stop-rank":
             os.kill(os.getpid(), signal.SIGSTOP)
+        case "spin":
+            sys.setswitchinterval(1e6)  # no other thread of this process gets Python's lock any more
+            while True:
+                pass
+        case "deadlock":
+            lock = threading.Lock()
+            with lock:
+                lock.acquire()
         case "exit-rank":
             os._exit(int(fault["code"]))
         case "oom":

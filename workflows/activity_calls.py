@@ -29,12 +29,14 @@ with workflow.unsafe.imports_passed_through():
         RestoreInput,
         RoomInput,
         StopInput,
+        TraceInput,
         VersionChecked,
         VersionMade,
     )
     from everstep.decisions.checkpoints.choose_restore import Restore
     from everstep.model.closed_incident import Left
     from everstep.model.diagnosis import Diagnosis
+    from everstep.model.hang import HangFound
     from everstep.model.incident import Confirmation, Evidence, Launched, Restored, Showing
     from everstep.model.job import JobSpec
     from everstep.model.machine import Machine
@@ -45,6 +47,10 @@ with workflow.unsafe.imports_passed_through():
 
 SLOWEST_RANK_BYTES = 500_000_000
 """Bytes a second of one rank that restores from its own slot: a slower one is given up (ours)."""
+LONGEST_LOOK_S = 5.0
+"""One look at ranks takes no longer (ours)."""
+TRACE_ROOM_S = 4.0
+"""Of the time that a trace has, for what comes beside its two looks, seconds (ours)."""
 MAKE_LIMIT = timedelta(minutes=10)
 """A snapshot that is not made, or not brought to the machines, within this time is given up (ours)."""
 DIAGNOSE_PARTS = 3
@@ -255,6 +261,29 @@ def check_version(spec: JobSpec, machines: list[Machine], run: str) -> ActivityH
         result_type=VersionChecked,
         summary=web_ui.summary(f"v{spec.version} on {len(machines)} machines, up to where it joins the job"),
         **on_ranks(timedelta(seconds=bound_s) + MAKE_LIMIT),
+    )
+
+
+def trace(spec: JobSpec, machines: list[Machine], generation: int, incident: str) -> ActivityHandle[HangFound]:
+    """Look at what the ranks do, twice; tried once or twice, and never for longer than the policy allows."""
+    bound_s = spec.policy.trace_s
+    limit = timedelta(seconds=bound_s)
+    given = TraceInput(
+        spec=spec,
+        machines=machines,
+        generation=generation,
+        incident=incident,
+        look_s=min(LONGEST_LOOK_S, max((bound_s - TRACE_ROOM_S) / 2, 0.5)),
+    )
+    return workflow.start_activity(
+        messages.TRACE,
+        given,
+        result_type=HangFound,
+        summary=web_ui.summary(f"generation {generation}: what its ranks do, on {len(machines)} machines"),
+        start_to_close_timeout=limit,
+        schedule_to_close_timeout=limit,
+        heartbeat_timeout=HEARTBEAT_TIMEOUT,
+        retry_policy=FAST_RETRY,
     )
 
 

@@ -6,6 +6,7 @@ from pydantic import Field
 from temporalio.exceptions import ApplicationError
 
 from everstep.model.eviction import EvictionState
+from everstep.model.hang import HangFound
 from everstep.model.health import MachineFinding
 from everstep.model.incident import (
     Anomaly,
@@ -69,6 +70,8 @@ class Carried(Model):
     """What stop-time tests found."""
     approved: list[Rung] = Field(default_factory=list)
     """Rungs that an operator let go on."""
+    hang: HangFound | None = None
+    """What looks at the ranks showed; None: nobody looked."""
 
 
 class IncidentInput(Model):

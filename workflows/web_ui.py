@@ -25,6 +25,7 @@ from workflows.version_page import version_rows
 
 SUMMARY_CHARACTERS = 110
 PAGE_CHARACTERS = 2800
+PICTURE_CHARACTERS = 1200
 # The Web UI renders tables without padding: an em space keeps the columns apart.
 PAD = "\u2003"
 # … and breaks a line between a number and its unit, unless the space forbids it.
@@ -159,6 +160,19 @@ def incident_page(
     link = f"[Job](/namespaces/{namespace}/workflows/{job_workflow.replace('/', '%2F')})"
     parts = [f"## {headline}", table(["Stage", "Took", "What was found"], rows) if rows else "", help_text, link]
     return "\n\n".join(part for part in parts if part)[:PAGE_CHARACTERS]
+
+
+def drawn(picture: str) -> str:
+    """A picture in text, as much of it as a page has room for; empty: there is none."""
+    if not picture:
+        return ""
+    kept: list[str] = []
+    for line in picture.splitlines():
+        if sum(len(one) + 1 for one in kept) + len(line) > PICTURE_CHARACTERS:
+            kept.append("…")
+            break
+        kept.append(line)
+    return "\n".join(["```", *kept, "```"])
 
 
 def begun_text(state: JobState) -> str:

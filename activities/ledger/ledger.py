@@ -43,6 +43,7 @@ from activities.ledger.statements import (
 from activities.ledger.tables import (
     Generations,
     IncidentEvents,
+    IncidentLooks,
     Incidents,
     Intervals,
     Jobs,
@@ -217,6 +218,18 @@ class Ledger:
                 row = (Incidents.run == key["run"]) & (Incidents.number == key["number"])
                 connection.execute(update(Incidents).where(row).values(symptom=str(report.failures[0].symptom)))
 
+    def looks_taken(self, id: str, looks: Sequence[tuple[int, str, int, bytes]]) -> None:
+        """Keep what machines said of their ranks: of each its number of the look, machine, time and answer."""
+        with self._writing(incident_parts(id)[0]) as connection:
+            key = fill_incident(connection, id, {})
+            rows = [
+                key | {"look": look, "machine": clean(machine), "time_ns": time_ns, "data": data}
+                for look, machine, time_ns, data in looks
+            ]
+            for start in range(0, len(rows), _CHUNK):
+                chunk = rows[start : start + _CHUNK]
+                connection.execute(insert(connection, IncidentLooks).values(chunk).on_conflict_do_nothing())
+
     def _incident(self, id: str, learned: dict[str, Any]) -> None:
         with self._writing(incident_parts(id)[0]) as connection:
             fill_incident(connection, id, learned)
@@ -289,6 +302,17 @@ class Ledger:
                 .order_by(IncidentEvents.position)
             )
             return incident_record(row, [IncidentEventRecord.model_validate(event) for event in events])
+
+    def looks(self, id: str) -> list[tuple[int, str, int, bytes]]:
+        """What machines said of their ranks in an incident, look by look; where a number was used twice, the newest."""
+        newest = select(func.max(Incidents.run)).where(Incidents.id == id).scalar_subquery()
+        query = (
+            select(IncidentLooks.look, IncidentLooks.machine, IncidentLooks.time_ns, IncidentLooks.data)
+            .where(IncidentLooks.run == newest, IncidentLooks.number == incident_parts(id)[1])
+            .order_by(IncidentLooks.look, IncidentLooks.machine)
+        )
+        with self._reading() as connection:
+            return [(look, machine, time_ns, data) for look, machine, time_ns, data in connection.execute(query)]
 
     def machine_events(self, job: str | None = None, *, limit: int | None = None) -> list[MachineEventRecord]:
         """Observations of the agents, oldest first; with a limit the newest of them."""

@@ -19,6 +19,7 @@ from sqlalchemy import (
     ForeignKeyConstraint,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     String,
     UniqueConstraint,
@@ -43,6 +44,7 @@ class LedgerTable(DeclarativeBase):
         int: BigInteger,
         float: Float,
         str: String,
+        bytes: LargeBinary,
     }
 
 
@@ -142,3 +144,18 @@ class Intervals(LedgerTable):
     start_ns: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
     end_ns: Mapped[int | None]
     cause: Mapped[str | None]
+
+
+class IncidentLooks(LedgerTable):
+    """What one machine said of its ranks when an incident looked at them, in full."""
+
+    __tablename__ = "incident_looks"
+    __table_args__ = (ForeignKeyConstraint(["run", "number"], ["incidents.run", "incidents.number"]),)
+
+    run: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    number: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    look: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    machine: Mapped[str] = mapped_column(String, primary_key=True)
+    time_ns: Mapped[int]
+    data: Mapped[bytes]
+    """A StacksReply of the agent (``proto/agent/v1/agent.proto``), whose stacks are compressed."""

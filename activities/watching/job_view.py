@@ -10,6 +10,7 @@ import asyncio
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from activities.agents.convert import seen_of
 from activities.watching.acknowledgements import Acknowledgements
@@ -26,6 +27,7 @@ from everstep.decisions.detect.exits import has_finished
 from everstep.decisions.detect.facts import FindingSeen, JobFacts, ObservedExit
 from everstep.decisions.detect.machine_fault import due
 from everstep.decisions.detect.step_watch import StepWatch
+from everstep.decisions.hang.standstill import Standstill
 from everstep.model.incident import Anomaly, Symptom
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
@@ -35,6 +37,14 @@ SILENT_S = 10.0
 BARE_S = 5.0
 """While a machine says that it knows nothing of the job, the job's workflow is asked this often whether it runs there
 (ours)."""
+
+
+class StepsSeen(NamedTuple):
+    """Which steps of a job were seen."""
+
+    generation: int
+    total: int
+    """Of all ranks together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +98,10 @@ class JobView:
     """Of its machines, that its workflow was not told."""
     _stopped_ns: int = 0
     """When the end of a generation was told last: its incident asks the machines for what they had found by then."""
+    latest: JobFacts | None = None
+    """What the rules looked at last, of the newest generation."""
+    _standing: tuple[StepsSeen, Standstill] | None = None
+    """What looks at the ranks showed, and at which steps."""
     _copies: CopyRules = field(init=False)
     _names: frozenset[str] = field(init=False)
     """Of its machines."""
@@ -250,7 +264,7 @@ class JobView:
             return JobFacts(self.spec, generation, now_ns, exits, ranks, newest=False)
         steps = self._steps.setdefault(generation, StepWatch(self.spec.topology().world_size))
         steps.observe(ranks, now_ns, known_step=self.known[1] if self.known and self.known[0] == generation else 0)
-        return JobFacts(
+        self.latest = JobFacts(
             self.spec,
             generation,
             now_ns,
@@ -265,7 +279,27 @@ class JobView:
             unheard_s=self._unheard_s(now_ns),
             findings=self.faults.all(),
             faults_told=self.faults.told_ns,
+            standing=self._standing[1] if self._standing and self._standing[0] == self.steps_seen else None,
+            machine_names=[machine.name for machine in self.machines],
         )
+        return self.latest
+
+    @property
+    def steps_seen(self) -> StepsSeen:
+        """Which steps were seen: it changes with each, and with each generation."""
+        generation = self._generation() or 0
+        steps = self._steps.get(generation)
+        return StepsSeen(generation, steps.total if steps else 0)
+
+    def looked_at(self, seen: StepsSeen, standing: Standstill) -> None:
+        """Looks at the ranks showed this, while no step was seen."""
+        self._standing = (seen, standing)
+        self.woken.set()
+
+    @property
+    def has_stopped_ranks(self) -> bool:
+        """Whether the process of a rank was stopped when it was shown last."""
+        return any(shown.progress.stopped for shown in self._shown.values())
 
     def silent(self, now_ns: int) -> list[str]:
         """Machines whose agents said nothing for ``SILENT_S``."""

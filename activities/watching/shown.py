@@ -28,6 +28,8 @@ class FirstShown:
     """When it was seen to step first; None: it was not yet."""
     step_ns: int = 0
     """When it was first seen to have completed a step, by the watcher's clock; 0: it was not yet."""
+    stopped_ns: int = 0
+    """Since when its process was seen to be stopped, by the watcher's clock; 0: it is not."""
 
 
 class Shown:
@@ -67,6 +69,7 @@ class Shown:
             optimizer_steps=progress.optimizer_steps,
             reports=progress.reports,
         )
+        first.stopped_ns = (first.stopped_ns or heard_ns) if progress.stopped else 0
         if stepped and first.steps is None:
             first.steps = steps
         saved_step, saved_ns = self._saved(first, saved_before=saved_before)
@@ -84,6 +87,7 @@ class Shown:
             saved_ns=saved_ns,
             first_step_ns=self._first_step_ns(first, milestones.first_step),
             heard_ns=heard_ns,
+            stopped_ns=first.stopped_ns,
             reported_step=progress.metrics.step if progress.HasField("metrics") else -1,
             loss=_number(progress.metrics.loss),
             grad_norm=_number(progress.metrics.grad_norm),

@@ -33,6 +33,7 @@ from activities.turns import ShareOfTime, in_turns
 from activities.watching.acknowledging import Acknowledging
 from activities.watching.asking import ASK_S, asking
 from activities.watching.job_view import BARE_S, Finished, JobView
+from activities.watching.looking import Looking
 from activities.watching.with_workflow import learn_from, update_of
 from agent.client import AgentClient, AgentPool
 from agent.v1 import agent_pb2 as pb
@@ -58,6 +59,8 @@ ADOPT_AGAIN_S = 30.0
 """Longest wait between two such questions, seconds (ours)."""
 TICK_S = 0.5
 """Between two looks at the rules that depend on time, seconds (ours)."""
+STOPPED_TICK_S = 0.1
+"""The same while a rank is stopped (ours)."""
 TELL_WHOLE_S = 30.0
 """Agents are told this often which step is on all disks: some may not have heard it (ours)."""
 NO_HANDLER = "expected but not found"
@@ -177,7 +180,7 @@ class Watcher:
             log.info("watching", machines=len(job.machines))
             tasks = [
                 asyncio.create_task(loop(job))
-                for loop in (self._judge, self._persist, self._align, self._ask_what_runs)
+                for loop in (self._judge, self._persist, self._align, self._ask_what_runs, self._look_closely)
             ]
             tasks.append(asyncio.create_task(Acknowledging(self._agents, job, self.watched).run()))
             asked: list[asyncio.Task[None]] = []
@@ -263,8 +266,12 @@ class Watcher:
                     return
             await pace.rest()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(TICK_S):
+                async with asyncio.timeout(STOPPED_TICK_S if job.has_stopped_ranks else TICK_S):
                     await job.woken.wait()
+
+    async def _look_closely(self, job: JobView) -> None:
+        """Look at the ranks of a job that stands still; the end of a step ends that."""
+        await Looking(self._agents, job).run()
 
     async def _ask_what_runs(self, job: JobView) -> None:
         """Ask the workflow where a generation runs that is new, and what runs while a machine knows nothing of it: that

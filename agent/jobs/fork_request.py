@@ -12,6 +12,7 @@ from agent.jobs.host import Host
 from agent.launcher.fork_client import inherited_environment
 from agent.reporting.step_archive import Reports
 from agent.state.job_record import JobRecord
+from agent.tracer.tracer import server_of
 from agent.v1 import agent_pb2 as pb
 from everstep import environment
 from everstep.errors import ConfigError
@@ -82,6 +83,7 @@ def fork_arguments(
             **dict(rank.env),
             environment.REPORT_FILE: str(report),
             environment.CHECKPOINT_FILE: str(own_slots(shm, rank.rank)),
+            environment.CONTROL_SOCKET: str(server_of(shm, rank.rank)),
         }
         files = {stream: str(output(rank.rank, stream[3:])) for stream in ("stdout", "stderr")}
         rows.append({"rank": rank.rank, "env": own, "report": str(report), **files})

@@ -35,10 +35,14 @@ NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG}
 """What a disk says that takes nothing more."""
 BESIDE = "beside another copy of it, pid"
 """In the line that begins a generation: what must never be."""
+LONGEST_SOCKET = 107
+"""Bytes of the name of a socket, by the kernel."""
 _OWN = {"TORCH_CUDA_SANITIZER"}
 """Variables that torch reads at import and ``fit_torch`` takes over."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_servers: list[Any] = []
+"""Of torch, in this process: they live as long as it does."""
 
 
 def run_rank(
@@ -82,6 +86,7 @@ def run_rank(
         )
         tell_of_ignored(read)
         fit_torch()
+        _answer_agent()
         _watch_optimizer(rank, report)
         fit_path(request["script"])
         report.mark("script_entered")
@@ -240,6 +245,32 @@ def fit_torch() -> None:
     # Unlike Python's own generator these do not notice a fork: all ranks would draw the same numbers.
     torch.default_generator.seed()
     numpy.random.seed()
+
+
+def _answer_agent() -> None:
+    """Start torch's own server in this process: its threads tell the agent the flight record, whatever Python does.
+
+    Nothing depends on it: where it cannot be started, a hang is judged without the record.
+    """
+    path = os.environ.get("EVERSTEP_CONTROL_SOCKET", "")
+    if not path or len(os.fsencode(path)) > LONGEST_SOCKET:
+        return
+    kept = os.dup(2)
+    quiet = os.open(os.devnull, os.O_WRONLY)
+    try:
+        from torch._C._distributed_c10d import _WorkerServer
+
+        os.dup2(quiet, 2)  # it says in the rank's own output that it listens
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)  # noqa: PTH108
+        _servers.append(_WorkerServer(path))
+    except Exception as error:
+        os.dup2(kept, 2)
+        print(f"everstep: torch's server for flight records does not start: {error}", file=sys.stderr)
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(quiet)
 
 
 def fit_path(script: str) -> None:

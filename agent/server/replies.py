@@ -10,6 +10,7 @@ from agent.launcher.processes import End
 from agent.reporting import rank_logs
 from agent.reporting.metrics import metrics_message
 from agent.state.job_record import RankRecord
+from agent.tracer.processes import STOPPED, state_of
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.classify.rank_end import classification
 from everstep.step_reports import Snapshot
@@ -31,6 +32,7 @@ def progress_of(runner: JobRunner) -> list[pb.RankProgress]:
             loss=math.nan,
             grad_norm=math.nan,
             saved=runner.checkpoints.place.saved.of(rank.rank),
+            stopped=rank.end is None and is_stopped(rank),
         )
         if disk:
             progress.saved.disk_problem = "; ".join(filter(None, [disk, progress.saved.disk_problem]))
@@ -46,6 +48,11 @@ def progress_of(runner: JobRunner) -> list[pb.RankProgress]:
                 progress.loss, progress.grad_norm = now.newest.loss, now.newest.grad_norm
         found.append(progress)
     return found
+
+
+def is_stopped(rank: RankRecord) -> bool:
+    """Whether the process of a rank is stopped."""
+    return state_of(rank.pid, rank.start_ticks) == STOPPED
 
 
 def shown_steps(now: Snapshot) -> int:

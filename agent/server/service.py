@@ -22,7 +22,8 @@ from agent.reporting import rank_logs
 from agent.server.code_service import CodeService
 from agent.server.diagnose_service import DiagnoseService
 from agent.server.job_registry import Context, JobRegistry
-from agent.server.replies import evidence_of, progress_of
+from agent.server.replies import evidence_of, is_stopped, progress_of
+from agent.server.trace_service import TraceService
 from agent.state.job_record import JobRecord
 from agent.state.live import FOLDER as LIVE
 from agent.v1 import agent_pb2 as pb
@@ -33,6 +34,8 @@ from everstep.processes import boot_id, is_alive
 
 PROGRESS_FLOOR_S = 0.01
 PROGRESS_CEILING_S = 1.0
+STOPPED_S = 0.1
+"""A rank whose process is stopped is told of within this time (ours)."""
 ROOM_PATIENCE_S = 0.1
 CLEAR_S = 10.0
 """Inspections that do not look again within this time are not waited for, seconds (ours)."""
@@ -42,7 +45,7 @@ STEPS_PATIENCE_S = 5.0
 logger = structlog.get_logger()
 
 
-class AgentService(DiagnoseService, CodeService):
+class AgentService(DiagnoseService, CodeService, TraceService):
     """Serves one machine."""
 
     def __init__(self, jobs: JobRegistry, monitor: Monitor) -> None:
@@ -306,7 +309,19 @@ class AgentService(DiagnoseService, CodeService):
                 if runner:
                     runner.checkpoints.place.saved.tell_ages(reply.ranks)
                 yield reply
-            await asyncio.sleep(interval)
+            await self._until_shown(runner, reply, interval)
+
+    async def _until_shown(self, runner: JobRunner | None, shown: pb.ProgressReply, interval_s: float) -> None:
+        """Wait until ranks are to be shown again: after an interval, or at once when the process of one is stopped."""
+        until = time.monotonic() + interval_s
+        while (left_s := until - time.monotonic()) > 0:
+            await asyncio.sleep(min(left_s, STOPPED_S))
+            if runner is None or left_s <= STOPPED_S:
+                continue
+            running = {rank.rank for rank in shown.ranks if rank.alive and not rank.stopped}
+            now = runner.record.of(runner.record.generation)
+            if any(rank.rank in running and rank.end is None and is_stopped(rank) for rank in now):
+                return
 
     async def Steps(self, request: pb.StepsRequest, context: Context) -> AsyncIterator[pb.StepsReply]:  # noqa: N802
         """Step records of one rank, or of all."""

@@ -2336,6 +2336,7 @@ class RankProgress(_message.Message):
     REPORTS_FIELD_NUMBER: _builtins.int
     STEPPED_NS_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
+    STOPPED_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     generation: _builtins.int
     pid: _builtins.int
@@ -2355,6 +2356,8 @@ class RankProgress(_message.Message):
     """run.report() calls of this process"""
     stepped_ns: _builtins.int
     """when it stepped last, by this machine's clock; 0: unknown"""
+    stopped: _builtins.bool
+    """its process is stopped (state T): somebody has to continue it"""
     @_builtins.property
     def milestones(self) -> Global___Milestones: ...
     @_builtins.property
@@ -2387,10 +2390,11 @@ class RankProgress(_message.Message):
         reports: _builtins.int = ...,
         stepped_ns: _builtins.int = ...,
         metrics: Global___Metrics | None = ...,
+        stopped: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["exit", b"exit", "metrics", b"metrics", "milestones", b"milestones", "saved", b"saved"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "attached", b"attached", "completed_steps", b"completed_steps", "exit", b"exit", "finished", b"finished", "generation", b"generation", "grad_norm", b"grad_norm", "loss", b"loss", "metrics", b"metrics", "milestones", b"milestones", "optimizer_steps", b"optimizer_steps", "pid", b"pid", "rank", b"rank", "reports", b"reports", "saved", b"saved", "stepped_ns", b"stepped_ns", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "attached", b"attached", "completed_steps", b"completed_steps", "exit", b"exit", "finished", b"finished", "generation", b"generation", "grad_norm", b"grad_norm", "loss", b"loss", "metrics", b"metrics", "milestones", b"milestones", "optimizer_steps", b"optimizer_steps", "pid", b"pid", "rank", b"rank", "reports", b"reports", "saved", b"saved", "stepped_ns", b"stepped_ns", "stopped", b"stopped", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -3096,3 +3100,153 @@ class DiagnosisOver(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DiagnosisOver: _TypeAlias = DiagnosisOver  # noqa: Y015
+
+@_typing.final
+class StacksRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    LIMIT_S_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    limit_s: _builtins.float
+    """of all of it: what is not there by then is left out. 0: the agent's own limit"""
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        limit_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "limit_s", b"limit_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StacksRequest: _TypeAlias = StacksRequest  # noqa: Y015
+
+@_typing.final
+class StacksReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MACHINE_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    TIME_NS_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    PROCESSES_FIELD_NUMBER: _builtins.int
+    RECORDS_FIELD_NUMBER: _builtins.int
+    LEFT_OUT_FIELD_NUMBER: _builtins.int
+    machine: _builtins.str
+    generation: _builtins.int
+    """the newest that runs here"""
+    time_ns: _builtins.int
+    """when it began"""
+    seconds: _builtins.float
+    left_out: _builtins.str
+    """what was there and is not told; empty: nothing"""
+    @_builtins.property
+    def processes(self) -> _containers.RepeatedCompositeFieldContainer[Global___TracedProcess]:
+        """of each rank that lives, the rank itself first"""
+
+    @_builtins.property
+    def records(self) -> _containers.RepeatedCompositeFieldContainer[Global___FlightRecord]: ...
+    def __init__(
+        self,
+        *,
+        machine: _builtins.str = ...,
+        generation: _builtins.int = ...,
+        time_ns: _builtins.int = ...,
+        seconds: _builtins.float = ...,
+        processes: _abc.Iterable[Global___TracedProcess] | None = ...,
+        records: _abc.Iterable[Global___FlightRecord] | None = ...,
+        left_out: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "left_out", b"left_out", "machine", b"machine", "processes", b"processes", "records", b"records", "seconds", b"seconds", "time_ns", b"time_ns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StacksReply: _TypeAlias = StacksReply  # noqa: Y015
+
+@_typing.final
+class TracedProcess(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: _builtins.int
+    PID_FIELD_NUMBER: _builtins.int
+    PARENT_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    CPU_S_FIELD_NUMBER: _builtins.int
+    WAITED_S_FIELD_NUMBER: _builtins.int
+    IO_BYTES_FIELD_NUMBER: _builtins.int
+    STACKS_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
+    pid: _builtins.int
+    parent: _builtins.int
+    role: _builtins.str
+    """everstep/decisions/hang/stacks.py has the words; empty: its stack says it"""
+    name: _builtins.str
+    state: _builtins.str
+    """as in /proc/PID/stat: T is a stopped process"""
+    cpu_s: _builtins.float
+    """of all its threads since it began"""
+    waited_s: _builtins.float
+    """for a CPU, of its first thread"""
+    io_bytes: _builtins.int
+    """that it read and wrote; -1: may not be asked"""
+    stacks: _builtins.bytes
+    """py-spy's JSON, gzip; empty: there is none"""
+    problem: _builtins.str
+    """why there is none; empty: there is, or there was nothing to be had"""
+    def __init__(
+        self,
+        *,
+        rank: _builtins.int = ...,
+        pid: _builtins.int = ...,
+        parent: _builtins.int = ...,
+        role: _builtins.str = ...,
+        name: _builtins.str = ...,
+        state: _builtins.str = ...,
+        cpu_s: _builtins.float = ...,
+        waited_s: _builtins.float = ...,
+        io_bytes: _builtins.int = ...,
+        stacks: _builtins.bytes = ...,
+        problem: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpu_s", b"cpu_s", "io_bytes", b"io_bytes", "name", b"name", "parent", b"parent", "pid", b"pid", "problem", b"problem", "rank", b"rank", "role", b"role", "stacks", b"stacks", "state", b"state", "waited_s", b"waited_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TracedProcess: _TypeAlias = TracedProcess  # noqa: Y015
+
+@_typing.final
+class FlightRecord(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: _builtins.int
+    RECORD_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
+    record: _builtins.bytes
+    """JSON of torch's recorder, its newest entries, gzip; empty: there is none"""
+    problem: _builtins.str
+    """why there is none"""
+    def __init__(
+        self,
+        *,
+        rank: _builtins.int = ...,
+        record: _builtins.bytes = ...,
+        problem: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["problem", b"problem", "rank", b"rank", "record", b"record"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FlightRecord: _TypeAlias = FlightRecord  # noqa: Y015

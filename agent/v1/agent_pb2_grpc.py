@@ -154,6 +154,11 @@ class AgentStub:
                 request_serializer=agent_dot_v1_dot_agent__pb2.DiagnoseRequest.SerializeToString,
                 response_deserializer=agent_dot_v1_dot_agent__pb2.DiagnoseReply.FromString,
                 _registered_method=True)
+        self.Stacks = channel.unary_unary(
+                '/everstep.agent.v1.Agent/Stacks',
+                request_serializer=agent_dot_v1_dot_agent__pb2.StacksRequest.SerializeToString,
+                response_deserializer=agent_dot_v1_dot_agent__pb2.StacksReply.FromString,
+                _registered_method=True)
 
 
 class AgentServicer:
@@ -329,6 +334,14 @@ class AgentServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Stacks(self, request, context):
+        """What the processes of a job's ranks do now: states, CPU time, stacks and flight records. Ranks go on; one look at a
+        time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AgentServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -451,6 +464,11 @@ def add_AgentServicer_to_server(servicer, server):
                     servicer.Diagnose,
                     request_deserializer=agent_dot_v1_dot_agent__pb2.DiagnoseRequest.FromString,
                     response_serializer=agent_dot_v1_dot_agent__pb2.DiagnoseReply.SerializeToString,
+            ),
+            'Stacks': grpc.unary_unary_rpc_method_handler(
+                    servicer.Stacks,
+                    request_deserializer=agent_dot_v1_dot_agent__pb2.StacksRequest.FromString,
+                    response_serializer=agent_dot_v1_dot_agent__pb2.StacksReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1101,6 +1119,33 @@ class Agent:
             '/everstep.agent.v1.Agent/Diagnose',
             agent_dot_v1_dot_agent__pb2.DiagnoseRequest.SerializeToString,
             agent_dot_v1_dot_agent__pb2.DiagnoseReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Stacks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/everstep.agent.v1.Agent/Stacks',
+            agent_dot_v1_dot_agent__pb2.StacksRequest.SerializeToString,
+            agent_dot_v1_dot_agent__pb2.StacksReply.FromString,
             options,
             channel_credentials,
             insecure,

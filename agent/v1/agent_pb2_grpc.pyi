@@ -78,6 +78,10 @@ class AgentStub:
     """Run diagnostic tests on this machine, and tell what they say, one after the other. Refused while ranks live
     here; where a stopped job is here, whoever asks has to name it. A Launch ends it.
     """
+    Stacks: _aio.UnaryUnaryMultiCallable[_agent_pb2.StacksRequest, _agent_pb2.StacksReply]
+    """What the processes of a job's ranks do now: states, CPU time, stacks and flight records. Ranks go on; one look at a
+    time.
+    """
 
 class AgentServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -274,6 +278,16 @@ class AgentServicer(metaclass=_abc_1.ABCMeta):
     ) -> _abc.AsyncIterator[_agent_pb2.DiagnoseReply]:
         """Run diagnostic tests on this machine, and tell what they say, one after the other. Refused while ranks live
         here; where a stopped job is here, whoever asks has to name it. A Launch ends it.
+        """
+
+    @_abc_1.abstractmethod
+    def Stacks(
+        self,
+        request: _agent_pb2.StacksRequest,
+        context: _aio.ServicerContext[_agent_pb2.StacksRequest, _abc.Awaitable[_agent_pb2.StacksReply]],
+    ) -> _abc.Awaitable[_agent_pb2.StacksReply]:
+        """What the processes of a job's ranks do now: states, CPU time, stacks and flight records. Ranks go on; one look at a
+        time.
         """
 
 def add_AgentServicer_to_server(servicer: AgentServicer, server: _aio.Server) -> None: ...

@@ -87,7 +87,7 @@ def incident(
     """
     described = known_cluster(cluster)
     with open_ledger(ledger, cluster, described) as opened:
-        full_id = _full_id(opened, id)
+        full_id = id_of(opened, id)
         record = opened.incident(full_id) if full_id else None
     if record is None:
         raise LedgerError(f"the ledger has no incident {id}: 'everstep incidents' lists those it has")
@@ -105,7 +105,8 @@ def _check_known(ledger: Ledger, job: str) -> None:
         raise LedgerError(f"the ledger knows no job {job!r}; it knows: {', '.join(names) or 'none'}")
 
 
-def _full_id(ledger: Ledger, reference: str) -> str | None:
+def id_of(ledger: Ledger, reference: str) -> str | None:
+    """The id of an incident that is named in short; None: there is none."""
     match = re.fullmatch(r"(?:(?:incident/)?(?P<job>[a-z0-9-]+)/)?(?P<number>[0-9]+)", reference)
     if match and match["job"]:
         return incident_workflow_id(match["job"], int(match["number"]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from drills.spec.catalogue import HANGS
 from drills.spec.loss import loss_of
 from drills.spec.request import DrillRequest
 from everstep.model.job import JobSpec
@@ -18,6 +19,8 @@ def due(request: DrillRequest, spec: JobSpec) -> list[str]:
     away = request.base == "link-down" and request.seconds > spec.policy.silent_evict_s + NEAR_S
     if request.replaces or request.base == "bitflip" or away:
         names = [request.struck_machine(spec)]
+    elif request.base in HANGS:
+        names = sorted({f"m{spec.topology().machine(rank)}" for rank in request.struck_ranks(spec)})
     elif request.gone:
         names = [f"m{index}" for index in loss_of(request, spec).machines]
     return sorted(names) if len(names) <= request.spare else []

@@ -42,13 +42,17 @@ FORK_SERVERS = 2
 """Of one machine: that of the job, and one that waits for the next (ours)."""
 
 
+ProcessAs = tuple[int, str, str]
+"""Pid and name of a process; of an agent, whose its machine is as well: a standby's needs less than a job's."""
+
+
 @dataclass(slots=True)
 class Baseline:
     """What the gates before have shown."""
 
-    memory_mb: dict[tuple[int, str], tuple[int, float]] = field(default_factory=dict)
-    """Pid and name → looks so far, and its memory when it had warmed up."""
-    descriptors: dict[tuple[int, str], int] = field(default_factory=dict)
+    memory_mb: dict[ProcessAs, tuple[int, float]] = field(default_factory=dict)
+    """Looks so far, and its memory when it had warmed up."""
+    descriptors: dict[ProcessAs, int] = field(default_factory=dict)
     unheld: set[str] | None = None
     """Semaphores and buffers that nobody held at the first of them: of others."""
 
@@ -220,7 +224,7 @@ def memory_is_flat(seen: GateLook, struck: Struck, spec: JobSpec, known: Baselin
     """No process that outlives the ranks grows on and on."""
     found = []
     for process in _lasting(seen):
-        looks, before = known.memory_mb.get((process.pid, process.name), (0, 0.0))
+        looks, before = known.memory_mb.get(_as(process, seen), (0, 0.0))
         most = max(before * GROWTH, before + GROWTH_MB.get(process.name, GROWTH_MB_OTHER))
         if looks > WARM_UP and process.memory_mb > most:
             found.append(f"{process.name} (pid {process.pid}) grew from {before:.0f} to {process.memory_mb:.0f} MB")
@@ -231,7 +235,7 @@ def descriptors_are_flat(seen: GateLook, struck: Struck, spec: JobSpec, known: B
     """No process that outlives the ranks holds more and more files and sockets."""
     found = []
     for process in _lasting(seen):
-        before = known.descriptors.get((process.pid, process.name))
+        before = known.descriptors.get(_as(process, seen))
         if before is not None and process.descriptors > before + MORE_DESCRIPTORS:
             found.append(f"{process.name} (pid {process.pid}) holds {process.descriptors} descriptors, {before} before")
     return found
@@ -320,10 +324,14 @@ def learn(seen: GateLook, known: Baseline) -> None:
     if known.unheld is None:
         known.unheld = seen.unheld
     for process in _lasting(seen):
-        looks, before = known.memory_mb.get((process.pid, process.name), (0, 0.0))
-        known.memory_mb[process.pid, process.name] = (looks + 1, process.memory_mb if looks < WARM_UP else before)
+        looks, before = known.memory_mb.get(_as(process, seen), (0, 0.0))
+        known.memory_mb[_as(process, seen)] = (looks + 1, process.memory_mb if looks < WARM_UP else before)
         if looks < WARM_UP:
-            known.descriptors[process.pid, process.name] = process.descriptors
+            known.descriptors[_as(process, seen)] = process.descriptors
+
+
+def _as(process: ClusterProcess, seen: GateLook) -> ProcessAs:
+    return process.pid, process.name, seen.machines.pool.get(process.name.removeprefix("agent-"), "")
 
 
 def _lasting(seen: GateLook) -> list[ClusterProcess]:

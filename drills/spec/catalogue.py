@@ -24,7 +24,7 @@ class FaultKind:
     """Options that a soak draws for it, see ``drills/soak/draw.py``."""
 
 
-_HANGS = "needs the detection of hangs, which is not part of this release"
+_SLOW = "needs the detection of slow machines, which is not part of this release"
 _NETWORK = "needs bad links between two machines, which are not part of this release"
 
 CATALOGUE: tuple[FaultKind, ...] = (
@@ -39,10 +39,16 @@ CATALOGUE: tuple[FaultKind, ...] = (
         "exit-rank", "--rank R [--code C]", "os._exit(C) in the middle of a step, 0 included", draws=("rank", "code")
     ),
     FaultKind("raise", "--rank R [--exception NAME]", "a Python exception in user code", draws=("rank", "exception")),
-    FaultKind("spin", "--rank R", "the GIL is held for ever", _HANGS),
-    FaultKind("deadlock", "--rank R", "a lock is never released", _HANGS),
-    FaultKind("skip-collective", "--rank R", "a collective is not entered", _HANGS),
-    FaultKind("hang-dataloader", "--rank R", "the loader's subprocess hangs", _HANGS),
+    FaultKind("spin", "--rank R …", "a loop without end holds Python's lock", draws=("rank",)),
+    FaultKind("deadlock", "--rank R …", "a lock is never released", draws=("rank",)),
+    FaultKind("skip-collective", "--rank R …", "a collective is not entered", draws=("rank",)),
+    FaultKind("hang-dataloader", "--rank R …", "the process of a data loader waits for ever", draws=("rank",)),
+    FaultKind(
+        "wrong-order",
+        "",
+        "odd ranks call two collectives in another order than even ones: the script's fault, and of no machine",
+        not_soaked="all ranks act in it at once, which no second fault can strike between",
+    ),
     FaultKind(
         "nan",
         "--rank R | --machine M",
@@ -55,7 +61,7 @@ CATALOGUE: tuple[FaultKind, ...] = (
         "one bit of a gradient flips on that machine, in the job from a step on and in every test",
         not_soaked="needs three machines that compute the same, and a standby that it uses up",
     ),
-    FaultKind("slow-machine", "--machine M --factor F", "less CPU for the machine's ranks", _HANGS),
+    FaultKind("slow-machine", "--machine M --factor F", "less CPU for the machine's ranks", _SLOW),
     FaultKind(
         "kill-machine",
         "--machine M [--gone [--standby sick|dies|late]]",
@@ -227,7 +233,19 @@ CATALOGUE: tuple[FaultKind, ...] = (
     ),
 )
 
-RANK_FAULTS = ("kill-rank", "stop-rank", "exit-rank", "raise", "kill-during-save", "nan", "bitflip", "oom")
+HANGS = ("stop-rank", "spin", "deadlock", "skip-collective", "hang-dataloader")
+"""After which the others wait for a rank: its machine leaves the job, where there is another one."""
+RANK_FAULTS = (
+    "kill-rank",
+    "exit-rank",
+    "raise",
+    "kill-during-save",
+    "nan",
+    "bitflip",
+    "oom",
+    *HANGS,
+    "wrong-order",
+)
 """Acted out by the rank itself, at a step."""
 MACHINE_FAULTS = ("kill-agent", "kill-forkserver")
 """Done from outside to a process beside the ranks."""

@@ -44,6 +44,11 @@ def _fault(request: DrillRequest, spec: JobSpec) -> str:
     return {
         "kill-rank": f"SIG{request.signal} to {ranks}",
         "stop-rank": f"SIGSTOP to {ranks}",
+        "spin": f"a loop without end in {ranks}",
+        "deadlock": f"a deadlock in {ranks}",
+        "skip-collective": f"{ranks} skips a collective",
+        "hang-dataloader": f"the data loader of {ranks} waits for ever",
+        "wrong-order": "collectives in an order that works on no machine",
         "exit-rank": f"{ranks} leaves with code {request.exit_code}",
         "raise": f"{ranks} raises {request.exception}",
         "nan": f"NaN in the forward pass of {machine if request.bound else ranks}",

@@ -244,7 +244,7 @@ class DrillRequest(BaseModel):
 
     def _patience(self) -> dict[str, Any]:
         if self.absorbed or self.replaces:
-            return {}  # a job that is held up is no hang
+            return settings.HELD  # a job that is held up is no hang
         if self.base in UPDATES:
             return settings.GONE_PATIENT if self.gone else settings.PATIENT_POLICY
         if self.gone or self.base == "hang-agents":
@@ -300,6 +300,8 @@ class DrillRequest(BaseModel):
             return list(dict.fromkeys(self.ranks))
         if self.base == "hang-agents":
             return [0]
+        if self.base == "wrong-order":
+            return list(range(spec.topology().world_size))
         if self.machine:
             return [spec.topology().ranks(machine_names(spec.machines).index(self.machine))[0]]
         return [spec.topology().world_size - 1]

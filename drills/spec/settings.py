@@ -12,8 +12,10 @@ from everstep.model.job import JobSpec
 
 GONE_POLICY = {"stall_floor_s": 3.0, "exit_grace_s": 3.0}
 """Hangs are found after 10 min, and early leavers after 60 s, by default; a drill's steps take 0.1 s (ours)."""
-GONE_PATIENT = {"stall_floor_s": 60.0, "exit_grace_s": 3.0}
+GONE_PATIENT = {"stall_floor_s": 60.0, "hang_floor_s": 60.0, "exit_grace_s": 3.0}
 """The same for a job that waits at a step until the drill has done what it wants to do (ours)."""
+HELD = {"hang_floor_s": 600.0}
+"""For a job in which one rank waits for the drill, and the others for that one (ours)."""
 BACK = {"silent_evict_s": 30.0}
 """Machines that are lost and come back are back within this time, on a busy computer too: no other takes their place
 (ours; the default is 2 s)."""
@@ -34,7 +36,7 @@ SHORT_TESTS: dict[str, Any] = {
 """Diagnostic tests of a drill's job: all machines are one computer, whose few cores they share, so that their
 bandwidths say nothing (ours)."""
 DRILL_POLICY = GONE_POLICY | BACK | SHORT_TESTS
-PATIENT_POLICY = {"stall_floor_s": 60.0, "exit_grace_s": 3.0} | BACK | SHORT_TESTS
+PATIENT_POLICY = {"stall_floor_s": 60.0, "hang_floor_s": 60.0, "exit_grace_s": 3.0} | BACK | SHORT_TESTS
 """For a job that waits at a step until the drill has done what it wants to do (ours)."""
 SILENT_S = 15.0
 """An agent that stays away does so for longer than ``silent_s``, and for some looks more (ours)."""

@@ -6,6 +6,7 @@ from activities import messages
 
 STAGES = {
     "hold": messages.HOLD,
+    "trace": messages.TRACE,
     "stop": messages.STOP,
     "evict": messages.POOL_REPLACE,
     "prepare": messages.PREPARE,

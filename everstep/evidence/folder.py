@@ -1,9 +1,9 @@
 """A folder of dumps of one job that hangs: stacks, flight records, a report of NCCL's RAS; told apart by their content.
 
 Whose a file is stands in its name or its folder's: ``rank-5.json``, ``rank_5/loader.txt``, ``nccl_trace_rank_5``; or in
-``processes.json``: a list of ``{"pid": 123, "rank": 5, "role": "trainer", "state": "T"}``, of which only pid and rank
-must be there. Folders ``snapshot-1``, ``snapshot-2`` … are several looks at the same job: the last is judged, and
-whoever changed since the first came on.
+``processes.json`` of its folder, or of one around it: a list of ``{"pid": 123, "rank": 5, "role": "trainer", "state":
+"T"}``, of which only pid and rank must be there. Folders ``snapshot-1``, ``snapshot-2`` … are several looks at the same
+job: the last is judged, and whoever changed since the first came on.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import re
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,8 @@ class FolderReader:
     def __init__(self, stacks: StackReader, *, pickles: bool = False) -> None:
         self._stacks = stacks
         self._pickles = pickles
-        self._known: dict[int, KnownProcess] = {}
+        self._known: dict[str, dict[int, KnownProcess]] = {}
+        """Folder → process → what is said of it there."""
         self._trainers: dict[int, tuple[tuple[bool, int, str], ProcessDump]] = {}
         self._helpers: dict[int, list[tuple[ProcessDump, ProcessRole]]] = defaultdict(list)
         self._records: dict[int, CommunicationRecord] = {}
@@ -98,8 +99,8 @@ class FolderReader:
 
     def _read(self, name: str, data: bytes) -> None:
         if name.endswith(PROCESSES):
-            self._known = _known_processes(name, data)
-            for one in self._known.values():
+            known = self._known[name.rpartition("/")[0]] = _known_processes(name, data)
+            for one in known.values():
                 self._ranks.add(one.rank)
                 if one.state[:1] in STOPPED and one.role in (None, ProcessRole.TRAINER):
                     self._stopped.add(one.rank)
@@ -127,7 +128,7 @@ class FolderReader:
         self._labels |= one.labels
 
     def _add(self, name: str, dump: ProcessDump) -> None:
-        known = self._known.get(dump.pid) if dump.pid is not None else None
+        known = self._of(name, dump.pid) if dump.pid is not None else None
         rank = known.rank if known else _rank_in(name)
         if rank is None:
             raise EvidenceError(_whose(name))
@@ -140,6 +141,25 @@ class FolderReader:
         order = (not (known and known.role), len(name), name)
         if rank not in self._trainers or order < self._trainers[rank][0]:
             self._trainers[rank] = (order, dump)
+
+    def _of(self, name: str, pid: int) -> KnownProcess | None:
+        """What is said of a process: machines number theirs alike, so the nearest folder counts."""
+        folder = name
+        while folder:
+            folder = folder.rpartition("/")[0]
+            if found := self._known.get(folder, {}).get(pid):
+                return found
+        return None
+
+
+def evidence_of(looks: Sequence[FolderReader]) -> HangEvidence:
+    """What looks at one job say together, the first of them first: the last one counts, and whoever came on since."""
+    first, last = looks[0], looks[-1]
+    evidence = last.evidence()
+    if first is last:
+        return evidence
+    moved = (rank for rank in evidence.ranks if _differ(first.place(rank), last.place(rank)))
+    return replace(evidence, moved=frozenset(moved))
 
 
 def read_folder(folder: Path, *, pickles: bool = False) -> HangEvidence:
@@ -163,14 +183,10 @@ def read_folder(folder: Path, *, pickles: bool = False) -> HangEvidence:
         reader = FolderReader(stacks, pickles=pickles)
         reader.read(_files(look))
         readers.append(reader)
-    evidence = readers[-1].evidence()
+    evidence = evidence_of(readers)
     if not evidence.ranks:
         raise ConfigError(f"the folder {folder} has no dumps: put those of py-spy and flight records there")
-    if len(readers) == 1:
-        return evidence
-    before, after = readers
-    moved = (rank for rank in evidence.ranks if _differ(before.place(rank), after.place(rank)))
-    return replace(evidence, moved=frozenset(moved))
+    return evidence
 
 
 def _differ(before: tuple[Any, ...], after: tuple[Any, ...]) -> bool:

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from everstep.model.classification import Classification
 from everstep.model.eviction import EvictAnswer
+from everstep.model.hang import HangFound
 from everstep.model.health import MachineFinding
 from everstep.model.ladder import Tried
 from everstep.model.machine import Machine
@@ -88,8 +89,7 @@ class RankExit(Model):
     exception: str = ""
     log_tail: str = ""
     shown_steps: int = -1
-    """Steps that this process showed: the most of its reports, its calls of the optimizer and, 0 or 1, bodies of
-    ``run.steps``; -1: not known."""
+    """Steps that it showed: the most of reports, calls of the optimizer, and 0 or 1 ``run.steps``; -1: not known."""
     classification: Classification | None = None
     """Made when all of its output was at hand; None: not made, ask ``root_cause.classification_of``."""
 
@@ -212,8 +212,7 @@ class Evidence(Model):
     findings: list[MachineFinding] = Field(default_factory=list)
     """What the inspections of the machines say, the worst first, not more than fit."""
     disk_asked: int | None = None
-    """The newest step that machines were asked to write to disk since the launch, beside those due by their number;
-    0: none; None: no machine can say."""
+    """The newest step asked for on disk since the launch, beside those due; 0: none; None: no machine can say."""
 
 
 class Failure(Model):
@@ -240,6 +239,8 @@ class Stage(Words):
     OPEN = "open"
     HOLD = "hold"
     """Before an update the ranks come to the end of the same step, and save it."""
+    TRACE = "trace"
+    """The ranks of a job that stands still are looked at, to see on which machine it hangs."""
     STOP = "stop"
     """Every rank of the failed generation is ended, and the machines are asked what they know."""
     FIND = "find"
@@ -323,8 +324,7 @@ class Confirmation(Model):
     """When the last rank completed its first step, nanoseconds of the wall clock."""
     completed_steps: int = -1
     parts: dict[str, float] = Field(default_factory=dict)
-    """Seconds from fork to the first step by part, in order: start, import, rendezvous, restore, next step (slowest
-    rank of each)."""
+    """Seconds from fork to the first step by part, in order (the slowest rank of each)."""
 
 
 class IncidentReport(Model):
@@ -380,5 +380,7 @@ class IncidentReport(Model):
     """Of the code that the job runs on; 0: versions are not known."""
     versions: list[JobVersion] = Field(default_factory=list)
     """Those that came, went, or are suspect, as they are now; empty: none did."""
+    hang: HangFound | None = None
+    """What looks at the ranks showed of why the job stood still; None: nobody looked."""
     tried: list[Tried] = Field(default_factory=list)
     """What was tried, rung by rung of the ladder, with what came of it; in order."""

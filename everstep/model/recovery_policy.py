@@ -64,6 +64,27 @@ class RecoveryPolicy(BaseModel):
     stall_floor_s: float = Field(
         600.0, gt=0, description="A stall is at least this long, seconds (hang threshold of ByteRobust, section 4.1)."
     )
+    stall_ceiling_s: float = Field(
+        3600.0,
+        gt=0,
+        description="A job whose ranks are seen to compute is not stalled before this, and the bound of a stall is "
+        "not learnt to be longer, seconds (ours).",
+    )
+    hang_floor_s: float = Field(
+        3.0,
+        gt=0,
+        description="All ranks wait for some that do nothing: a hang after at least so long without a step, s (ours).",
+    )
+    hang_factor: float = Field(10.0, gt=1, description="And after so many median step times (ours).")
+    stopped_s: float = Field(
+        0.5, gt=0, description="A rank whose process is stopped so long while no rank steps is a hang, seconds (ours)."
+    )
+    trace_s: float = Field(
+        20.0,
+        ge=0,
+        description="Ranks of a job that stands still are looked at, for no longer than this before they are stopped, "
+        "seconds; 0: never (ours).",
+    )
     nan_loss_steps: int = Field(
         1, ge=0, description="A loss that is not finite for this many steps in a row is a fault; 0: never (ours)."
     )

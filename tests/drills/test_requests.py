@@ -18,6 +18,7 @@ from everstep.model.version import JobVersion, UpdateRequest
 
 CONTRACT = [
     *("kill-rank", "stop-rank", "exit-rank", "raise", "spin", "deadlock", "skip-collective", "hang-dataloader"),
+    "wrong-order",
     *("nan", "bitflip", "slow-machine", "kill-machine", "kill-group", "kill-agent", "kill-forkserver"),
     *("kill-worker", "kill-temporal", "kill-during-save", "xid", "gpu-lost", "machine-fault", "gpu-hot"),
     *(
@@ -38,6 +39,7 @@ CONTRACT = [
 
 BUILT = {
     *("kill-rank", "stop-rank", "exit-rank", "raise", "kill-agent", "kill-forkserver"),
+    *("spin", "deadlock", "skip-collective", "hang-dataloader", "wrong-order"),
     *("kill-worker", "kill-temporal", "kill-during-save", "kill-machine", "kill-group", "disk-full"),
     *("flip-bit", "truncate-file", "shm-full", "hang-peer", "kill-peer"),
     *("link-down", "cut-off", "kill-postgres", "kill-workers"),

@@ -19,6 +19,7 @@ with workflow.unsafe.imports_passed_through():
     from everstep.decisions.versions.book import VersionBook
     from everstep.decisions.versions.next import VersionChange
     from everstep.model.eviction import Eviction, EvictionState, named
+    from everstep.model.hang import HangFound
     from everstep.model.incident import Evidence, Launched, Stage
     from everstep.model.job_state import incident_workflow_id, job_workflow_id
     from everstep.model.ladder import Rung
@@ -96,6 +97,8 @@ class Incident:
         self.asked_rung: Rung | None = None
         """Of the ladder, that an operator has to approve; None: none."""
         self.evictions = EvictionState()
+        self.hang: HangFound | None = None
+        """What looks at the ranks showed; of the generation that it names."""
         self.secured: Secured | None = None
         """What was got while the ranks went on."""
         self.version_changes: list[VersionChange] = []
@@ -106,7 +109,7 @@ class Incident:
         if input.carried:
             take_up(input.carried, self.state, self.timeline)
             self.launched, self.resumed_by = input.carried.launched, input.carried.resumed_by
-            self.resumed = input.carried.resumed
+            self.resumed, self.hang = input.carried.resumed, input.carried.hang
             self.version_changes = [VersionChange(*change) for change in input.carried.version_changes]
             self.evictions = input.carried.evictions.model_copy(deep=True)
             self.state.gone, self.state.joined = dict(self.evictions.gone), set(self.evictions.joined)
@@ -258,6 +261,7 @@ class Incident:
             "came_back": came_back,
             "launched": self.launched,
             "resumed_by": self.resumed_by,
+            "hang": self.hang,
             "version_changes": [(one.number, one.why, one.suspect) for one in self.version_changes],
             "evictions": self.evictions.model_copy(
                 update={"gone": dict(self.state.gone), "joined": sorted(self.state.joined)}

@@ -45,6 +45,8 @@ class IncidentTimeline:
         """When the job was parked, begin and end in nanoseconds."""
         self.to_accept = ""
         """From where an operator may let a parked job go on although something newer may exist; empty: nothing may."""
+        self.picture = ""
+        """What each rank does, as text; empty: nobody looked."""
         self.to_approve = ""
         """Machines that leave a parked job once an operator approves it; empty: there are none."""
 
@@ -97,7 +99,7 @@ class IncidentTimeline:
                 self.stages,
                 workflow.info().namespace,
                 job_workflow_id(self._input.job),
-                "\n\n".join(part for part in (parked, rejected) if part),
+                "\n\n".join(part for part in (parked, rejected, web_ui.drawn(self.picture)) if part),
             )
         )
 

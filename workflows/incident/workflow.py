@@ -1,8 +1,8 @@
 """The incident: from an anomaly to a job that steps again, or to an operator.
 
-Stages: stop → evict, where machines have to leave → decide → diagnose, where the
-ladder wants the machines tested → restore, where state has to be brought to a
-machine → reattempt → confirm, again while the policy allows, else parked. One incident per
+Stages: trace, where the job stands still → stop → evict, where machines have to leave → decide → diagnose, where the
+ladder wants the machines tested → restore, where state has to be brought to a machine → reattempt → confirm, again
+while the policy allows, else parked. One incident per
 fault; the job's workflow starts it as its child. Each stage is a file of
 ``workflows/incident/stages``.
 """
@@ -32,6 +32,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.incident.stages.reattempt import reattempt
     from workflows.incident.stages.restore import restore
     from workflows.incident.stages.stop import refresh_evidence, stop
+    from workflows.incident.stages.trace import trace
     from workflows.incident.timeline import OPERATOR_JSON
     from workflows.learned import read_versions
     from workflows.messages import IncidentInput
@@ -125,6 +126,7 @@ class IncidentWorkflow:
             if incident.input.anomaly.symptom is Symptom.UPDATE and not incident.looks_again:
                 await hold(incident)
             await hold_before_leaving(incident)
+            await trace(incident)
             incident.timeline.enter(Stage.STOP)
             evidence = await (refresh_evidence if incident.looks_again else stop)(incident)
             while True:

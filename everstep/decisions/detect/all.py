@@ -14,6 +14,7 @@ from everstep.decisions.detect.rule import Rule
 from everstep.decisions.detect.silent_machine import SILENT_MACHINE
 from everstep.decisions.detect.stale_checkpoint import STALE_CHECKPOINT
 from everstep.decisions.detect.stall import STALL
+from everstep.decisions.detect.stopped_rank import STOPPED_RANK
 from everstep.model.incident import Anomaly
 
 RULES: tuple[Rule, ...] = (
@@ -22,6 +23,7 @@ RULES: tuple[Rule, ...] = (
     LOST_MACHINE,
     NOT_FINITE,
     SILENT_MACHINE,
+    STOPPED_RANK,
     STALL,
     STALE_CHECKPOINT,
     MACHINE_FAULT,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from everstep.decisions.hang.standstill import Standstill
 from everstep.model.health import Finding
 from everstep.model.incident import RankExit
 from everstep.model.job import JobSpec
@@ -71,6 +72,8 @@ class RankFacts:
     """When its process completed its first step; 0: not yet."""
     heard_ns: int
     """When its machine said all this."""
+    stopped_ns: int = 0
+    """Since when its process was seen to be stopped (state T), by the watcher's clock; 0: it is not."""
     reported_step: int = -1
     """Of the newest report; -1: there was none, or its agent does not say."""
     loss: ReportedNumber = NOT_REPORTED
@@ -112,8 +115,12 @@ class JobFacts:
     """The longest time between two steps of this generation; 0: not known yet."""
     last_step: int = 0
     """The most steps that any rank has shown."""
+    standing: Standstill | None = None
+    """What looks at its ranks show since the last step; None: there were none."""
     lost: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Machine that ran this generation and knows nothing of the job any more → the ranks that it ran."""
+    machine_names: Sequence[str] = ()
+    """Of all machines of the job, in order."""
     silent: Sequence[str] = ()
     """Machines whose agents have said nothing for a while."""
     unheard_s: Mapping[str, float] = field(default_factory=dict)

@@ -7,13 +7,10 @@ as long as the ranks step, its machine works.
 from __future__ import annotations
 
 from everstep.decisions.detect.facts import JobFacts
+from everstep.decisions.detect.patience import PAUSES
 from everstep.decisions.detect.rule import Rule
 from everstep.model.incident import Anomaly, Symptom
 from everstep.text import listed
-
-PAUSES = 1.5
-"""So many times as long as ever before in this generation there was no step: it is no pause for an evaluation, or for a
-checkpoint (ours)."""
 
 
 def judge(facts: JobFacts) -> Anomaly | None:

@@ -36,6 +36,11 @@ class StepWatch:
     _step_times_s: deque[float] = field(default_factory=lambda: deque(maxlen=32))
 
     @property
+    def total(self) -> int:
+        """Steps of all ranks together; it changes with each that is seen."""
+        return self._total
+
+    @property
     def quiet_s(self) -> float:
         """How long no rank advanced, as far as it was watched, seconds; 0 before the first step."""
         return self._quiet_s if self._total > 0 else 0.0

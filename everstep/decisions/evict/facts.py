@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from everstep.model.diagnosis import is_tested
+from everstep.model.hang import HangFound
 from everstep.model.health import Finding, Health, MachineFinding, worst_first
 from everstep.model.owner import Owner
 
@@ -40,6 +41,8 @@ class EvictFacts:
     """Machines whose ranks step although the agent is silent."""
     evicted_ns: tuple[int, ...] = ()
     """When machines of this job were evicted before without an operator: one entry for each machine."""
+    hang: HangFound | None = None
+    """What looks at the ranks of a job that stood still showed; None: nobody looked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,8 @@ class MachineFacts:
     stepping: bool
     machines: int
     """How many the job has."""
+    hang: HangFound | None
+    """That names it; None: none does."""
     alike: Mapping[str, int]
     """Reason code → how many machines of the job have such a fault, or such an alert, now."""
 
@@ -118,7 +123,8 @@ def each_machine(facts: EvictFacts) -> Iterator[MachineFacts]:
             alike[reason] += 1
     for machine in facts.machines:
         findings, silent_s, stepping = now.get(machine, []), facts.silent.get(machine), machine in facts.stepping
-        if not findings and silent_s is None and not stepping:
+        hang = facts.hang if facts.hang and machine in facts.hang.machines else None
+        if not findings and silent_s is None and not stepping and hang is None:
             continue
         yield MachineFacts(
             machine=machine,
@@ -127,6 +133,7 @@ def each_machine(facts: EvictFacts) -> Iterator[MachineFacts]:
             silent_s=silent_s,
             stepping=stepping,
             machines=len(facts.machines),
+            hang=hang,
             alike=alike,
         )
 

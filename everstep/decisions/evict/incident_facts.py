@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from everstep.decisions.evict.facts import ALERTS_WITHIN_S, EvictFacts, is_alert
+from everstep.model.hang import HangFound
 from everstep.model.health import MachineFinding
 from everstep.model.machine import Machine
 
@@ -22,6 +23,7 @@ def facts_of(
     earlier: Iterable[MachineFinding] = (),
     silent: Mapping[str, float] | None = None,
     evicted_ns: Iterable[int] = (),
+    hang: HangFound | None = None,
 ) -> EvictFacts:
     """Of the machines of one job.
 
@@ -32,6 +34,7 @@ def facts_of(
         earlier: Network alerts of before.
         silent: Machine that does not answer, and whose ranks are no longer there → since how many seconds.
         evicted_ns: When machines left the job without an operator.
+        hang: What looks at the ranks of the generation at hand showed; None: nobody looked.
     """
     ours = {machine.name for machine in machines}
     seen = {(one.machine, *one.finding.key): one for one in findings if one.machine in ours}
@@ -42,6 +45,7 @@ def facts_of(
         earlier=tuple(one for one in earlier if one.machine in ours),
         silent={name: since for name, since in (silent or {}).items() if name in ours},
         evicted_ns=tuple(evicted_ns),
+        hang=hang,
     )
 
 

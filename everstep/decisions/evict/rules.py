@@ -33,6 +33,8 @@ ONE_ALERT_S = 30.0
 (ours; ByteRobust looks at the network every 30 s, table 3)."""
 SILENT = "silent-machine"
 """Reason code of what rests on silence, and on no finding."""
+HANG, OVER_EVICTED = "hang", "hang-group"
+"""Reason codes of a machine on which a job hangs, and of one that shares a parallel group with it."""
 OPERATOR = "operator"
 """Name of the rule that an operator's word is enough for."""
 OF_THE_JOB = frozenset({Owner.CODE, Owner.DATA})
@@ -131,6 +133,19 @@ def _gone_machine(seen: MachineFacts, policy: RecoveryPolicy) -> Iterator[Said]:
         yield Said(True, SILENT, f"{heard}: it is gone")
 
 
+def _hang_culprit(seen: MachineFacts, policy: RecoveryPolicy) -> Iterator[Said]:
+    if seen.hang and not seen.hang.over_evicts:
+        yield Said(True, HANG, f"the job hangs: {seen.hang.reason}")
+
+
+def _hang_over_evict(seen: MachineFacts, policy: RecoveryPolicy) -> Iterator[Said]:
+    if (found := seen.hang) is None or not found.over_evicts:
+        return
+    count = f"{found.innocent} of {len(found.machines)} machines leave though nothing points at them"
+    own = "one of its ranks is an outlier" if seen.machine in found.suspects else "it leaves on purpose"
+    yield Said(True, OVER_EVICTED, f"over-eviction, {count}; {own}. The job hangs: {found.reason}")
+
+
 def _application_caused(seen: MachineFacts, policy: RecoveryPolicy) -> Iterator[Said]:
     for found in seen.findings:
         if found.owner in OF_THE_JOB:
@@ -202,6 +217,18 @@ RULES: tuple[EvictRule, ...] = (
         "ByteRobust, section 4.2: suspects of a diagnosis are evicted; that shared faults are left out is ours",
         _failed_test,
         fixed=SHARED,
+    ),
+    EvictRule(
+        "hang-culprit",
+        "the job stood still, and looks at all ranks name this machine's, for which the others wait",
+        "ours: the wait-for graph (docs/hangs.md); the paper over-evicts",
+        _hang_culprit,
+    ),
+    EvictRule(
+        "hang-group",
+        "the job stood still, and the machine is of the smallest parallel group that the outliers share: over-eviction",
+        "ByteRobust, section 5.1, figure 7",
+        _hang_over_evict,
     ),
     EvictRule(
         "application-caused",

@@ -243,6 +243,8 @@ def judge(
     if facts.failure.symptom is Symptom.UPDATE:
         return Verdict(Action.REATTEMPT, "the update was withdrawn: the job goes on as it is")
     wait_s = backoff_s(max(facts.attempts, len(facts.history)), policy)
+    if facts.failure.symptom is Symptom.MACHINE_FAULT:
+        return Verdict(Action.REATTEMPT, "what was at fault has left the job", delay_s=wait_s)
     reason = f"{facts.failure.cause}: {why or 'assume a transient fault'}"
     return Verdict(Action.REATTEMPT, reason, delay_s=wait_s)
 

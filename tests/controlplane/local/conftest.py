@@ -56,6 +56,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for variable in ("TEMPORAL_ADDRESS", "TEMPORAL_PROFILE", "TEMPORAL_NAMESPACE"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("TEMPORAL_CONFIG_FILE", str(tmp_path / "none.toml"))
+    # Temporal's own ports are anybody's: of this computer's user, who may have a cluster of everstep too.
+    monkeypatch.setattr(local, "TEMPORAL_PORT", 0)
+    monkeypatch.setattr(local, "UI_PORT", 0)
     yield tmp_path
     local.down(NAME)
 

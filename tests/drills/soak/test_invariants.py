@@ -249,6 +249,16 @@ def test_what_was_away_for_long_may_have_left() -> None:
     assert len(violations(seen, STRUCK, SPEC, known())) == 2
 
 
+@pytest.mark.parametrize(("was", "right"), [("standby", True), ("soak-01", False)])
+def test_a_standby_that_a_job_takes_may_hold_more_than_it_did(was: str, right: bool) -> None:
+    found, before, now = Baseline(), good(), good()
+    before.machines = seen_machines(m3=was)
+    for _ in range(WARM_UP + 1):
+        learn(before, found)
+    with_process("agent-m3", descriptors=50, memory_mb=160.0)(now)
+    assert (violations(now, STRUCK, SPEC, found) == []) is right
+
+
 def test_every_invariant_was_seen_to_fail() -> None:
     assert {name for name, _ in WRONG} == {one.__name__.replace("_", " ") for one in INVARIANTS}
 

@@ -151,6 +151,7 @@ def _judge(incident: Incident, evidence: Evidence | None) -> EvictPlan:
             earlier=input.alerts,
             silent=silent,
             evicted_ns=[*input.evicted_ns, *evictions.done_ns],
+            hang=incident.hang if incident.hang and incident.hang.generation == incident.state.generation else None,
         ),
         input.spec.policy,
     )

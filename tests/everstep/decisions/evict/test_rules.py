@@ -9,12 +9,14 @@ import pytest
 
 from everstep.decisions.evict.rules import OPERATOR, RULES, mode_of
 from everstep.model.eviction import EvictMode
+from everstep.model.hang import HangFound
 from everstep.model.health import Health, MachineFinding
 from everstep.model.owner import Owner
 from everstep.model.recovery_policy import RecoveryPolicy
 from tests.everstep.decisions.evict.evict_facts import EIGHT, NOW, S, evicted, flap, found, link_down, plan
 
 SURE, ALERT, GONE = "sure-machine-fault", "repeated-network-alert", "gone-machine"
+CULPRIT, GROUP = "hang-culprit", "hang-group"
 
 
 def why_not(machine: str, *findings: MachineFinding, **fields: Any) -> tuple[str, str]:
@@ -159,7 +161,7 @@ def test_what_is_healthy_says_nothing() -> None:
 
 def test_the_names_stay() -> None:
     """Job files, reports and dashboards have them."""
-    assert [rule.name for rule in RULES if rule.evicts] == [OPERATOR, SURE, ALERT, GONE, "failed-test"]
+    assert [rule.name for rule in RULES if rule.evicts] == [OPERATOR, SURE, ALERT, GONE, "failed-test", CULPRIT, GROUP]
     assert [rule.name for rule in RULES if not rule.evicts] == [
         "application-caused",
         "unknown-verdict",
@@ -191,3 +193,27 @@ def test_when_it_was_is_by_the_times_of_the_findings() -> None:
     later = plan(link_down("m2"), earlier=(flap("m2", ago_s=200),), now_ns=NOW + 900 * S)
 
     assert evicted(later) == [("m2", ALERT)]
+
+
+NAMED = HangFound(generation=3, conclusion="names", machines=["m1"], suspects=["m1"], reason="7 ranks wait for it")
+GROUP_OF_TWO = HangFound(
+    generation=3, conclusion="over-evicts", machines=["m1", "m3"], suspects=["m1"], innocent=1, reason="all on m1, m3"
+)
+
+
+def test_the_machine_that_a_job_hangs_on_leaves() -> None:
+    decided = plan(hang=NAMED)
+    assert evicted(decided) == [("m1", CULPRIT)]
+    assert "7 ranks wait for it" in decided.evict[0].why
+
+
+def test_over_eviction_says_so_and_who_leaves_on_purpose() -> None:
+    decided = plan(hang=GROUP_OF_TWO)
+    assert evicted(decided) == [("m1", GROUP), ("m3", GROUP)]
+    assert [one.why.startswith("over-eviction, 1 of 2 machines leave though") for one in decided.evict] == [True, True]
+    assert ["it leaves on purpose" in one.why for one in decided.evict] == [False, True]
+
+
+@pytest.mark.parametrize("conclusion", ["not a machine", "not hung", "nothing known", "from a later release"])
+def test_a_hang_that_names_nobody_evicts_nobody(conclusion: str) -> None:
+    assert plan(hang=HangFound(generation=3, conclusion=conclusion, reason="it says why")).asked == []

@@ -1,0 +1,187 @@
+"""Looks at what all ranks of a job do, on all machines at once, and what they say together.
+
+A machine that does not answer is left out, and nothing is concluded from that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from activities.heartbeat import Say
+from activities.turns import gathered
+from agent.client import AgentPool
+from agent.tracer.messages import files_of
+from agent.v1 import agent_pb2 as pb
+from everstep.decisions.hang.case import HangLimits
+from everstep.decisions.hang.decide import judge_hang
+from everstep.decisions.hang.evidence import HangEvidence
+from everstep.decisions.hang.found import found_of
+from everstep.decisions.hang.standstill import Standstill, standstill
+from everstep.decisions.hang.work import UsedUp, work_of
+from everstep.errors import EverstepError, EvidenceError
+from everstep.evidence.folder import STOPPED, FolderReader, evidence_of
+from everstep.evidence.py_spy import StackReader
+from everstep.model.hang import HangFound
+from everstep.model.job import JobSpec
+from everstep.model.machine import Machine
+
+LOOK_S = 5.0
+"""One look takes no longer (ours)."""
+ANSWERS_S = 1.0
+"""An agent has so much longer to answer (ours)."""
+
+
+@dataclass
+class RankLook:
+    """What all machines said at about one moment."""
+
+    at_s: float
+    """Steady clock."""
+    replies: dict[str, pb.StacksReply] = field(default_factory=dict)
+    silent: dict[str, str] = field(default_factory=dict)
+    """Machine → why it did not say it."""
+
+    @property
+    def generation(self) -> int:
+        """The newest that was seen; 0: none."""
+        return max((reply.generation for reply in self.replies.values()), default=0)
+
+    def used(self) -> Iterator[UsedUp]:
+        """What each process had used up."""
+        for reply in self.replies.values():
+            for one in reply.processes:
+                yield UsedUp(one.rank, one.pid, one.cpu_s, one.waited_s, one.io_bytes)
+
+    def stopped(self) -> list[int]:
+        """Ranks whose process is stopped."""
+        processes = (one for reply in self.replies.values() for one in reply.processes)
+        return sorted(one.rank for one in processes if one.role == "trainer" and one.state in STOPPED)
+
+
+async def look(
+    agents: AgentPool, job: str, machines: Sequence[Machine], *, generation: int = 0, limit_s: float = LOOK_S
+) -> RankLook:
+    """Look at all ranks of a job once; nobody is asked twice.
+
+    Args:
+        agents: Clients by address.
+        job: Its name.
+        machines: Where it runs.
+        generation: What runs of another one is as if it were silent; 0: any.
+        limit_s: Of the look, on each machine.
+    """
+    found = RankLook(time.monotonic())
+    request = pb.StacksRequest(job=job, limit_s=limit_s)
+
+    async def ask(machine: Machine) -> None:
+        try:
+            reply = await agents.get(machine.address).stacks(request, timeout_s=limit_s + ANSWERS_S)
+        except EverstepError as error:
+            found.silent[machine.name] = str(error)
+            return
+        if generation and reply.generation != generation:
+            found.silent[machine.name] = f"it runs generation {reply.generation}"
+            return
+        reply.machine = machine.name
+        found.replies[machine.name] = reply
+
+    await gathered(ask(machine) for machine in machines)
+    return found
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What looks say together."""
+
+    standstill: Standstill
+    evidence: HangEvidence
+    unread: list[str]
+    """What could not be read."""
+
+
+def judge_looks(
+    looks: Sequence[RankLook],
+    spec: JobSpec,
+    machines: Sequence[Machine],
+    *,
+    stands_still: bool = False,
+    limits: HangLimits | None = None,
+) -> Judged:
+    """Judge looks at one job, the first of them first. Takes CPU time: call it in a thread.
+
+    Args:
+        looks: One or more; the last one counts.
+        spec: Of the job.
+        machines: Its machines, in order.
+        stands_still: It is known from elsewhere that the job does not step.
+        limits: How far to go.
+    """
+    stacks, readers, unread = StackReader(), [], list[str]()
+    for one in (looks[0], looks[-1]) if len(looks) > 1 else looks:
+        reader = FolderReader(stacks)
+        for reply in one.replies.values():
+            for name, data in files_of(reply):
+                try:
+                    reader.read({name: data})
+                except EvidenceError as error:
+                    unread.append(str(error))
+        readers.append(reader)
+    evidence = evidence_of(readers)
+    if stands_still:
+        evidence = HangEvidence(evidence.ranks, evidence.groups, evidence.labels, evidence.moved, stands_still=True)
+    names = [machine.name for machine in machines]
+    verdict = judge_hang(evidence, spec.topology(), limits, names)
+    work = work_of(looks[0].used(), looks[-1].used(), looks[-1].at_s - looks[0].at_s)
+    return Judged(standstill(verdict, evidence, work), evidence, unread)
+
+
+async def trace(
+    agents: AgentPool,
+    spec: JobSpec,
+    machines: Sequence[Machine],
+    *,
+    apart_s: float,
+    generation: int = 0,
+    stands_still: bool = False,
+    limit_s: float = LOOK_S,
+    say: Say = lambda _: None,
+) -> tuple[list[RankLook], Judged]:
+    """Look twice, and judge; once where that is enough.
+
+    Args:
+        agents: Clients by address.
+        spec: Of the job.
+        machines: Its machines, in order.
+        apart_s: Between the two looks, seconds.
+        generation: Of the ranks; 0: the newest.
+        stands_still: It is known from elsewhere that the job does not step.
+        limit_s: Of each look.
+        say: Is told how far it is.
+    """
+    looks: list[RankLook] = []
+    while True:
+        say(f"look {len(looks) + 1} at the ranks on {len(machines)} machines")
+        looks.append(await look(agents, spec.name, machines, generation=generation, limit_s=limit_s))
+        judged = await asyncio.to_thread(judge_looks, looks, spec, machines, stands_still=stands_still)
+        is_enough = bool(looks[-1].stopped()) and judged.standstill.verdict.evicts
+        if len(looks) > 1 or is_enough:
+            return looks, judged
+        await asyncio.sleep(apart_s)
+
+
+def hang_found(looks: Sequence[RankLook], judged: Judged, spec: JobSpec, machines: Sequence[Machine]) -> HangFound:
+    """What looks say, as an incident keeps it."""
+    verdict = judged.standstill.verdict
+    last = looks[-1]
+    found = found_of(
+        verdict,
+        spec.topology(),
+        [machine.name for machine in machines],
+        generation=last.generation,
+        looks=len(looks),
+        seconds=time.monotonic() - looks[0].at_s,
+    )
+    return found.model_copy(update={"silent": sorted(last.silent)[:8]})

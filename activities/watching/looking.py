@@ -1,0 +1,66 @@
+"""Looks at the ranks of a job that stands still: whether it hangs, or has a long phase.
+
+Nothing is looked at while steps come as they always did: a look holds a rank up for some milliseconds. Several watchers
+look each for itself, and agents let one look at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from activities.agents.looks import judge_looks, look
+from activities.heartbeat import steady_ns
+from activities.watching.job_view import JobView
+from agent.client import AgentPool
+from everstep.decisions.detect.patience import LOOK_AGAIN, apart_s, first_look_s
+from everstep.decisions.hang.standstill import Standstill
+
+TICK_S = 0.1
+"""Between two looks at how long nothing happened, seconds (ours)."""
+
+log = structlog.get_logger("watcher")
+
+
+class Looking:
+    """Watches one job for as long as it is watched."""
+
+    def __init__(self, agents: AgentPool, job: JobView) -> None:
+        self._agents = agents
+        self._job = job
+
+    async def run(self) -> None:
+        """Look whenever it stands still for too long, and again as long as it does; never returns."""
+        job = self._job
+        seen, due_s = job.steps_seen, 0.0
+        while True:
+            await asyncio.sleep(TICK_S)
+            facts = job.latest
+            if facts is None or facts.generation in job.reported or facts.generation != job.steps_seen.generation:
+                continue
+            if seen != job.steps_seen:
+                seen, due_s = job.steps_seen, 0.0
+            first_s = first_look_s(facts)
+            if first_s is None or not facts.quiet_s:
+                continue
+            quiet_s = facts.quiet_s + max(steady_ns() - facts.now_ns, 0) / 1e9
+            if quiet_s < max(first_s, due_s):
+                continue
+            standing = await self._twice(apart_s(facts.typical_step_s))
+            due_s = LOOK_AGAIN * quiet_s
+            if seen == job.steps_seen and seen.generation not in job.reported and standing is not None:
+                log.info("looked at ranks that do not step", quiet_s=round(quiet_s, 1), found=standing.text)
+                job.looked_at(seen, standing)
+
+    async def _twice(self, apart: float) -> Standstill | None:
+        """What two looks show; None: a step came in between."""
+        job, seen = self._job, self._job.steps_seen
+        looks = []
+        for wait_s in (apart, 0.0):
+            looks.append(await look(self._agents, job.spec.name, job.machines, generation=seen.generation))
+            await asyncio.sleep(wait_s)
+            if job.steps_seen != seen:
+                return None
+        judged = await asyncio.to_thread(judge_looks, looks, job.spec, job.machines, stands_still=True)
+        return judged.standstill

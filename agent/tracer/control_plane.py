@@ -1,0 +1,88 @@
+"""The flight record of a rank, asked of the server that torch runs in it: its threads answer without Python's lock.
+
+``everstep.training`` has no part in that: the server is started before the script (``agent/launcher/rank_process.py``).
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from everstep.errors import CannotLook
+
+HANDLERS = ("fr_trace_json", "fr_trace_json?backend=nccl2", "dump_nccl_trace_json")
+"""In this order, until one has entries: gloo's and the newer recorders, then the one of NCCL alone."""
+KEPT = 256
+"""Newest entries of a record that are kept, beside the newest of each group and those that are not done (ours)."""
+FIELDS = (
+    "record_id",
+    "process_group",
+    "collective_seq_id",
+    "p2p_seq_id",
+    "op_id",
+    "is_p2p",
+    "profiling_name",
+    "input_sizes",
+    "state",
+    "retired",
+    "time_created_ns",
+)
+MOST_BYTES = 64 << 20
+"""A larger answer is none (ours)."""
+
+
+def flight_record(path: Path, limit_s: float) -> bytes:
+    """What a rank's recorder has, cut to what an analysis needs, as JSON.
+
+    Args:
+        path: Socket of the rank's server.
+        limit_s: For each question: a process that is stopped takes them and never answers.
+
+    Raises:
+        CannotLook: it does not answer, or has no record.
+    """
+    found: dict[str, Any] = {}
+    for handler in HANDLERS:
+        with suppress(ValueError):
+            found = json.loads(_ask(path, handler, limit_s))
+        if found.get("entries"):
+            return json.dumps(cut(found), separators=(",", ":")).encode()
+    raise CannotLook("it has no record of collectives")
+
+
+def cut(found: Mapping[str, Any]) -> dict[str, Any]:
+    """A record without the entries and the fields that say nothing of where a rank is."""
+    entries: Sequence[Mapping[str, Any]] = found["entries"]
+    newest: dict[str, int] = {}
+    for at, entry in enumerate(entries):
+        newest[str(entry.get("process_group"))] = at
+    wanted = {*range(max(len(entries) - KEPT, 0), len(entries)), *newest.values()}
+    wanted |= {at for at, one in enumerate(entries) if not (one.get("retired") or one.get("state") == "completed")}
+    kept = [{name: entries[at][name] for name in FIELDS if name in entries[at]} for at in sorted(wanted)]
+    return {name: found[name] for name in ("version", "pg_config", "pg_status") if name in found} | {"entries": kept}
+
+
+def _ask(path: Path, handler: str, limit_s: float) -> bytes:
+    """The body of an answer."""
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(limit_s)
+            connection.connect(str(path))
+            connection.sendall(f"POST /handler/{handler} HTTP/1.0\r\nContent-Length: 0\r\n\r\n".encode())
+            answer = bytearray()
+            while piece := connection.recv(1 << 16):
+                answer += piece
+                if len(answer) > MOST_BYTES:
+                    raise CannotLook(f"its record has more than {MOST_BYTES >> 20} MB")
+    except FileNotFoundError as error:
+        raise CannotLook("it has no server that could be asked") from error
+    except OSError as error:
+        raise CannotLook(f"it does not answer: {error.strerror or error}") from error
+    head, _, body = bytes(answer).partition(b"\r\n\r\n")
+    if b" 200 " not in head.partition(b"\r\n")[0]:
+        raise ValueError("it knows no such question")
+    return body

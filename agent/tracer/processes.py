@@ -1,0 +1,94 @@
+"""The processes of a rank: which there are, what each is there for, and what it has used up."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from everstep.decisions.hang.stacks import ProcessRole
+from everstep.processes import PROC, ProcessInfo, living, look
+
+TRACING = "t"
+"""State of a process that somebody looks into just now: it goes on when that is over."""
+STOPPED = "T"
+"""State of a process that is stopped until somebody continues it."""
+NAMES = {"pt_data_worker": ProcessRole.DATA_LOADER, "pt_elastic": ProcessRole.LAUNCHER}
+"""Names that torch gives its processes."""
+TICKS_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+class FamilyMember(NamedTuple):
+    """One process of a rank."""
+
+    rank: int
+    process: ProcessInfo
+    role: ProcessRole | None
+    """None: its name does not say."""
+
+
+class Used(NamedTuple):
+    """What a process has used up since it began."""
+
+    cpu_s: float = 0.0
+    waited_s: float = 0.0
+    """Time in which its first thread could have run and had no CPU."""
+    io_bytes: int = -1
+    """Read and written; -1: may not be asked."""
+
+
+def families(ranks: Mapping[int, int]) -> list[FamilyMember]:
+    """The processes of some ranks, each rank itself before those that it started.
+
+    Args:
+        ranks: Rank → its process.
+    """
+    everybody = {one.pid: one for one in living()}
+    children: dict[int, list[int]] = defaultdict(list)
+    of_session: dict[int, list[int]] = defaultdict(list)
+    for one in everybody.values():
+        children[one.parent].append(one.pid)
+        of_session[one.session].append(one.pid)
+    found = []
+    for rank, pid in sorted(ranks.items()):
+        if pid not in everybody:
+            continue
+        found.append(FamilyMember(rank, everybody[pid], ProcessRole.TRAINER))
+        members = _below(pid, children) | {one for one in of_session[pid] if one != pid}
+        found += [FamilyMember(rank, everybody[one], NAMES.get(everybody[one].name)) for one in sorted(members)]
+    return found
+
+
+def _below(pid: int, children: Mapping[int, Iterable[int]]) -> set[int]:
+    found, todo = set[int](), list(children.get(pid, ()))
+    while todo:
+        one = todo.pop()
+        if one not in found:
+            found.add(one)
+            todo.extend(children.get(one, ()))
+    return found
+
+
+def used(pid: int) -> Used:
+    """What a process has used up; what may not be asked is as if nothing were."""
+    folder = PROC / str(pid)
+    try:
+        fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
+        cpu_s = (int(fields[11]) + int(fields[12])) * TICKS_S
+    except OSError:
+        return Used()
+    waited_s, io_bytes = 0.0, -1
+    try:
+        waited_s = int((folder / "schedstat").read_bytes().split()[1]) / 1e9
+        lines = (folder / "io").read_bytes().splitlines()
+        io_bytes = sum(int(line.split()[1]) for line in lines if line.startswith((b"rchar:", b"wchar:")))
+    except (OSError, IndexError):
+        pass
+    return Used(cpu_s, waited_s, io_bytes)
+
+
+def state_of(pid: int, ticks: int) -> str:
+    """State of the process that started then, one letter; empty: it is gone."""
+    found = look(pid)
+    return found.state if found is not None and found.start == ticks else ""

@@ -1,0 +1,129 @@
+"""One stack dump by py-spy: with a deadline, and without ever leaving a process stopped.
+
+To read a stack that holds still, py-spy stops the process for some milliseconds. If py-spy is killed in between, the
+process may stay stopped for ever: whoever kills it here looks, and continues what was not stopped before.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import structlog
+
+from agent.tracer.processes import STOPPED, TRACING, state_of
+
+LEAST_S = 0.2
+"""Time that a dump has at least, seconds (ours)."""
+SETTLES_S = 0.5
+"""A process whose tracer was killed shows within this time whether it goes on (ours)."""
+MOST_BYTES = 4 << 20
+"""Of one process: a dump that is larger is left out (ours)."""
+PROBLEM_CHARACTERS = 200
+
+logger = structlog.get_logger()
+
+
+class StackDump(NamedTuple):
+    """What py-spy said of one process."""
+
+    json: bytes
+    """Its output; empty: none."""
+    problem: str = ""
+    """Why there is none."""
+
+
+def py_spy() -> str | None:
+    """The program: of this installation, else the first on the path; None: there is none."""
+    beside = Path(sys.executable).with_name("py-spy")
+    return str(beside) if beside.exists() else shutil.which("py-spy")
+
+
+def dump(pid: int, ticks: int, *, deadline: float, program: Sequence[str]) -> StackDump:
+    """The stacks of a process.
+
+    A stopped process is read as it is; so is one that cannot be stopped, as far as there is time.
+
+    Args:
+        pid: Of the process.
+        ticks: When it started: another process may have its number by now.
+        deadline: By the monotonic clock.
+        program: py-spy, with its first arguments.
+    """
+    before = state_of(pid, ticks)
+    if not before:
+        return StackDump(b"", "it ended")
+    first = StackDump(b"", "")
+    if before != STOPPED:
+        half = max((deadline - time.monotonic()) / 2, LEAST_S)
+        first = _ask([*program, "dump", "--json", "--pid", str(pid)], pid, ticks, before, half)
+        if first.json or not state_of(pid, ticks):
+            return first
+    left = max(deadline - time.monotonic(), LEAST_S)
+    second = _ask([*program, "dump", "--json", "--nonblocking", "--pid", str(pid)], pid, ticks, before, left)
+    return second if second.json or not first.problem else first
+
+
+def _ask(command: Sequence[str], pid: int, ticks: int, before: str, limit_s: float) -> StackDump:
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=os.environ | {"RUST_BACKTRACE": "0"},
+        )
+    except OSError as error:
+        return StackDump(b"", f"py-spy cannot be run: {error.strerror}")
+    with process:
+        try:
+            output, errors = process.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            with suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=SETTLES_S)
+            let_go(pid, ticks, before)
+            return StackDump(b"", f"py-spy did not end within {limit_s:.1f} s")
+        let_go(pid, ticks, before, at_once=True)
+        # Who started a program may not learn its exit code here (``agent.monitor.programs``): what it wrote tells.
+        if not output.lstrip().startswith(b"["):
+            words = errors.decode(errors="replace").strip().splitlines()
+            return StackDump(b"", (words[-1] if words else "py-spy said nothing")[:PROBLEM_CHARACTERS])
+        if len(output) > MOST_BYTES:
+            return StackDump(b"", f"its stacks have {len(output)} bytes, more than are taken")
+        return StackDump(output)
+
+
+def let_go(pid: int, ticks: int, before: str, *, at_once: bool = False) -> None:
+    """Continue a process that a dump has left stopped.
+
+    Args:
+        pid: Of the process.
+        ticks: When it started.
+        before: Its state before the dump: one that was stopped then stays so.
+        at_once: The dump ended by itself: the state shows at once what it left.
+    """
+    if before == STOPPED:
+        return
+    until = time.monotonic() + (0.0 if at_once else SETTLES_S)
+    while True:
+        state = state_of(pid, ticks)
+        if state == STOPPED:
+            logger.warning("a stack dump left a process stopped; it is continued", pid=pid)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+            return
+        # The kernel lets go of it in its own time, and a stop that was asked for may come after that.
+        if not state or (state != TRACING and time.monotonic() >= until):
+            return
+        if time.monotonic() >= until + SETTLES_S:
+            return
+        time.sleep(0.002)

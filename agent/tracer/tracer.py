@@ -1,0 +1,153 @@
+"""One look at what the ranks of a job do on this machine: all their processes at once, within a time."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from agent.tracer import stack_dump
+from agent.tracer.control_plane import flight_record
+from agent.tracer.processes import STOPPED, TRACING, FamilyMember, Used, families, state_of, used
+from agent.v1 import agent_pb2 as pb
+from everstep.errors import CannotLook
+
+LIMIT_S = 5.0
+"""One look takes no longer, where nobody says how long it may take (ours)."""
+LONGEST_S = 60.0
+RECORD_S = 0.5
+"""A rank's server answers within this time, or not at all: that of a stopped process takes questions (ours)."""
+AT_ONCE = 16
+"""Processes that are read at the same time (ours)."""
+MOST_PROCESSES = 512
+"""Of one machine; further ones are left out (ours)."""
+MOST_BYTES = 16 << 20
+"""Of one reply; further stacks are left out (ours)."""
+NO_PY_SPY = "py-spy is not here: install it beside everstep"
+
+
+@dataclass(frozen=True, slots=True)
+class RankTraced:
+    """A rank that is to be looked at."""
+
+    rank: int
+    pid: int
+    ticks: int
+    """When its process started."""
+    server: Path
+    """Socket of torch's server in it."""
+
+
+class Tracer:
+    """Looks at one machine.
+
+    Args:
+        machine: Its name.
+        program: py-spy with its first arguments; by default the one that is installed.
+    """
+
+    def __init__(self, machine: str, program: Sequence[str] = ()) -> None:
+        self._machine = machine
+        self._program = [*program]
+        self._one = asyncio.Lock()
+
+    async def look(self, ranks: Sequence[RankTraced], generation: int, limit_s: float) -> pb.StacksReply:
+        """What some ranks and their helpers do; who looks meanwhile waits, for two would see each other.
+
+        Args:
+            ranks: Of one generation.
+            generation: Which.
+            limit_s: Seconds for all of it; 0: as many as there usually are.
+        """
+        async with self._one:
+            return await asyncio.to_thread(self._look, ranks, generation, min(limit_s or LIMIT_S, LONGEST_S))
+
+    def _look(self, ranks: Sequence[RankTraced], generation: int, limit_s: float) -> pb.StacksReply:
+        began = time.monotonic()
+        reply = pb.StacksReply(machine=self._machine, generation=generation, time_ns=time.time_ns())
+        living = {one.rank: one for one in ranks if state_of(one.pid, one.ticks)}
+        members = families({rank: one.pid for rank, one in living.items()})
+        # Ranks first: what there is no room or time for is the least of all.
+        members.sort(key=lambda one: one.process.pid != living[one.rank].pid)
+        left_out = len(members) - MOST_PROCESSES
+        members = members[:MOST_PROCESSES]
+        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="trace") as threads:
+            asked = threads.map(_record, living.values())
+            before = [(_settled(one), used(one.process.pid)) for one in members]
+            dumps = list(threads.map(partial(self._dump, deadline=began + limit_s), members))
+            records = list(asked)
+        size = 0
+        for one, (state, so_far), (output, problem) in zip(members, before, dumps, strict=True):
+            packed = gzip.compress(output, 1, mtime=0) if output else b""
+            has_room = size + len(packed) <= MOST_BYTES
+            size += len(packed)
+            stacks, why = (packed, problem) if has_room else (b"", "there was no room for its stacks")
+            reply.processes.append(_process(one, state, so_far, stacks, why))
+        reply.records.extend(records)
+        if left_out > 0:
+            reply.left_out = f"{left_out} processes more than {MOST_PROCESSES}"
+        reply.seconds = time.monotonic() - began
+        return reply
+
+    def _dump(self, one: FamilyMember, deadline: float) -> stack_dump.StackDump:
+        program = self._program or [path for path in [stack_dump.py_spy()] if path]
+        if not program:
+            return stack_dump.StackDump(b"", NO_PY_SPY)
+        if time.monotonic() >= deadline:
+            return stack_dump.StackDump(b"", "there was no time for its stacks")
+        return stack_dump.dump(one.process.pid, one.process.start, deadline=deadline, program=program)
+
+
+def _settled(one: FamilyMember) -> str:
+    """State of a process; where somebody looks into it just now, a moment later."""
+    for _ in range(10):
+        state = state_of(one.process.pid, one.process.start)
+        if state != TRACING:
+            break
+        time.sleep(0.005)
+    return state
+
+
+def _record(one: RankTraced) -> pb.FlightRecord:
+    if state_of(one.pid, one.ticks) == STOPPED:
+        return pb.FlightRecord(rank=one.rank, problem="it does not answer: its process is stopped")
+    try:
+        return pb.FlightRecord(rank=one.rank, record=gzip.compress(flight_record(one.server, RECORD_S), 1, mtime=0))
+    except CannotLook as error:
+        return pb.FlightRecord(rank=one.rank, problem=str(error))
+
+
+def _process(one: FamilyMember, state: str, so_far: Used, stacks: bytes, problem: str) -> pb.TracedProcess:
+    return pb.TracedProcess(
+        rank=one.rank,
+        pid=one.process.pid,
+        parent=one.process.parent,
+        role=one.role or "",
+        name=one.process.name,
+        state=state,
+        cpu_s=so_far.cpu_s,
+        waited_s=so_far.waited_s,
+        io_bytes=so_far.io_bytes,
+        stacks=stacks,
+        problem=problem,
+    )
+
+
+def ranks_traced(pids: Mapping[int, tuple[int, int]], shm: Path) -> list[RankTraced]:
+    """The ranks of a job.
+
+    Args:
+        pids: Rank → its process and when that started.
+        shm: Folder of the job in shared memory.
+    """
+    return [RankTraced(rank, pid, ticks, server_of(shm, rank)) for rank, (pid, ticks) in sorted(pids.items())]
+
+
+def server_of(shm: Path, rank: int) -> Path:
+    """Socket on which torch's server in a rank listens."""
+    return shm / f"control-{rank}"

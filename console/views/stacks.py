@@ -1,0 +1,64 @@
+"""What ranks were seen to do, for a person: each stack once, with the processes that had it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from agent.tracer.messages import unpacked
+from agent.v1 import agent_pb2 as pb
+from console.views.incident_report import aligned
+from controlplane.shown import clean
+from everstep.errors import EvidenceError
+from everstep.evidence.py_spy import MAIN, ProcessDump, StackReader, role_of_process
+
+PROCESSES_NAMED = 8
+"""With one stack (ours)."""
+
+
+def stacks_text(replies: Iterable[pb.StacksReply], ranks: Iterable[int] = ()) -> str:
+    """The stacks of one look, those that most processes have first; then who has none, and why.
+
+    Args:
+        replies: Of the machines.
+        ranks: Only those; of them all threads. Empty: all ranks, and of each process the main thread.
+    """
+    wanted = set(ranks)
+    reader, blocks, missing = StackReader(), dict[str, list[str]](), list[tuple[str, str]]()
+    for reply in sorted(replies, key=lambda one: one.machine):
+        for one in reply.processes:
+            if wanted and one.rank not in wanted:
+                continue
+            dumps = _dumps(reader, one)
+            who = f"rank {one.rank} on {reply.machine}, pid {one.pid}, state {one.state}"
+            if not dumps:
+                missing.append((who, one.problem or "no stacks"))
+            for dump in dumps:
+                role = one.role or role_of_process(dump).value
+                for text in _threads(dump, every=bool(wanted)):
+                    blocks.setdefault(f"{role}\n{text}", []).append(who)
+    lines = []
+    for text, whose in sorted(blocks.items(), key=lambda item: -len(item[1])):
+        role, _, frames = text.partition("\n")
+        more = f", and {len(whose) - PROCESSES_NAMED} more" if len(whose) > PROCESSES_NAMED else ""
+        lines += [f"{len(whose)} x {role}: {'; '.join(whose[:PROCESSES_NAMED])}{more}", frames, ""]
+    if missing:
+        lines += ["Without stacks", *aligned(missing, "  ")]
+    return clean("\n".join(lines).rstrip())
+
+
+def _dumps(reader: StackReader, one: pb.TracedProcess) -> list[ProcessDump]:
+    data = unpacked(one.stacks)
+    try:
+        return reader.read(f"pid {one.pid}", data) if data else []
+    except EvidenceError:
+        return []
+
+
+def _threads(dump: ProcessDump, *, every: bool) -> Iterator[str]:
+    """The frames of the main thread, or of every one, the innermost last."""
+    main = dump.main()
+    for name, stack in dump.threads:
+        if every or stack is main:
+            head = [f"    thread {name}"] if name not in {"", MAIN} else []
+            frames = [f"    {frame.function} ({frame.file}:{frame.line})" for frame in reversed(stack.frames)]
+            yield "\n".join([*head, *(frames or ["    nothing in Python"])])

@@ -1,0 +1,59 @@
+"""How long a job may stand still: as long as what is seen of it, and what it did before, allow."""
+
+from __future__ import annotations
+
+from everstep.decisions.detect.facts import JobFacts
+from everstep.decisions.hang.standstill import Stillness
+from everstep.model.recovery_policy import RecoveryPolicy
+
+PAUSES = 1.5
+"""So many times as long as ever before in this generation: no pause for an evaluation or a checkpoint is (ours)."""
+LOOKS_APART_S = (1.0, 10.0)
+"""Between two looks at a job that stands still: a median step, at least and at most, seconds (ours)."""
+LOOK_AGAIN = 2.0
+"""Looks come again after so many times as long a standstill (ours)."""
+
+
+def stall_s(facts: JobFacts) -> float:
+    """How long without a step is a stall, whatever is seen: the paper's ten minutes, or longer where steps or pauses of
+    this very job were so long; seconds."""
+    policy = facts.spec.policy
+    learnt = min(PAUSES * facts.longest_step_s, policy.stall_ceiling_s)
+    return max(learnt, policy.stall_factor * facts.typical_step_s, policy.stall_floor_s)
+
+
+def hang_s(facts: JobFacts) -> float:
+    """How long all may wait for some that do nothing, seconds; never longer than a stall may last."""
+    policy = facts.spec.policy
+    learnt = max(policy.hang_factor * facts.typical_step_s, PAUSES * facts.longest_step_s, policy.hang_floor_s)
+    return min(learnt, stall_s(facts))
+
+
+def bound_s(facts: JobFacts) -> float:
+    """How long without a step is a stall, by what looks at its ranks show; seconds."""
+    if facts.standing is None:
+        return stall_s(facts)
+    match facts.standing.standing:
+        case Stillness.NEVER:
+            return min(facts.spec.policy.stopped_s, hang_s(facts))
+        case Stillness.QUIET:
+            return hang_s(facts)
+        case Stillness.COMPUTES:
+            return max(stall_s(facts), facts.spec.policy.stall_ceiling_s)
+    return stall_s(facts)
+
+
+def apart_s(typical_step_s: float) -> float:
+    """Between two looks, seconds."""
+    least, most = LOOKS_APART_S
+    return min(max(typical_step_s, least), most)
+
+
+def first_look_s(facts: JobFacts) -> float | None:
+    """How long a standstill is looked at first, so that a second look is over when it may be a hang; None: never."""
+    return max(hang_s(facts) - apart_s(facts.typical_step_s), 0.0) if looks(facts.spec.policy) else None
+
+
+def looks(policy: RecoveryPolicy) -> bool:
+    """Whether ranks of a job that stands still are looked at."""
+    return policy.trace_s > 0

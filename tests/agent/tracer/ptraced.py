@@ -1,0 +1,14 @@
+"""Programs that take py-spy's place, and hang in the middle of what it does."""
+
+_HEAD = """
+import ctypes, os, signal, sys, time
+from pathlib import Path
+pid = int(sys.argv[sys.argv.index("--pid") + 1])
+"""
+_TAIL = """
+Path(__file__).with_suffix(".met").touch()
+time.sleep(600)
+"""
+ATTACH_AND_HANG = _HEAD + "assert ctypes.CDLL(None).ptrace(16, pid, 0, 0) == 0  # PTRACE_ATTACH" + _TAIL
+"""Its death leaves the process stopped: the stop that attaching asks for comes, and nobody takes note of it."""
+STOP_AND_HANG = _HEAD + "os.kill(pid, signal.SIGSTOP)" + _TAIL

@@ -1,0 +1,90 @@
+"""Dumps by py-spy: of what runs, of what is stopped; and a py-spy that is killed leaves nobody stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.launcher.processes import start_ticks
+from agent.tracer.processes import STOPPED, state_of
+from agent.tracer.stack_dump import dump, let_go, py_spy
+from tests.agent.tracer.ptraced import ATTACH_AND_HANG, STOP_AND_HANG
+
+SLEEPS = (
+    "import time\ndef waits_here():\n    while True:\n        time.sleep(0.01)\nprint('up', flush=True)\nwaits_here()"
+)
+
+
+@pytest.fixture
+def target() -> Iterator[tuple[int, int]]:
+    with subprocess.Popen([sys.executable, "-c", SLEEPS], stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        process.stdout.readline()
+        yield process.pid, start_ticks(process.pid)
+        process.send_signal(signal.SIGCONT)
+        process.kill()
+
+
+def functions(found: bytes) -> list[str]:
+    return [frame["name"] for thread in json.loads(found) for frame in thread["frames"]]
+
+
+def installed() -> list[str]:
+    program = py_spy()
+    assert program
+    return [program]
+
+
+def test_what_a_process_does(target: tuple[int, int]) -> None:
+    found = dump(*target, deadline=time.monotonic() + 20, program=installed())
+
+    assert "waits_here" in functions(found.json), found.problem
+    assert state_of(*target) != STOPPED
+
+
+def test_a_stopped_process_is_read_as_it_is_and_stays_stopped(target: tuple[int, int]) -> None:
+    os.kill(target[0], signal.SIGSTOP)
+    while state_of(*target) != STOPPED:
+        time.sleep(0.001)
+
+    found = dump(*target, deadline=time.monotonic() + 20, program=installed())
+
+    assert "waits_here" in functions(found.json), found.problem
+    assert state_of(*target) == STOPPED
+
+
+@pytest.mark.parametrize("tracer", [ATTACH_AND_HANG, STOP_AND_HANG])
+def test_one_that_hangs_is_killed_and_its_process_goes_on(target: tuple[int, int], tracer: str, tmp_path: Path) -> None:
+    program = tmp_path / "tracer.py"
+    program.write_text(tracer)
+
+    found = dump(*target, deadline=time.monotonic() + 2, program=[sys.executable, str(program)])
+
+    assert "did not end" in found.problem
+    assert (program.with_suffix(".met")).exists(), "the tracer did not come to stop it"
+    assert state_of(*target) not in (STOPPED, "t")
+
+
+def test_what_was_stopped_before_is_not_continued(target: tuple[int, int]) -> None:
+    os.kill(target[0], signal.SIGSTOP)
+    while state_of(*target) != STOPPED:
+        time.sleep(0.001)
+    let_go(*target, before=STOPPED)
+    assert state_of(*target) == STOPPED
+
+
+def test_no_python_and_nobody_at_all() -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        found = dump(process.pid, start_ticks(process.pid), deadline=time.monotonic() + 20, program=installed())
+        process.kill()
+    assert (found.json, bool(found.problem)) == (b"", True)
+    gone = dump(process.pid, 1, deadline=time.monotonic() + 20, program=installed())
+    assert gone.problem == "it ended"

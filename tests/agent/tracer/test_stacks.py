@@ -1,0 +1,125 @@
+"""The agent's Stacks of real ranks: who is there, what each does, how far its collectives came."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import os
+import signal
+from typing import Any
+
+import pytest
+
+from agent.v1 import agent_pb2 as pb
+from everstep.decisions.hang.stacks import LeafKind
+from everstep.evidence.flight_records import flight_record, parse_record
+from everstep.evidence.py_spy import StackReader
+from everstep.processes import look
+from tests.agent.agents import Job, RunningAgent, prepared
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+HANGS = """
+import os, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+class Slow(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        return self.read_remote_shard()
+    def read_remote_shard(self):
+        time.sleep(600)
+for _ in range(3):
+    dist.all_reduce(torch.ones(8))
+if rank == 1:
+    loader = torch.utils.data.DataLoader(Slow(), num_workers=1)
+    next(iter(loader))
+dist.all_reduce(torch.ones(8))
+"""
+
+
+async def hanging(agent: RunningAgent) -> Job:
+    job = await prepared(agent, HANGS)
+    store = await agent.client.start_store(pb.StartStoreRequest(job=job.name, generation=1, world_size=2))
+    request = job.launch_request()
+    request.env.update({"WORLD_SIZE": "2", "MASTER_ADDR": store.host, "MASTER_PORT": str(store.port)})
+    request.env["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+    await agent.client.launch(request, timeout_s=60)
+    return job
+
+
+async def looked(job: Job, ready: Any) -> pb.StacksReply:
+    """What is seen once the job hangs."""
+    async with asyncio.timeout(60):
+        while True:
+            reply = await job.agent.client.stacks(pb.StacksRequest(job=job.name))
+            if ready(reply):
+                return reply
+            await asyncio.sleep(0.1)
+
+
+def has_loader(reply: pb.StacksReply) -> bool:
+    return any(b"read_remote_shard" in gzip.decompress(one.stacks) for one in reply.processes if one.stacks)
+
+
+def leaf_of(one: pb.TracedProcess) -> str:
+    (found,) = StackReader().read("it", gzip.decompress(one.stacks))
+    signature = found.signature()
+    assert signature
+    return f"{signature.leaf}"
+
+
+async def test_who_waits_and_who_is_waited_for(agent: RunningAgent) -> None:
+    job = await hanging(agent)
+    reply = await looked(job, has_loader)
+
+    trainers = {one.rank: one for one in reply.processes if one.role == "trainer"}
+    (loader,) = [one for one in reply.processes if one.role == "data loader"]
+    assert (reply.machine, reply.generation, sorted(trainers), loader.rank) == ("m1", 1, [0, 1], 1)
+    assert loader.parent == trainers[1].pid
+    assert f"all_reduce ({LeafKind.COLLECTIVE})" in leaf_of(trainers[0])
+    assert f"({LeafKind.DATA})" in leaf_of(trainers[1])
+    assert all(one.cpu_s > 0 and one.state in {"S", "R"} for one in trainers.values())
+
+    records = {one.rank: one for one in reply.records}
+    assert [records[rank].problem for rank in (0, 1)] == ["", ""]
+    entered = {
+        rank: max(flight_record(parse_record("it", gzip.decompress(one.record))).record.last.values())
+        for rank, one in records.items()
+    }
+    assert entered[0] == entered[1] + 1
+    await job.stop()
+
+
+async def test_a_stopped_rank_is_told_and_stays_so(agent: RunningAgent) -> None:
+    job = await hanging(agent)
+    pid = next(one.pid for one in (await looked(job, has_loader)).processes if one.rank == 0)
+    os.kill(pid, signal.SIGSTOP)
+
+    reply = await looked(job, lambda reply: reply.processes[0].state == "T")
+
+    stopped = reply.processes[0]
+    assert (stopped.pid, leaf_of(stopped)) == (pid, f"all_reduce ({LeafKind.COLLECTIVE})")
+    record = next(one for one in reply.records if one.rank == 0)
+    assert "does not answer" in record.problem
+    now = look(pid)
+    assert now and now.state == "T"
+    await job.stop()
+
+
+async def test_two_looks_do_not_see_each_other(agent: RunningAgent) -> None:
+    job = await hanging(agent)
+    await looked(job, has_loader)
+
+    replies = await asyncio.gather(*(agent.client.stacks(pb.StacksRequest(job=job.name)) for _ in range(3)))
+
+    assert [{one.state for one in reply.processes} & {"T", "t"} for reply in replies] == [set()] * 3
+    assert [sum(1 for one in reply.processes if one.stacks) for reply in replies] == [3] * 3
+    await job.stop()
+
+
+async def test_nothing_runs_any_more(agent: RunningAgent) -> None:
+    job = await prepared(agent, "print()")
+    reply = await agent.client.stacks(pb.StacksRequest(job=job.name))
+    assert (list(reply.processes), list(reply.records)) == ([], [])

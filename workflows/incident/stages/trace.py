@@ -1,0 +1,39 @@
+"""Trace: before the ranks of a job that stands still are stopped, they are looked at, to see on which machine it hangs.
+
+Bounded in time; a trace that fails, or finds nothing, holds up nothing.
+"""
+
+from __future__ import annotations
+
+from temporalio import workflow
+from temporalio.exceptions import ActivityError
+
+with workflow.unsafe.imports_passed_through():
+    from everstep.model.incident import Stage, Symptom
+    from workflows import activity_calls
+    from workflows.incident.incident import Incident
+
+PATCH = "trace"
+"""Incidents of before this release stop the ranks at once."""
+SYMPTOMS = frozenset({Symptom.STALL})
+"""What is worth a look at ranks that still live."""
+
+
+async def trace(incident: Incident) -> None:
+    """Look at the ranks, where the job stands still; what is found is in ``incident.hang``."""
+    input, timeline = incident.input, incident.timeline
+    if input.anomaly.symptom not in SYMPTOMS or incident.looks_again or not input.spec.policy.trace_s:
+        return
+    if not workflow.patched(PATCH):
+        return
+    began = timeline.enter(Stage.TRACE)
+    asked = activity_calls.trace(input.spec, input.machines, incident.state.generation, incident.id)
+    try:
+        found = await incident.unless_abandoned(asked)
+    except ActivityError as error:
+        timeline.leave(began, Stage.TRACE, f"failed: {error.cause or error}")
+        return
+    incident.hang, timeline.picture = found, found.picture
+    text = f"{found.conclusion}: {found.reason}"
+    timeline.leave(began, Stage.TRACE, text)
+    timeline.note(Stage.TRACE, "\n".join([text, *found.evidence, *found.picture.splitlines()]))
