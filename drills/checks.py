@@ -28,7 +28,7 @@ from drills.spec.catalogue import (
 )
 from drills.spec.request import DrillRequest
 from drills.spec.settings import STEPS_AGAIN, machine_names, placement_of
-from drills.spec.stages import MOMENTS, REPORT, STAGES
+from drills.spec.stages import BEFORE_AN_UPDATE, MOMENTS, REPORT, STAGES
 from drills.spec.sure_faults import LINES, SURE
 from drills.spec.updates import DURING
 from drills.spec.updates import THEN as RIDES_ON
@@ -140,6 +140,8 @@ def _check_stage(request: DrillRequest) -> None:
             "--in-stage diagnose: machines are tested at once only where a loss is not finite: "
             f"add --during {' or --during '.join(NOT_FINITE)}"
         )
+    if request.in_stage in BEFORE_AN_UPDATE and request.base not in UPDATES:
+        raise ConfigError(f"--in-stage {request.in_stage}: add --during {' or --during '.join(UPDATES)}")
     if request.in_stage == "await" and request.standby != "late":
         raise ConfigError("--in-stage await: nothing is waited for: add --during kill-machine --gone --standby late")
     if request.in_stage == "restore" and request.base not in LOSSES:

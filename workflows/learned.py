@@ -62,6 +62,13 @@ def learn_versions(state: JobState, versions: list[JobVersion], running: int) ->
         state.spec = runs.applied(state.spec, running)
 
 
+def ended_with_job(state: JobState) -> list[JobVersion]:
+    """The versions of a job that is over: the one that runs ended with it, and what waits is not applied any more."""
+    book = VersionBook.of(state.versions, state.spec.version)
+    book.end(f"the job {state.outcome}")
+    return book.all()
+
+
 def change_machines(state: JobState, machines: list[Machine]) -> None:
     """The job runs on these from now on."""
     now = {machine.name for machine in machines}

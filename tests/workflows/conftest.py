@@ -99,6 +99,7 @@ class ScriptedCluster:
 
     calls: list[str] = field(default_factory=list)
     notes: list[DecideInput] = field(default_factory=list)
+    records: list[RecordInput] = field(default_factory=list)
     confirms: list[ConfirmInput] = field(default_factory=list)
     prepares: list[PrepareInput] = field(default_factory=list)
     holds: list[HoldInput] = field(default_factory=list)
@@ -314,6 +315,9 @@ class ScriptedCluster:
 
     @activity.defn(name=messages.RECORD)
     async def record(self, given: RecordInput) -> NumbersUsed:
+        if "records" in self.blocked:
+            raise LedgerError("the ledger is away")
+        self.records.append(given)
         return self.used
 
 
@@ -326,13 +330,9 @@ class Jobs:
     queue: str
 
     async def start(
-        self,
-        state: dict[str, Any] | None = None,
-        checkpoint: CheckpointPolicy | None = None,
-        version: int = 0,
-        **policy: object,
+        self, state: dict[str, Any] | None = None, checkpoint: CheckpointPolicy | None = None, **policy: object
     ) -> WorkflowHandle[JobWorkflow, JobResult]:
-        """Start a job of two ranks on two machines; ``state`` has further fields of its JobState."""
+        """Start a job of two ranks on two machines, of the last version in ``state``: further fields of its JobState."""
         name = f"job-{uuid.uuid4().hex[:8]}"
         defaults = {"backoff_initial_s": 0.05, "backoff_max_s": 0.05}
         defaults |= {"storage_wait_initial_s": 0.05, "storage_wait_max_s": 0.05, "storage_tries": 3}
@@ -340,7 +340,7 @@ class Jobs:
             name=name,
             script="/job.py",
             machines=2,
-            version=version,
+            version=len((state or {}).get("versions", [])),
             checkpoint=checkpoint or CheckpointPolicy(),
             policy=RecoveryPolicy.model_validate(defaults | policy),
         )

@@ -189,7 +189,7 @@ SECOND = {
 
 
 async def with_two_versions(jobs: Jobs, confirmation: Callable[[ConfirmInput], Confirmation]) -> Any:
-    handle = await jobs.start(SECOND, version=2)
+    handle = await jobs.start(SECOND)
     await jobs.until(handle, lambda state: state.status == "running")
     jobs.cluster.confirmation = confirmation
     await handle.execute_update(JobWorkflow.report, anomaly())

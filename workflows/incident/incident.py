@@ -181,13 +181,21 @@ class Incident:
 
     # Which version of its code the job runs.
 
-    async def change_version(self, change: VersionChange) -> None:
-        """Another version comes with the next launch; the job's workflow hears of it at once."""
+    async def change_version(self, change: VersionChange) -> asyncio.Task[None]:
+        """Another version comes with the next launch.
+
+        Returns:
+            Is over once the job's workflow has heard of it: that goes out with the launch, which need not wait for it.
+        """
         self.state.come(change, workflow.time_ns())
         self.version_changes.append(change)
         self.input = self.input.model_copy(update={"spec": self.state.spec})
         handle = workflow.get_external_workflow_handle(job_workflow_id(self.input.job))
-        await handle.signal("incident_versions", args=[self.input.number, self.state.book.changed()])
+        told = handle.signal("incident_versions", args=[self.input.number, self.state.book.changed()])
+        telling = asyncio.create_task(told, name="tell the job")
+        if not workflow.patched("launch while the job is told"):
+            await telling
+        return telling
 
     def take_versions(self, versions: list[JobVersion]) -> None:
         """The job knows of other versions: one was found fit, or was withdrawn."""

@@ -185,6 +185,14 @@ class VersionBook:
         if version is not None and version.status is VersionStatus.SUSPECT:
             self.change(number, status=VersionStatus.REPLACED, why=why)
 
+    def end(self, why: str) -> None:
+        """The job is over: what runs ended with it, and what waits is not applied any more."""
+        for one in list(self.versions.values()):
+            if one.status in WAITS:
+                self.withdraw(one.number, why)
+            elif one.number == self.running and one.status is VersionStatus.RUNNING:
+                self.change(one.number, ended=why)
+
     def count_failure(self) -> None:
         """The version that runs failed, and may have caused it."""
         version = self.versions.get(self.running)

@@ -24,8 +24,9 @@ async def reattempt(incident: Incident, plan: RestartPlan) -> Confirmation | Non
     if plan.verdict.delay_s:
         timeline.enter(Stage.BACKOFF)
         await incident.wait(timedelta(seconds=plan.verdict.delay_s), "BACKOFF")
+    telling = None
     if plan.change is not None:
-        await incident.change_version(plan.change)
+        telling = await incident.change_version(plan.change)
         input = incident.input
     state.attempts += 1
     if plan.step is not None:
@@ -48,6 +49,8 @@ async def reattempt(incident: Incident, plan: RestartPlan) -> Confirmation | Non
     try:
         launched = await incident.unless_abandoned(activity_calls.launch(launch, target.origin))
         incident.launched = launched
+        if telling is not None:
+            await telling
         code = f", v{state.book.running}" if plan.change else ""
         timeline.leave(began, Stage.REATTEMPT, f"generation {launch.generation}{code} {target.origin}")
         began = timeline.enter(Stage.CONFIRM)
