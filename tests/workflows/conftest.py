@@ -332,7 +332,8 @@ class Jobs:
     async def start(
         self, state: dict[str, Any] | None = None, checkpoint: CheckpointPolicy | None = None, **policy: object
     ) -> WorkflowHandle[JobWorkflow, JobResult]:
-        """Start a job of two ranks on two machines, of the last version in ``state``: further fields of its JobState."""
+        """Start a job of two ranks on two machines; ``state`` has further fields of its JobState, e.g. versions: the
+        last one runs."""
         name = f"job-{uuid.uuid4().hex[:8]}"
         defaults = {"backoff_initial_s": 0.05, "backoff_max_s": 0.05}
         defaults |= {"storage_wait_initial_s": 0.05, "storage_wait_max_s": 0.05, "storage_tries": 3}
