@@ -16,6 +16,7 @@ from drills.spec.catalogue import (
     DAMAGE,
     FITS,
     LOSSES,
+    NOT_FINITE,
     RANK_FAULTS,
     ROOM,
     SHARED,
@@ -133,6 +134,11 @@ def _check_stage(request: DrillRequest) -> None:
         raise ConfigError(
             f"--in-stage {request.in_stage}: machines leave only where they stay away, or are at fault: "
             f"add --during kill-machine --gone, or --during {' or --during '.join(EVICTS)}"
+        )
+    if request.in_stage == "diagnose" and request.base not in NOT_FINITE:
+        raise ConfigError(
+            "--in-stage diagnose: machines are tested at once only where a loss is not finite: "
+            f"add --during {' or --during '.join(NOT_FINITE)}"
         )
     if request.in_stage in BEFORE_AN_UPDATE and request.base not in UPDATES:
         raise ConfigError(f"--in-stage {request.in_stage}: add --during {' or --during '.join(UPDATES)}")

@@ -27,6 +27,7 @@ from activities.messages import (
     CheckVersionInput,
     ConfirmInput,
     DecideInput,
+    DiagnoseInput,
     FindInput,
     FolderFound,
     FolderInput,
@@ -45,6 +46,8 @@ from activities.messages import (
 )
 from everstep.errors import LedgerError
 from everstep.model.checkpoint_policy import CheckpointPolicy
+from everstep.model.diagnosis import Diagnosis, MachineDiagnosis
+from everstep.model.health import Health
 from everstep.model.incident import Anomaly, Confirmation, Evidence, Launched, RankExit, Restored, StateCopy, Symptom
 from everstep.model.job import JobSpec
 from everstep.model.job_state import JobState, job_workflow_id
@@ -141,6 +144,10 @@ class ScriptedCluster:
     )
     checked: Callable[[CheckVersionInput], VersionChecked] = lambda given: VersionChecked()
     held: Held = field(default_factory=lambda: Held(step=20))
+    diagnosis: Callable[[DiagnoseInput], Diagnosis] = lambda given: Diagnosis(
+        machines=[MachineDiagnosis(machine=machine.name, verdict=Health.HEALTHY) for machine in given.machines]
+    )
+    diagnoses: list[DiagnoseInput] = field(default_factory=list)
     blocked: set[str] = field(default_factory=set)
     """Calls, e.g. ``launch 2``, that do not come to an end while they are in here."""
 
@@ -160,7 +167,7 @@ class ScriptedCluster:
         return [
             *(self.prepare, self.stop, self.find, self.look_at_folder, self.room, self.restore),
             *(self.launch, self.confirm, self.await_machines, self.release, self.decide, self.record),
-            *(self.make_version, self.check_version, self.hold),
+            *(self.make_version, self.check_version, self.hold, self.diagnose),
             IncidentActivities().read_closed,
         ]
 
@@ -263,6 +270,13 @@ class ScriptedCluster:
         await self._pass("hold")
         return self.held
 
+    @activity.defn(name=messages.DIAGNOSE)
+    async def diagnose(self, given: DiagnoseInput) -> Diagnosis:
+        self.calls.append("diagnose")
+        self.diagnoses.append(given)
+        await self._pass("diagnose")
+        return self.diagnosis(given)
+
     @activity.defn(name=messages.POOL_LEASE)
     async def lease(self, given: LeaseRequest) -> Leased:
         self.leases.append(given)
@@ -318,7 +332,8 @@ class Jobs:
     async def start(
         self, state: dict[str, Any] | None = None, checkpoint: CheckpointPolicy | None = None, **policy: object
     ) -> WorkflowHandle[JobWorkflow, JobResult]:
-        """Start a job of two ranks on two machines; ``state`` has further fields of its JobState."""
+        """Start a job of two ranks on two machines; ``state`` has further fields of its JobState, e.g. versions: the
+        last one runs."""
         name = f"job-{uuid.uuid4().hex[:8]}"
         defaults = {"backoff_initial_s": 0.05, "backoff_max_s": 0.05}
         defaults |= {"storage_wait_initial_s": 0.05, "storage_wait_max_s": 0.05, "storage_tries": 3}
@@ -326,6 +341,7 @@ class Jobs:
             name=name,
             script="/job.py",
             machines=2,
+            version=len((state or {}).get("versions", [])),
             checkpoint=checkpoint or CheckpointPolicy(),
             policy=RecoveryPolicy.model_validate(defaults | policy),
         )

@@ -11,6 +11,7 @@ with workflow.unsafe.imports_passed_through():
     from activities.messages import LaunchInput
     from everstep.decisions.recover.plan import RestartPlan
     from everstep.model.incident import Confirmation, Stage
+    from everstep.model.ladder import Rung
     from workflows import activity_calls
     from workflows.incident.incident import Incident
     from workflows.incident.stages.confirm import confirm
@@ -28,6 +29,10 @@ async def reattempt(incident: Incident, plan: RestartPlan) -> Confirmation | Non
         telling = await incident.change_version(plan.change)
         input = incident.input
     state.attempts += 1
+    if plan.step is not None:
+        taken_back = plan.change is not None and plan.change.suspect
+        rung = Rung.ROLLBACK if taken_back else Rung.REATTEMPT
+        state.ladder.take(rung, state.failures[-1], plan.verdict.reason)
     state.launch(target)
     state.book.launched(state.generation, target.step, workflow.time_ns())
     launch = LaunchInput(
