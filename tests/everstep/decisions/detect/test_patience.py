@@ -23,7 +23,7 @@ CULPRIT = HangVerdict(HangConclusion.NAMES, HangMethod.WAIT_FOR, "rank 1 on m1: 
 def stands(stillness: Stillness | None, *, typical_s: float = 0.1, longest_s: float = 0.3, **more: Any) -> JobFacts:
     """A job that stands still, of which looks at its ranks show this; None: nobody looked."""
     standing = None if stillness is None else Standstill(stillness, CULPRIT)
-    fields = {"typical_step_s": typical_s, "longest_step_s": longest_s, "standing": standing}
+    fields: dict[str, Any] = {"typical_step_s": typical_s, "longest_step_s": longest_s, "standing": standing}
     return facts(policy=DEFAULTS, **fields, **more)
 
 
