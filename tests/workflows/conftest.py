@@ -40,11 +40,13 @@ from activities.messages import (
     RestoreInput,
     RoomInput,
     StopInput,
+    TraceInput,
     VersionChecked,
     VersionMade,
 )
 from everstep.errors import LedgerError
 from everstep.model.checkpoint_policy import CheckpointPolicy
+from everstep.model.hang import HangFound
 from everstep.model.incident import Anomaly, Confirmation, Evidence, Launched, RankExit, Restored, StateCopy, Symptom
 from everstep.model.job import JobSpec
 from everstep.model.job_state import JobState, job_workflow_id
@@ -140,6 +142,9 @@ class ScriptedCluster:
     )
     checked: Callable[[CheckVersionInput], VersionChecked] = lambda given: VersionChecked()
     held: Held = field(default_factory=lambda: Held(step=20))
+    traced: Callable[[TraceInput], HangFound] = lambda given: HangFound(
+        generation=given.generation, conclusion="nothing known", reason="there are no stacks"
+    )
     blocked: set[str] = field(default_factory=set)
     """Calls, e.g. ``launch 2``, that do not come to an end while they are in here."""
 
@@ -159,7 +164,7 @@ class ScriptedCluster:
         return [
             *(self.prepare, self.stop, self.find, self.look_at_folder, self.room, self.restore),
             *(self.launch, self.confirm, self.await_machines, self.release, self.decide, self.record),
-            *(self.make_version, self.check_version, self.hold),
+            *(self.make_version, self.check_version, self.hold, self.trace),
             IncidentActivities().read_closed,
         ]
 
@@ -178,6 +183,12 @@ class ScriptedCluster:
         self.calls.append(f"stop {given.generation}")
         await self._pass(self.calls[-1])
         return self.evidence(given)
+
+    @activity.defn(name=messages.TRACE)
+    async def trace(self, given: TraceInput) -> HangFound:
+        self.calls.append(f"trace {given.generation}")
+        await self._pass(self.calls[-1])
+        return self.traced(given)
 
     @activity.defn(name=messages.FIND)
     async def find(self, given: FindInput) -> Evidence:
