@@ -80,6 +80,15 @@ async def test_over_eviction_is_told_as_that(jobs: Any) -> None:
     assert all("over-eviction, 1 of 2 machines" in answer.why for answer in report_of(jobs).asked if answer.yes)
 
 
+async def test_without_a_standby_the_job_does_not_wait_for_one(jobs: Any) -> None:
+    """A restart may be enough: a hang is not always the machine's."""
+    state = await steps_again(jobs, await stalled(jobs, named("m1")))
+    assert [machine.name for machine in state.machines] == ["m0", "m1"]
+    report = report_of(jobs)
+    assert report.resolution == "reattempt"
+    assert any("the job is tried again with them" in stage.found for stage in report.timings)
+
+
 def fails(given: TraceInput) -> HangFound:
     raise ApplicationError("no worker can look", non_retryable=True)
 
