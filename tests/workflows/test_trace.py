@@ -69,7 +69,9 @@ async def test_the_machine_that_is_named_leaves_before_the_next_launch(jobs: Any
     assert report.hang and report.hang.reason == REASON
     assert [(answer.rule, answer.machine) for answer in report.asked if answer.yes] == [("hang-culprit", "m1")]
     [note] = [note for note in jobs.cluster.notes if note.stage == Stage.TRACE]
-    assert note.text.splitlines()[-1] == "  A [B]", "the picture is in the ledger"
+    assert note.text == f"names: {REASON}"
+    assert report.hang.picture.splitlines()[-1] == "  A [B]", "the picture is in the ledger"
+    assert report.headline.endswith(f"rank 1 on m1 ended by SIGKILL: {REASON}")
 
 
 async def test_over_eviction_is_told_as_that(jobs: Any) -> None:

@@ -16,6 +16,8 @@ from agent.v1 import agent_pb2 as pb
 from console import main
 from console.commands.trace import EXIT_NOT_KNOWN, _trace
 from controlplane.client import Control
+from everstep.model.hang import HangFound
+from everstep.model.incident import Anomaly, IncidentReport, Symptom
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
 from tests.activities.agents.recorded_looks import looks
@@ -145,4 +147,49 @@ def test_a_process_without_stacks_says_why() -> None:
     assert text.splitlines() == [
         "Without stacks",
         "  rank 3 on m1, pid 9, state D  py-spy did not end within 5.0 s",
+    ]
+
+
+def test_the_report_of_an_incident_has_the_picture(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    anomaly = Anomaly(id="stall-gpt-1", generation=1, symptom=Symptom.STALL, headline="no step for 3 s", seen_ns=1)
+    hang = HangFound(
+        generation=1,
+        conclusion="names",
+        method="wait-for graph",
+        reason="rank 2 on m1: 7 ranks wait for it",
+        evidence=["all_reduce 97 of group 2: missing: rank 2"],
+        picture="dp 0\n  A [B]",
+        silent=["m3"],
+        looks=2,
+        seconds=0.62,
+    )
+    report = IncidentReport(
+        headline="Recovered in 4.2 s by eviction of m1",
+        resolution="eviction",
+        cause="stall",
+        step=20,
+        lost_steps=1,
+        evicted=["m1"],
+        stages=[],
+        generation=2,
+        recovered=True,
+        seconds=4.2,
+        failures=[],
+        hang=hang,
+    )
+    with Ledger.open(url) as ledger:
+        ledger.incident_opened(ID, anomaly, opened_ns=2)
+        ledger.incident_closed(ID, report, closed_ns=3)
+
+    code, out, _ = call(capsys, "incident", "gpt/1", "--ledger", url)
+
+    assert code == 0
+    block = out.partition("What the ranks did\n")[2].splitlines()
+    assert [line.strip() for line in block[:6]] == [
+        "names: rank 2 on m1: 7 ranks wait for it",
+        "by wait-for graph, 2 looks in 0.62 s",
+        "m3 did not say what its ranks do",
+        "all_reduce 97 of group 2: missing: rank 2",
+        "dp 0",
+        "A [B]",
     ]
