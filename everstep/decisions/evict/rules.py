@@ -37,6 +37,10 @@ HANG, OVER_EVICTED = "hang", "hang-group"
 """Reason codes of a machine on which a job hangs, and of one that shares a parallel group with it."""
 OPERATOR = "operator"
 """Name of the rule that an operator's word is enough for."""
+CULPRIT, GROUP = "hang-culprit", "hang-group"
+"""Names of the rules about a hang."""
+OF_A_HANG = frozenset({CULPRIT, GROUP})
+"""Rules by which a machine leaves only where there is another one: else the job is tried again with it."""
 OF_THE_JOB = frozenset({Owner.CODE, Owner.DATA})
 
 
@@ -219,13 +223,13 @@ RULES: tuple[EvictRule, ...] = (
         fixed=SHARED,
     ),
     EvictRule(
-        "hang-culprit",
+        CULPRIT,
         "the job stood still, and looks at all ranks name this machine's, for which the others wait",
         "ours: the wait-for graph (docs/hangs.md); the paper over-evicts",
         _hang_culprit,
     ),
     EvictRule(
-        "hang-group",
+        GROUP,
         "the job stood still, and the machine is of the smallest parallel group that the outliers share: over-eviction",
         "ByteRobust, section 5.1, figure 7",
         _hang_over_evict,
