@@ -147,7 +147,7 @@ async def _ask(context: DrillContext, number: int) -> None:
     spec, request = context.spec, context.request
     folder = context.planned.plan.with_name(f"{context.planned.plan.name}.code-{number}")
     note = f"update {number + 1} of {context.planned.plan}"
-    await asyncio.to_thread(new_code.write, Path(spec.script), folder, new_code.lines_of(request), note)
+    await asyncio.to_thread(new_code.write, spec, folder, new_code.lines_of(request), note)
     asked = update_of(request, spec, folder, number)
     handle = context.cluster.control.client.get_workflow_handle(job_workflow_id(spec.name))
     context.mark(request.base)
