@@ -14,7 +14,8 @@ from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
     from activities.ledger.records import NumbersUsed
-    from everstep.model.incident import CLOSED_OUTSIDE, Anomaly, Launched, Stage, Symptom
+    from everstep.model.closed_incident import CLOSED_OUTSIDE
+    from everstep.model.incident import Anomaly, Launched, Stage, Symptom
     from everstep.model.job_state import JobState, ShareTrained
     from everstep.model.run_id import run_id
     from everstep.model.version import read_update

@@ -20,6 +20,8 @@ from everstep.decisions.detect.all import RULES
 from everstep.model.classification import Classification
 from everstep.model.health import MachineFinding
 from everstep.model.incident import NOT_CONFIRMED, Evidence, RankExit
+from everstep.model.ladder import Rung
+from everstep.text import listed
 
 if TYPE_CHECKING:
     from activities.ledger.records import IncidentRecord
@@ -85,8 +87,12 @@ def summary_row(record: IncidentRecord) -> tuple[str, ...]:
 def report_blocks(record: IncidentRecord, ui_link: str = "") -> list[Block]:
     """The report, block by block; the first title is the headline."""
     blocks = [Block(f"{record.id}: {headline(record)}", _facts(record)), Block("What happened", _story(record))]
+    if tried := _tried(record):
+        blocks.append(Block("What was tried", tried))
     if stages := _stages(record):
         blocks.append(Block("Where the time went", stages))
+    if hang := _hang(record):
+        blocks.append(Block("What the ranks did", hang))
     evidence = record.parsed_evidence()
     if evidence is not None:
         blocks.append(Block("Evidence", _exits(evidence, record.fault_ns)))
@@ -121,6 +127,17 @@ def _facts(record: IncidentRecord) -> list[tuple[str, ...]]:
         *(("approved", clean(f"{machine}, by {who}")) for machine, who in (report.approved if report else {}).items()),
     ]
     return [row for row in rows if row[1]]
+
+
+def _hang(record: IncidentRecord) -> list[tuple[str, ...]]:
+    """What looks at the ranks showed before they were stopped, with the picture."""
+    report = record.parsed_report()
+    if report is None or (found := report.hang) is None:
+        return []
+    lines = [f"{found.conclusion}: {found.reason}", f"by {found.method}, {found.looks} looks in {found.seconds:.2f} s"]
+    lines += [f"{listed(found.silent)} did not say what its ranks do"] if found.silent else []
+    lines += [f"not kept: {found.left_out}"] if found.left_out else []
+    return [(clean(line),) for line in [*lines, *found.evidence, *found.picture.splitlines()]]
 
 
 def _class_rows(record: IncidentRecord) -> list[tuple[str, ...]]:
@@ -171,6 +188,15 @@ def _story(record: IncidentRecord) -> list[tuple[str, ...]]:
         (since(time_ns, record.fault_ns), stage, clean(text))
         for time_ns, stage, text in sorted(entries, key=lambda entry: entry[0])
     ]
+
+
+def _tried(record: IncidentRecord) -> list[tuple[str, ...]]:
+    """The rungs of the ladder; a single restart is told by the story."""
+    report = record.parsed_report()
+    tried = report.tried if report else []
+    if {one.rung for one in tried} <= {Rung.REATTEMPT} and len(tried) < 2:
+        return []
+    return [(one.rung, f"{one.seconds:.3f} s", clean(f"{one.why} → {one.found}")) for one in tried]
 
 
 def _stages(record: IncidentRecord) -> list[tuple[str, ...]]:

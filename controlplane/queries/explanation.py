@@ -12,15 +12,16 @@ from controlplane.client import Control
 from controlplane.references import parse_incident
 from everstep.decisions.evict.explain import Explanation, StoryLine, explained, quiet_rules
 from everstep.errors import ClusterError, LedgerError, NoSuchJob
+from everstep.model.closed_incident import CLOSED_OUTSIDE
 from everstep.model.eviction import EvictAnswer
-from everstep.model.incident import CLOSED_OUTSIDE, Stage
+from everstep.model.incident import Stage
 from everstep.model.job_state import incident_workflow_id
 from everstep.model.recovery_policy import RecoveryPolicy
 
 if TYPE_CHECKING:  # SQLAlchemy: no command waits for it that needs no ledger
     from activities.ledger import IncidentRecord, Ledger
 
-TOLD = frozenset({Stage.TRACE, Stage.EVICT, Stage.DECIDE, Stage.PARKED})
+TOLD = frozenset({Stage.TRACE, Stage.EVICT, Stage.DIAGNOSE, Stage.DECIDE, Stage.PARKED})
 """Stages of which the story is told."""
 OVER = frozenset({Stage.OBSERVED, Stage.RECOVERED, Stage.NOT_CONFIRMED, Stage.ABANDONED})
 """The last stages of an incident; the ledger may hear of them a moment later."""

@@ -15,6 +15,7 @@ STAGES = {
     "prepare": messages.PREPARE,
     "await": messages.POOL_AWAIT,
     "decide": messages.DECIDE,
+    "diagnose": messages.DIAGNOSE,
     "restore": messages.RESTORE,
     "reattempt": messages.LAUNCH,
     "launch": messages.LAUNCH,

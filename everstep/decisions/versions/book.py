@@ -179,6 +179,12 @@ class VersionBook:
         if version is not None and version.began_ns and not is_young(version, step, now_ns, policy):
             self.change(version.number, steady=True)
 
+    def acquit(self, number: int, why: str) -> None:
+        """It was rolled back, and that did not help: it is suspect no longer."""
+        version = self.versions.get(number)
+        if version is not None and version.status is VersionStatus.SUSPECT:
+            self.change(number, status=VersionStatus.REPLACED, why=why)
+
     def end(self, why: str) -> None:
         """The job is over: what runs ended with it, and what waits is not applied any more."""
         for one in list(self.versions.values()):

@@ -11,10 +11,15 @@ with workflow.unsafe.imports_passed_through():
     from activities.messages import LaunchInput
     from everstep.decisions.recover.plan import RestartPlan
     from everstep.model.incident import Confirmation, Stage
+    from everstep.model.ladder import Rung
     from workflows import activity_calls
     from workflows.incident.incident import Incident
     from workflows.incident.stages.confirm import confirm
     from workflows.incident.stages.stop import impatient
+
+
+FOUND_CHARACTERS = 300
+"""Of what a report says of one restart (ours)."""
 
 
 async def reattempt(incident: Incident, plan: RestartPlan) -> Confirmation | None:
@@ -28,6 +33,11 @@ async def reattempt(incident: Incident, plan: RestartPlan) -> Confirmation | Non
         telling = await incident.change_version(plan.change)
         input = incident.input
     state.attempts += 1
+    if plan.step is not None:
+        taken_back = plan.change is not None and plan.change.suspect
+        rung = Rung.ROLLBACK if taken_back else Rung.REATTEMPT
+        state.ladder.take(rung, state.failures[-1], plan.verdict.reason)
+    tried_at = workflow.time()
     state.launch(target)
     state.book.launched(state.generation, target.step, workflow.time_ns())
     launch = LaunchInput(
@@ -51,9 +61,18 @@ async def reattempt(incident: Incident, plan: RestartPlan) -> Confirmation | Non
         began = timeline.enter(Stage.CONFIRM)
         confirmation = await confirm(incident, launched, target.largest)
     except ActivityError as error:
-        timeline.leave(began, timeline.stage, f"failed: {error.cause or error}")
+        failed = f"failed: {error.cause or error}"
+        timeline.leave(began, timeline.stage, failed)
+        _came(incident, plan, failed, tried_at)
         return None
     timeline.leave(began, Stage.CONFIRM, confirmation.reason)
+    _came(incident, plan, confirmation.reason, tried_at)
     if confirmation.ok:
         incident.first_step_s = workflow.time() - began if confirmation.confirmed else 0.0
     return confirmation
+
+
+def _came(incident: Incident, plan: RestartPlan, found: str, since: float) -> None:
+    """Note what came of a rung of the ladder."""
+    if plan.step is not None:
+        incident.state.ladder.came(found[:FOUND_CHARACTERS], workflow.time() - since)
