@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 from everstep.decisions.hang.stacks import ProcessRole
@@ -16,6 +17,8 @@ STOPPED = "T"
 """State of a process that is stopped until somebody continues it."""
 NAMES = {"pt_data_worker": ProcessRole.DATA_LOADER, "pt_elastic": ProcessRole.LAUNCHER}
 """Names that torch gives its processes."""
+OF_LIBRARIES = (b"gloo_", b"pt_", b"nccl", b"NCCL", b"cuda")
+"""Threads of libraries, by the beginnings of their names: gloo's wakes 80 times a second whatever its rank does."""
 TICKS_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
@@ -36,6 +39,8 @@ class Used(NamedTuple):
     """Time in which its first thread could have run and had no CPU."""
     io_bytes: int = -1
     """Read and written; -1: may not be asked."""
+    switches: int = 0
+    """How often its threads waited for something and went on; not those of libraries, which look around for ever."""
 
 
 def families(ranks: Mapping[int, int]) -> list[FamilyMember]:
@@ -85,7 +90,22 @@ def used(pid: int) -> Used:
         io_bytes = sum(int(line.split()[1]) for line in lines if line.startswith((b"rchar:", b"wchar:")))
     except (OSError, IndexError):
         pass
-    return Used(cpu_s, waited_s, io_bytes)
+    return Used(cpu_s, waited_s, io_bytes, sum(_switches(folder, pid)))
+
+
+def _switches(folder: Path, pid: int) -> Iterator[int]:
+    try:
+        threads = [int(entry.name) for entry in (folder / "task").iterdir()]
+    except OSError:
+        return
+    for thread in threads:
+        try:
+            lines = (folder / "task" / str(thread) / "status").read_bytes().splitlines()
+        except OSError:
+            continue
+        name = lines[0].partition(b"\t")[2]
+        if thread == pid or not name.startswith(OF_LIBRARIES):
+            yield next((int(one.split()[1]) for one in lines if one.startswith(b"voluntary_ctxt_switches:")), 0)
 
 
 def state_of(pid: int, ticks: int) -> str:

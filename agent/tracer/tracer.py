@@ -133,6 +133,7 @@ def _process(one: FamilyMember, state: str, so_far: Used, stacks: bytes, problem
         cpu_s=so_far.cpu_s,
         waited_s=so_far.waited_s,
         io_bytes=so_far.io_bytes,
+        switches=so_far.switches,
         stacks=stacks,
         problem=problem,
     )

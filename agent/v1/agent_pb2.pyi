@@ -3240,6 +3240,7 @@ class TracedProcess(_message.Message):
     IO_BYTES_FIELD_NUMBER: _builtins.int
     STACKS_FIELD_NUMBER: _builtins.int
     PROBLEM_FIELD_NUMBER: _builtins.int
+    SWITCHES_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     pid: _builtins.int
     parent: _builtins.int
@@ -3258,6 +3259,8 @@ class TracedProcess(_message.Message):
     """py-spy's JSON, gzip; empty: there is none"""
     problem: _builtins.str
     """why there is none; empty: there is, or there was nothing to be had"""
+    switches: _builtins.int
+    """how often its threads waited for something and went on, without those of libraries"""
     def __init__(
         self,
         *,
@@ -3272,10 +3275,11 @@ class TracedProcess(_message.Message):
         io_bytes: _builtins.int = ...,
         stacks: _builtins.bytes = ...,
         problem: _builtins.str = ...,
+        switches: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpu_s", b"cpu_s", "io_bytes", b"io_bytes", "name", b"name", "parent", b"parent", "pid", b"pid", "problem", b"problem", "rank", b"rank", "role", b"role", "stacks", b"stacks", "state", b"state", "waited_s", b"waited_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpu_s", b"cpu_s", "io_bytes", b"io_bytes", "name", b"name", "parent", b"parent", "pid", b"pid", "problem", b"problem", "rank", b"rank", "role", b"role", "stacks", b"stacks", "state", b"state", "switches", b"switches", "waited_s", b"waited_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -43,11 +43,6 @@ async def test_a_rank_that_waits_or_computes_for_ever(drill: DrillOf, fault: str
 
 
 @pytest.mark.wide
-async def test_two_at_once_both_leave(drill: DrillOf) -> None:
-    left(await drill("deadlock", ranks=[1, 2]), "m0", "m1")
-
-
-@pytest.mark.wide
 async def test_an_order_that_works_on_no_machine_costs_none(drill: DrillOf, recovered: Recovered) -> None:
     result = await drill("wrong-order")
     recovered(result)

@@ -69,6 +69,17 @@ async def test_each_group_stays_away(drill: DrillOf, kind: str, index: int) -> N
     on_others(await drill("kill-group", kind=kind, index=index, gone=True, **WHOLE), *GROUPS[kind][index])
 
 
+@pytest.mark.parametrize("fault", ["stop-rank", "deadlock"])
+async def test_two_ranks_that_hang_at_once(drill: DrillOf, fault: str) -> None:
+    """Both are named, and both machines leave."""
+    on_others(await drill(fault, ranks=[1, 6], **WHOLE), "m0", "m3")
+
+
+@pytest.mark.parametrize("rank", range(8))
+async def test_each_rank_hangs(drill: DrillOf, rank: int) -> None:
+    on_others(await drill("deadlock", ranks=[rank], **WHOLE), f"m{rank // 2}")
+
+
 @pytest.mark.parametrize("index", range(4))
 async def test_a_quarter_of_the_machines_stays_away_at_once(drill: DrillOf, index: int) -> None:
     """As behind one switch: it costs standbys, and no operator."""

@@ -14,6 +14,8 @@ from everstep.model.topology import Topology
 
 MOST_NAMED = 0.25
 """Largest share of a job's machines that may be named one by one; one may always (ours)."""
+TWO_FAULTS, TWO_FAULTS_OF = 2, 4
+"""So may two of at least so many: two faults at once, as the breaker of evictions lets two go (ours)."""
 METHODS = (HangMethod.STATE, HangMethod.WAIT_FOR, HangMethod.STACKS)
 
 
@@ -24,7 +26,7 @@ class HangLimits:
     methods: tuple[HangMethod, ...] = METHODS
     """Asked in this order; the first that finds somebody decides."""
     most_named: float = MOST_NAMED
-    """Largest share of a job's machines that may be named one by one; one machine may always."""
+    """Largest share of a job's machines that may be named one by one; one may always, and two of four."""
     most_over_evicted: float = MOST_OF_JOB
     """Largest share of a job's machines that may be over-evicted."""
 
@@ -49,4 +51,5 @@ class HangCase:
     def few(self, ranks: Sequence[int]) -> bool:
         """Whether so few machines hold some ranks that these may be named one by one."""
         machines = {self.topology.machine(rank) for rank in ranks}
-        return len(machines) <= max(1, int(self.limits.most_named * self.topology.machines))
+        always = TWO_FAULTS if self.topology.machines >= TWO_FAULTS_OF else 1
+        return len(machines) <= max(always, int(self.limits.most_named * self.topology.machines))

@@ -11,6 +11,11 @@ IO_BYTES = 64 << 10
 """One that reads or writes so much between two looks does too (ours)."""
 
 
+SWITCHES = 20.0
+"""So does one whose threads wait for something, and go on, so often in a second: it sends, receives or looks around
+(ours)."""
+
+
 class UsedUp(NamedTuple):
     """What one process of a rank has used up since it began."""
 
@@ -21,6 +26,8 @@ class UsedUp(NamedTuple):
     """Time in which it could have run and had no CPU."""
     io_bytes: int
     """Read and written; -1: not known."""
+    switches: int = 0
+    """How often its threads waited for something and went on."""
 
 
 class RankWork(NamedTuple):
@@ -29,11 +36,13 @@ class RankWork(NamedTuple):
     share: float
     """Of one CPU that they had or waited for; 1 is a loop without end."""
     io_bytes: int
+    switches: float = 0.0
+    """A second."""
 
     @property
     def works(self) -> bool:
         """Whether it does something."""
-        return self.share >= WORKS or self.io_bytes >= IO_BYTES
+        return self.share >= WORKS or self.io_bytes >= IO_BYTES or self.switches >= SWITCHES
 
 
 def work_of(first: Iterable[UsedUp], last: Iterable[UsedUp], seconds: float) -> Mapping[int, RankWork]:
@@ -53,5 +62,6 @@ def work_of(first: Iterable[UsedUp], last: Iterable[UsedUp], seconds: float) -> 
         share = (now.cpu_s - then.cpu_s + now.waited_s - then.waited_s) / seconds
         moved = now.io_bytes - then.io_bytes if min(now.io_bytes, then.io_bytes) >= 0 else 0
         so_far = found.get(now.rank, RankWork(0.0, 0))
-        found[now.rank] = RankWork(so_far.share + max(share, 0.0), so_far.io_bytes + max(moved, 0))
+        switches = so_far.switches + max(now.switches - then.switches, 0) / seconds
+        found[now.rank] = RankWork(so_far.share + max(share, 0.0), so_far.io_bytes + max(moved, 0), switches)
     return found

@@ -73,7 +73,7 @@ async def test_the_rank_is_named_and_does_nothing(name: str) -> None:
 
 
 async def test_a_rank_that_computes_may_have_a_long_phase() -> None:
-    _, judged, culprit = await seen("spin", cpu_s={1: APART_S})
+    _, judged, culprit = await seen("spin", cpu_s={1: 600.0})
     assert (judged.standstill.verdict.ranks, judged.standstill.standing) == ((culprit,), Stillness.BUSY)
 
 

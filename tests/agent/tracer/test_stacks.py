@@ -82,6 +82,11 @@ async def test_who_waits_and_who_is_waited_for(agent: RunningAgent) -> None:
     assert f"({LeafKind.DATA})" in leaf_of(trainers[1])
     assert all(one.cpu_s > 0 and one.state in {"S", "R"} for one in trainers.values())
 
+    again = {one.pid: one for one in (await looked(job, has_loader)).processes}
+    assert all(again[one.pid].switches - one.switches < 20 for one in reply.processes), (
+        "they wait, and gloo's loop runs"
+    )
+
     records = {one.rank: one for one in reply.records}
     assert [records[rank].problem for rank in (0, 1)] == ["", ""]
     entered = {

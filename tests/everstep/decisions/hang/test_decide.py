@@ -245,3 +245,15 @@ def test_the_verdict_does_not_depend_on_who_is_read_first(culprit: int, order: o
         of_stacks(stacks), topology
     )
     assert judge_hang(of_stacks(stacks), topology).ranks == (culprit,)
+
+
+@pytest.mark.parametrize(("machines", "expected"), [(4, (1, 3)), (3, ())])
+def test_two_at_once_are_both_named_in_a_job_of_four_machines(machines: int, expected: tuple[int, ...]) -> None:
+    topology = Topology.of(machines, 2)
+    stacks = dict.fromkeys(range(topology.world_size), SYNC) | dict.fromkeys((2, 2 * machines - 1), STUCK)
+
+    verdict = judge_hang(of_stacks(stacks), topology)
+
+    assert verdict.machines == expected, verdict.reason
+    if expected:
+        assert (verdict.conclusion, verdict.ranks) == (HangConclusion.NAMES, (2, 7))

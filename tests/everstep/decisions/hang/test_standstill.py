@@ -10,7 +10,7 @@ from everstep.decisions.hang.verdict import HangConclusion, HangMethod, HangVerd
 from everstep.decisions.hang.work import RankWork, UsedUp, work_of
 
 NOBODY_MOVED, ONE_LOOK = HangEvidence({}, moved=frozenset()), HangEvidence({})
-IDLE, BUSY, READS = RankWork(0.01, 0), RankWork(0.9, 0), RankWork(0.0, 1 << 20)
+IDLE, BUSY, READS, SENDS = RankWork(0.01, 0, 1.0), RankWork(0.9, 0), RankWork(0.0, 1 << 20), RankWork(0.05, 0, 300.0)
 WORLD = {0: IDLE, 1: IDLE, 2: IDLE}
 
 
@@ -26,6 +26,7 @@ def verdict(conclusion: HangConclusion, method: HangMethod = HangMethod.WAIT_FOR
         (verdict(HangConclusion.OVER_EVICTS), NOBODY_MOVED, WORLD, Stillness.QUIET),
         (verdict(HangConclusion.NAMES), NOBODY_MOVED, WORLD | {1: BUSY}, Stillness.BUSY),
         (verdict(HangConclusion.NAMES), NOBODY_MOVED, WORLD | {1: READS}, Stillness.BUSY),
+        (verdict(HangConclusion.NAMES), NOBODY_MOVED, WORLD | {1: SENDS}, Stillness.BUSY),
         (verdict(HangConclusion.NAMES), NOBODY_MOVED, WORLD | {0: BUSY}, Stillness.QUIET),  # not the one
         (verdict(HangConclusion.NAMES), NOBODY_MOVED, {0: IDLE}, Stillness.UNKNOWN),  # of the one nothing is known
         (verdict(HangConclusion.NAMES), ONE_LOOK, WORLD, Stillness.UNKNOWN),
@@ -44,13 +45,14 @@ def test_how_sure_it_is(
 
 
 def test_work_is_of_all_processes_of_a_rank_between_two_looks() -> None:
-    first = [UsedUp(0, 10, 5.0, 1.0, 100), UsedUp(0, 11, 1.0, 0.0, -1), UsedUp(1, 12, 3.0, 0.0, 0)]
-    last = [UsedUp(0, 10, 5.2, 1.2, 100), UsedUp(0, 11, 1.4, 0.0, -1), UsedUp(1, 12, 3.0, 0.0, 70_000)]
+    first = [UsedUp(0, 10, 5.0, 1.0, 100, 7), UsedUp(0, 11, 1.0, 0.0, -1), UsedUp(1, 12, 3.0, 0.0, 0)]
+    last = [UsedUp(0, 10, 5.2, 1.2, 100, 57), UsedUp(0, 11, 1.4, 0.0, -1), UsedUp(1, 12, 3.0, 0.0, 70_000)]
     late = UsedUp(2, 13, 9.0, 0.0, 0)
 
     found = work_of(first, [*last, late], 2.0)
 
     assert set(found) == {0, 1}, "who was seen once only is not known"
     assert (round(found[0].share, 3), found[0].works) == (0.4, True)
+    assert found[0].switches == 25.0
     assert (found[1].share, found[1].works) == (0.0, True)
     assert work_of(first, last, 0.0) == {}
