@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable
 from itertools import islice
 
 LISTED = 8
 """So many of a list are named; the others are counted (ours)."""
+_ON_ANOTHER = re.compile(r"on \S+: ")
 _BYTES = {0xDC00 + byte: f"\\x{byte:02x}" for byte in range(0x80, 0x100)}
 """What stands for a byte that is no UTF-8 (PEP 383) → how it is written."""
 
@@ -51,3 +53,16 @@ def last_line(text: str, most: int = 120) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     line = lines[-1] if lines else ""
     return line if len(line) <= most else f"{line[: most - 2]} …"
+
+
+def what_went_wrong(text: str, most: int = 120) -> str:
+    """The line of a refusal that says why, cut: what machines say of a trial ends with asides, and with other machines.
+
+    Args:
+        text: ``on m0: Traceback …``, the error, then lines such as ``(exit code 1)`` and ``on m3: another error``.
+        most: Characters.
+    """
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    own = [line for place, line in enumerate(lines) if not (place and _ON_ANOTHER.match(line))]
+    told = [line for line in own if not (line.startswith("(") and line.endswith(")"))]
+    return last_line("\n".join(told or own), most)

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from everstep.model.job_state import JobState
 from everstep.model.version import JobVersion, Urgency, VersionStatus
-from everstep.text import last_line
+from everstep.text import what_went_wrong
 
 SHOWN = 6
 
@@ -43,7 +43,8 @@ def _steps(one: JobVersion) -> str:
     for _, begin, end in one.ranges[-3:]:
         if begin < 0:
             return "not numbered"
-        texts.append(f"{begin} to {end}" if end >= 0 else f"from {begin}")
+        runs = one.status is VersionStatus.RUNNING  # else it ran to a step that is not known
+        texts.append(f"{begin} to {end}" if end >= 0 else f"from {begin}" if runs else f"{begin} to ?")
     return ", ".join(texts)
 
 
@@ -54,4 +55,4 @@ def _who(one: JobVersion) -> str:
 
 
 def _cell(text: str) -> str:
-    return last_line(text).replace("|", "/")
+    return what_went_wrong(text).replace("|", "/")

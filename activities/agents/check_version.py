@@ -93,6 +93,7 @@ def try_request(given: CheckVersionInput, machine: int) -> pb.TryCodeRequest:
         script=spec.script,
         args=spec.args,
         cwd=spec.cwd,
+        cwd_by_default=spec.cwd_by_default,
         python=spec.python,
         env=shared_environment(spec, "", 0, 1) | dict(first.env),
         env_from=spec.env_from,

@@ -156,6 +156,7 @@ class RankActivities:
                     script=spec.script,
                     args=spec.args,
                     cwd=spec.cwd,
+                    cwd_by_default=spec.cwd_by_default,
                     env=shared_environment(spec, store.host, store.port, launch.generation),
                     resume_step=launch.resume_step,
                     checkpoint=checkpoint_options(spec, reshard_from=launch.reshard_from),

@@ -28,7 +28,19 @@ def check_launch(request: pb.LaunchRequest) -> None:
     ranks = [rank.rank for rank in request.ranks]
     if not ranks or len(set(ranks)) != len(ranks) or min(ranks) < 0:
         raise ConfigError(f"ranks are {ranks}; each must be named once, from 0 on, and there must be one at least")
-    check_paths(request.script, request.cwd)
+    check_paths(request.script, folder_to_work_in(request, Path(request.script)))
+
+
+def folder_to_work_in(request: pb.LaunchRequest | pb.TryCodeRequest, script: Path) -> str:
+    """The working directory; where nobody named one, and the one by default is not on this machine, the script's own.
+
+    Args:
+        request: What is launched or tried.
+        script: Its path on this machine.
+    """
+    if request.cwd_by_default and not Path(request.cwd).is_dir():
+        return str(script.parent)
+    return request.cwd or str(script.parent)
 
 
 def check_paths(script: str, cwd: str) -> None:
@@ -92,7 +104,7 @@ def fork_arguments(
         "fenced": record.fenced,
         "script": request.script,
         "args": list(request.args),
-        "cwd": request.cwd or str(Path(request.script).parent),
+        "cwd": folder_to_work_in(request, Path(request.script)),
         "env": shared,
         "ranks": rows,
     }

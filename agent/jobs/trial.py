@@ -15,7 +15,7 @@ from pathlib import Path
 
 import structlog
 
-from agent.jobs.fork_request import check_paths
+from agent.jobs.fork_request import check_paths, folder_to_work_in
 from agent.jobs.host import Host
 from agent.launcher.fork_client import Message, inherited_environment
 from agent.launcher.processes import NO_SESSION, kill_session
@@ -65,7 +65,7 @@ async def tried(host: Host, request: pb.TryCodeRequest, values: Mapping[str, str
         if request.code:
             script = await host.code.script(request.code, request.script, verified=True)
             folder = str(host.code.folder / request.code)
-        cwd = request.cwd or str(script.parent)
+        cwd = folder_to_work_in(request, script)
         check_paths(str(script), cwd)
         with _own_folder(host) as own:
             outcome = own / OUTCOME

@@ -465,6 +465,7 @@ class LaunchRequest(_message.Message):
     CODE_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     IMPORTS_FIELD_NUMBER: _builtins.int
+    CWD_BY_DEFAULT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     job: _builtins.str
     generation: _builtins.int
@@ -482,6 +483,8 @@ class LaunchRequest(_message.Message):
     """digest of the snapshot in which script is a relative path; empty: it is absolute"""
     version: _builtins.int
     """number of the job's version that this is; 0: not known"""
+    cwd_by_default: _builtins.bool
+    """nobody named cwd: where it is not there, it is the script's folder in the snapshot"""
     @_builtins.property
     def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankLaunch]: ...
     @_builtins.property
@@ -525,10 +528,11 @@ class LaunchRequest(_message.Message):
         code: _builtins.str = ...,
         version: _builtins.int = ...,
         imports: Global___Imports | None = ...,
+        cwd_by_default: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "imports", b"imports"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "begins_run", b"begins_run", "checkpoint", b"checkpoint", "code", b"code", "cwd", b"cwd", "env", b"env", "env_file", b"env_file", "env_from", b"env_from", "generation", b"generation", "imports", b"imports", "job", b"job", "peers", b"peers", "ranks", b"ranks", "request_id", b"request_id", "resume_step", b"resume_step", "run", b"run", "script", b"script", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "begins_run", b"begins_run", "checkpoint", b"checkpoint", "code", b"code", "cwd", b"cwd", "cwd_by_default", b"cwd_by_default", "env", b"env", "env_file", b"env_file", "env_from", b"env_from", "generation", b"generation", "imports", b"imports", "job", b"job", "peers", b"peers", "ranks", b"ranks", "request_id", b"request_id", "resume_step", b"resume_step", "run", b"run", "script", b"script", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -730,6 +734,7 @@ class TryCodeRequest(_message.Message):
     ENV_FILE_FIELD_NUMBER: _builtins.int
     TIMEOUT_S_FIELD_NUMBER: _builtins.int
     IMPORT_ENV_FIELD_NUMBER: _builtins.int
+    CWD_BY_DEFAULT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     job: _builtins.str
     code: _builtins.str
@@ -738,6 +743,8 @@ class TryCodeRequest(_message.Message):
     python: _builtins.str
     env_file: _builtins.str
     timeout_s: _builtins.float
+    cwd_by_default: _builtins.bool
+    """as in LaunchRequest"""
     @_builtins.property
     def args(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -765,10 +772,11 @@ class TryCodeRequest(_message.Message):
         env_file: _builtins.str = ...,
         timeout_s: _builtins.float = ...,
         import_env: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        cwd_by_default: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "code", b"code", "cwd", b"cwd", "env", b"env", "env_file", b"env_file", "env_from", b"env_from", "import_env", b"import_env", "job", b"job", "python", b"python", "request_id", b"request_id", "script", b"script", "timeout_s", b"timeout_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "code", b"code", "cwd", b"cwd", "cwd_by_default", b"cwd_by_default", "env", b"env", "env_file", b"env_file", "env_from", b"env_from", "import_env", b"import_env", "job", b"job", "python", b"python", "request_id", b"request_id", "script", b"script", "timeout_s", b"timeout_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

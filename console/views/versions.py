@@ -10,7 +10,7 @@ from rich.table import Table
 from controlplane import text
 from controlplane.shown import clean
 from everstep.model.version import NAME_CHARACTERS, JobVersion, Urgency, VersionStatus
-from everstep.text import last_line
+from everstep.text import what_went_wrong
 
 RANGES_SHOWN = 3
 
@@ -39,17 +39,22 @@ def versions_table(versions: Sequence[JobVersion]) -> Table:
     for one in versions:
         table.add_row(
             one.name,
-            "ended" if one.status is VersionStatus.RUNNING and one.ended else str(one.status),
+            status_word(one),
             steps_text(one),
             _moment(one.asked_ns),
             clean(one.wanted.operator) if one.number > 1 else "",
-            clean(one.wanted.reason or (last_line(one.why) if one.status in FAILED else "")),
+            clean(one.wanted.reason or (what_went_wrong(one.why) if one.status in FAILED else "")),
             clean(_first_line(one.changed)),
         )
     return table
 
 
 FAILED = frozenset({VersionStatus.REFUSED, VersionStatus.SUSPECT})
+
+
+def status_word(version: JobVersion) -> str:
+    """Where it stands; one that ran when its job ended does not run any more."""
+    return "ended" if version.status is VersionStatus.RUNNING and version.ended else str(version.status)
 
 
 def run_line(started_ns: int, outcome: str) -> str:
@@ -62,7 +67,7 @@ def detail_lines(version: JobVersion) -> list[str]:
     runs, origin = version.runs, version.runs.origin if version.runs else None
     commit = f"{origin.commit[:NAME_CHARACTERS]} of {origin.author}: {origin.subject}" if origin else ""
     facts = [
-        ("status", f"{version.status}{': ' if version.why else ''}{version.why}"),
+        ("status", f"{status_word(version)}{': ' if version.why else ''}{version.why}"),
         ("asked", f"{_moment(version.asked_ns)} by {version.wanted.operator}"),
         ("why", version.wanted.reason),
         ("steps", steps_text(version)),
@@ -83,7 +88,8 @@ def steps_text(version: JobVersion) -> str:
     for _, begin, end in version.ranges[-RANGES_SHOWN:]:
         if begin < 0:
             return "not numbered"
-        texts.append(f"{begin} to {end}" if end >= 0 else f"from {begin}")
+        runs = version.status is VersionStatus.RUNNING  # else it ran to a step that is not known
+        texts.append(f"{begin} to {end}" if end >= 0 else f"from {begin}" if runs else f"{begin} to ?")
     more = len(version.ranges) - RANGES_SHOWN
     return ", ".join(texts) + (f" (+{more} more)" if more > 0 else "")
 

@@ -116,7 +116,7 @@ class _Draft:
     def add(self, entries: Mapping[str, Any], source: str, folder: Path) -> None:
         """Take values from a source; later sources win. Relative paths are taken from ``folder``."""
         for key, value in entries.items():
-            if key not in JobSpec.model_fields or key == "version":  # everstep numbers them
+            if key not in JobSpec.model_fields or key in {"version", "cwd_by_default"}:  # ours
                 self._unknown(key, source, JobSpec, "")
             elif key in TABLES and isinstance(value, Mapping):
                 self._add_table(key, value, source, folder)

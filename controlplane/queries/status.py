@@ -24,7 +24,7 @@ from everstep.errors import AgentError, ClusterError, EverstepError
 from everstep.model.job_state import IncidentSummary, JobState
 from everstep.model.machine import Machine
 from everstep.model.version import VersionStatus
-from everstep.text import last_line
+from everstep.text import what_went_wrong
 from workflows.version_page import pending_text
 
 DESCRIBE_S = 1.5
@@ -256,7 +256,7 @@ def code_text(state: JobState) -> str:
     newest = state.versions[-1]
     texts = [f"{running.name} runs" if running else "", pending_text(state.versions)]
     if newest.status in {VersionStatus.CHECKING, VersionStatus.REFUSED, VersionStatus.SUSPECT}:
-        texts.append(f"v{newest.number} {newest.status}: {last_line(newest.why)}")
+        texts.append(f"v{newest.number} {newest.status}: {what_went_wrong(newest.why)}")
     return "; ".join(filter(None, texts))
 
 

@@ -45,6 +45,10 @@ class JobSpec(BaseModel):
     version: int = Field(0, ge=0, description="Number of the version that this is; 0: versions are not known here.")
     args: list[str] = Field(default_factory=list, description="Arguments of the script.")
     cwd: str = Field("", description="Working directory; empty: the script's folder.")
+    cwd_by_default: bool = Field(
+        False,
+        description="Nobody named cwd: where it is not there, ranks take the script's folder in the snapshot.",
+    )
     python: str = Field("", description="Interpreter of the job; empty: the agent's own.")
     env: dict[str, str] = Field(default_factory=dict, description="Environment of every rank.")
     env_from: list[str] = Field(

@@ -76,6 +76,8 @@ class CodeVersion(Model):
     args: list[str] = Field(default_factory=list)
     cwd: str = ""
     """Working directory on the machines; empty: the folder of the script."""
+    cwd_by_default: bool = False
+    """Nobody named it: a machine that does not have it takes the script's folder in the snapshot."""
     python: str = ""
     env: dict[str, str] = Field(default_factory=dict)
     packages: dict[str, str] = Field(default_factory=dict)
@@ -102,6 +104,7 @@ class CodeVersion(Model):
                 "script": self.script,
                 "args": self.args,
                 "cwd": self.cwd,
+                "cwd_by_default": self.cwd_by_default,
                 "python": self.python,
                 "env": self.env,
                 "version": number,
@@ -111,7 +114,15 @@ class CodeVersion(Model):
     @classmethod
     def of(cls, spec: JobSpec) -> CodeVersion:
         """What a job runs, as far as its spec says."""
-        return cls(code=spec.code, script=spec.script, args=spec.args, cwd=spec.cwd, python=spec.python, env=spec.env)
+        return cls(
+            code=spec.code,
+            script=spec.script,
+            args=spec.args,
+            cwd=spec.cwd,
+            cwd_by_default=spec.cwd_by_default,
+            python=spec.python,
+            env=spec.env,
+        )
 
 
 class UpdateRequest(Model):
@@ -243,7 +254,8 @@ def read_update(raw: Any = None, *more: Any) -> UpdateRequest:
         raise ValueError(f"{str(raw)[:80]!r}: send one object, e.g. {example}")
     if unknown := sorted(set(raw) - set(UpdateRequest.model_fields)):
         names = ", ".join(map(repr, unknown[:4]))
-        raise ValueError(f"{names}: there is no such field; there are {', '.join(UpdateRequest.model_fields)}")
+        known = ", ".join(name for name in UpdateRequest.model_fields if name != "made")  # which nobody types
+        raise ValueError(f"{names}: there is no such field; there are {known}")
     try:
         request = UpdateRequest.model_validate(raw)
     except ValidationError as error:

@@ -1,6 +1,6 @@
 """Text for people."""
 
-from everstep.text import first_of, listed, printable
+from everstep.text import first_of, listed, printable, what_went_wrong
 
 
 def test_a_short_list_is_named_whole() -> None:
@@ -20,3 +20,16 @@ def test_any_text_can_be_sent() -> None:
     assert printable(name) == "/data/caf\\xe9 é"
     assert printable("\ud800") == "\\ud800"
     assert printable("plain é") == "plain é"
+
+
+TRACE = 'on m0: Traceback (most recent call last):\n  File "train.py", line 1, in <module>\n'
+ERROR = "ModuleNotFoundError: No module named 'fast'"
+
+
+def test_of_a_refusal_the_error_is_told_and_not_what_follows_it() -> None:
+    for after in ("", "\n(exit code 1)", "\n(exit code 1)\n(1 more machine says the same)", "\non m2: disk full"):
+        assert what_went_wrong(f"{TRACE}{ERROR}{after}") == ERROR
+    assert what_went_wrong("on m0: no room") == "on m0: no room"
+    assert what_went_wrong("(exit code 3)") == "(exit code 3)"
+    assert what_went_wrong("") == ""
+    assert len(what_went_wrong("x" * 500)) == 120

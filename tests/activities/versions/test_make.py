@@ -58,6 +58,7 @@ def project(tmp_path: Path) -> Project:
 def test_the_first_version_is_the_folder_as_it_is(project: Project) -> None:
     first = project.first
     assert (first.script, first.cwd, first.files) == ("train.py", str(project.folder), 2)
+    assert first.cwd_by_default
     assert (first.origin.commit, first.origin.folder, first.origin.dirty) == (
         project.commit,
         str(project.folder),
@@ -74,7 +75,7 @@ def test_a_folder_above_the_script_and_a_working_directory_of_ones_own(project: 
     project.repository.write(sub__deep_py="1")
     spec = project.spec.model_copy(update={"script": str(project.folder / "sub/deep.py"), "cwd": str(tmp_path)})
     made = run(first_version(spec, project.folder, project.store))
-    assert (made.script, made.cwd) == ("sub/deep.py", str(tmp_path))
+    assert (made.script, made.cwd, made.cwd_by_default) == ("sub/deep.py", str(tmp_path), False)
     with pytest.raises(ConfigError, match=r"is not in the folder .*: name the folder that holds both"):
         run(first_version(project.spec, project.folder / "sub", project.store))
 
@@ -142,7 +143,8 @@ def test_from_in_place_to_a_snapshot(project: Project) -> None:
     assert project.next(in_place, git="HEAD").code == made.code
     elsewhere = Repository(project.folder.parent / "other")
     elsewhere.write(train_py="1")
-    assert project.next(in_place, code=str(elsewhere.folder)).cwd == str(project.folder)
+    moved = project.next(in_place, code=str(elsewhere.folder))
+    assert (moved.cwd, moved.cwd_by_default) == (str(project.folder), True)
     with pytest.raises(ConfigError, match="give the absolute path of the script"):
         project.next(in_place, script="lib.py")
 

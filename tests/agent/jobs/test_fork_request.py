@@ -1,0 +1,36 @@
+"""What a launch may ask for: the folder in which ranks work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agent.jobs.fork_request import check_launch, folder_to_work_in
+from agent.v1 import agent_pb2 as pb
+from everstep.errors import ConfigError
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code/train.py").touch()
+    return tmp_path / "code/train.py"
+
+
+def launch(script: Path, cwd: str, *, by_default: bool) -> pb.LaunchRequest:
+    return pb.LaunchRequest(ranks=[pb.RankLaunch(rank=0)], script=str(script), cwd=cwd, cwd_by_default=by_default)
+
+
+def test_a_folder_that_nobody_named_need_not_be_on_every_machine(script: Path, tmp_path: Path) -> None:
+    there = launch(script, str(tmp_path), by_default=True)
+    assert folder_to_work_in(there, script) == str(tmp_path)
+    gone = launch(script, "/home/ada/gpt", by_default=True)
+    check_launch(gone)
+    assert folder_to_work_in(gone, script) == str(script.parent)
+    assert folder_to_work_in(launch(script, "", by_default=False), script) == str(script.parent)
+
+
+def test_a_folder_that_somebody_named_has_to_be_there(script: Path) -> None:
+    with pytest.raises(ConfigError, match="cwd /home/ada/gpt is not a folder on this machine"):
+        check_launch(launch(script, "/home/ada/gpt", by_default=False))
