@@ -15,6 +15,7 @@ from drills.spec.catalogue import (
     CONTROL_FAULTS,
     DAMAGE,
     FITS,
+    HANGS,
     LOSSES,
     NOT_FINITE,
     RANK_FAULTS,
@@ -130,10 +131,12 @@ def _check_stage(request: DrillRequest) -> None:
         raise ConfigError(f"--during {request.base} opens no incident: use one of {', '.join((*OPENS, *EVICTS))}")
     if request.base in EVICTS and request.in_stage == REPORT:
         raise ConfigError(f"--in-stage {REPORT}: {request.base} hurts no rank: name a later stage")
-    if request.in_stage in OF_EVICTIONS and not request.gone and request.base not in EVICTS:
+    if request.in_stage == "trace" and request.base not in HANGS:
+        raise ConfigError(f"--in-stage trace: nobody looks at ranks: add --during {' or --during '.join(HANGS)}")
+    if request.in_stage in OF_EVICTIONS and not request.gone and request.base not in (*EVICTS, *HANGS):
         raise ConfigError(
             f"--in-stage {request.in_stage}: machines leave only where they stay away, or are at fault: "
-            f"add --during kill-machine --gone, or --during {' or --during '.join(EVICTS)}"
+            f"add --during kill-machine --gone, or --during {' or --during '.join((*EVICTS, *HANGS))}"
         )
     if request.in_stage == "diagnose" and request.base not in NOT_FINITE:
         raise ConfigError(
@@ -144,10 +147,10 @@ def _check_stage(request: DrillRequest) -> None:
         raise ConfigError(f"--in-stage {request.in_stage}: add --during {' or --during '.join(UPDATES)}")
     if request.in_stage == "await" and request.standby != "late":
         raise ConfigError("--in-stage await: nothing is waited for: add --during kill-machine --gone --standby late")
-    if request.in_stage == "restore" and request.base not in LOSSES:
+    if request.in_stage == "restore" and request.base not in (*LOSSES, *HANGS):
         raise ConfigError(
             "--in-stage restore: copies are moved only where memory was lost: "
-            f"add --during {' or --during '.join(LOSSES)}"
+            f"add --during {' or --during '.join((*LOSSES, *HANGS))}"
         )
 
 

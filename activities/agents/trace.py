@@ -19,7 +19,7 @@ from agent.client import AgentPool
 from everstep.errors import LedgerError
 from everstep.model.hang import HangFound
 
-KEEP_S = 0.5
+KEEP_S = 0.2
 """The ledger is waited for so long; it goes on taking what was seen after that (ours)."""
 
 

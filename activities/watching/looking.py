@@ -7,6 +7,7 @@ look each for itself, and agents let one look at a time.
 from __future__ import annotations
 
 import asyncio
+import time
 
 import structlog
 
@@ -19,6 +20,9 @@ from everstep.decisions.hang.standstill import Standstill
 
 TICK_S = 0.1
 """Between two looks at how long nothing happened, seconds (ours)."""
+
+LEAST_S = 0.3
+"""From the end of one look to the next, seconds (ours)."""
 
 log = structlog.get_logger("watcher")
 
@@ -58,8 +62,9 @@ class Looking:
         job, seen = self._job, self._job.steps_seen
         looks = []
         for wait_s in (apart, 0.0):
+            began = time.monotonic()
             looks.append(await look(self._agents, job.spec.name, job.machines, generation=seen.generation))
-            await asyncio.sleep(wait_s)
+            await asyncio.sleep(max(wait_s - (time.monotonic() - began), LEAST_S * bool(wait_s)))
             if job.steps_seen != seen:
                 return None
         judged = await asyncio.to_thread(judge_looks, looks, job.spec, job.machines, stands_still=True)

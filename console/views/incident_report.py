@@ -21,6 +21,7 @@ from everstep.model.classification import Classification
 from everstep.model.health import MachineFinding
 from everstep.model.incident import NOT_CONFIRMED, Evidence, RankExit
 from everstep.model.ladder import Rung
+from everstep.text import listed
 
 if TYPE_CHECKING:
     from activities.ledger.records import IncidentRecord
@@ -90,6 +91,8 @@ def report_blocks(record: IncidentRecord, ui_link: str = "") -> list[Block]:
         blocks.append(Block("What was tried", tried))
     if stages := _stages(record):
         blocks.append(Block("Where the time went", stages))
+    if hang := _hang(record):
+        blocks.append(Block("What the ranks did", hang))
     evidence = record.parsed_evidence()
     if evidence is not None:
         blocks.append(Block("Evidence", _exits(evidence, record.fault_ns)))
@@ -124,6 +127,17 @@ def _facts(record: IncidentRecord) -> list[tuple[str, ...]]:
         *(("approved", clean(f"{machine}, by {who}")) for machine, who in (report.approved if report else {}).items()),
     ]
     return [row for row in rows if row[1]]
+
+
+def _hang(record: IncidentRecord) -> list[tuple[str, ...]]:
+    """What looks at the ranks showed before they were stopped, with the picture."""
+    report = record.parsed_report()
+    if report is None or (found := report.hang) is None:
+        return []
+    lines = [f"{found.conclusion}: {found.reason}", f"by {found.method}, {found.looks} looks in {found.seconds:.2f} s"]
+    lines += [f"{listed(found.silent)} did not say what its ranks do"] if found.silent else []
+    lines += [f"not kept: {found.left_out}"] if found.left_out else []
+    return [(clean(line),) for line in [*lines, *found.evidence, *found.picture.splitlines()]]
 
 
 def _class_rows(record: IncidentRecord) -> list[tuple[str, ...]]:

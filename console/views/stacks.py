@@ -11,6 +11,8 @@ from controlplane.shown import clean
 from everstep.errors import EvidenceError
 from everstep.evidence.py_spy import MAIN, ProcessDump, StackReader, role_of_process
 
+SERVERS = "agent/launcher/"
+"""What starts a script has nothing to say of it."""
 PROCESSES_NAMED = 8
 """With one stack (ours)."""
 
@@ -60,5 +62,6 @@ def _threads(dump: ProcessDump, *, every: bool) -> Iterator[str]:
     for name, stack in dump.threads:
         if every or stack is main:
             head = [f"    thread {name}"] if name not in {"", MAIN} else []
-            frames = [f"    {frame.function} ({frame.file}:{frame.line})" for frame in reversed(stack.frames)]
+            own = [frame for frame in stack.frames if every or not frame.file.startswith(SERVERS)]
+            frames = [f"    {frame.function} ({frame.file}:{frame.line})" for frame in reversed(own)]
             yield "\n".join([*head, *(frames or ["    nothing in Python"])])

@@ -14,6 +14,7 @@ from drills.spec.catalogue import (
     CATALOGUE,
     CONTROL_FAULTS,
     FITS,
+    HANGS,
     LOSSES,
     MACHINE_FAULTS,
     OWN_JOBS,
@@ -46,7 +47,9 @@ XIDS = (79, 48, 94, 13, 31, 45)
 HANG_S = (1.0, 2.0, 4.0)
 """For how long an agent hangs, seconds: for some steps, and not much longer than from a fault to the next gate
 (ours)."""
-OPENS = tuple(name for name in (*RANK_FAULTS, *LOSSES) if name not in OWN_JOBS)
+BY_THEMSELVES = ("spin", "deadlock", "skip-collective", "hang-dataloader", "wrong-order")
+"""To all others these are like a rank that is stopped, which meets them in their place (ours)."""
+OPENS = tuple(name for name in (*RANK_FAULTS, *LOSSES) if name not in (*OWN_JOBS, *BY_THEMSELVES))
 """Faults of the long job that open an incident within which another one can strike."""
 AWAY_S = (6.0, 12.0)
 """For how long something is away, seconds (ours)."""
@@ -73,6 +76,8 @@ WITH_RESTORE = (*STAGES[:2], "restore", *STAGES[2:])
 """Stages of an incident where memory was lost."""
 WITH_EVICTION = (STAGES[0], "evict", "prepare", *WITH_RESTORE[1:])
 """Stages of an incident where a machine is lost for good."""
+OF_A_HANG = ("trace", *WITH_EVICTION)
+"""Stages of an incident of a rank that hangs."""
 
 Options = dict[str, Any]
 Draw = Callable[[Random, Topology], Options]
@@ -197,6 +202,8 @@ def _deck(rng: Random, only: Sequence[str]) -> Iterator[tuple[How, tuple[str, ..
 
 def _times(how: How, kinds: tuple[str, ...], meets: Mapping[str, int]) -> int:
     """How often a meeting is in the deck."""
+    if how == "alone" and kinds[0] in BY_THEMSELVES:
+        return OFTEN // 2
     if how == "alone":
         return max(1, OFTEN - meets[kinds[0]])
     return EACH_STAGE if kinds[1] in CONTROL_FAULTS else 1
@@ -212,7 +219,8 @@ def _episode(rng: Random, topology: Topology, number: int, how: How, kinds: tupl
     else:
         return None
     stage, moment, other = "", rng.choice(MOMENTS), ""
-    if how == "alone" and 0 < len(gone) < STANDBYS and rng.random() < 0.5:
+    lost = any(fault.gone for fault in faults)
+    if how == "alone" and lost and len(gone) < STANDBYS and rng.random() < 0.5:
         other = rng.choice(machine_names(OTHER))
     if how == "within":
         stage = rng.choice(_stages(faults[0], kinds[1]))
@@ -222,8 +230,9 @@ def _episode(rng: Random, topology: Topology, number: int, how: How, kinds: tupl
 
 
 def _gone(faults: Sequence[DrillRequest], topology: Topology) -> set[int]:
-    """The machines that are lost for good, by number."""
-    return {machine for fault in faults if fault.gone for machine in _machines(fault, topology)}
+    """The machines that leave the job, by number: lost for good, or a rank of theirs hangs."""
+    leaving = (fault for fault in faults if fault.gone or fault.fault in HANGS)
+    return {machine for fault in leaving for machine in _machines(fault, topology)}
 
 
 def _stages(first: DrillRequest, second: str) -> Sequence[str]:
@@ -232,6 +241,8 @@ def _stages(first: DrillRequest, second: str) -> Sequence[str]:
         return ("confirm",)
     if first.fault == "update":
         return OF_AN_UPDATE
+    if first.fault in HANGS:
+        return OF_A_HANG if second in CONTROL_FAULTS else OF_A_HANG[1:]
     stages = WITH_EVICTION if first.gone else WITH_RESTORE if first.fault in LOSSES else STAGES
     return (REPORT, *stages) if second in CONTROL_FAULTS else stages
 

@@ -30,7 +30,7 @@ from drills.soak.look import GateLook, failed_tasks, look
 from drills.soak.other_job import OtherJob
 from drills.soak.plan import GAP, Episode
 from drills.soak.result import EpisodeResult, undisturbed
-from drills.spec.catalogue import CONTROL_FAULTS
+from drills.spec.catalogue import CONTROL_FAULTS, HANGS
 from drills.spec.loss import loss_of
 from everstep import faults
 from everstep.errors import ClusterError, EverstepError, SoakStuck
@@ -170,7 +170,7 @@ class Episodes:
             tuple(promises),
             gate,
             gone=[name for context in scenes for name in _gone(context)],
-            away=[context.target.name for context in links],
+            away=[context.target.name for context in links] + [name for one in scenes for name in _hung(one)],
             others_gone=self.both.others_gone,
             behind=self._behind,
         )
@@ -340,6 +340,14 @@ def _gone(context: DrillContext) -> list[str]:
     if not context.request.gone or context.request.fault in CONTROL_FAULTS:
         return []
     return [context.machines[index].name for index in loss_of(context.request, context.spec).machines]
+
+
+def _hung(context: DrillContext) -> list[str]:
+    """Machines of the job with ranks that hang: they leave it, unless another fault ends all ranks first."""
+    if context.request.fault not in HANGS:
+        return []
+    topology = context.spec.topology()
+    return [context.machines[topology.machine(rank)].name for rank in context.request.struck_ranks(context.spec)]
 
 
 def _watched(seen: GateLook, watch: CopyWatch, scenes: Sequence[DrillContext]) -> None:

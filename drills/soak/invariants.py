@@ -12,7 +12,7 @@ from drills.judge.judge import MAX_BLIND_S, MAX_LOST
 from drills.soak.look import ClusterProcess, GateLook, census
 from drills.soak.machines import leased_twice, lost
 from drills.soak.plan import GAP
-from drills.spec.catalogue import AWAY, CONTROL_FAULTS, LOSSES, MACHINE_FAULTS, UPDATES
+from drills.spec.catalogue import AWAY, CONTROL_FAULTS, HANGS, LOSSES, MACHINE_FAULTS, UPDATES
 from drills.spec.loss import Promise, loss_of
 from drills.spec.request import DrillRequest
 from drills.spec.updates import expected_update
@@ -36,7 +36,7 @@ MORE_FILES = 6
 cleared, what two fork servers keep (ours)."""
 MAX_EVENTS = 10_240
 """Events of a job's history: from there on Temporal warns (reference of the server's limits)."""
-STAND_STILL = ("stop-rank", "link-down", "cut-off")
+STAND_STILL = (*HANGS, "link-down", "cut-off")
 """Faults of which a stall is all that can be seen."""
 FORK_SERVERS = 2
 """Of one machine: that of the job, and one that waits for the next (ours)."""
@@ -69,7 +69,7 @@ class Struck:
     gone: Sequence[str] = ()
     """Machines that were lost for good: each of them has to leave its job."""
     away: Sequence[str] = ()
-    """Machines that were away for so long that they may have to."""
+    """Machines that were away for so long, or have ranks that hang, so that they may have to."""
     others_gone: Sequence[str] = ()
     """Machines of the second job that were lost for good at the same time."""
     behind: bool = False

@@ -99,6 +99,8 @@ class Incident:
         self.evictions = EvictionState()
         self.hang: HangFound | None = None
         """What looks at the ranks showed; of the generation that it names."""
+        self.hang_stays = False
+        """No machine was there in the place of those that it names: the job is tried again with them."""
         self.secured: Secured | None = None
         """What was got while the ranks went on."""
         self.version_changes: list[VersionChange] = []

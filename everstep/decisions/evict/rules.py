@@ -39,6 +39,10 @@ OPERATOR = "operator"
 """Name of the rule that an operator's word is enough for."""
 FAILED_TEST = "failed-test"
 """Name of the rule that goes by a test of the stopped machine."""
+CULPRIT, GROUP = "hang-culprit", "hang-group"
+"""Names of the rules about a hang."""
+OF_A_HANG = frozenset({CULPRIT, GROUP})
+"""Rules by which a machine leaves only where there is another one: else the job is tried again with it."""
 OF_THE_JOB = frozenset({Owner.CODE, Owner.DATA})
 
 
@@ -221,13 +225,13 @@ RULES: tuple[EvictRule, ...] = (
         fixed=SHARED,
     ),
     EvictRule(
-        "hang-culprit",
+        CULPRIT,
         "the job stood still, and looks at all ranks name this machine's, for which the others wait",
         "ours: the wait-for graph (docs/hangs.md); the paper over-evicts",
         _hang_culprit,
     ),
     EvictRule(
-        "hang-group",
+        GROUP,
         "the job stood still, and the machine is of the smallest parallel group that the outliers share: over-eviction",
         "ByteRobust, section 5.1, figure 7",
         _hang_over_evict,

@@ -367,3 +367,15 @@ def test_values_of_secrets_are_not_kept(ledger: Ledger) -> None:
     [kept] = ledger.jobs()
     assert kept.spec is not None
     assert kept.spec["env"] == {"HF_TOKEN": HIDDEN, "OMP_NUM_THREADS": "1"}
+
+
+def test_what_ranks_were_seen_to_do_is_kept_once_and_in_full(ledger: Ledger) -> None:
+    ledger.job_started(spec(), started_ns=1 * S)
+    rows = [(look, f"m{index}", 7 * S, bytes([look]) * 100_000) for look in (1, 2) for index in range(600)]
+
+    for _ in range(2):  # an activity may run twice
+        ledger.looks_taken("incident/gpt/0001", rows)
+    ledger.looks_taken("incident/gpt/0001", [(1, "m0", 9 * S, b"later")])
+
+    assert ledger.looks("incident/gpt/0001") == sorted(rows)
+    assert ledger.looks("incident/gpt/0002") == []

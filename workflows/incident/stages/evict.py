@@ -15,7 +15,9 @@ from temporalio.exceptions import ActivityError
 with workflow.unsafe.imports_passed_through():
     from everstep.decisions.evict.decide import EvictPlan, decide
     from everstep.decisions.evict.incident_facts import facts_of
+    from everstep.decisions.evict.rules import OF_A_HANG
     from everstep.model.eviction import EvictAnswer, Eviction, named
+    from everstep.model.hang import HangFound
     from everstep.model.incident import Evidence, Stage
     from everstep.model.machine import Machine
     from everstep.model.pool import Replaced, ReplaceRequest
@@ -88,6 +90,11 @@ async def evict(incident: Incident, evidence: Evidence) -> Evidence:
                 incident.timeline.leave(began, Stage.EVICT, _exchanged(leaving, replaced))
                 evidence, patient = await refresh_evidence(incident), False
                 continue
+            if not incident.hang_stays and any(one.rule in OF_A_HANG for one in leaving):
+                # It may have been the software, and a restart may be enough: nobody waits for a machine then.
+                incident.hang_stays = True
+                incident.timeline.leave(began, Stage.EVICT, f"{replaced.why}; the job is tried again with them")
+                continue
             incident.timeline.leave(began, Stage.EVICT, replaced.why)
             incident.missing = len(leaving)
             verb, its = ("leaves", "its") if len(leaving) == 1 else ("leave", "their")
@@ -151,7 +158,7 @@ def _judge(incident: Incident, evidence: Evidence | None) -> EvictPlan:
             earlier=input.alerts,
             silent=silent,
             evicted_ns=[*input.evicted_ns, *evictions.done_ns],
-            hang=incident.hang if incident.hang and incident.hang.generation == incident.state.generation else None,
+            hang=_hang(incident),
         ),
         input.spec.policy,
     )
@@ -164,6 +171,14 @@ def _judge(incident: Incident, evidence: Evidence | None) -> EvictPlan:
         plan.asked,
         plan.tripped,
     )
+
+
+def _hang(incident: Incident) -> HangFound | None:
+    """What looks at the ranks of the generation at hand showed, as long as it may have machines leave."""
+    found = incident.hang
+    if found is None or found.generation != incident.state.generation or incident.hang_stays:
+        return None
+    return found
 
 
 async def _replacements(incident: Incident, leaving: list[Eviction]) -> tuple[float, Replaced]:

@@ -15,6 +15,8 @@ with workflow.unsafe.imports_passed_through():
 
 PATCH = "trace"
 """Incidents of before this release stop the ranks at once."""
+TOLD = ("names", "over-evicts", "not a machine")
+"""Conclusions (``HangConclusion``) that say why the job hung: they are in the incident's headline."""
 SYMPTOMS = frozenset({Symptom.STALL})
 """What is worth a look at ranks that still live."""
 
@@ -36,4 +38,6 @@ async def trace(incident: Incident) -> None:
     incident.hang, timeline.picture = found, found.picture
     text = f"{found.conclusion}: {found.reason}"
     timeline.leave(began, Stage.TRACE, text)
-    timeline.note(Stage.TRACE, "\n".join([text, *found.evidence, *found.picture.splitlines()]))
+    if found.conclusion in TOLD:
+        timeline.headline = f"{timeline.headline.partition(': ')[0]}: {found.reason}"
+    timeline.note(Stage.TRACE, text)

@@ -15,6 +15,7 @@ from everstep.decisions.hang.evidence import HangEvidence
 from everstep.decisions.hang.verdict import HangConclusion, HangMethod
 from everstep.evidence.folder import read_folder
 from everstep.model.topology import Topology
+from tests.everstep.decisions.hang.made import FIGURE_7
 
 RECORDED = Path(__file__).resolve().parents[3] / "data" / "hangs"
 NAMES, OVER = HangConclusion.NAMES, HangConclusion.OVER_EVICTS
@@ -111,3 +112,23 @@ def test_recordings_are_small() -> None:
     sizes = [path.stat().st_size for path in RECORDED.glob("*.tar.xz")]
     assert len(sizes) == 12
     assert sum(sizes) < 300_000
+
+
+def test_figure_7_by_recorded_stacks_of_half_as_many_ranks(tmp_path: Path) -> None:
+    """A job of 16 ranks, recorded as one hangs in its backward pass, with the healthy replica three times over."""
+    evidence, small, culprit = read("deadlock", tmp_path)
+    large, ill = Topology.parse(FIGURE_7), small.coordinate(culprit)["dp"]
+    ranks = {}
+    for rank in range(large.world_size):
+        place = large.coordinate(rank)
+        source = small.rank_at(pp=place["pp"], dp=ill if place["dp"] == 3 else 1 - ill, tp=place["tp"])
+        ranks[rank] = replace(evidence.of(source), record=None)
+    scaled = HangEvidence(ranks, stands_still=True)
+    there = large.rank_at(pp=small.coordinate(culprit)["pp"], dp=3, tp=small.coordinate(culprit)["tp"])
+
+    named = judge_hang(scaled, large)
+    assert (named.conclusion, named.ranks) == (NAMES, (there,)), named.reason
+
+    paper = judge_hang(scaled, large, HangLimits(methods=(HangMethod.STACKS,)))
+    assert (paper.conclusion, paper.machines, paper.innocent) == (OVER, (12, 13, 14, 15), 0)
+    assert paper.group is not None and paper.group.kind == "pp"

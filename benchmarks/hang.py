@@ -1,0 +1,108 @@
+"""From a hang to a job that steps again, with the default settings: noticed, traced, evicted, restarted; by drill.
+
+8 ranks on 4 machines (tp 2, pp 2, dp 2), steps of 0.1 s, one standby. Each fault is injected several times, at steps of
+a seed's choice; what counts is the time until all ranks have completed a step without the machine at fault. Elsewhere
+a hang is found by a time-out of 10 to 60 minutes.
+
+    python -P benchmarks/hang.py
+    python -P benchmarks/hang.py --quick --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.common import Row, Spread, finish, say, show, show_json
+from drills import Drill, DrillCluster, DrillRequest, DrillResult
+from drills.runner import References
+from everstep.errors import EverstepError
+from everstep.model.incident import Stage
+from everstep.model.recovery_policy import RecoveryPolicy
+
+SIZES: dict[str, Any] = {"machines": 4, "ranks_per_machine": 2, "tp": 2, "pp": 2}
+STEPS, STEP_S = 60, 0.1
+AIMS = {"stop-rank": 1.5, "deadlock": 5.0, "skip-collective": 5.0, "hang-dataloader": 5.0}
+"""Fault → seconds until all ranks step again (ours)."""
+TRACE_S = 0.5
+"""Aim of the looks at 8 ranks, without the time between them (ours)."""
+PARTS = ((Stage.TRACE,), (Stage.STOP,), (Stage.EVICT,), (Stage.RESTORE,), (Stage.REATTEMPT, Stage.CONFIRM))
+DEFAULTS = {name: getattr(RecoveryPolicy(), name) for name in ("stall_floor_s", "hang_floor_s", "stopped_s")}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=5, help="of each fault (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="1 run")
+    parser.add_argument("--seed", type=int, default=1, help="of steps and ranks (default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args()
+    results, failures = asyncio.run(measure(1 if options.quick else options.runs, options.seed))
+    rows = [row for fault, found in results.items() for row in rows_of(fault, found)]
+    if options.json:
+        every = {fault: [result.model_dump() for result in found] for fault, found in results.items()}
+        show_json("hang", rows, runs=every, failures=failures)
+    else:
+        show("hang", rows, ["The time of a stage is the sum of its parts; a second stop follows an eviction."])
+    finish(failures)
+
+
+async def measure(runs: int, seed: int) -> tuple[dict[str, list[DrillResult]], list[str]]:
+    """Inject each fault so often, in turns; returns what came of it, and what went wrong."""
+    results: dict[str, list[DrillResult]] = {fault: [] for fault in AIMS}
+    failures: list[str] = []
+    chosen, world = random.Random(seed), SIZES["machines"] * SIZES["ranks_per_machine"]
+    async with DrillCluster(machines=SIZES["machines"], standbys=1, workers=2) as cluster:
+        references = References()
+        for run in range(runs):
+            for fault in AIMS:
+                request = DrillRequest(
+                    fault=fault,
+                    ranks=[chosen.randrange(world)],
+                    at_step=chosen.randrange(15, 30),
+                    steps=STEPS,
+                    step_seconds=STEP_S,
+                    policy=DEFAULTS,
+                    **SIZES,
+                )
+                try:
+                    result = await Drill(cluster, request, references).run()
+                except EverstepError as error:
+                    failures.append(f"{fault}: {error}")
+                    continue
+                failures += [f"{fault}: {problem}" for problem in result.problems]
+                results[fault].append(result)
+                say(f"run {run + 1} of {runs}: {fault}: told {result.detected_s} s, steps again {result.recovered_s} s")
+    await asyncio.sleep(0.1)  # the SDK's threads may still be ending
+    return results, failures
+
+
+def rows_of(fault: str, results: Sequence[DrillResult]) -> list[Row]:
+    """Until it is told, what the stages took, and until all ranks step again."""
+    rows = []
+    times = [result.detected_s for result in results if result.detected_s is not None]
+    if times:
+        rows.append(Row(f"{fault}, told, median", "s", Spread.of(times).median))
+    for stages in PARTS:
+        took = [sum(seconds for name, seconds in result.stages if name in stages) for result in results]
+        if took:
+            aim = TRACE_S if stages == (Stage.TRACE,) and fault == "stop-rank" else None
+            rows.append(
+                Row(f"{fault}, {' and '.join(stages)}, median", "s", Spread.of(took).median, aim=aim, aim_of="ours")
+            )
+    times = [result.recovered_s for result in results if result.recovered_s is not None]
+    if times:
+        spread = Spread.of(times)
+        rows += [
+            Row(f"{fault}, all ranks step again, median", "s", spread.median, aim=AIMS[fault], aim_of="ours"),
+            Row(f"{fault}, all ranks step again, maximum", "s", spread.maximum),
+        ]
+    return rows
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""Recorded hangs (``tests/data/hangs``), as the agents of their machines would tell them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from agent.v1 import agent_pb2 as pb
+from everstep.model.topology import Topology
+
+RECORDED = Path(__file__).resolve().parents[2] / "data" / "hangs"
+_STACK = re.compile(r"snapshot-(\d)/rank-(\d+)(-child-\d+)?\.json")
+_RECORD = re.compile(r"snapshot-(\d)/flight-record-rank-(\d+)\.json")
+
+
+def looks(name: str, *, cpu_s: Mapping[int, float] | None = None) -> tuple[Topology, int, list[list[pb.StacksReply]]]:
+    """The topology, the rank whose fault it is, and what each machine says at each look.
+
+    Args:
+        name: Of the recording.
+        cpu_s: Rank → CPU seconds that it used between two looks.
+    """
+    used = dict(cpu_s or {})
+    with tarfile.open(RECORDED / f"{name}.tar.xz") as archive:
+        files = {one.name: archive.extractfile(one).read() for one in archive if one.isfile()}  # type: ignore[union-attr]
+    about = json.loads(files[".about.json"])
+    topology = Topology.parse(about["topology"])
+    found = []
+    for look in (1, 2):
+        known = json.loads(files.get(f"snapshot-{look}/processes.json", b"[]"))
+        states = {one["pid"]: one["state"] for one in known}
+        replies = [pb.StacksReply(machine="it", generation=3) for _ in range(topology.machines)]
+        for path, data in sorted(files.items()):
+            if (stack := _STACK.fullmatch(path)) and int(stack[1]) == look:
+                rank, is_child = int(stack[2]), bool(stack[3])
+                pid = json.loads(data)[0]["pid"] if data.strip() else rank + 1
+                replies[topology.machine(rank)].processes.add(
+                    rank=rank,
+                    pid=pid,
+                    role="" if is_child else "trainer",
+                    state=states.get(pid, "S"),
+                    cpu_s=0.0 if is_child else look * used.get(rank, 0.0),
+                    stacks=gzip.compress(data),
+                )
+            elif (record := _RECORD.fullmatch(path)) and int(record[1]) == look:
+                replies[topology.machine(int(record[2]))].records.add(rank=int(record[2]), record=gzip.compress(data))
+        # A stopped rank had no dump: what is known of it is its state.
+        for one in known:
+            told = {process.pid for reply in replies for process in reply.processes}
+            if one["pid"] not in told and one["state"] == "T":
+                reply = replies[topology.machine(one["rank"])]
+                reply.processes.add(rank=one["rank"], pid=one["pid"], role="trainer", state="T")
+        found.append(replies)
+    return topology, about["fault"]["rank"], found

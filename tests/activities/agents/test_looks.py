@@ -1,0 +1,118 @@
+"""Looks at all ranks of a job, by agents that tell recorded hangs: who is named, how sure it is, who is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from activities.agents.looks import Judged, RankLook, hang_found, trace
+from agent.client import AgentPool
+from agent.fake import NEVER, FakeAgent
+from agent.v1 import agent_pb2 as pb
+from everstep.decisions.hang.standstill import Stillness
+from everstep.decisions.hang.verdict import HangConclusion
+from everstep.errors import AgentUnreachable, UnknownJob
+from everstep.model.job import JobSpec
+from everstep.model.machine import Machine
+from everstep.model.topology import Topology
+from tests.activities.agents.recorded_looks import looks
+from tests.activities.spoken import reached
+
+APART_S = 0.05
+
+
+def telling(replies: list[pb.StacksReply]) -> FakeAgent:
+    """An agent that says one of these after the other, and stays at the last."""
+    left: Iterator[pb.StacksReply] = iter(replies)
+    last = [replies[0]]
+
+    def answer(_: pb.StacksRequest) -> pb.StacksReply:
+        last[0] = next(left, last[0])
+        return last[0]
+
+    return FakeAgent(stacks=answer)
+
+
+def job(topology: Topology) -> JobSpec:
+    sizes = dict(topology.mesh)
+    return JobSpec(
+        name="gpt",
+        script="/train.py",
+        machines=topology.machines,
+        ranks_per_machine=topology.ranks_per_machine,
+        tp=sizes.get("tp", 1),
+        pp=sizes.get("pp", 1),
+    )
+
+
+async def seen(name: str, other: dict[int, FakeAgent] | None = None, **of: Any) -> tuple[list[RankLook], Judged, int]:
+    """What looks at a recorded job say; ``other``: agents of some machines instead."""
+    topology, culprit, told = looks(name, **of)
+    agents = [telling([one[index] for one in told]) for index in range(topology.machines)]
+    for index, agent in (other or {}).items():
+        agents[index] = agent
+    async with reached(agents) as (pool, machines):
+        found, judged = await traced(pool, job(topology), machines)
+    return found, judged, culprit
+
+
+async def traced(pool: AgentPool, spec: JobSpec, machines: list[Machine]) -> tuple[list[RankLook], Judged]:
+    return await trace(pool, spec, machines, apart_s=APART_S, generation=3, stands_still=True, limit_s=2.0)
+
+
+@pytest.mark.parametrize("name", ["deadlock", "skip", "loader", "gil"])
+async def test_the_rank_is_named_and_does_nothing(name: str) -> None:
+    found, judged, culprit = await seen(name)
+
+    verdict = judged.standstill.verdict
+    assert (verdict.conclusion, verdict.ranks, len(found)) == (HangConclusion.NAMES, (culprit,), 2), verdict.reason
+    assert judged.standstill.standing is Stillness.QUIET
+    assert judged.unread == []
+
+
+async def test_a_rank_that_computes_may_have_a_long_phase() -> None:
+    _, judged, culprit = await seen("spin", cpu_s={1: APART_S})
+    assert (judged.standstill.verdict.ranks, judged.standstill.standing) == ((culprit,), Stillness.BUSY)
+
+
+async def test_of_a_stopped_rank_one_look_is_enough() -> None:
+    found, judged, culprit = await seen("stop")
+    assert (judged.standstill.verdict.ranks, len(found)) == ((culprit,), 1)
+    assert judged.standstill.standing is Stillness.NEVER
+
+
+@pytest.mark.parametrize("name", ["healthy", "healthy-pp4", "evaluation"])
+async def test_a_job_that_comes_on_does_not_hang(name: str) -> None:
+    _, judged, _ = await seen(name)
+    assert judged.standstill.standing is Stillness.COMPUTES
+    assert judged.standstill.verdict.machines == ()
+
+
+async def test_the_scripts_own_order_is_of_no_machine() -> None:
+    _, judged, _ = await seen("order")
+    assert judged.standstill.verdict.conclusion is HangConclusion.NOT_A_MACHINE
+    assert judged.standstill.standing is Stillness.NEVER
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        FakeAgent(),  # of an earlier release
+        FakeAgent(stacks=AgentUnreachable("away")),
+        FakeAgent(stacks=UnknownJob("gpt is not here")),
+        FakeAgent(stacks=pb.StacksReply(machine="m0", generation=2)),
+        FakeAgent(stacks=NEVER),
+    ],
+    ids=["of an earlier release", "away", "knows nothing", "another generation", "hangs"],
+)
+async def test_who_says_nothing_is_left_out_and_the_rank_is_named_all_the_same(other: FakeAgent) -> None:
+    found, judged, culprit = await seen("deadlock", {7: other})
+
+    topology, _, _ = looks("deadlock")
+    assert topology.machine(culprit) != 7
+    assert judged.standstill.verdict.ranks == (culprit,)
+    kept = hang_found(found, judged, job(topology), [Machine(name=f"m{i}", address="-") for i in range(8)])
+    assert (kept.machines, kept.suspects, kept.looks) == ([f"m{culprit // 2}"], [f"m{culprit // 2}"], 2)
+    assert (kept.unknown, len(kept.silent)) == (2, 1)

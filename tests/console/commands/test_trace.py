@@ -1,0 +1,195 @@
+"""``everstep trace`` and ``everstep stacks``: the verdict and the stacks, now and of an incident, by recorded hangs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace, TracebackType
+from typing import Any
+
+import pytest
+
+from activities.ledger import Ledger
+from agent.client import AgentPool
+from agent.fake import FakeAgent
+from agent.v1 import agent_pb2 as pb
+from console import main
+from console.commands.trace import EXIT_NOT_KNOWN, _trace
+from controlplane.client import Control
+from everstep.model.hang import HangFound
+from everstep.model.incident import Anomaly, IncidentReport, Symptom
+from everstep.model.job import JobSpec
+from everstep.model.machine import Machine
+from tests.activities.agents.recorded_looks import looks
+
+ID = "incident/gpt/0001"
+
+
+def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main.run(list(arguments))
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+class Job:
+    """A connection to a cluster with a job whose agents tell a recorded hang."""
+
+    def __init__(self, name: str) -> None:
+        topology, _, told = looks(name)
+        self.told = told
+        sizes = dict(topology.mesh)
+        self.spec = JobSpec(
+            name="gpt",
+            script="/train.py",
+            machines=topology.machines,
+            ranks_per_machine=topology.ranks_per_machine,
+            tp=sizes["tp"],
+            pp=sizes["pp"],
+        )
+        self.agents = AgentPool()
+        self.made = [FakeAgent(stacks=self._answer(index)) for index in range(topology.machines)]
+        self.machines: list[Machine] = []
+
+    def _answer(self, index: int) -> Any:
+        left = iter([one[index] for one in self.told])
+        return lambda _: next(left)
+
+    async def run_of(self, _: str) -> None:
+        """It runs."""
+
+    async def state(self, _: str) -> SimpleNamespace:
+        return SimpleNamespace(spec=self.spec, machines=self.machines)
+
+    async def __aenter__(self) -> Job:
+        for agent in self.made:
+            await agent.start()
+        self.machines = [Machine(name=f"m{n}", address=one.address) for n, one in enumerate(self.made)]
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: Any, trace: TracebackType | None) -> None:
+        await self.agents.close()
+        for agent in self.made:
+            await agent.stop()
+
+
+async def traced(monkeypatch: pytest.MonkeyPatch, job: Job, apart: float = 0.01, **more: Any) -> int:
+    async def connect(_: str) -> Job:
+        return job
+
+    monkeypatch.setattr(Control, "connect", connect)
+    given: dict[str, Any] = {"hung": False, "stacks": False, "as_json": False}
+    out = more.pop("out", None)
+    return await _trace("gpt", apart, more.pop("ranks", []), out, "default", **(given | more))
+
+
+async def test_a_job_that_hangs_and_its_stacks(monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path) -> None:
+    assert await traced(monkeypatch, Job("loader"), stacks=True, out=tmp_path / "dumps") == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("names: rank 2 on m1: 7 ranks wait for it")
+    assert "  evict     m1\n" in said.out
+    assert "data loader: rank 2 on m1" in said.out
+    assert "read_remote_shard" in said.out
+
+    code, out, _ = call(capsys, "analyze", str(tmp_path / "dumps"), "--machines", "4", "--tp", "2", "--pp", "2")
+    assert (code, out.partition(":")[0]) == (0, "names"), "what was written says the same"
+
+
+async def test_one_look_names_nobody(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    assert await traced(monkeypatch, Job("deadlock"), 0.0) == EXIT_NOT_KNOWN
+    assert "evict     nobody" in capsys.readouterr().out
+    assert await traced(monkeypatch, Job("deadlock"), 0.0, hung=True, as_json=True) == 0
+    assert json.loads(capsys.readouterr().out)["names"] == ["m4"]
+
+
+@pytest.fixture
+def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Of a ledger with the stacks of one incident."""
+    monkeypatch.setenv("EVERSTEP_HOME", str(tmp_path / "home"))
+    url = f"sqlite:///{tmp_path}/ledger.db"
+    _, _, told = looks("loader")
+    with Ledger.open(url) as ledger:
+        rows = [
+            (look, f"m{index}", 1, reply.SerializeToString())
+            for look, replies in enumerate(told, 1)
+            for index, reply in enumerate(replies)
+        ]
+        ledger.looks_taken(ID, rows)
+    return url
+
+
+def test_stacks_of_an_incident(url: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, out, _ = call(capsys, "stacks", "gpt/1", "--ledger", url)
+    assert code == 0
+    assert "4 x trainer: rank 0 on m0" in out
+    assert "    all_reduce (torch/distributed/distributed_c10d.py" in out
+
+    of_one = call(capsys, "stacks", "gpt/1", "--rank", "2", "--ledger", url)[1]
+    assert "1 x data loader: rank 2 on m1" in of_one
+    assert "rank 0 on" not in of_one
+
+    dumps = tmp_path / "dumps"
+    assert call(capsys, "stacks", "gpt/1", "--out", str(dumps), "--json", "--ledger", url)[0] == 0
+    code, out, _ = call(capsys, "analyze", str(dumps), "--machines", "4", "--tp", "2", "--pp", "2", "--json")
+    assert (code, json.loads(out)["ranks"]) == (0, [2])
+
+
+def test_what_is_not_there_is_told(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = call(capsys, "stacks", "gpt/2", "--ledger", url)
+    assert (code, "its ranks were not looked at" in err) == (1, True)
+    assert call(capsys, "stacks", "gpt/1", "--look", "3", "--ledger", url)[0] == 2
+
+
+def test_a_process_without_stacks_says_why() -> None:
+    from console.views.stacks import stacks_text
+
+    broken = pb.TracedProcess(rank=3, pid=9, state="D", problem="py-spy did not end within 5.0 s")
+    text = stacks_text([pb.StacksReply(machine="m1", processes=[broken])])
+    assert text.splitlines() == [
+        "Without stacks",
+        "  rank 3 on m1, pid 9, state D  py-spy did not end within 5.0 s",
+    ]
+
+
+def test_the_report_of_an_incident_has_the_picture(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    anomaly = Anomaly(id="stall-gpt-1", generation=1, symptom=Symptom.STALL, headline="no step for 3 s", seen_ns=1)
+    hang = HangFound(
+        generation=1,
+        conclusion="names",
+        method="wait-for graph",
+        reason="rank 2 on m1: 7 ranks wait for it",
+        evidence=["all_reduce 97 of group 2: missing: rank 2"],
+        picture="dp 0\n  A [B]",
+        silent=["m3"],
+        looks=2,
+        seconds=0.62,
+    )
+    report = IncidentReport(
+        headline="Recovered in 4.2 s by eviction of m1",
+        resolution="eviction",
+        cause="stall",
+        step=20,
+        lost_steps=1,
+        evicted=["m1"],
+        stages=[],
+        generation=2,
+        recovered=True,
+        seconds=4.2,
+        failures=[],
+        hang=hang,
+    )
+    with Ledger.open(url) as ledger:
+        ledger.incident_opened(ID, anomaly, opened_ns=2)
+        ledger.incident_closed(ID, report, closed_ns=3)
+
+    code, out, _ = call(capsys, "incident", "gpt/1", "--ledger", url)
+
+    assert code == 0
+    block = out.partition("What the ranks did\n")[2].splitlines()
+    assert [line.strip() for line in block[:6]] == [
+        "names: rank 2 on m1: 7 ranks wait for it",
+        "by wait-for graph, 2 looks in 0.62 s",
+        "m3 did not say what its ranks do",
+        "all_reduce 97 of group 2: missing: rank 2",
+        "dp 0",
+        "A [B]",
+    ]

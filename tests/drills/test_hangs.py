@@ -1,0 +1,54 @@
+"""Hangs: each ends with the machine out of the job on which it hung, bit for bit; what was seen is in the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from drills import DrillCluster, DrillResult
+
+pytestmark = [pytest.mark.drill, pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(300)]
+
+Recovered = Callable[..., None]
+DrillOf = Callable[..., Awaitable[DrillResult]]
+
+
+def left(result: DrillResult, *machines: str) -> None:
+    """These machines left the job, and no others; it lost a step at most."""
+    assert result.problems == []
+    assert (result.resolution, result.evicted) == ("eviction", sorted(machines))
+    assert [name for name, _ in result.stages][:3] == ["trace", "stop", "evict"]
+    assert result.losses_match and result.state_match
+    assert (len(result.incidents), result.leaked, result.duplicates) == (1, [], 0)
+
+
+async def test_a_rank_that_is_stopped(drill: DrillOf) -> None:
+    left(await drill("stop-rank", ranks=[2]), "m1")
+
+
+async def test_a_rank_that_skips_a_collective_and_what_is_kept_of_it(drill: DrillOf, cluster: DrillCluster) -> None:
+    result = await drill("skip-collective", ranks=[1])
+    left(result, "m0")
+    ledger = await cluster.control.ledger()
+    assert ledger is not None
+    looks = ledger.looks(result.incidents[0])
+    assert {(number, machine) for number, machine, _, _ in looks} >= {(1, "m0"), (1, "m1"), (2, "m0"), (2, "m1")}
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize(("fault", "rank"), [("deadlock", 3), ("hang-dataloader", 0), ("spin", 2)])
+async def test_a_rank_that_waits_or_computes_for_ever(drill: DrillOf, fault: str, rank: int) -> None:
+    left(await drill(fault, ranks=[rank]), f"m{rank // 2}")
+
+
+@pytest.mark.wide
+async def test_two_at_once_both_leave(drill: DrillOf) -> None:
+    left(await drill("deadlock", ranks=[1, 2]), "m0", "m1")
+
+
+@pytest.mark.wide
+async def test_an_order_that_works_on_no_machine_costs_none(drill: DrillOf, recovered: Recovered) -> None:
+    result = await drill("wrong-order")
+    recovered(result)
+    assert result.evicted == []

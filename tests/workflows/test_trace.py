@@ -1,0 +1,135 @@
+"""Before a job that stands still is stopped its ranks are looked at, on a real server, replayed from the start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from temporalio.exceptions import ApplicationError
+
+from activities.messages import StopInput, TraceInput
+from everstep.model.hang import HangFound
+from everstep.model.incident import Evidence, Stage, Symptom
+from everstep.model.machine import Machine
+from tests.workflows.conftest import anomaly, held
+from tests.workflows.test_evict import report_of
+from workflows.job import JobWorkflow
+
+STANDBYS = [Machine(name="m2", address="127.0.0.13:1"), Machine(name="m3", address="127.0.0.14:1")]
+REASON = "rank 1 on m1: 1 rank waits for it; it waits for nobody: step > acquire (other)"
+
+
+def stopped(given: StopInput) -> Evidence:
+    """All ranks were ended by the stop."""
+    return Evidence(generation=given.generation, held=held(20))
+
+
+def named(*machines: str, conclusion: str = "names") -> Callable[[TraceInput], HangFound]:
+    """The looks say so."""
+    return lambda given: HangFound(
+        generation=given.generation,
+        conclusion=conclusion,
+        method="wait-for graph",
+        reason=REASON,
+        ranks=[1],
+        machines=[*machines],
+        suspects=["m1"],
+        innocent=max(len(machines) - 1, 0) if conclusion == "over-evicts" else 0,
+        picture="dp 0\n  A [B]",
+        looks=2,
+    )
+
+
+async def stalled(jobs: Any, traced: Callable[[TraceInput], HangFound], **policy: object) -> Any:
+    jobs.cluster.evidence, jobs.cluster.traced = stopped, traced
+    handle = await jobs.start(**{"silent_evict_s": 0.0, **policy})
+    await jobs.until(handle, lambda state: state.status == "running")
+    await handle.execute_update(JobWorkflow.report, anomaly(symptom=Symptom.STALL))
+    return handle
+
+
+async def steps_again(jobs: Any, handle: Any) -> Any:
+    return await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+
+
+async def test_the_machine_that_is_named_leaves_before_the_next_launch(jobs: Any) -> None:
+    jobs.cluster.standbys = list(STANDBYS)
+    state = await steps_again(jobs, await stalled(jobs, named("m1")))
+
+    assert [machine.name for machine in state.machines] == ["m0", "m2"]
+    calls = jobs.cluster.calls
+    assert calls.index("trace 1") < calls.index("stop 1") < calls.index("replace m1") < calls.index("launch 2 from 20")
+    report = report_of(jobs)
+    assert (report.resolution, report.evicted, next(stage.name for stage in report.timings)) == (
+        "eviction",
+        ["m1"],
+        Stage.TRACE,
+    )
+    assert report.hang and report.hang.reason == REASON
+    assert [(answer.rule, answer.machine) for answer in report.asked if answer.yes] == [("hang-culprit", "m1")]
+    [note] = [note for note in jobs.cluster.notes if note.stage == Stage.TRACE]
+    assert note.text == f"names: {REASON}"
+    assert report.hang.picture.splitlines()[-1] == "  A [B]", "the picture is in the ledger"
+    assert report.headline.endswith(f"rank 1 on m1 ended by SIGKILL: {REASON}")
+
+
+async def test_over_eviction_is_told_as_that(jobs: Any) -> None:
+    jobs.cluster.standbys = list(STANDBYS)
+    state = await steps_again(jobs, await stalled(jobs, named("m0", "m1", conclusion="over-evicts")))
+    assert sorted(machine.name for machine in state.machines) == ["m2", "m3"]
+    assert {answer.rule for answer in report_of(jobs).asked if answer.yes} == {"hang-group"}
+    assert all("over-eviction, 1 of 2 machines" in answer.why for answer in report_of(jobs).asked if answer.yes)
+
+
+async def test_without_a_standby_the_job_does_not_wait_for_one(jobs: Any) -> None:
+    """A restart may be enough: a hang is not always the machine's."""
+    state = await steps_again(jobs, await stalled(jobs, named("m1")))
+    assert [machine.name for machine in state.machines] == ["m0", "m1"]
+    report = report_of(jobs)
+    assert report.resolution == "reattempt"
+    assert any("the job is tried again with them" in stage.found for stage in report.timings)
+
+
+def fails(given: TraceInput) -> HangFound:
+    raise ApplicationError("no worker can look", non_retryable=True)
+
+
+@pytest.mark.parametrize(
+    "traced",
+    [named(conclusion="not a machine"), named(conclusion="nothing known"), fails],
+    ids=["script", "?", "fails"],
+)
+async def test_without_a_machine_the_job_is_tried_again_as_it_is(
+    jobs: Any, traced: Callable[[TraceInput], HangFound]
+) -> None:
+    jobs.cluster.standbys = list(STANDBYS)
+    state = await steps_again(jobs, await stalled(jobs, traced))
+    assert [machine.name for machine in state.machines] == ["m0", "m1"]
+    assert report_of(jobs).resolution == "reattempt"
+
+
+async def test_a_trace_that_does_not_end_is_given_up(jobs: Any) -> None:
+    jobs.cluster.blocked.add("trace 1")
+    state = await steps_again(jobs, await stalled(jobs, named("m1"), trace_s=0.5))
+    assert [machine.name for machine in state.machines] == ["m0", "m1"]
+    [stage] = [stage for stage in report_of(jobs).timings if stage.name == Stage.TRACE]
+    assert stage.found.startswith("failed")
+
+
+@pytest.mark.parametrize(("symptom", "trace_s"), [(Symptom.CRASH, 20.0), (Symptom.STALL, 0.0)])
+async def test_nobody_looks(jobs: Any, symptom: Symptom, trace_s: float) -> None:
+    jobs.cluster.traced = named("m1")
+    handle = await jobs.start(trace_s=trace_s)
+    await jobs.until(handle, lambda state: state.status == "running")
+    await handle.execute_update(JobWorkflow.report, anomaly(symptom=symptom))
+    await steps_again(jobs, handle)
+    assert "trace 1" not in jobs.cluster.calls
+
+
+async def test_what_was_seen_of_one_generation_says_nothing_of_the_next(jobs: Any) -> None:
+    """The reattempt fails too: nobody looked at its ranks, and nobody leaves for them."""
+    jobs.cluster.standbys = list(STANDBYS)
+    handle = await stalled(jobs, lambda given: named("m1")(given).model_copy(update={"generation": 7}))
+    state = await steps_again(jobs, handle)
+    assert [machine.name for machine in state.machines] == ["m0", "m1"]
